@@ -1,0 +1,47 @@
+# make demo [DIR=folder]   every file of a folder through a small broker and back through Spark
+# make test                lint, types, layers and tests, as CI runs them
+# Both make their own environment in .venv; python3 (3.11 or newer) and pip are all they need. Another one: make PYTHON=python3.12
+
+PYTHON      ?= python3
+PYTEST_ARGS ?= -n 2 --dist loadfile
+VENV        := .venv
+BIN         := $(VENV)/bin
+# folders too: a deleted file changes nothing else
+SOURCES     := pyproject.toml $(shell find claimcheck stores -name __pycache__ -prune -o -print)
+
+.PHONY: demo test lint clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.demo
+	$(BIN)/claimcheck demo $(if $(DIR),--dir "$(DIR)")
+
+test: lint
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+# The linters read the installed package where the folders alone do not tell that stores/ is claimcheck.stores.
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	cd $(VENV) && bin/lint-imports --config ../pyproject.toml --no-cache
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "claimcheck needs Python 3.11 or newer, and '$(PYTHON)' is: $$($(PYTHON) --version 2>&1 | head -n 1)" >&2; \
+	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per extra. Not editable, so that tests, types and Spark's workers see what a user gets; after a change of the
+# sources only this package is installed again, which takes seconds. setuptools leaves build/ behind, and a stale one would
+# bring deleted modules back.
+$(VENV)/.demo $(VENV)/.test: $(VENV)/.%: $(SOURCES) | $(BIN)/python
+	@if [ -e $@ ]; then echo "Installing the changed sources ..."; \
+	 elif [ -e $(BIN)/claimcheck ]; then echo "Installing what claimcheck[$*] needs besides (about 400 MB, once) ..."; \
+	 else echo "Installing claimcheck[$*] into $(VENV) (about 1 GB with Spark and a Java, once; quietly, some minutes) ..."; fi
+	@rm -rf build *.egg-info
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[$*]'
+	@rm -rf build *.egg-info
+	@touch $@

@@ -1,0 +1,73 @@
+"""Payloads of any size through brokers that refuse large messages.
+
+The payload rests in a store, a pointer of a few hundred bytes travels through the broker, and the reader gets the
+payload back, whole and verified. Start with `load`.
+"""
+
+from claimcheck.envelope import HEADER, Envelope
+from claimcheck.errors import (
+    ChunkConflictError,
+    ChunkError,
+    ClaimCheckError,
+    ConfigError,
+    EnvelopeError,
+    IncompletePayloadError,
+    IntegrityError,
+    MissingDependencyError,
+    PartialSendError,
+    PayloadError,
+    PayloadNotFoundError,
+    PayloadTooLargeError,
+    PayloadTypeError,
+    PointerRejectedError,
+    StoreError,
+    StoreUnavailableError,
+    TransportError,
+    UnknownVersionError,
+)
+from claimcheck.outbound import Outbound
+from claimcheck.pointer import Pointer
+from claimcheck.resolver import Dropped, Failed, Resolved, Resolver
+from claimcheck.store import Store
+from claimcheck.strategy import Strategy
+from claimcheck.wire import WireLimit
+from claimcheck.wiring import ClaimCheck, from_dict, load
+
+__all__ = [
+    # the face
+    "ClaimCheck",
+    "from_dict",
+    "load",
+    # what it hands out
+    "Dropped",
+    "Envelope",
+    "Failed",
+    "Outbound",
+    "Pointer",
+    "Resolved",
+    "Resolver",
+    # what others build on
+    "HEADER",
+    "Store",
+    "Strategy",
+    "WireLimit",
+    # errors
+    "ChunkConflictError",
+    "ChunkError",
+    "ClaimCheckError",
+    "ConfigError",
+    "EnvelopeError",
+    "IncompletePayloadError",
+    "IntegrityError",
+    "MissingDependencyError",
+    "PartialSendError",
+    "PayloadError",
+    "PayloadNotFoundError",
+    "PayloadTooLargeError",
+    "PayloadTypeError",
+    "PointerRejectedError",
+    "StoreError",
+    "StoreUnavailableError",
+    "TransportError",
+    "UnknownVersionError",
+]

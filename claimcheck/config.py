@@ -1,0 +1,289 @@
+"""The configuration: frozen dataclasses, and the way from YAML to them.
+
+``${NAME}`` and ``${NAME:-default}`` in store options and signing keys stay as they are written until the process
+that opens the store resolves them (`expand`): a configuration that is pickled to another machine carries names, not
+secrets. The classes need the standard library only; PyYAML is imported when a file is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+from claimcheck.envelope import HEADER
+from claimcheck.errors import ConfigError
+from claimcheck.pointer import MAX_POINTER_BYTES
+from claimcheck.validation import AutoBytes, ByteCount, Count, Seconds, Size, build, fail
+
+__all__ = [
+    "ChunkingConfig",
+    "Config",
+    "EnvelopeConfig",
+    "HybridConfig",
+    "LimitsConfig",
+    "SigningConfig",
+    "StoreConfig",
+    "expand",
+    "from_dict",
+    "load",
+]
+
+Action = Literal["redeliver", "dead_letter", "ack"]
+
+_PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_OVERRIDABLE = ("strategy", "threshold_bytes", "store", "chunking", "hybrid", "limits")
+_STORELESS = ("chunking", "inline")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """One entry of ``stores``: its type and the options of that type, placeholders unresolved."""
+
+    type: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkingConfig:
+    """How payloads travel in chunks, and how many incomplete ones a reader holds.
+
+    Attributes:
+        max_message_bytes: Of a chunk's whole message on the wire; ``auto`` takes the threshold.
+        max_payload_bytes: Larger payloads are refused by writers and failed by readers.
+        max_chunks: The same, counted in chunks.
+        max_pending_payloads: Incomplete payloads that a reader holds at once.
+        max_pending_bytes: Bytes of incomplete payloads that a reader holds at once.
+        expire_after_seconds: Since the first chunk; 0 for never.
+        on_expire: What becomes of the chunks of an expired payload.
+        on_evict: What becomes of the chunks of a payload that had to make room.
+    """
+
+    max_message_bytes: AutoBytes = "auto"
+    max_payload_bytes: ByteCount = 256 << 20
+    max_chunks: Count = 100_000
+    max_pending_payloads: Count = 100
+    max_pending_bytes: ByteCount = 256 << 20
+    expire_after_seconds: Seconds = 60
+    on_expire: Action = "redeliver"
+    on_evict: Action = "redeliver"
+
+
+@dataclass(frozen=True, slots=True)
+class HybridConfig:
+    """When the hybrid strategy sends chunks instead of pointers.
+
+    Attributes:
+        chunk_below_bytes: Payloads over the threshold and up to this size go as chunks; 0 for none.
+        retry_store_after_seconds: How long a store that failed is not asked again.
+    """
+
+    chunk_below_bytes: Size = 0
+    retry_store_after_seconds: Seconds = 30
+
+
+@dataclass(frozen=True, slots=True)
+class SigningConfig:
+    """Which secrets sign and verify pointers.
+
+    Attributes:
+        key_id: The key that writers sign with; ``None`` for readers only.
+        keys: Secrets by key id, placeholders unresolved.
+        require: Whether readers refuse unsigned pointers.
+    """
+
+    key_id: str | None = None
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    require: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """What is refused before any I/O, in bytes."""
+
+    max_payload_bytes: ByteCount = 5 << 30
+    max_pointer_bytes: ByteCount = MAX_POINTER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class EnvelopeConfig:
+    """The bytes, as ASCII text, that every envelope begins with."""
+
+    header: str = HEADER.decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that a `ClaimCheck` is made of. Pickles; holds no resolved secret that the file did not spell out.
+
+    Attributes:
+        strategy: ``external``, ``chunking``, ``hybrid``, ``inline``, an entry point's name or ``module:Class``.
+        threshold_bytes: A payload is offloaded if and only if its wire size would exceed this.
+        store: The store that writers use; ``None`` where the strategy needs none.
+        stores: All stores by name; readers know every one.
+        chunking: See `ChunkingConfig`.
+        hybrid: See `HybridConfig`.
+        signing: See `SigningConfig`.
+        limits: See `LimitsConfig`.
+        envelope: See `EnvelopeConfig`.
+        destinations: Pattern and effective configuration, in the order of the file.
+    """
+
+    strategy: str = "hybrid"
+    threshold_bytes: AutoBytes = "auto"
+    store: str | None = None
+    stores: Mapping[str, StoreConfig] = field(default_factory=dict)
+    chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
+    hybrid: HybridConfig = field(default_factory=HybridConfig)
+    signing: SigningConfig = field(default_factory=SigningConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    envelope: EnvelopeConfig = field(default_factory=EnvelopeConfig)
+    destinations: tuple[tuple[str, Config], ...] = ()
+
+    @property
+    def header(self) -> bytes:
+        """What every envelope begins with."""
+        return self.envelope.header.encode("ascii")
+
+    def for_destination(self, destination: str) -> Config:
+        """Return what holds for one destination: the first matching pattern's, else this one."""
+        for pattern, config in self.destinations:
+            if fnmatchcase(destination, pattern):
+                return config
+        return self
+
+
+def load(path: str | os.PathLike[str]) -> Config:
+    """Read a YAML file.
+
+    Raises:
+        ConfigError: The file is missing, is no YAML, or holds what it may not; names the path inside it.
+    """
+    import yaml
+
+    try:
+        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"cannot read {os.fspath(path)}: {exc.strerror or exc}", path=os.fspath(path)) from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{os.fspath(path)} is no YAML: {exc}", path=os.fspath(path)) from exc
+    return from_dict(raw)
+
+
+def from_dict(raw: Any) -> Config:
+    """Check a mapping, shaped as in the YAML file, and make it a configuration.
+
+    Raises:
+        ConfigError: With path, found, expected, and the nearest known key for a typo.
+    """
+    if not isinstance(raw, Mapping):
+        fail("configuration", found=f"a {type(raw).__name__}", expected="a mapping with strategy, store, stores, ...")
+    top = {name: value for name, value in raw.items() if name != "destinations"}
+    base = _checked(top, "")
+    patterns = raw.get("destinations") or {}
+    if not isinstance(patterns, Mapping):
+        fail("destinations", found=f"a {type(patterns).__name__}", expected="a mapping of patterns")
+    return replace(base, destinations=tuple((str(p), _override(top, p, o)) for p, o in patterns.items()))
+
+
+def expand(value: Any, *, path: str, environ: Mapping[str, str] | None = None) -> Any:
+    """Resolve ``${NAME}`` and ``${NAME:-default}`` in text; anything else comes back as it is.
+
+    Raises:
+        ConfigError: A variable is not set and has no default.
+    """
+    if not isinstance(value, str):
+        return value
+    known = os.environ if environ is None else environ
+
+    def lookup(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        if name not in known and default is None:
+            fail(path, found=f"${{{name}}}, which is not set", expected=f"the environment variable {name}")
+        return known.get(name) or default or ""
+
+    return _PLACEHOLDER.sub(lookup, value)
+
+
+def _override(top: Mapping[str, Any], pattern: str, override: Any) -> Config:
+    path = f"destinations.{pattern}"
+    if not isinstance(override, Mapping):
+        fail(path, found=f"a {type(override).__name__}", expected="a mapping")
+    for name in override:
+        if name not in _OVERRIDABLE:
+            fail(
+                f"{path}.{name}",
+                found="a key that holds for all destinations",
+                expected=f"one of {', '.join(_OVERRIDABLE)}",
+            )
+    merged = dict(top)
+    for name, value in override.items():
+        both = isinstance(value, Mapping) and isinstance(top.get(name), Mapping)
+        merged[name] = {**top[name], **value} if both else value
+    return _checked(merged, path)
+
+
+def _checked(top: Mapping[str, Any], path: str) -> Config:
+    prefix = f"{path}." if path else ""
+    stores = top.get("stores") or {}
+    if not isinstance(stores, Mapping):
+        fail("stores", found=f"a {type(stores).__name__}", expected="a mapping of names to stores")
+    shaped = {name: _split_type(name, entry) for name, entry in stores.items()}
+    config = build(Config, {**top, "stores": shaped}, path)
+    _check_signing(config)
+    _check_header(config)
+    return _with_store(config, prefix)
+
+
+def _split_type(name: Any, entry: Any) -> dict[str, Any]:
+    path = f"stores.{name}"
+    if not isinstance(name, str) or not name:
+        fail(path, found=f"the name {name!r}", expected="a name as text")
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("type"), str):
+        fail(
+            f"{path}.type",
+            found="nothing",
+            expected="a store type such as redis, s3, filesystem, memory or module:Class",
+        )
+    return {"type": entry["type"], "options": {k: v for k, v in entry.items() if k != "type"}}
+
+
+def _with_store(config: Config, prefix: str) -> Config:
+    store = config.store
+    if store is None and len(config.stores) == 1:
+        store = next(iter(config.stores))
+    if store is None and config.strategy not in _STORELESS:
+        fail(
+            f"{prefix}store",
+            found="nothing",
+            expected=f"the name of a store: strategy {config.strategy!r} writes to one",
+        )
+    if store is not None and store not in config.stores:
+        known = ", ".join(sorted(config.stores)) or "no store is configured"
+        fail(f"{prefix}store", found=repr(store), expected=f"a name below stores ({known})")
+    return replace(config, store=store)
+
+
+def _check_signing(config: Config) -> None:
+    signing = config.signing
+    if signing.require and not signing.keys:
+        fail("signing.keys", found="nothing", expected="at least one key, because signing.require is true")
+    if signing.key_id is not None and signing.key_id not in signing.keys:
+        fail("signing.key_id", found=repr(signing.key_id), expected="the id of a key below signing.keys")
+    for name, store in config.stores.items():
+        if signing.require and store.options.get("pointer_version") == 1:
+            fail(
+                f"stores.{name}.pointer_version",
+                found="1",
+                expected="2: version 1 has no signature, and signing.require is true",
+            )
+
+
+def _check_header(config: Config) -> None:
+    header = config.envelope.header
+    if not header.isascii() or not 4 <= len(header) <= 64:
+        fail("envelope.header", found=repr(header), expected="4 to 64 ASCII characters")

@@ -1,0 +1,214 @@
+"""One payload on its way out: its envelopes, what became of them, and the undo of what was stored for them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from claimcheck.envelope import Envelope
+from claimcheck.errors import PartialSendError
+
+__all__ = ["Classifier", "Outbound", "Outcome", "classify_error", "verdict"]
+
+_log = logging.getLogger(__name__)
+
+Outcome = Literal["failed", "unknown"]
+"""``failed``: the message is definitely not in the broker. ``unknown``: it may be."""
+
+Classifier = Callable[[BaseException], Outcome]
+
+_UNKNOWN = (TimeoutError, ConnectionError, asyncio.CancelledError, concurrent.futures.CancelledError, EOFError)
+
+
+def classify_error(error: BaseException) -> Outcome:
+    """The safe default: time-outs, lost connections and whatever is not an `Exception` leave the outcome unknown.
+
+    An error whose class, or a base of it, has ``Timeout`` or ``Connection`` in its name counts as one: most drivers
+    do not derive theirs from Python's.
+    """
+    if not isinstance(error, Exception) or isinstance(error, _UNKNOWN):
+        return "unknown"
+    names = [cls.__name__.lower() for cls in type(error).__mro__]
+    vague = any(word in name for name in names for word in ("timeout", "timedout", "connect", "disconnect"))
+    return "unknown" if vague else "failed"
+
+
+def verdict(error: BaseException, classify: Classifier | None) -> Outcome:
+    """Ask the caller's classifier; one that fails, or says anything odd, leaves the outcome unknown."""
+    if not isinstance(error, Exception):
+        return "unknown"
+    try:
+        return "failed" if (classify or classify_error)(error) == "failed" else "unknown"
+    except Exception:
+        _log.exception("the classifier failed on %s; the outcome counts as unknown", type(error).__name__)
+        return "unknown"
+
+
+class Outbound:
+    """What a strategy made of one payload.
+
+    Attributes:
+        results: What each produce call returned, in order; filled by `send` and `send_async`.
+        uuid: The payload's identity, where it goes as chunks.
+        total: Envelopes in all.
+        abort: Tells readers that the chunks will not be completed; ``None`` for anything but chunks.
+    """
+
+    def __init__(
+        self,
+        envelopes: Iterable[Envelope],
+        *,
+        total: int = 1,
+        uuid: str | None = None,
+        abort: Envelope | None = None,
+        undo: Callable[[], None] | None = None,
+        blocking: bool = False,
+    ) -> None:
+        self.results: list[Any] = []
+        self.uuid = uuid
+        self.total = total
+        self._source = envelopes
+        self._blocking = blocking
+        self._iterator: Iterator[Envelope] | None = None
+        self.abort = abort
+        self._undo = undo
+        self._taken = 0
+        self._passed = 0
+        self._classify: Classifier | None = None
+
+    @property
+    def envelopes(self) -> Iterator[Envelope]:
+        """The messages to produce, in order, made as they are taken; each is taken once."""
+        if self._iterator is None:
+            self._iterator = self._counted()
+        return self._iterator
+
+    def send(self, produce: Callable[[Envelope], Any]) -> Any:
+        """Produce every envelope and return the first call's result.
+
+        Raises:
+            PartialSendError: Chunks broke off after something may have been sent; an abort envelope followed where
+                it could. Anything else that ``produce`` raises comes through unchanged.
+        """
+        try:
+            for envelope in self.envelopes:
+                self.results.append(produce(envelope))
+        except BaseException as error:
+            if (abort := self._abort_after(error)) is not None:
+                _attempt(lambda: produce(abort))
+            self._raise_partial(error)
+            raise
+        return self.results[0]
+
+    async def send_async(self, produce: Callable[[Envelope], Awaitable[Any]]) -> Any:
+        """The same for a coroutine function; chunks are read off the event loop."""
+        try:
+            while (envelope := await self._next_async()) is not None:
+                self.results.append(await produce(envelope))
+        except BaseException as error:
+            if (abort := self._abort_after(error)) is not None:
+                await _attempt_async(produce, abort)
+            self._raise_partial(error)
+            raise
+        return self.results[0]
+
+    def rollback(self) -> None:
+        """Undo what was stored; harmless when nothing was, or when it was undone already.
+
+        Raises:
+            StoreError: The store refused; what was stored stays until it expires.
+        """
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    @property
+    def undoable(self) -> bool:
+        """Whether anything is stored that `rollback` would remove."""
+        return self._undo is not None
+
+    def keep(self) -> None:
+        """Let what was stored live on, whatever happens from here."""
+        self._undo = None
+
+    def settle(self, error: BaseException | None) -> None:
+        """Keep or undo, by how the block ended; a rollback that fails is noted on the error, never replaces it."""
+        if self._taken == 0:
+            self._undo_after(error)
+        elif error is None or self._passed == self._taken:  # the caller went on to the next, or past the last: sent
+            self.keep()
+        else:
+            self.conclude(error)
+
+    def conclude(self, error: BaseException | None) -> None:
+        """Keep or undo, by the outcome of the send itself: a delivery report, or a future that is done."""
+        if error is None or self.judge(error) == "unknown":
+            self.keep()
+        else:
+            self._undo_after(error)
+
+    def _undo_after(self, error: BaseException | None) -> None:
+        try:
+            self.rollback()
+        except Exception as second:
+            _log.warning("rollback failed: %s", second)
+            if error is None:
+                raise
+            error.add_note(f"and the rollback failed: {type(second).__name__}: {second}")
+
+    def with_classifier(self, classify: Classifier | None) -> Outbound:
+        """Use this classifier for the errors of the produce call; returns itself."""
+        self._classify = classify
+        return self
+
+    def judge(self, error: BaseException) -> Outcome:
+        """Whether this error of the produce call means that the message was not sent."""
+        return verdict(error, self._classify)
+
+    async def _next_async(self) -> Envelope | None:
+        if self._blocking:  # the next chunk is read from a file
+            return await asyncio.to_thread(next, self.envelopes, None)
+        return next(self.envelopes, None)
+
+    def _counted(self) -> Iterator[Envelope]:
+        for envelope in self._source:
+            self._taken += 1
+            yield envelope
+            self._passed += 1
+
+    def _abort_after(self, error: BaseException) -> Envelope | None:
+        """The abort envelope, if a reader may hold chunks of this payload."""
+        return self.abort if self.results or self._maybe_sent(error) else None
+
+    def _maybe_sent(self, error: BaseException) -> bool:
+        return self._taken > self._passed and self.judge(error) == "unknown"
+
+    def _raise_partial(self, error: BaseException) -> None:
+        if self.abort is None or not isinstance(error, Exception):
+            return
+        if not self.results and not self._maybe_sent(error):
+            return
+        raise PartialSendError(
+            f"sent {len(self.results)} of {self.total} chunks of {self.uuid}, then {type(error).__name__}: {error}",
+            uuid=self.uuid,
+            seen=len(self.results),
+            total=self.total,
+            results=tuple(self.results),
+        ) from error
+
+
+def _attempt(call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except Exception as error:
+        _log.warning("could not send the abort envelope: %s", type(error).__name__)
+
+
+async def _attempt_async(produce: Callable[[Envelope], Awaitable[Any]], abort: Envelope) -> None:
+    try:
+        await produce(abort)
+    except Exception as error:
+        _log.warning("could not send the abort envelope: %s", type(error).__name__)

@@ -1,0 +1,180 @@
+"""What a payload may be: a bytes-like object, or a binary file that is read once, in pieces.
+
+`Source` is a payload on its way into a store or into chunks. It counts and checksums the bytes as they pass, so
+that nothing is read twice and nothing is copied that is in memory already.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NoReturn
+
+from claimcheck.envelope import Buffer
+from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
+
+__all__ = ["Payload", "Source", "as_view", "crc32_of", "crc32_text", "is_file", "remaining_bytes"]
+
+Payload = Buffer | BinaryIO
+"""Bytes-like, or a readable binary file positioned where the payload begins."""
+
+_PIECE_BYTES = 1 << 20
+
+
+def is_file(payload: Any) -> bool:
+    """Whether a payload is to be read as a file."""
+    return callable(getattr(payload, "read", None))
+
+
+def as_view(payload: Any) -> memoryview:
+    """Return the bytes of a bytes-like payload as a flat view; copies only what is not contiguous.
+
+    Raises:
+        PayloadTypeError: It is not bytes-like; text must be encoded by the caller, who knows how.
+    """
+    try:
+        view = memoryview(payload)
+    except TypeError:
+        hint = ": encode text first, for example value.encode()" if isinstance(payload, str) else ""
+        raise PayloadTypeError(
+            f"a payload is bytes-like or a readable binary file, not {type(payload).__name__}{hint}"
+        ) from None
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+
+
+def remaining_bytes(payload: Payload) -> int | None:
+    """Bytes from here to the end; ``None`` for a file that cannot seek.
+
+    Raises:
+        PayloadTypeError: Neither bytes-like nor a readable binary file.
+        PayloadError: A closed file.
+    """
+    if not is_file(payload):
+        return len(as_view(payload))
+    try:
+        if isinstance(payload, io.TextIOBase):
+            _text_file(payload)
+        if not payload.seekable():
+            return None
+        here = payload.tell()
+        end = payload.seek(0, io.SEEK_END)
+        payload.seek(here)
+    except (OSError, ValueError, AttributeError) as exc:
+        raise PayloadError(f"the payload's file cannot be used: {exc}") from exc
+    return max(0, end - here)
+
+
+def crc32_text(value: int) -> str:
+    """The form in which a checksum stands in pointers and headers."""
+    return f"crc32:{value:08x}"
+
+
+def crc32_of(payload: Buffer) -> str:
+    """The checksum of a whole payload, in the form that pointers and headers carry."""
+    return crc32_text(zlib.crc32(payload))
+
+
+class Source:
+    """One payload, passing by once.
+
+    Iterating gives views of up to 1 MiB; `pieces` gives them in another size. A view stays valid as long as it is
+    referenced; bytes of the caller's own buffer, so keep it no longer than the write.
+
+    Attributes:
+        size: Bytes to come; ``None`` until the end of a file that cannot seek.
+        taken: Bytes handed out so far.
+        crc32: Of the bytes handed out so far.
+        view: The whole payload where it is in memory, else ``None``; use `take_all` to have it counted.
+    """
+
+    def __init__(self, payload: Payload, *, limit: int, limit_name: str = "limits.max_payload_bytes") -> None:
+        self.size = remaining_bytes(payload)
+        self.taken = 0
+        self.crc32 = 0
+        self.view = None if is_file(payload) else as_view(payload)
+        self._file: Any = payload if is_file(payload) else None
+        self._limit = limit
+        self._limit_name = limit_name
+        if self.size is not None and self.size > limit:
+            self._too_large(self.size)
+
+    @property
+    def checksum(self) -> str:
+        """Of the bytes handed out so far, as ``crc32:`` and eight hexadecimal digits."""
+        return crc32_text(self.crc32)
+
+    @property
+    def drained(self) -> bool:
+        """Whether every byte was handed out."""
+        return self.size is not None and self.taken == self.size
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return self.pieces(_PIECE_BYTES)
+
+    def pieces(self, piece_bytes: int) -> Iterator[memoryview]:
+        """Hand out the payload in views of ``piece_bytes``, the last one shorter; none at all for an empty payload.
+
+        Raises:
+            PayloadTooLargeError: A file that cannot seek proved longer than the limit.
+            PayloadError: The file failed, was closed, or ended before the size it had at the start.
+        """
+        pieces = self._from_file(piece_bytes) if self.view is None else self._from_view(self.view, piece_bytes)
+        for piece in pieces:
+            self.taken += len(piece)
+            if self.taken > self._limit:
+                self._too_large(self.taken)
+            self.crc32 = zlib.crc32(piece, self.crc32)
+            yield piece
+        self.size = self.taken
+
+    def take_all(self) -> memoryview:
+        """Hand out everything at once; a file is read into memory. Raises as `pieces` does."""
+        if self.view is None:
+            return memoryview(b"".join(self))
+        for _ in self:  # counts and checksums, copies nothing
+            pass
+        return self.view
+
+    def _from_view(self, view: memoryview, piece_bytes: int) -> Iterator[memoryview]:
+        for start in range(0, len(view), piece_bytes):
+            yield view[start : start + piece_bytes]
+
+    def _from_file(self, piece_bytes: int) -> Iterator[memoryview]:
+        left = self.size
+        while left is None or left > 0:
+            piece = self._read(piece_bytes if left is None else min(piece_bytes, left))
+            if not piece:
+                break
+            left = None if left is None else left - len(piece)
+            yield memoryview(piece)
+        if left:
+            raise PayloadError(f"the payload's file shrank while it was read: {left} of {self.size} bytes are missing")
+
+    def _read(self, size: int) -> bytes:
+        """Read exactly ``size`` bytes, or what is left; raw files may give less than they are asked for."""
+        parts: list[bytes] = []
+        while size > 0 and (part := self._read_some(size)):
+            parts.append(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read_some(self, size: int) -> bytes:
+        try:
+            part = self._file.read(size)
+        except Exception as exc:  # whatever the caller's object raises is the payload's fault, never the store's
+            raise PayloadError(f"the payload's file cannot be read: {type(exc).__name__}: {exc}") from exc
+        if isinstance(part, str):
+            _text_file(self._file)
+        if part is None:
+            raise PayloadError("the payload's file does not block: nothing could be read just now")
+        return bytes(part) if not isinstance(part, bytes) else part
+
+    def _too_large(self, size: int) -> NoReturn:
+        raise PayloadTooLargeError(
+            f"a payload of {size} bytes is over {self._limit_name} ({self._limit} bytes)", size=size, limit=self._limit
+        )
+
+
+def _text_file(file: Any) -> NoReturn:
+    raise PayloadTypeError(f"{type(file).__name__} is a text file: open it in binary mode ('rb')")

@@ -1,0 +1,242 @@
+"""The claim check itself: which store, which key, how big, which checksum. No I/O.
+
+Pointer bytes begin with a version byte.
+
+Version 1 is the published Redis form, ``[1:1][segments:int32][key utf-8]``: no size, no checksum, no store name.
+
+Version 2 is ours, for every store: canonical JSON, which an operator can read in a topic. Keys sorted, no spaces,
+UTF-8, times in integer milliseconds since 1970. Unknown fields are kept (and signed) and otherwise ignored. With a
+signing key the field ``mac`` holds an HMAC-SHA256 (RFC 2104) over the version byte and the canonical JSON of every
+other field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from claimcheck.errors import EnvelopeError, PointerRejectedError, UnknownVersionError
+
+__all__ = ["MAX_POINTER_BYTES", "Pointer", "decode", "encode", "sign", "verify"]
+
+NEWEST_VERSION = 2
+MAX_POINTER_BYTES = 8192
+"""The default of ``limits.max_pointer_bytes``."""
+
+_MAX_INT = 2**63 - 1
+_V1 = struct.Struct(">i")
+_REQUIRED = {"key": str, "store": str, "size": int, "segments": int}
+_OPTIONAL = {
+    "segment_bytes": int,
+    "checksum": str,
+    "created": int,
+    "expires": int,
+    "codec": str,
+    "encryption": str,
+    "key_id": str,
+    "mac": str,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """Names one stored payload.
+
+    Attributes:
+        key: The payload's name inside its store.
+        store: The store's name in the configuration, never an address; ``None`` in version 1.
+        size: Payload bytes; ``None`` in version 1.
+        segments: Stored pieces, at least 1.
+        segment_bytes: Bytes of each piece but the last, where there are several.
+        checksum: ``algorithm:hex`` over the whole payload.
+        created_ms: When it was written, milliseconds since 1970.
+        expires_ms: When the store may forget it; ``None`` for never.
+        codec: How the payload was compressed; refused by readers that do not know it.
+        encryption: How the payload was encrypted; refused by readers that do not know it.
+        key_id: Which signing key made ``mac``.
+        mac: Hexadecimal HMAC-SHA256.
+        version: 1 or 2.
+        extra: Fields of newer writers, kept as they came.
+    """
+
+    key: str
+    store: str | None = None
+    size: int | None = None
+    segments: int = 1
+    segment_bytes: int | None = None
+    checksum: str | None = None
+    created_ms: int | None = None
+    expires_ms: int | None = None
+    codec: str | None = None
+    encryption: str | None = None
+    key_id: str | None = None
+    mac: str | None = field(default=None, repr=False)
+    version: int = NEWEST_VERSION
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+def encode(pointer: Pointer) -> bytes:
+    """Encode a pointer in its own version.
+
+    Raises:
+        EnvelopeError: It has no key, or its version cannot say what it holds.
+    """
+    if pointer.version == 1:
+        return b"\x01" + _V1.pack(pointer.segments) + pointer.key.encode()
+    return b"\x02" + _canonical(_fields(pointer))
+
+
+def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
+    """Read pointer bytes of any version that this library knows.
+
+    Raises:
+        EnvelopeError: Damaged.
+        UnknownVersionError: Written by a newer claimcheck; says both versions.
+        PointerRejectedError: Longer than ``max_bytes``.
+    """
+    if len(data) > max_bytes:
+        raise PointerRejectedError(
+            f"pointer of {len(data)} bytes, limits.max_pointer_bytes is {max_bytes}", reason="size"
+        )
+    if not data:
+        _damaged("it is empty")
+    if data[0] == 1:
+        return _decode_v1(data)
+    if data[0] == 2:
+        return _decode_v2(data)
+    raise UnknownVersionError(
+        f"pointer of version {data[0]}, this claimcheck reads up to {NEWEST_VERSION}: upgrade the reader",
+        kind=2,
+        version=data[0],
+        supported=NEWEST_VERSION,
+    )
+
+
+def sign(pointer: Pointer, *, key_id: str, secret: bytes) -> Pointer:
+    """Return the pointer with ``key_id`` and a fresh ``mac``."""
+    bare = replace(pointer, key_id=key_id, mac=None)
+    return replace(bare, mac=_mac(bare, secret))
+
+
+def verify(pointer: Pointer, *, secrets: Mapping[str, bytes], require: bool) -> None:
+    """Check the signature.
+
+    Args:
+        pointer: As decoded.
+        secrets: Signing keys by key id; empty means that nothing can be checked.
+        require: Whether an unsigned pointer is refused.
+
+    Raises:
+        PointerRejectedError: Unsigned where required, made with an unknown key, or changed since it was signed.
+    """
+    if pointer.mac is None:
+        if require:
+            _unsigned(pointer, "is not signed, and signing.require is set")
+        return
+    if not secrets:
+        return
+    secret = secrets.get(pointer.key_id or "")
+    if secret is None:
+        _unsigned(pointer, f"was signed with key {pointer.key_id!r}, which signing.keys does not have")
+    if not hmac.compare_digest(_mac(pointer, secret).encode(), pointer.mac.encode()):
+        _unsigned(pointer, "does not match its signature: it was changed, or signed with another secret")
+
+
+def _unsigned(pointer: Pointer, why: str) -> NoReturn:
+    raise PointerRejectedError(
+        f"pointer to {pointer.key!r} {why}", reason="signature", store=pointer.store, key=pointer.key
+    )
+
+
+def _mac(pointer: Pointer, secret: bytes) -> str:
+    body = _fields(pointer)
+    body.pop("mac", None)
+    return hmac.new(secret, b"\x02" + _canonical(body), hashlib.sha256).hexdigest()
+
+
+def _fields(pointer: Pointer) -> dict[str, Any]:
+    known = {
+        "key": pointer.key,
+        "store": pointer.store,
+        "size": pointer.size,
+        "segments": pointer.segments,
+        "segment_bytes": pointer.segment_bytes,
+        "checksum": pointer.checksum,
+        "created": pointer.created_ms,
+        "expires": pointer.expires_ms,
+        "codec": pointer.codec,
+        "encryption": pointer.encryption,
+        "key_id": pointer.key_id,
+        "mac": pointer.mac,
+    }
+    return dict(pointer.extra) | {name: value for name, value in known.items() if value is not None}
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _decode_v1(data: bytes) -> Pointer:
+    if len(data) <= 1 + _V1.size:
+        _damaged(f"version 1 with {len(data)} bytes has no key")
+    (segments,) = _V1.unpack_from(data, 1)
+    if segments < 1:
+        _damaged(f"version 1 with {segments} segments")
+    try:
+        key = data[1 + _V1.size :].decode()
+    except UnicodeDecodeError as exc:
+        raise EnvelopeError("damaged pointer: the key is not UTF-8", kind=2) from exc
+    return Pointer(key=key, segments=segments, version=1)
+
+
+def _decode_v2(data: bytes) -> Pointer:
+    try:
+        body = json.loads(data[1:], object_pairs_hook=_unique, parse_constant=_damaged)
+        if not isinstance(body, dict):
+            _damaged("it is no JSON object")
+        _canonical(body)  # a lone surrogate has no UTF-8 form and would fail later, in a store
+    except (ValueError, RecursionError) as exc:
+        raise EnvelopeError(f"damaged pointer: {type(exc).__name__} while reading its JSON", kind=2) from exc
+    for name, kind in _REQUIRED.items():
+        if name not in body:
+            _damaged(f"the field {name!r} is missing")
+        _check(name, body[name], kind)
+    for name in _OPTIONAL.keys() & body.keys():
+        _check(name, body[name], _OPTIONAL[name])
+    if not body["key"] or body["segments"] < 1:
+        _damaged("it names no key or no segment")
+    return Pointer(
+        key=body.pop("key"),
+        store=body.pop("store"),
+        size=body.pop("size"),
+        segments=body.pop("segments"),
+        created_ms=body.pop("created", None),
+        expires_ms=body.pop("expires", None),
+        **{
+            name: body.pop(name, None) for name in ("segment_bytes", "checksum", "codec", "encryption", "key_id", "mac")
+        },
+        extra=body,
+    )
+
+
+def _check(name: str, value: Any, kind: type) -> None:
+    if type(value) is not kind:
+        _damaged(f"the field {name!r} is {type(value).__name__}, not {kind.__name__}")
+    if kind is int and not 0 <= value <= _MAX_INT:
+        _damaged(f"the field {name!r} is out of range")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    body = dict(pairs)
+    if len(body) != len(pairs):
+        _damaged("a field stands there twice")
+    return body
+
+
+def _damaged(why: str) -> NoReturn:
+    raise EnvelopeError(f"damaged pointer: {why}", kind=2)

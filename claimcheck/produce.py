@@ -1,0 +1,228 @@
+"""The decorator around produce calls: payloads of any size through a function that sends messages.
+
+The wrapped function is called with an envelope where it expected the payload: once for a pointer, once per chunk
+otherwise. It may be a function, a method or a coroutine function, and it may return a future.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, cast
+
+from claimcheck.envelope import Envelope
+from claimcheck.errors import ConfigError
+from claimcheck.futures import follow
+from claimcheck.outbound import Classifier, Outbound
+from claimcheck.strategy import Message, Strategy
+from claimcheck.wire import WireLimit
+
+__all__ = ["OutboundBlock", "ProduceCall", "decorate", "offload_async"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Plan = Callable[[str], tuple[Strategy, int, WireLimit]]
+"""From a destination to its strategy, threshold and limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceCall:
+    """Which parameters of a produce function mean what.
+
+    Attributes:
+        payload: The parameter that takes the message's value.
+        destination: The parameter that takes the topic; ``None`` for a function that has one topic only.
+        key: The parameter that takes the message key; ``None`` where there is none.
+        headers: The parameter that takes the message headers; ``None`` where there is none.
+    """
+
+    payload: str
+    destination: str | None
+    key: str | None
+    headers: str | None
+
+    def check(self, function: Callable[..., Any], *, may_chunk: bool) -> inspect.Signature:
+        """Find every parameter in the function's signature.
+
+        Raises:
+            ConfigError: A parameter does not exist, or chunks could not be kept together for want of a key.
+        """
+        signature = inspect.signature(function)
+        named = {n for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        where = getattr(function, "__qualname__", repr(function))
+        for role in ("payload", "destination", "key", "headers"):
+            wanted = getattr(self, role)
+            if wanted is not None and wanted not in named:
+                raise ConfigError(
+                    f"{where} has no parameter {wanted!r} for the {role}; it has {', '.join(sorted(named)) or 'none'}",
+                    path=where,
+                    found=wanted,
+                    expected=f"one of {', '.join(sorted(named))}",
+                )
+        if may_chunk and self.key is None:
+            raise ConfigError(
+                f"{where}: the configuration may send chunks, which need one key to stay together: name the key's "
+                "parameter with key=..., or use strategy external",
+                path=where,
+                found="no key parameter",
+                expected="key=<name of a parameter>",
+            )
+        return signature
+
+
+def decorate(
+    function: Callable[P, R], call: ProduceCall, plan: Plan, *, may_chunk: bool, classify: Classifier | None
+) -> Callable[P, R]:
+    """Wrap one produce function.
+
+    Raises:
+        ConfigError: See `ProduceCall.check`; also for generator functions, which produce nothing when they are called.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{function.__qualname__} is a generator function; decorate the call that sends")
+    sender = _Sender(function, call, call.check(function, may_chunk=may_chunk), plan, classify)
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def async_wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return await sender.send_async(args, kwargs)
+
+        return cast("Callable[P, R]", async_wrapper)
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        return cast(R, sender.send(args, kwargs))
+
+    return wrapper
+
+
+async def offload_async(strategy: Strategy, message: Message) -> Outbound:
+    """Offload without blocking the event loop; when cancelled meanwhile, what gets stored is removed again."""
+    if (quick := strategy.shortcut(message)) is not None:
+        return quick
+    work = asyncio.ensure_future(asyncio.to_thread(strategy.offload, message))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(_discard)
+        raise
+
+
+def _discard(work: asyncio.Future[Outbound]) -> None:
+    """Nobody will send this: undo it, off the event loop."""
+    if not work.cancelled() and work.exception() is None:
+        work.get_loop().run_in_executor(None, work.result().settle, None)
+
+
+class OutboundBlock:
+    """One payload, offloaded when the block is entered; what was stored is kept or undone when it is left."""
+
+    def __init__(self, strategy: Strategy, message: Message, classify: Classifier | None) -> None:
+        self._strategy = strategy
+        self._message = message
+        self._classify = classify
+        self._out: Outbound | None = None
+
+    def __enter__(self) -> Outbound:
+        self._out = self._strategy.offload(self._message).with_classifier(self._classify)
+        return self._out
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._out is not None:
+            self._out.settle(error)
+
+    async def __aenter__(self) -> Outbound:
+        self._out = (await offload_async(self._strategy, self._message)).with_classifier(self._classify)
+        return self._out
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._out is not None:
+            await _settle_async(self._out, error)
+
+
+class _Sender:
+    """One decorated function, ready to be called."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        call: ProduceCall,
+        signature: inspect.Signature,
+        plan: Plan,
+        classify: Classifier | None,
+    ) -> None:
+        self._function = function
+        self._call = call
+        self._signature = signature
+        self._plan = plan
+        self._classify = classify
+        self._text_key = call.key is not None and _wants_text(signature.parameters[call.key])
+
+    def send(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        bound, strategy, message = self._prepare(args, kwargs)
+        produce = functools.partial(self._produce, bound)
+        out = strategy.offload(message).with_classifier(self._classify)
+        try:
+            out.send(produce)
+        except BaseException as error:
+            out.settle(error)
+            raise
+        return follow(out, produce)
+
+    async def send_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        bound, strategy, message = self._prepare(args, kwargs)
+        produce = cast("Callable[[Envelope], Coroutine[Any, Any, Any]]", functools.partial(self._produce, bound))
+        out = (await offload_async(strategy, message)).with_classifier(self._classify)
+        try:
+            await out.send_async(produce)
+        except BaseException as error:
+            await _settle_async(out, error)
+            raise
+        return follow(out, produce)
+
+    def _prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[inspect.BoundArguments, Strategy, Message]:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given, call = bound.arguments, self._call
+        destination = str(given[call.destination]) if call.destination else self._function.__qualname__
+        strategy, threshold, limit = self._plan(destination)
+        message = Message(
+            payload=given[call.payload],
+            destination=destination,
+            key=given[call.key] if call.key else None,
+            headers=given[call.headers] if call.headers else None,
+            threshold=threshold,
+            limit=limit,
+            takes_headers=call.headers is not None,
+            text_key=self._text_key,
+        )
+        return bound, strategy, message
+
+    def _produce(self, bound: inspect.BoundArguments, envelope: Envelope) -> Any:
+        """Call the function once, with copies of its arguments: the caller's objects are never changed."""
+        changed = dict(bound.arguments)
+        changed[self._call.payload] = envelope.data
+        if self._call.key is not None:
+            changed[self._call.key] = envelope.key
+        if self._call.headers is not None:
+            changed[self._call.headers] = envelope.headers
+        again = inspect.BoundArguments(self._signature, changed)  # type: ignore[arg-type]
+        return self._function(*again.args, **again.kwargs)
+
+
+async def _settle_async(out: Outbound, error: BaseException | None) -> None:
+    """Undo off the event loop, and to the end even when this task is cancelled."""
+    if out.undoable:
+        await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(out.settle, error)))
+
+
+def _wants_text(parameter: inspect.Parameter) -> bool:
+    """Whether an annotation says ``str`` and not ``bytes``; Kafka takes either, Pulsar wants text."""
+    text = inspect.formatannotation(parameter.annotation) if parameter.annotation is not parameter.empty else ""
+    return "str" in text and "bytes" not in text

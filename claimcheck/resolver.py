@@ -1,0 +1,328 @@
+"""Any message, whatever its writer's strategy, to the payload that it stands for.
+
+`Resolver.feed` never raises for a bad message: each outcome is one of three values, for one payload, with the handles
+of all messages that belong to it. The transport acknowledges, gives back or dead-letters those, and says so with
+`Resolver.settle`; `Resolver.safe_position` then tells how far a cumulative acknowledgement or a commit may go.
+"""
+
+from __future__ import annotations
+
+import heapq
+import io
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from claimcheck import hints
+from claimcheck.assembler import Action, Assembled, Assembler, Broken, Event, Slot
+from claimcheck.assembler import Dropped as DroppedChunks
+from claimcheck.config import ChunkingConfig
+from claimcheck.envelope import HEADER, Abort, Buffer, Chunk, Kind, Literal, Plain, PointerData, decode
+from claimcheck.errors import ClaimCheckError, IntegrityError
+from claimcheck.hooks import DropEvent, Hooks
+from claimcheck.payload import crc32_of
+
+__all__ = ["Dropped", "Failed", "Outcome", "Resolved", "Resolver"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """What all outcomes know.
+
+    Attributes:
+        source: Where the messages came from.
+        slots: The messages, in the order of their arrival; late duplicates of an unsettled payload join them.
+        uuid: The payload's identity, where it came as chunks.
+    """
+
+    source: Hashable
+    slots: list[Slot] = field(repr=False)
+    uuid: str | None = None
+
+    @property
+    def positions(self) -> tuple[Any, ...]:
+        """The positions of all messages, lowest first."""
+        return tuple(sorted(slot.position for slot in self.slots))
+
+    @property
+    def handles(self) -> tuple[Any, ...]:
+        """What the transport calls each of the messages."""
+        return tuple(slot.handle for slot in self.slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved(_Outcome):
+    """A payload, whole and verified.
+
+    Attributes:
+        payload: Its bytes; for a plain message the message itself, ``None`` for a tombstone.
+        headers: As the sender gave them, in their shape.
+        key: As the sender gave it; ``None`` where the uuid had stood in for it.
+        kind: What the message was; ``None`` for a plain one.
+    """
+
+    payload: Any = field(repr=False)
+    headers: Any = field(default=None, repr=False)
+    key: Any = None
+    kind: Kind | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(_Outcome):
+    """A payload that could not be had; the error says why, and whether trying again may help (``error.retryable``)."""
+
+    error: ClaimCheckError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped(_Outcome):
+    """Messages that became no payload, and what is to be done with them.
+
+    Attributes:
+        reason: ``expired``, ``evicted``, ``aborted`` or ``duplicate``.
+        action: ``redeliver``, ``dead_letter`` or ``ack``.
+        error: Why, where there is more to say.
+    """
+
+    reason: str
+    action: Action
+    error: ClaimCheckError | None = None
+
+
+Outcome = Resolved | Failed | Dropped
+
+
+class Resolver:
+    """Messages in, outcomes out; pure but for the reads of stored payloads. For one thread.
+
+    Every outcome must be settled, or its positions count as unsettled for ever.
+
+    Args:
+        read: From pointer bytes to the payload.
+        chunking: Bounds of the reassembly.
+        header: What envelopes begin with.
+        clock: Seconds, monotonic.
+        hooks: Who hears of dropped chunks.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[bytes], Any],
+        *,
+        chunking: ChunkingConfig | None = None,
+        header: bytes = HEADER,
+        clock: Callable[[], float] = time.monotonic,
+        hooks: Hooks | None = None,
+    ) -> None:
+        self._read = read
+        self._header = header
+        self._hooks = hooks or Hooks()
+        self._assembler = Assembler(chunking or ChunkingConfig(), clock=clock)
+        self._unsettled: dict[Hashable, _Unsettled] = {}
+
+    @property
+    def pending_payloads(self) -> int:
+        """Payloads of which some chunks are held."""
+        return self._assembler.pending_payloads
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the chunks that are held."""
+        return self._assembler.pending_bytes
+
+    def feed(
+        self,
+        source: Hashable,
+        position: Any,
+        message: Buffer | None,
+        *,
+        headers: Any = None,
+        key: Any = None,
+        handle: Any = None,
+    ) -> list[Outcome]:
+        """Take one message and return what came of it: nothing yet, or one outcome and more.
+
+        Args:
+            source: Topic-partition, or whatever keeps positions apart; hashable.
+            position: The message's place there; hashable, and ordered within a source.
+            message: Its value as the broker gave it; ``bytes`` are not copied.
+            headers: As the broker gave them.
+            key: As the broker gave it.
+            handle: What the transport needs to acknowledge it.
+        """
+        self._unsettled.setdefault(source, _Unsettled()).add(position)
+        slot = Slot(position, handle, headers, key)
+        if message is None:
+            return [Resolved(source=source, slots=[slot], payload=None, headers=headers, key=key)]
+        try:
+            envelope = decode(message, header=self._header)
+            if isinstance(envelope, Chunk):
+                return self._outcomes(self._assembler.feed(source, slot, envelope))
+            if isinstance(envelope, Abort):
+                return self._outcomes(self._assembler.abort(source, slot, envelope.uuid))
+            return [self._whole(source, slot, envelope)]
+        except ClaimCheckError as error:
+            return [Failed(source=source, slots=[slot], error=error)]
+
+    def tick(self) -> list[Outcome]:
+        """Expire incomplete payloads whose time is over; call it when no messages come."""
+        return self._outcomes(self._assembler.tick())
+
+    def settle(self, outcome: Outcome, *, acked: bool) -> None:
+        """Say what became of an outcome's messages.
+
+        Args:
+            outcome: As it was handed out.
+            acked: Whether they are acknowledged; otherwise they were given back and will come again.
+        """
+        unsettled = self._unsettled.get(outcome.source)
+        if acked and unsettled is not None:
+            for slot in outcome.slots:
+                unsettled.remove(slot.position)
+        if outcome.uuid is None or isinstance(outcome, Dropped):
+            return
+        if acked:
+            self._assembler.acked(outcome.source, outcome.uuid)
+        else:
+            self._assembler.forget(outcome.source, outcome.uuid)
+
+    def clear(self, source: Hashable | None = None) -> tuple[Any, ...]:
+        """Forget what is held from one source (a seek, a revoked partition) or from all; returns the handles.
+
+        Nothing is acknowledged. Chunks from before never complete with chunks from after.
+        """
+        held = self._assembler.clear(source)
+        for known in list(self._unsettled) if source is None else [source]:
+            self._unsettled.pop(known, None)
+        return tuple(slot.handle for slot in held)
+
+    def safe_position(self, source: Hashable) -> Any:
+        """The lowest position that is not settled: everything before it may be acknowledged; ``None`` for no limit."""
+        unsettled = self._unsettled.get(source)
+        return unsettled.lowest() if unsettled else None
+
+    def __repr__(self) -> str:
+        return f"<Resolver {self.pending_payloads} payloads pending, {self.pending_bytes} bytes>"
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _whole(self, source: Hashable, slot: Slot, envelope: Plain | Literal | PointerData) -> Resolved:
+        common: dict[str, Any] = {
+            "source": source,
+            "slots": [slot],
+            "key": slot.key,
+            "headers": hints.strip(slot.headers),
+        }
+        if isinstance(envelope, Plain):
+            return Resolved(payload=envelope.payload, **common)
+        if isinstance(envelope, Literal):
+            return Resolved(payload=bytes(envelope.payload), kind=Kind.LITERAL, **common)
+        return Resolved(payload=self._read(envelope.data), kind=Kind.POINTER, **common)
+
+    def _outcomes(self, events: Sequence[Event]) -> list[Outcome]:
+        return [self._outcome(event) for event in events]
+
+    def _outcome(self, event: Event) -> Outcome:
+        if isinstance(event, Assembled):
+            return self._joined(event)
+        if isinstance(event, Broken):
+            return Failed(source=event.source, slots=event.slots, uuid=event.uuid, error=event.error)
+        self._tell(event)
+        return Dropped(
+            source=event.source,
+            slots=event.slots,
+            uuid=event.uuid,
+            reason=event.reason,
+            action=event.action,
+            error=event.error,
+        )
+
+    def _joined(self, event: Assembled) -> Outcome:
+        payload = _join(event.pieces)
+        first = min(event.slots, key=lambda slot: slot.position)
+        try:
+            _check_hints(event, payload)
+        except IntegrityError as error:
+            return Failed(source=event.source, slots=event.slots, uuid=event.uuid, error=error)
+        return Resolved(
+            source=event.source,
+            slots=event.slots,
+            uuid=event.uuid,
+            payload=payload,
+            headers=hints.strip(first.headers, uuid=event.uuid),
+            key=_key(first, event.uuid),
+            kind=Kind.CHUNK,
+        )
+
+    def _tell(self, event: DroppedChunks) -> None:
+        if self._hooks:
+            drop = DropEvent(
+                source=event.source,
+                uuid=event.uuid,
+                reason=event.reason,
+                action=event.action,
+                messages=len(event.slots),
+            )
+            self._hooks.emit(drop)
+
+
+class _Unsettled:
+    """Positions of one source, with the lowest at hand: a heap, cleaned lazily."""
+
+    def __init__(self) -> None:
+        self._heap: list[Any] = []
+        self._present: set[Any] = set()
+
+    def add(self, position: Any) -> None:
+        if position not in self._present:
+            self._present.add(position)
+            heapq.heappush(self._heap, position)
+
+    def remove(self, position: Any) -> None:
+        self._present.discard(position)
+        while self._heap and self._heap[0] not in self._present:
+            heapq.heappop(self._heap)
+
+    def lowest(self) -> Any:
+        return self._heap[0] if self._heap else None
+
+
+def _join(pieces: list[memoryview]) -> bytes:
+    """Join and let go of each piece in turn, so that little more than one payload is held at a time."""
+    if len(pieces) == 1:
+        return bytes(pieces[0])
+    box = io.BytesIO(bytes(sum(len(piece) for piece in pieces)))
+    with box.getbuffer() as out:
+        done = 0
+        for index, piece in enumerate(pieces):
+            out[done : done + len(piece)] = piece
+            done += len(piece)
+            pieces[index] = memoryview(b"")
+    return box.getvalue()
+
+
+def _check_hints(event: Assembled, payload: bytes) -> None:
+    """Hints need not be there; those that are must agree with the payload."""
+    actual_crc: str | None = None
+    for slot in event.slots:
+        if not hints.is_ours(slot.headers):
+            continue
+        total, checksum = hints.get(slot.headers, hints.SIZE), hints.get(slot.headers, hints.CHECKSUM)
+        if total is not None and total != str(len(payload)):
+            _differs(event.uuid, "size", total, str(len(payload)))
+        if checksum is not None and checksum.startswith("crc32:"):
+            actual_crc = actual_crc or crc32_of(payload)
+            if checksum != actual_crc:
+                _differs(event.uuid, "checksum", checksum, actual_crc)
+
+
+def _differs(uuid: str, what: str, expected: str, actual: str) -> None:
+    text = f"the chunks of {uuid} make another {what} than their headers say: expected {expected}, found {actual}"
+    raise IntegrityError(text, expected=expected, actual=actual)
+
+
+def _key(slot: Slot, uuid: str) -> Any:
+    """The sender's key: a key that equals the uuid was made up by the writer."""
+    text = slot.key.decode("utf-8", "replace") if isinstance(slot.key, bytes) else slot.key
+    return None if text == uuid else slot.key

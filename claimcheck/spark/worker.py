@@ -1,0 +1,70 @@
+"""What lives once per Python worker: a `ClaimCheck` and a `Pace` for each configuration, made at first use.
+
+Spark keeps its Python workers for many tasks, so connections that are kept here survive the tasks too. A
+configuration travels with the closure (well below 1 KiB); connections, locks and secrets never do.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from claimcheck import config as configuration
+from claimcheck.config import Config
+from claimcheck.spark.core import Concurrency, Pace
+from claimcheck.wiring import ClaimCheck
+
+__all__ = ["AnyConfig", "as_config", "claim_check", "partition_id", "pace"]
+
+AnyConfig = str | os.PathLike[str] | Mapping[str, Any] | Config | ClaimCheck
+"""A path that is read on the driver, a mapping shaped as the YAML file, or what was made of one already."""
+
+_lock = threading.Lock()
+_claim_checks: dict[tuple[int, bytes], ClaimCheck] = {}
+_paces: dict[tuple[int, bytes, Concurrency], Pace] = {}
+
+
+def as_config(given: AnyConfig) -> Config:
+    """Make the configuration that travels to the workers, placeholders unresolved.
+
+    Raises:
+        ConfigError: It cannot be read or holds what it may not.
+    """
+    if isinstance(given, ClaimCheck):
+        return given.config
+    if isinstance(given, Config):
+        return given
+    if isinstance(given, (str, os.PathLike)):
+        return configuration.load(given)
+    return configuration.from_dict(given)
+
+
+def claim_check(config: Config) -> ClaimCheck:
+    """Return this process's `ClaimCheck` for a configuration; it stays open until the process ends."""
+    with _lock:
+        place = _place(config)
+        if place not in _claim_checks:
+            _claim_checks[place] = ClaimCheck(config)
+        return _claim_checks[place]
+
+
+def pace(config: Config, concurrency: Concurrency) -> Pace:
+    """Return what this process has learnt about the stores of a configuration."""
+    with _lock:
+        return _paces.setdefault((*_place(config), concurrency), Pace(concurrency))
+
+
+def partition_id() -> int:
+    """Return the number of the partition that this task works on; 0 outside of Spark."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
+
+
+def _place(config: Config) -> tuple[int, bytes]:
+    # The process id too: a forked child inherits this module, but must not share its parent's sockets.
+    return os.getpid(), pickle.dumps(config)

@@ -1,0 +1,1 @@
+"""The strategies that come with claimcheck; the configuration names them, nobody imports them."""

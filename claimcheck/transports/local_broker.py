@@ -1,0 +1,288 @@
+"""An embedded broker: topics with partitions in one SQLite file, for many processes and threads of one machine at once.
+
+It is small and honest, made for demonstrations, tests and single machines. It refuses large messages as real brokers
+do, keeps every message until its file is deleted, and knows nothing of claimcheck. Reading in consumer groups is in
+`claimcheck.transports.local_groups`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from claimcheck.transports.local_database import Database
+from claimcheck.transports.local_errors import (
+    BrokerArgumentError,
+    BrokerBusyError,
+    BrokerClosedError,
+    BrokerCommitError,
+    BrokerStorageError,
+    MessageTooLargeError,
+    OffsetOutOfRangeError,
+    StaleDeliveryError,
+    TopicExistsError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
+from claimcheck.transports.local_messages import (
+    MESSAGE_OVERHEAD_BYTES,
+    Headers,
+    LocalMessage,
+    MessageId,
+    NewMessage,
+    check_name,
+    message_size,
+)
+from claimcheck.transports.local_topics import (
+    MESSAGE_COLUMNS,
+    check_partition,
+    choose_partition,
+    count_partitions,
+    create_topic,
+    end_offset,
+    insert_message,
+    to_message,
+)
+
+__all__ = [
+    # The broker
+    "LocalBroker",
+    "LocalMessage",
+    "MessageId",
+    "TopicStats",
+    # What counts towards the limit
+    "MESSAGE_OVERHEAD_BYTES",
+    "message_size",
+    # What it refuses and how it fails
+    "BrokerArgumentError",
+    "BrokerBusyError",
+    "BrokerClosedError",
+    "BrokerCommitError",
+    "BrokerStorageError",
+    "MessageTooLargeError",
+    "OffsetOutOfRangeError",
+    "StaleDeliveryError",
+    "TopicExistsError",
+    "UnknownPartitionError",
+    "UnknownTopicError",
+]
+
+_LARGEST_LIMIT = 1 << 29  # SQLite itself refuses rows of 10**9 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStats:
+    """What went through a topic since it was created.
+
+    Attributes:
+        messages: How many messages.
+        bytes: Their sizes as the limit counts them: values, keys, headers and `MESSAGE_OVERHEAD_BYTES` for each.
+    """
+
+    messages: int
+    bytes: int
+
+
+class LocalBroker:
+    """Topics in one SQLite file. Cheap to make, opened at first use; threads share it, forks and pickling are safe.
+
+    Args:
+        path: The file; made when it is not there. Its folder has to exist, on a disk of this machine.
+        max_message_bytes: The largest message that `append` of this object accepts, as `message_size` counts,
+            1 to 536,870,912. Not kept in the file: it is the appender's limit, readers never refuse.
+        clock: Gives seconds since 1970. All processes on one file have to agree on it, leases depend on it.
+        sleep: Called with seconds, for the short waits of those who poll.
+
+    Raises:
+        BrokerArgumentError: The limit is out of range.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_message_bytes: int = 1 << 20,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not 0 < max_message_bytes <= _LARGEST_LIMIT:
+            raise BrokerArgumentError(f"max_message_bytes has to be 1 to {_LARGEST_LIMIT}, not {max_message_bytes}")
+        self.max_message_bytes = max_message_bytes
+        self.clock = clock
+        self.sleep = sleep
+        self.database = Database(path, sleep=sleep)
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Make a topic; do nothing when it is there with as many partitions.
+
+        Args:
+            name: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``.
+            partitions: 1 to 10,000; never changes later.
+
+        Raises:
+            BrokerArgumentError: Name or number cannot be used.
+            TopicExistsError: It is there with another number of partitions, which it keeps.
+        """
+        check_name("topic", name)
+        if not 0 < partitions <= 10_000:
+            raise BrokerArgumentError(
+                f"{name} cannot have {partitions} partitions, 1 to 10000 can be", destination=name
+            )
+        with self.database.write() as connection:
+            create_topic(connection, name, partitions)
+
+    def topics(self) -> list[str]:
+        """Give the names of all topics, sorted."""
+        with self.database.read() as connection:
+            return [name for (name,) in connection.execute("SELECT topic FROM topics ORDER BY topic")]
+
+    def partitions(self, topic: str) -> int:
+        """Give the number of partitions, numbered from 0.
+
+        Raises:
+            UnknownTopicError: Nobody has created the topic.
+        """
+        check_name("topic", topic)
+        with self.database.read() as connection:
+            return count_partitions(connection, topic)
+
+    def partition_for(self, topic: str, key: bytes | str | None = None) -> int:
+        """Choose a partition as `append` does, for those who send several messages to the same one.
+
+        Args:
+            topic: The topic.
+            key: Equal keys give equal partitions, in every process; without one they are taken by turns.
+
+        Raises:
+            UnknownTopicError: Nobody has created the topic.
+        """
+        check_name("topic", topic)
+        message = NewMessage.checked(topic, None, key, None)
+        with self.database.write() as connection:
+            return choose_partition(connection, topic, message.key)
+
+    def append(
+        self,
+        topic: str,
+        value: bytes | bytearray | memoryview | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+    ) -> MessageId:
+        """Add one message at the end of a partition; when this returns it is there for every reader.
+
+        Args:
+            topic: A topic that was created.
+            value: The message; ``None`` is a tombstone.
+            key: Decides on the partition where none is given; ``str`` travels as UTF-8.
+            headers: A mapping or pairs; order and duplicates are kept.
+            partition: From 0; by default the key's, or by turns where there is no key.
+
+        Returns:
+            Where it rests. Offsets of a partition are dense.
+
+        Raises:
+            MessageTooLargeError: Over ``max_message_bytes``; nothing was written.
+            UnknownTopicError: Nobody has created the topic; nothing was written.
+            UnknownPartitionError: The topic has no such partition; nothing was written.
+            BrokerArgumentError: Key or headers are of a wrong type; nothing was written.
+            PayloadTypeError: The value is neither bytes-like nor ``None``; nothing was written.
+            BrokerCommitError: The disk failed at the very end; the message may or may not be there.
+            BrokerStorageError: The file cannot be used; nothing was written.
+        """
+        check_name("topic", topic)
+        message = NewMessage.checked(topic, value, key, headers)
+        self._refuse_too_large(topic, message)
+        with self.database.write() as connection:
+            chosen = choose_partition(connection, topic, message.key) if partition is None else partition
+            return insert_message(connection, topic, chosen, message, self.clock())
+
+    def fetch(self, topic: str, partition: int, offset: int, limit: int) -> list[LocalMessage]:
+        """Read messages of one partition, in order, outside of any consumer group.
+
+        Args:
+            topic: The topic.
+            partition: From 0.
+            offset: The first one wanted, from 0.
+            limit: How many at most, from 1. All of them are in memory at once.
+
+        Returns:
+            An empty list when there is nothing at or after ``offset``.
+
+        Raises:
+            UnknownTopicError: Nobody has created the topic.
+            UnknownPartitionError: The topic has no such partition.
+            BrokerArgumentError: ``offset`` or ``limit`` is negative.
+        """
+        if offset < 0 or limit < 0:
+            text = f"{topic} cannot be read from offset {offset} with limit {limit}: neither can be negative"
+            raise BrokerArgumentError(text, destination=topic)
+        check_name("topic", topic)
+        with self.database.read() as connection:
+            check_partition(connection, topic, partition)
+            rows = connection.execute(_FETCH, (topic, partition, offset, limit)).fetchall()
+        return [to_message(row) for row in rows]
+
+    def end_offset(self, topic: str, partition: int) -> int:
+        """Give the offset that the partition's next message will have, which is also how many it holds.
+
+        Raises:
+            UnknownTopicError: Nobody has created the topic.
+            UnknownPartitionError: The topic has no such partition.
+        """
+        check_name("topic", topic)
+        with self.database.read() as connection:
+            return end_offset(connection, topic, partition)
+
+    def stats(self, topic: str) -> TopicStats:
+        """Say how many messages and bytes went through a topic since it was created.
+
+        Raises:
+            UnknownTopicError: Nobody has created the topic.
+        """
+        check_name("topic", topic)
+        with self.database.read() as connection:
+            count_partitions(connection, topic)
+            query = "SELECT sum(next_offset), sum(bytes) FROM partitions WHERE topic = ?"
+            return TopicStats(*connection.execute(query, (topic,)).fetchone())
+
+    def close(self) -> None:
+        """Release the file, which stays with all its messages. Closing twice is harmless."""
+        self.database.close()
+
+    def _refuse_too_large(self, topic: str, message: NewMessage) -> None:
+        if message.size > self.max_message_bytes:
+            text = (
+                f"a message of {message.size} bytes for {topic} is over the broker's limit of {self.max_message_bytes}"
+                f" (value, key, headers and {MESSAGE_OVERHEAD_BYTES} bytes of framing); offload or chunk the payload"
+            )
+            raise MessageTooLargeError(text, destination=topic, size=message.size, limit=self.max_message_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.database.path, self.max_message_bytes, self.clock, self.sleep)
+
+    def __repr__(self) -> str:
+        return f"<LocalBroker {self.database.path} max_message_bytes={self.max_message_bytes}>"
+
+
+_FETCH = f"""SELECT {MESSAGE_COLUMNS} FROM messages m
+    WHERE m.topic = ? AND m.partition = ? AND m.offset >= ? ORDER BY m.offset LIMIT ?"""
+
+
+def _rebuild(
+    path: str, max_message_bytes: int, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> LocalBroker:
+    return LocalBroker(path, max_message_bytes=max_message_bytes, clock=clock, sleep=sleep)

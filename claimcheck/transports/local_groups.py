@@ -1,0 +1,302 @@
+"""Consumer groups of the embedded broker: members that lease whole partitions and acknowledge single messages.
+
+A partition belongs to one member at a time, so the chunks of a payload stay together. Acknowledgements are kept one by
+one, and as a single number, the *floor*, where they have no gaps. Delivery is at least once: what was not acknowledged
+when a partition changes hands comes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from claimcheck.transports.local_acks import (
+    Place,
+    acknowledge,
+    give_back,
+    is_epoch,
+    rows_after,
+    rows_due,
+    seek,
+    take_due,
+)
+from claimcheck.transports.local_broker import LocalBroker
+from claimcheck.transports.local_errors import BrokerArgumentError, BrokerClosedError, StaleDeliveryError
+from claimcheck.transports.local_leases import Lease, held_leases, leave, renew
+from claimcheck.transports.local_messages import LocalMessage, check_name
+from claimcheck.transports.local_topics import check_offset, to_message
+
+__all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "Polled"]
+
+POLL_SECONDS = 0.05
+"""How long a blocking poll sleeps before it looks into the file again."""
+
+_RENEW_SECONDS = 1.0  # or a tenth of the lease, where that is less
+
+_Rows = Callable[[sqlite3.Connection, tuple[str, int], int], list[tuple[Any, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message, handed to one member once.
+
+    Attributes:
+        message: The message.
+        epoch: Which lease of the partition it was delivered under; acknowledging needs the same one.
+        redelivery_count: How often the group has given it back with ``nack``, from 0.
+    """
+
+    message: LocalMessage
+    epoch: int
+    redelivery_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """What a poll found.
+
+    Attributes:
+        deliveries: Messages; those of one partition in order, but for those that come again.
+        lost: Topic and partition of leases that are over, or were sought by another member: forget what came from
+            them *before* looking at ``deliveries``, for a partition may be back at once, from an earlier offset.
+    """
+
+    deliveries: tuple[Delivery, ...]
+    lost: tuple[tuple[str, int], ...]
+
+
+class GroupMember:
+    """One member of a consumer group; it joins when it is made. For one thread at a time.
+
+    A new group begins at offset 0 of every partition. Members share partitions fairly; what a member holds changes only
+    while it polls, and changes of the group are noticed within a second of polling. Who does not poll for
+    ``lease_seconds`` loses its partitions to members that do.
+
+    Args:
+        broker: The broker; it stays open when the member closes.
+        group: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``.
+        topics: Topics that were created, at least one.
+        lease_seconds: How long the others wait for a member that is silent, more than 0.
+
+    Raises:
+        BrokerArgumentError: The name, the topics or the time cannot be used.
+        UnknownTopicError: Nobody has created one of the topics.
+    """
+
+    def __init__(self, broker: LocalBroker, group: str, topics: Iterable[str], *, lease_seconds: float = 30.0) -> None:
+        self.group = group
+        self.topics = _checked(group, topics, lease_seconds)
+        self.name = uuid.uuid4().hex
+        self._broker = broker
+        self._lease_seconds = lease_seconds
+        self._leases: dict[tuple[str, int], Lease] = {}
+        self._next: dict[tuple[str, int], int] = {}
+        self._turn = 0
+        self._closed = False
+        self._renew()
+
+    def poll(self, *, limit: int = 1, timeout: float = 0.0) -> Polled:
+        """Take messages that nobody in the group has been given, and those that come again.
+
+        Looks into the file, and if there is nothing sleeps for `POLL_SECONDS` and looks again.
+
+        Args:
+            limit: How many messages at most, from 1. All of them are in memory at once.
+            timeout: Seconds to sleep in all, 0 to look once. Ends earlier when there is something to give or to lose.
+
+        Raises:
+            BrokerClosedError: The member or the broker was closed.
+            BrokerStorageError: The file cannot be used; nothing was taken.
+        """
+        slept = 0.0
+        polled = self._look(limit)
+        while not (polled.deliveries or polled.lost) and slept < timeout:
+            pause = min(POLL_SECONDS, timeout - slept)
+            self._broker.sleep(pause)
+            slept += pause
+            polled = self._look(limit)
+        return polled
+
+    def ack(self, deliveries: Iterable[Delivery]) -> None:
+        """Acknowledge all of the deliveries together; acknowledging again is harmless.
+
+        Raises:
+            StaleDeliveryError: One of them was delivered under a lease that is over, or before a seek: it comes again.
+                None of them was acknowledged.
+            BrokerClosedError: The member or the broker was closed; nothing was acknowledged.
+        """
+        with self._changing() as connection:
+            for place, epoch, offsets in self._by_lease(deliveries):
+                if not is_epoch(connection, place, self.name, epoch):
+                    raise _stale(place, min(offsets))
+                acknowledge(connection, place, offsets)
+
+    def nack(self, deliveries: Iterable[Delivery], *, delay_seconds: float = 0.0) -> None:
+        """Give deliveries back: they come again, counted, to whoever holds the partition then.
+
+        Deliveries that are stale (see `ack`) come again anyhow, acknowledged ones never do: both are passed over.
+
+        Args:
+            deliveries: Any number of them.
+            delay_seconds: How long they stay away, from 0. Cut short when the partition changes hands.
+
+        Raises:
+            BrokerClosedError: The member or the broker was closed; unacknowledged messages come again anyhow.
+        """
+        with self._changing() as connection:
+            for place, epoch, offsets in self._by_lease(deliveries):
+                if is_epoch(connection, place, self.name, epoch):
+                    give_back(connection, place, offsets, self._broker.clock() + delay_seconds)
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Make the whole group begin again at an offset, whoever holds the partition.
+
+        Everything before counts as acknowledged, nothing from there on does, redelivery counts start at 0, and earlier
+        deliveries of the partition are stale. Another member that holds it finds it among `Polled.lost`.
+
+        Args:
+            topic: A topic of this member.
+            partition: From 0.
+            offset: From 0 to the partition's end, ``broker.end_offset(topic, partition)``.
+
+        Raises:
+            BrokerArgumentError: The member did not join for this topic.
+            UnknownPartitionError: The topic has no such partition.
+            OffsetOutOfRangeError: The partition has no such offset.
+        """
+        if topic not in self.topics:
+            text = f"group {self.group} cannot seek in {topic}: this member joined for {', '.join(self.topics)}"
+            raise BrokerArgumentError(text, destination=topic)
+        with self._changing() as connection:
+            check_offset(connection, topic, partition, offset)
+            seek(connection, (self.group, topic, partition), offset)
+        self._leases.pop((topic, partition), None)
+
+    def assignment(self) -> list[tuple[str, int]]:
+        """Give topic and partition of what this member held when it last polled, sorted."""
+        return sorted(self._leases)
+
+    def close(self) -> None:
+        """Leave the group: others take the partitions within a second, and what was not acknowledged comes again.
+
+        Closing twice is harmless. When the broker was closed before, the leases end by themselves.
+        """
+        if not self._closed:
+            with contextlib.suppress(BrokerClosedError), self._broker.database.write() as connection:
+                leave(connection, self.group, self.name)
+        self._closed = True
+        self._leases = {}
+
+    def _look(self, limit: int) -> Polled:
+        self._check_open()
+        if limit < 1:
+            raise BrokerArgumentError(f"a poll for {limit} messages gives nothing; ask for at least 1")
+        if self._broker.clock() >= self._renew_at:
+            self._renew()
+        with self._broker.database.read() as connection:
+            lost = self._update_leases(connection)
+            again = self._collect(connection, limit, self._due)
+            fresh = self._collect(connection, limit - len(again), self._fresh)
+        self._turn += 1
+        self._take(again)
+        for delivery in fresh:
+            self._next[delivery.message.topic, delivery.message.partition] = delivery.message.offset + 1
+        return Polled(tuple(again + fresh), lost)
+
+    def _renew(self) -> None:
+        now = self._broker.clock()
+        with self._broker.database.write() as connection:
+            renew(connection, self.group, self.name, self.topics, now, self._lease_seconds)
+        self._renew_at = now + min(_RENEW_SECONDS, self._lease_seconds / 10)
+
+    def _update_leases(self, connection: sqlite3.Connection) -> tuple[tuple[str, int], ...]:
+        held, known = held_leases(connection, self.group, self.name), self._leases
+        for where, lease in held.items():
+            if where not in known or known[where].epoch != lease.epoch:
+                self._next[where] = lease.floor
+        self._leases = held
+        return tuple(where for where, lease in known.items() if where not in held or held[where].epoch != lease.epoch)
+
+    def _due(self, connection: sqlite3.Connection, where: tuple[str, int], limit: int) -> list[tuple[Any, ...]]:
+        return rows_due(connection, (self.group, *where), self._broker.clock(), limit)
+
+    def _fresh(self, connection: sqlite3.Connection, where: tuple[str, int], limit: int) -> list[tuple[Any, ...]]:
+        return rows_after(connection, (self.group, *where), self._next[where], limit)
+
+    def _collect(self, connection: sqlite3.Connection, limit: int, rows: _Rows) -> list[Delivery]:
+        found: list[Delivery] = []
+        for where in self._in_turn():
+            if len(found) < limit:
+                epoch = self._leases[where].epoch
+                found += [Delivery(to_message(r), epoch, r[-1]) for r in rows(connection, where, limit - len(found))]
+        return found
+
+    def _in_turn(self) -> list[tuple[str, int]]:
+        # Begin with another partition each time, or a busy one would keep the others waiting.
+        places = list(self._leases)
+        first = self._turn % max(len(places), 1)
+        return places[first:] + places[:first]
+
+    def _take(self, again: list[Delivery]) -> None:
+        if again:
+            with self._broker.database.write() as connection:
+                for place, _, offsets in self._by_lease(again):
+                    take_due(connection, place, offsets)
+
+    def _by_lease(self, deliveries: Iterable[Delivery]) -> list[tuple[Place, int, list[int]]]:
+        groups: dict[tuple[str, int, int], list[int]] = {}
+        for delivery in deliveries:
+            message = delivery.message
+            groups.setdefault((message.topic, message.partition, delivery.epoch), []).append(message.offset)
+        return [((self.group, topic, partition), epoch, found) for (topic, partition, epoch), found in groups.items()]
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[sqlite3.Connection]:
+        self._check_open()
+        with self._broker.database.write() as connection:
+            yield connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BrokerClosedError(f"this member of group {self.group} was closed; make a new one to go on")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._leases)} partitions"
+        return f"<GroupMember of {self.group} on {', '.join(self.topics)}: {state}>"
+
+
+def _checked(group: str, topics: Iterable[str], lease_seconds: float) -> tuple[str, ...]:
+    check_name("group", group)
+    if isinstance(topics, str):
+        raise BrokerArgumentError(f"group {group} needs a list of topics, not the str {topics!r}")
+    names = tuple(dict.fromkeys(topics))
+    for name in names:
+        check_name("topic", name)
+    if not names or not lease_seconds > 0:
+        text = (
+            f"group {group} needs at least one topic and a lease of more than 0 s, not {len(names)} and {lease_seconds}"
+        )
+        raise BrokerArgumentError(text)
+    return names
+
+
+def _stale(place: Place, offset: int) -> StaleDeliveryError:
+    group, topic, partition = place
+    text = (
+        f"offset {offset} of partition {partition} of {topic} is no longer with this member of group {group}: the"
+        " partition was leased anew or sought since, and the message comes again; poll more often or lease for longer"
+    )
+    return StaleDeliveryError(text, destination=topic, partition=partition, offset=offset)

@@ -1,0 +1,368 @@
+"""The composition root: a configuration becomes stores, strategies and resolvers, each opened when it is first used."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, BinaryIO, ParamSpec, TypeVar
+
+from claimcheck import config as configuration
+from claimcheck import pointer as pointers
+from claimcheck.breaker import Breaker
+from claimcheck.config import Config, expand
+from claimcheck.envelope import Abort, Buffer, Chunk, Literal, Plain, PointerData, decode
+from claimcheck.errors import ChunkError, ConfigError, PointerRejectedError
+from claimcheck.hooks import Hook, Hooks
+from claimcheck.outbound import Classifier
+from claimcheck.pointer import Pointer
+from claimcheck.produce import OutboundBlock, ProduceCall, decorate
+from claimcheck.registry import STRATEGIES, build_store, check_store, load_class
+from claimcheck.resolver import Resolver
+from claimcheck.store import Store, StoreContext
+from claimcheck.strategy import Message, Strategy, StrategyContext
+from claimcheck.wire import DEFAULT_LIMIT, WireLimit
+
+__all__ = ["ClaimCheck", "from_dict", "load"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def load(path: str | os.PathLike[str], *, hooks: Iterable[Hook] = ()) -> ClaimCheck:
+    """Read a YAML file and return what it describes. Nothing is opened.
+
+    Args:
+        path: The YAML file.
+        hooks: Called with every event (see `claimcheck.hooks`).
+
+    Raises:
+        ConfigError: The file holds what it may not; names the path inside it.
+    """
+    return ClaimCheck(configuration.load(path), hooks=hooks)
+
+
+def from_dict(raw: Mapping[str, Any], *, hooks: Iterable[Hook] = ()) -> ClaimCheck:
+    """The same from a mapping, shaped as the YAML file.
+
+    Raises:
+        ConfigError: The mapping holds what it may not; names the path inside it.
+    """
+    return ClaimCheck(configuration.from_dict(raw), hooks=hooks)
+
+
+class ClaimCheck:
+    """Sends and receives payloads of any size, as its configuration says.
+
+    Safe under threads and after a fork; opens stores at first use and closes them with `close` or as a context
+    manager. Pickles as its configuration: hooks and connections never travel.
+
+    Args:
+        config: See `claimcheck.config`.
+        hooks: Called with every event.
+
+    Raises:
+        ConfigError: A strategy or store type is unknown, or a store's option is wrong.
+    """
+
+    def __init__(self, config: Config, *, hooks: Iterable[Hook] = ()) -> None:
+        self.config = config
+        self._hooks = Hooks(tuple(hooks))
+        self._lock = threading.RLock()
+        self._open = _Open(os.getpid())
+        for each in (config, *(override for _, override in config.destinations)):
+            self._strategy_class(each)
+        for name, store in config.stores.items():
+            check_store(store, path=f"stores.{name}")
+
+    # Writing ---------------------------------------------------------------------------------------------------
+
+    def offload(
+        self,
+        *,
+        payload: str = "value",
+        destination: str | None = None,
+        key: str | None = None,
+        headers: str | None = None,
+        classify: Classifier | None = None,
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorate a function that sends messages, so that it takes payloads of any size.
+
+        Each argument names one of the function's own parameters. The function may be a method, a coroutine
+        function, or return a future. It is called with an envelope in place of the payload: once for a pointer,
+        once per chunk otherwise, and its first call's result is returned.
+
+        Args:
+            payload: Takes the message's value.
+            destination: Takes the topic; without it the function's name stands for its only one.
+            key: Takes the message key; needed where the configuration may send chunks.
+            headers: Takes the headers, a mapping or a list of pairs.
+            classify: From an error of the function to ``"failed"`` (definitely not sent: what was stored is removed)
+                or ``"unknown"`` (it stays until it expires). By default time-outs and lost connections are unknown.
+
+        Raises:
+            ConfigError: At decoration: a parameter does not exist, or chunks need a key parameter.
+        """
+        call = ProduceCall(payload=payload, destination=destination, key=key, headers=headers)
+
+        def decorator(function: Callable[P, R]) -> Callable[P, R]:
+            return decorate(function, call, self._plan, may_chunk=self._may_chunk, classify=classify)
+
+        return decorator
+
+    def outbound(
+        self,
+        payload: Any,
+        *,
+        destination: str,
+        key: Any = None,
+        headers: Any = None,
+        limit: WireLimit | None = None,
+        takes_headers: bool = True,
+        text_key: bool = False,
+        classify: Classifier | None = None,
+    ) -> OutboundBlock:
+        """Offload one payload by hand, in a ``with`` (or ``async with``) block that yields an `Outbound`.
+
+        What was stored is removed when the block is left by an error that means that the message was not sent.
+
+        Args:
+            payload: Bytes-like, a readable binary file, or ``None``.
+            destination: Topic or queue.
+            key: The message key; chunks of a payload without one get its uuid.
+            headers: A mapping or a list of pairs.
+            limit: What the transport takes and how it counts; by default Kafka's 1,000,000 bytes and arithmetic.
+            takes_headers: Whether hints may be sent in headers.
+            text_key: Whether a key that has to be made up is ``str``.
+            classify: See `offload`.
+        """
+        strategy, threshold, wire = self._plan(destination, limit)
+        message = Message(
+            payload=payload,
+            destination=destination,
+            key=key,
+            headers=headers,
+            threshold=threshold,
+            limit=wire,
+            takes_headers=takes_headers,
+            text_key=text_key,
+        )
+        return OutboundBlock(strategy, message, classify)
+
+    # Reading ---------------------------------------------------------------------------------------------------
+
+    def resolve(self, message: Buffer | None) -> Any:
+        """Return the payload of one message: a pointer's, a literal's, or the message itself.
+
+        Raises:
+            ChunkError: A chunk: one message cannot be resolved alone, use `resolver`.
+            EnvelopeError: Damaged, or of an unknown type or version.
+            PointerRejectedError: A pointer that will not be followed; no store was asked.
+            StoreError: The payload is gone, damaged or out of reach; see its subclasses.
+        """
+        if message is None:
+            return None
+        envelope = self._single(message)
+        if isinstance(envelope, PointerData):
+            return self._read(envelope.data)
+        return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)
+
+    def open(self, message: Buffer) -> BinaryIO:
+        """Return the payload of one message as a binary file, in bounded memory and verified to its last byte.
+
+        Raises:
+            ChunkError: A chunk. Otherwise as `resolve`; a store's errors come while reading.
+        """
+        envelope = self._single(message)
+        if isinstance(envelope, PointerData):
+            pointer = self._accepted(envelope.data)
+            return self._store_of(pointer).open(pointer)  # type: ignore[return-value]
+        return io.BytesIO(envelope.payload)
+
+    def pointer(self, message: Buffer) -> Pointer | None:
+        """Read the pointer of a message without any I/O; ``None`` for any other message.
+
+        Raises:
+            EnvelopeError: Damaged, or of an unknown type or version.
+            PointerRejectedError: Too long, or its signature is missing or wrong.
+        """
+        envelope = decode(message, header=self.config.header)
+        return self._accepted(envelope.data) if isinstance(envelope, PointerData) else None
+
+    def resolver(self, *, clock: Callable[[], float] = time.monotonic) -> Resolver:
+        """Return a resolver for a stream of messages, chunks included; one per consumer."""
+        return Resolver(
+            self._read, chunking=self.config.chunking, header=self.config.header, clock=clock, hooks=self._hooks
+        )
+
+    # Stores ----------------------------------------------------------------------------------------------------
+
+    def store(self, name: str) -> Store:
+        """Return a store by its name in the configuration; opened at first use, once per process.
+
+        Raises:
+            ConfigError: No such store, or a variable that it needs is not set.
+            MissingDependencyError: Its driver is not installed; names the extra.
+        """
+        stores = self._current().stores
+        if name not in stores:
+            with self._lock:
+                if name not in stores:
+                    stores[name] = self._build_store(name)
+        return stores[name]
+
+    def close(self) -> None:
+        """Release all connections; payloads stay, and a later use opens again."""
+        with self._lock:
+            stores, self._open = list(self._open.stores.values()), _Open(os.getpid())
+        for store in stores:
+            store.close()
+
+    def __enter__(self) -> ClaimCheck:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ClaimCheck, (self.config,)
+
+    def __repr__(self) -> str:
+        return f"<ClaimCheck {self.config.strategy}, stores {', '.join(self.config.stores) or 'none'}>"
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _may_chunk(self) -> bool:
+        configs = (self.config, *(override for _, override in self.config.destinations))
+        return any(self._strategy_class(each).may_chunk for each in configs)
+
+    def _strategy_class(self, config: Config) -> type[Strategy]:
+        found = load_class(config.strategy, STRATEGIES, group="claimcheck.strategies", path="strategy")
+        if not issubclass(found, Strategy):
+            raise ConfigError(f"strategy: {config.strategy!r} is no Strategy", path="strategy", found=config.strategy)
+        return found
+
+    def _plan(self, destination: str, limit: WireLimit | None = None) -> tuple[Strategy, int, WireLimit]:
+        config = self.config.for_destination(destination)
+        wire, threshold = limit or DEFAULT_LIMIT, config.threshold_bytes
+        if threshold == "auto":
+            threshold = wire.max_message_bytes
+        elif limit is None and threshold > wire.max_message_bytes:  # no transport: the caller knows the limit better
+            wire = WireLimit(threshold, wire.overhead)
+        return self._strategy(config), min(threshold, wire.max_message_bytes), wire
+
+    def _strategy(self, config: Config) -> Strategy:
+        strategies = self._current().strategies
+        if id(config) not in strategies:
+            with self._lock:
+                strategies.setdefault(id(config), self._strategy_class(config)(self._context(config)))
+        return strategies[id(config)]
+
+    def _context(self, config: Config) -> StrategyContext:
+        name = config.store
+        breakers = self._current().breakers
+        pause = config.hybrid.retry_store_after_seconds
+        return StrategyContext(
+            config=config,
+            store=lambda: self.store(name or ""),
+            seal=self._seal,
+            breaker=breakers.setdefault(name, Breaker(retry_after_seconds=pause)),
+            hooks=self._hooks,
+        )
+
+    def _current(self) -> _Open:
+        """What this process has open; after a fork nothing, since connections cannot be shared."""
+        if self._open.pid != os.getpid():
+            self._lock = threading.RLock()
+            self._open = _Open(os.getpid())
+        return self._open
+
+    def _build_store(self, name: str) -> Store:
+        if name not in self.config.stores:
+            known = ", ".join(sorted(self.config.stores)) or "none"
+            raise ConfigError(
+                f"no store is called {name!r}; configured: {known}", path="stores", found=name, expected=known
+            )
+        store: Store = build_store(self.config.stores[name], path=f"stores.{name}")
+        store.context = StoreContext(
+            name=name, max_payload_bytes=self.config.limits.max_payload_bytes, hooks=self._hooks
+        )
+        return store
+
+    def _seal(self, pointer: Pointer) -> bytes:
+        signing = self.config.signing
+        if signing.key_id is not None and pointer.version != 1:
+            pointer = pointers.sign(pointer, key_id=signing.key_id, secret=self._secrets()[signing.key_id])
+        return pointers.encode(pointer)
+
+    def _secrets(self) -> dict[str, bytes]:
+        current = self._current()
+        if current.secrets is None:
+            current.secrets = {
+                name: expand(text, path=f"signing.keys.{name}").encode()
+                for name, text in self.config.signing.keys.items()
+            }
+            if empty := [name for name, secret in current.secrets.items() if not secret]:
+                raise ConfigError(f"signing.keys.{empty[0]}: the secret is empty", path=f"signing.keys.{empty[0]}")
+        return current.secrets
+
+    def _single(self, message: Buffer) -> Plain | Literal | PointerData:
+        envelope = decode(message, header=self.config.header)
+        if isinstance(envelope, (Chunk, Abort)):
+            raise ChunkError(
+                f"one message of the chunked payload {envelope.uuid} cannot be resolved alone: feed all messages to "
+                "ClaimCheck.resolver(), or wrap the consumer",
+                uuid=envelope.uuid,
+                total=envelope.count if isinstance(envelope, Chunk) else None,
+            )
+        return envelope
+
+    def _read(self, data: bytes) -> bytes:
+        pointer = self._accepted(data)
+        return self._store_of(pointer).read(pointer)
+
+    def _accepted(self, data: bytes) -> Pointer:
+        pointer = pointers.decode(data, max_bytes=self.config.limits.max_pointer_bytes)
+        signing = self.config.signing
+        if pointer.mac is not None or signing.require:
+            pointers.verify(pointer, secrets=self._secrets(), require=signing.require)
+        return pointer
+
+    def _store_of(self, pointer: Pointer) -> Store:
+        name = pointer.store if pointer.version != 1 else self._v1_store(pointer)
+        if name not in self.config.stores:
+            raise PointerRejectedError(
+                f"the pointer to {pointer.key[:200]!r} names the store {name!r}, which is not configured here: add it below "
+                "stores to read from it",
+                reason="store",
+                store=name,
+                key=pointer.key,
+            )
+        return self.store(name)
+
+    def _v1_store(self, pointer: Pointer) -> str:
+        """Version 1 names no store: the one that says ``v1_pointers: true``, or the only Redis there is."""
+        stores = self.config.stores
+        marked = [name for name, store in stores.items() if store.options.get("v1_pointers")]
+        found = marked or [name for name, store in stores.items() if store.type == "redis"]
+        if len(found) != 1:
+            raise PointerRejectedError(
+                f"the pointer to {pointer.key[:200]!r} has version 1, which names no store: mark one with v1_pointers: true",
+                reason="version",
+                key=pointer.key,
+            )
+        return found[0]
+
+
+class _Open:
+    """What one process has open."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.stores: dict[str, Store] = {}
+        self.strategies: dict[int, Strategy] = {}
+        self.breakers: dict[str | None, Breaker] = {}
+        self.secrets: dict[str, bytes] | None = None

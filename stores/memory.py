@@ -1,0 +1,43 @@
+"""Payloads in this process's memory: for tests, examples and trying things out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from claimcheck.envelope import Buffer
+from claimcheck.payload import Source
+from claimcheck.pointer import Pointer
+from claimcheck.store import Store
+from claimcheck.validation import Seconds
+
+__all__ = ["MemoryStore"]
+
+_SPACES: dict[str, dict[str, bytes]] = {}
+_LOCK = threading.Lock()
+
+
+class MemoryStore(Store):
+    """A dictionary. Every store of one process with the same ``space`` sees the same payloads.
+
+    Args:
+        space: The dictionary's name.
+        ttl_seconds: Written into pointers; nothing is removed by time.
+    """
+
+    def __init__(self, *, space: str = "default", ttl_seconds: Seconds | None = None) -> None:
+        with _LOCK:
+            self._payloads = _SPACES.setdefault(space, {})
+        self.ttl_seconds = ttl_seconds
+
+    def _write(self, pointer: Pointer, source: Source) -> None:
+        self._payloads[pointer.key] = b"".join(source)
+
+    def _read(self, pointer: Pointer) -> Iterable[Buffer]:
+        payload = self._payloads.get(pointer.key)
+        if payload is None:
+            raise self.missing(pointer)
+        yield payload
+
+    def _delete(self, pointer: Pointer) -> None:
+        self._payloads.pop(pointer.key, None)

@@ -1,0 +1,147 @@
+"""The built wheel, as a user gets it: exactly these files, importing little, naming the extra that is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = {"claimcheck": ROOT / "claimcheck", "claimcheck/stores": ROOT / "stores"}
+# Reading YAML needs two of them, and only then; everything else is the user's choice.
+OPTIONAL = ["boto3", "cattrs", "click", "confluent_kafka", "pandas", "pulsar", "pyarrow", "pyspark", "redis", "yaml"]
+
+pytestmark = pytest.mark.timeout(600)  # pip builds and installs over the network
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from the source distribution, which proves that both are complete."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for name in ("claimcheck", "stores"):  # a copy: setuptools writes into the folder that it builds
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "stores"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    _run(sys.executable, "-m", "build", "--outdir", target, source)
+    return next(target.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def clean_python(wheel, tmp_path_factory):
+    """The interpreter of an environment that holds the wheel and its core dependencies, and no extra."""
+    folder = tmp_path_factory.mktemp("clean") / "venv"
+    venv.create(folder, with_pip=True, symlinks=True)
+    _run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def zipped(wheel, tmp_path_factory):
+    """The wheel under a name that `spark-submit --py-files` puts on the path."""
+    return shutil.copy(wheel, tmp_path_factory.mktemp("zip") / "claimcheck.zip")
+
+
+def test_the_listed_packages_are_the_folders_with_code():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert sorted(listed) == sorted(".".join(path.parent.parts) for path in _shipped("__init__.py"))
+
+
+def test_the_wheel_holds_exactly_the_sources(wheel):
+    info = _info(wheel)
+    metadata = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
+    expected = (
+        {str(path) for path in _shipped("*.py")} | {"claimcheck/py.typed"} | {f"{info}/{name}" for name in metadata}
+    )
+    with zipfile.ZipFile(wheel) as archive:
+        assert set(archive.namelist()) == expected
+
+
+def test_the_wheel_installs_one_top_level_name(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        assert {name.split("/")[0] for name in archive.namelist()} == {"claimcheck", _info(wheel)}
+    _run(sys.executable, "-m", "check_wheel_contents", "--config", ROOT / "pyproject.toml", wheel)
+
+
+def test_importing_loads_nothing_that_was_not_asked_for(zipped):
+    # With this interpreter, where all of them are installed and any of them could slip in.
+    code = f"""
+import sys
+sys.path.insert(0, {str(zipped)!r})
+import claimcheck, claimcheck.config
+print(claimcheck.__file__, [name for name in {OPTIONAL!r} if name in sys.modules])
+"""
+    assert _python(sys.executable, code) == f"{zipped}/claimcheck/__init__.py []"
+
+
+def test_it_imports_with_its_core_dependencies_alone(clean_python):
+    assert _python(clean_python, "import claimcheck, claimcheck.stores.memory; print('ok')") == "ok"
+
+
+def test_the_wheel_as_zip_imports_with_nothing_but_the_standard_library(zipped):
+    # What a Spark worker imports, given the zip alone.
+    modules = "claimcheck, claimcheck.config, claimcheck.resolver, claimcheck.stores.memory"
+    code = f"import sys; sys.path.insert(0, {str(zipped)!r}); import {modules}; print('ok')"
+    assert _python(sys.executable, "-S", code) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("extra", "options"),
+    [
+        ("redis", {"type": "redis", "url": "redis://localhost:1/0"}),
+        ("s3", {"type": "s3", "bucket": "payloads", "endpoint_url": "http://localhost:1"}),
+    ],
+)
+def test_a_store_without_its_extra_names_the_extra(clean_python, extra, options):
+    config = {"strategy": "external", "store": "hot", "stores": {"hot": options}}
+    code = f"""
+import claimcheck
+try:
+    claimcheck.from_dict({config!r}).store("hot").write(b"x")
+except claimcheck.MissingDependencyError as error:
+    print(error)
+"""
+    assert f"claimcheck[{extra}]" in _python(clean_python, code)
+
+
+def test_the_command_line_without_its_extra_names_the_extra(clean_python):
+    result = subprocess.run(
+        [clean_python.parent / "claimcheck", "--help"], capture_output=True, text=True, env=_environment(), check=False
+    )
+    assert result.returncode != 0
+    assert "claimcheck[cli]" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def _shipped(pattern):
+    """Path in the wheel of each source file that matches."""
+    for room, folder in ROOMS.items():
+        for file in folder.rglob(pattern):
+            yield PurePosixPath(room, file.relative_to(folder))
+
+
+def _info(wheel):
+    name, version, *_ = wheel.name.split("-")
+    return f"{name}-{version}.dist-info"
+
+
+def _python(interpreter, *arguments):
+    *options, code = arguments
+    return _run(interpreter, "-I", *options, "-c", code).strip()
+
+
+def _run(*command):
+    result = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def _environment():
+    """The caller's, so that pip finds its way; without what would let this checkout or another environment in."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
