@@ -1,7 +1,7 @@
 """The reassembly of chunks: a pure core without I/O, threads or a clock of its own.
 
-Chunks are filed by slot, ``(source, uuid, position)``, so that any order, duplicates and interleaving are alike. What is
-held is bounded in payloads and in bytes; the oldest payload makes room. Nothing is ever let go silently: what does
+Chunks are filed by slot, ``(source, uuid, position)``, so that any order, duplicates and interleaving are alike. What
+is held is bounded in payloads and in bytes; the oldest payload makes room. Nothing is ever let go silently: what does
 not become a payload comes back as `Dropped` or `Broken`, with the handles of its messages, and the transport acts.
 
 Every payload in the making has one record, and so has every one that was finished lately: a late duplicate is
@@ -181,12 +181,14 @@ class Assembler:
 
     def _file(self, source: Hashable, slot: Slot, chunk: Chunk) -> list[Event]:
         key = (source, chunk.uuid)
-        record = self._open.get(key)
+        record, events = self._open.get(key), list[Event]()
         if record is None:
             record = self._open[key] = _Record(source, chunk.uuid, chunk.count, self._clock())
+            events += self._make_room(record, 0)
         record.hold(slot)
         self._check(record, chunk)
-        events = self._store(record, chunk) if record.state == "pending" else []
+        if record.state == "pending":
+            events += self._store(record, chunk)
         record.numbers.add(chunk.position)
         return events + self._finish_if_complete(record)
 
@@ -219,10 +221,7 @@ class Assembler:
             len(self._open) > limits.max_pending_payloads or self.pending_bytes + size > limits.max_pending_bytes
         ):
             victim = next(other for other in self._open.values() if other is not record)
-            error = _incomplete(
-                victim, "it had to make room, as chunking.max_pending_payloads or max_pending_bytes was reached"
-            )
-            events.append(self._drop(victim, "evicted", limits.on_evict, error))
+            events.append(self._give_up(victim, "evicted", limits.on_evict, "it had to make room (chunking.max_pending_*)"))
         return events
 
     def _finish_if_complete(self, record: _Record) -> list[Event]:
@@ -252,10 +251,13 @@ class Assembler:
     # Endings ---------------------------------------------------------------------------------------------------
 
     def _expire(self, record: _Record) -> Event:
+        waited = f"chunking.expire_after_seconds ({self._config.expire_after_seconds:g}) passed"
+        return self._give_up(record, "expired", self._config.on_expire, waited)
+
+    def _give_up(self, record: _Record, reason: str, action: Action, why: str) -> Event:
         if record.state == "doomed":
             return self._break(record)
-        waited = f"chunking.expire_after_seconds ({self._config.expire_after_seconds:g}) passed"
-        return self._drop(record, "expired", self._config.on_expire, _incomplete(record, waited))
+        return self._drop(record, reason, action, _incomplete(record, why))
 
     def _drop(self, record: _Record, reason: str, action: Action, error: ClaimCheckError) -> Dropped:
         record.reason, record.action, record.error = reason, action, error

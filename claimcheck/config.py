@@ -184,7 +184,7 @@ def from_dict(raw: Any) -> Config:
         fail("configuration", found=f"a {type(raw).__name__}", expected="a mapping with strategy, store, stores, ...")
     top = {name: value for name, value in raw.items() if name != "destinations"}
     base = _checked(top, "")
-    patterns = raw.get("destinations") or {}
+    patterns = {} if raw.get("destinations") is None else raw["destinations"]
     if not isinstance(patterns, Mapping):
         fail("destinations", found=f"a {type(patterns).__name__}", expected="a mapping of patterns")
     return replace(base, destinations=tuple((str(p), _override(top, p, o)) for p, o in patterns.items()))
@@ -229,7 +229,7 @@ def _override(top: Mapping[str, Any], pattern: str, override: Any) -> Config:
 
 def _checked(top: Mapping[str, Any], path: str) -> Config:
     prefix = f"{path}." if path else ""
-    stores = top.get("stores") or {}
+    stores = {} if top.get("stores") is None else top["stores"]  # an empty section of YAML is None
     if not isinstance(stores, Mapping):
         fail("stores", found=f"a {type(stores).__name__}", expected="a mapping of names to stores")
     shaped = {name: _split_type(name, entry) for name, entry in stores.items()}

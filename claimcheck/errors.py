@@ -75,7 +75,7 @@ class MissingDependencyError(ClaimCheckError):
 
 
 class PayloadError(ClaimCheckError):
-    """The caller's payload cannot be sent: a closed file, a file that shrinks while it is read. Nothing is left behind."""
+    """The caller's payload cannot be sent: a closed file, a file that shrinks while it is read. Nothing is left."""
 
 
 class PayloadTypeError(PayloadError, TypeError):

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from claimcheck.envelope import Envelope
-from claimcheck.errors import PartialSendError
 from claimcheck.outbound import Outbound
 
 __all__ = ["follow"]
@@ -94,14 +93,8 @@ class _Joined:
         if all(error is not None and self._out.judge(error) == "failed" for error in errors):
             return first
         self._tell_readers()
-        sent = tuple(f.result() for f, error in zip(self._out.results, errors, strict=True) if error is None)
-        partial = PartialSendError(
-            f"{len(sent)} of {self._out.total} chunks of {self._out.uuid} were sent, then {type(first).__name__}: {first}",
-            uuid=self._out.uuid,
-            seen=len(sent),
-            total=self._out.total,
-            results=sent,
-        )
+        sent = [f.result() for f, error in zip(self._out.results, errors, strict=True) if error is None]
+        partial = self._out.partial(sent, first)
         partial.__cause__ = first
         return partial
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from claimcheck.envelope import Envelope
@@ -168,6 +168,16 @@ class Outbound:
         """Whether this error of the produce call means that the message was not sent."""
         return verdict(error, self._classify)
 
+    def partial(self, sent: Sequence[Any], error: BaseException) -> PartialSendError:
+        """Make the error for a payload of which only some chunks, with these results, were sent."""
+        return PartialSendError(
+            f"{len(sent)} of {self.total} chunks of {self.uuid} were sent, then {type(error).__name__}: {error}",
+            uuid=self.uuid,
+            seen=len(sent),
+            total=self.total,
+            results=tuple(sent),
+        )
+
     async def _next_async(self) -> Envelope | None:
         if self._blocking:  # the next chunk is read from a file
             return await asyncio.to_thread(next, self.envelopes, None)
@@ -191,13 +201,7 @@ class Outbound:
             return
         if not self.results and not self._maybe_sent(error):
             return
-        raise PartialSendError(
-            f"sent {len(self.results)} of {self.total} chunks of {self.uuid}, then {type(error).__name__}: {error}",
-            uuid=self.uuid,
-            seen=len(self.results),
-            total=self.total,
-            results=tuple(self.results),
-        ) from error
+        raise self.partial(self.results, error) from error
 
 
 def _attempt(call: Callable[[], Any]) -> None:

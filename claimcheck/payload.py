@@ -52,17 +52,18 @@ def remaining_bytes(payload: Payload) -> int | None:
     """
     if not is_file(payload):
         return len(as_view(payload))
+    file: Any = payload
+    if isinstance(file, io.TextIOBase):
+        _text_file(file)
     try:
-        if isinstance(payload, io.TextIOBase):
-            _text_file(payload)
-        if not payload.seekable():
+        if not file.seekable():
             return None
-        here = payload.tell()
-        end = payload.seek(0, io.SEEK_END)
-        payload.seek(here)
+        here = file.tell()
+        end = file.seek(0, io.SEEK_END)
+        file.seek(here)
     except (OSError, ValueError, AttributeError) as exc:
         raise PayloadError(f"the payload's file cannot be used: {exc}") from exc
-    return max(0, end - here)
+    return max(0, int(end - here))
 
 
 def crc32_text(value: int) -> str:

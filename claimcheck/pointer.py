@@ -224,10 +224,10 @@ def _decode_v2(data: bytes) -> Pointer:
     )
 
 
-def _check(name: str, value: Any, kind: type) -> None:
+def _check(name: str, value: Any, kind: type[Any]) -> None:
     if type(value) is not kind:
         _damaged(f"the field {name!r} is {type(value).__name__}, not {kind.__name__}")
-    if kind is int and not 0 <= value <= _MAX_INT:
+    if isinstance(value, int) and not 0 <= value <= _MAX_INT:
         _damaged(f"the field {name!r} is out of range")
 
 

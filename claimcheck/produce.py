@@ -212,7 +212,7 @@ class _Sender:
             changed[self._call.key] = envelope.key
         if self._call.headers is not None:
             changed[self._call.headers] = envelope.headers
-        again = inspect.BoundArguments(self._signature, changed)  # type: ignore[arg-type]
+        again = inspect.BoundArguments(self._signature, changed)
         return self._function(*again.args, **again.kwargs)
 
 

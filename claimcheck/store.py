@@ -187,9 +187,9 @@ class Store(ABC):
             StoreUnavailableError: Not reached; the payload stays until it expires.
         """
         self.check(pointer)
-        with self.context.hooks.operation("rollback", store=self.name, key=pointer.key, size=pointer.size):
-            with self._translated(pointer, "rollback"):
-                self._delete(pointer)
+        operation = self.context.hooks.operation("rollback", store=self.name, key=pointer.key, size=pointer.size)
+        with operation, self._translated(pointer, "rollback"):
+            self._delete(pointer)
 
     def check(self, pointer: Pointer) -> None:
         """Refuse what this store must not follow: another store's pointer, a key out of scope, absurd sizes.
@@ -275,7 +275,8 @@ class Store(ABC):
     def _check_drained(self, source: Source) -> None:
         if not source.drained:
             raise StoreError(
-                f"store {self.name!r} took {source.taken} of {source.size} bytes: {type(self).__name__}._write is broken"
+                f"store {self.name!r} took {source.taken} of {source.size} bytes: "
+                f"{type(self).__name__}._write is broken"
             )
 
     def _undo(self, pointer: Pointer, error: BaseException, *, nothing: bool) -> None:

@@ -181,7 +181,7 @@ def rewindable(payload: Payload, *, limit: int) -> tuple[Payload, Callable[[], N
         return payload, lambda: None
     file = cast(BinaryIO, payload)
     if remaining_bytes(file) is None:
-        spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115 - lives as long as the payload
+        spool = _Spool(max_size=_SPOOL_BYTES)
         spool.writelines(Source(file, limit=limit))
         spool.seek(0)
         file = cast(BinaryIO, spool)
@@ -211,6 +211,13 @@ def _take(file: Any, size: int) -> Any:
     for piece in Source(file, limit=1 << 62).pieces(size):
         yield piece
         return
+
+
+class _Spool(tempfile.SpooledTemporaryFile[bytes]):
+    """Closed, and so removed, with the last reference: it lives as long as the payload, whatever becomes of that."""
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class _Rejoined(io.RawIOBase):

@@ -13,7 +13,7 @@ from claimcheck import config as configuration
 from claimcheck import pointer as pointers
 from claimcheck.breaker import Breaker
 from claimcheck.config import Config, expand
-from claimcheck.envelope import Abort, Buffer, Chunk, Literal, Plain, PointerData, decode
+from claimcheck.envelope import Abort, Buffer, Chunk, Literal, Plain, PointerData, decode, encode_pointer
 from claimcheck.errors import ChunkError, ConfigError, PointerRejectedError
 from claimcheck.hooks import Hook, Hooks
 from claimcheck.outbound import Classifier
@@ -151,6 +151,13 @@ class ClaimCheck:
         )
         return OutboundBlock(strategy, message, classify)
 
+    def seal(self, pointer: Pointer) -> bytes:
+        """Return the message that carries a pointer, signed where signing is configured.
+
+        For payloads that were written with `Store.write`; every other way of sending does this by itself.
+        """
+        return encode_pointer(self._signed(pointer), header=self.config.header)
+
     # Reading ---------------------------------------------------------------------------------------------------
 
     def resolve(self, message: Buffer | None) -> Any:
@@ -178,7 +185,7 @@ class ClaimCheck:
         envelope = self._single(message)
         if isinstance(envelope, PointerData):
             pointer = self._accepted(envelope.data)
-            return self._store_of(pointer).open(pointer)  # type: ignore[return-value]
+            return self._store_of(pointer).open(pointer)
         return io.BytesIO(envelope.payload)
 
     def pointer(self, message: Buffer) -> Pointer | None:
@@ -268,7 +275,7 @@ class ClaimCheck:
         return StrategyContext(
             config=config,
             store=lambda: self.store(name or ""),
-            seal=self._seal,
+            seal=self._signed,
             breaker=breakers.setdefault(name, Breaker(retry_after_seconds=pause)),
             hooks=self._hooks,
         )
@@ -292,7 +299,7 @@ class ClaimCheck:
         )
         return store
 
-    def _seal(self, pointer: Pointer) -> bytes:
+    def _signed(self, pointer: Pointer) -> bytes:
         signing = self.config.signing
         if signing.key_id is not None and pointer.version != 1:
             pointer = pointers.sign(pointer, key_id=signing.key_id, secret=self._secrets()[signing.key_id])
@@ -333,10 +340,10 @@ class ClaimCheck:
 
     def _store_of(self, pointer: Pointer) -> Store:
         name = pointer.store if pointer.version != 1 else self._v1_store(pointer)
-        if name not in self.config.stores:
+        if name is None or name not in self.config.stores:
             raise PointerRejectedError(
-                f"the pointer to {pointer.key[:200]!r} names the store {name!r}, which is not configured here: add it below "
-                "stores to read from it",
+                f"the pointer to {pointer.key[:200]!r} names the store {name!r}, which is not configured here: "
+                "add it below stores to read from it",
                 reason="store",
                 store=name,
                 key=pointer.key,
@@ -350,7 +357,8 @@ class ClaimCheck:
         found = marked or [name for name, store in stores.items() if store.type == "redis"]
         if len(found) != 1:
             raise PointerRejectedError(
-                f"the pointer to {pointer.key[:200]!r} has version 1, which names no store: mark one with v1_pointers: true",
+                f"the pointer to {pointer.key[:200]!r} has version 1, which names no store: "
+                "mark one with v1_pointers: true",
                 reason="version",
                 key=pointer.key,
             )

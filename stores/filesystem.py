@@ -125,7 +125,7 @@ class FilesystemStore(Store):
 
     def _not_a_payload(self, pointer: Pointer) -> NoReturn:
         raise PointerRejectedError(
-            f"store {self.name!r} will not follow the pointer to {pointer.key!r}: a link, a directory or a device is there",
+            f"store {self.name!r} will not follow the pointer to {pointer.key!r}: there is no plain file of that name",
             reason="scope",
             store=pointer.store,
             key=pointer.key,

@@ -52,10 +52,10 @@ _NOT_REACHED = ("HTTPClientError", "IncompleteReadError", "ResponseStreamingErro
 
 
 class S3Store(Store):
-    """One object per payload: a single put, or above a size several parts at once. Credentials are the SDK's own affair.
+    """One object per payload: a single put, or several parts at once above a size.
 
-    S3 has no life span per object: give the bucket a lifecycle rule on ``prefix`` that fits ``ttl_seconds``, and one
-    that aborts incomplete multipart uploads after a day.
+    Credentials are found by the SDK's own chain. S3 has no life span per object: give the bucket a lifecycle rule on
+    ``prefix`` that fits ``ttl_seconds``, and one that aborts incomplete multipart uploads after a day.
 
     Args:
         bucket: Must exist.

@@ -77,20 +77,18 @@ class Upload:
         Raises:
             Exception: As it came from the pieces or the SDK, after the upload was aborted: no part is left behind.
         """
-        self._place["UploadId"] = self._client.create_multipart_upload(**self._place, ChecksumAlgorithm="CRC32")[
-            "UploadId"
-        ]
+        answer = self._client.create_multipart_upload(**self._place, ChecksumAlgorithm="CRC32")
+        self._place["UploadId"] = answer["UploadId"]
         try:
             self._send(pieces)
-            parts = sorted(self._parts, key=lambda part: int(part["PartNumber"]))
-            complete(
-                lambda **more: self._client.complete_multipart_upload(
-                    **self._place, MultipartUpload={"Parts": parts}, **more
-                )
-            )
+            complete(self._complete)
         except BaseException as error:
             self._abort(error)
             raise
+
+    def _complete(self, **more: Any) -> None:
+        parts = sorted(self._parts, key=lambda part: int(part["PartNumber"]))
+        self._client.complete_multipart_upload(**self._place, MultipartUpload={"Parts": parts}, **more)
 
     def _send(self, pieces: Iterable[memoryview]) -> None:
         """A part that is still in flight when an abort comes would stay, so leaving waits for all of them."""
@@ -101,9 +99,9 @@ class Upload:
                     flying.add(threads.submit(self._send_part, number, piece))
                     del piece  # else it would stay in memory while the next one is read
                     if len(flying) >= self._parallel_parts:
-                        flying = _landed(flying, return_when=FIRST_COMPLETED)
+                        flying = _first_landed(flying)
                 while flying:
-                    flying = _landed(flying, return_when=FIRST_COMPLETED)
+                    flying = _first_landed(flying)
             except BaseException:
                 threads.shutdown(cancel_futures=True)
                 raise
@@ -123,8 +121,8 @@ class Upload:
             error.add_note("and its parts could not be removed: they stay until a lifecycle rule aborts the upload")
 
 
-def _landed(flying: set[Future[None]], *, return_when: str) -> set[Future[None]]:
-    done, flying = wait(flying, return_when=return_when)
+def _first_landed(flying: set[Future[None]]) -> set[Future[None]]:
+    done, flying = wait(flying, return_when=FIRST_COMPLETED)
     for future in done:
         future.result()
     return flying

@@ -19,9 +19,13 @@ import pytest
 import claimcheck
 from tests import servers
 
+ROOT = str(Path(__file__).resolve().parent.parent)
+# At the very end, so that what is installed still wins: a process that a test spawns finds `tests.unit...` by its name.
+sys.path.append(ROOT)
+
 # In a checkout that is not installed, the stores still lie beside the package and not below it.
 if importlib.util.find_spec("claimcheck.stores") is None:
-    claimcheck.__path__.append(str(Path(__file__).resolve().parent.parent))
+    claimcheck.__path__.append(ROOT)
 
 IN_CI = os.environ.get("CI", "").lower() == "true"
 SERVERS_REQUIRED = IN_CI or os.environ.get("CLAIMCHECK_REQUIRE_SERVERS") == "1"

@@ -10,10 +10,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def test_imports_only_fall(tmp_path):
     # Put together as it is installed: the linter must see stores/ where it is imported from.
-    shutil.copytree(
-        ROOT / "claimcheck", tmp_path / "claimcheck", ignore=shutil.ignore_patterns("__pycache__", "stores")
-    )
-    shutil.copytree(ROOT / "stores", tmp_path / "claimcheck" / "stores", ignore=shutil.ignore_patterns("__pycache__"))
+    sources_only = shutil.ignore_patterns("__pycache__", "stores")
+    shutil.copytree(ROOT / "claimcheck", tmp_path / "claimcheck", ignore=sources_only)
+    shutil.copytree(ROOT / "stores", tmp_path / "claimcheck" / "stores", ignore=sources_only)
     linter = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     options = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
 

@@ -121,7 +121,8 @@ class Pace:
 
 
 def _worthwhile(samples: list[tuple[float, float]]) -> int:
-    wall, cpu = (sum(column) / len(samples) for column in zip(*samples, strict=True))
+    wall = sum(sample[0] for sample in samples) / len(samples)
+    cpu = sum(sample[1] for sample in samples) / len(samples)
     if wall - cpu < _WORTHWHILE_SECONDS:
         return 1
     return min(max(math.ceil(wall / max(cpu, 1e-6)), 2), _AUTO_THREADS)

@@ -46,7 +46,7 @@ def resolver(
     Args:
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
         on_error: ``fail`` raises the first error, which fails the task; ``skip`` logs a warning and leaves the
-            message out.
+            message out, unless trying again may help (a store that is down): that fails the task all the same.
         chunks: ``refuse`` fails a chunk; ``reassemble`` puts payloads together whose chunks are all in one
             partition, in any order, within the bounds of ``chunking`` in the configuration. A payload takes the
             place of the chunk that completes it.
@@ -65,7 +65,7 @@ def resolver(
     check_choice("chunks", chunks, "refuse", "reassemble")
     check_reading(concurrency=concurrency, max_inflight_bytes=max_inflight_bytes)
     return Resolver(
-        as_config(config),
+        config=as_config(config),
         skip_errors=on_error == "skip",
         reassemble=chunks == "reassemble",
         keyed=keyed,
@@ -97,7 +97,7 @@ class Resolver:
     def _complain(self, error: ClaimCheckError) -> None:
         if isinstance(error, ChunkError) and not self.reassemble:
             error.add_note('In Spark: resolver(..., chunks="reassemble"), where all chunks are in one partition.')
-        if not self.skip_errors:
+        if error.retryable or not self.skip_errors:
             raise error
         _log.warning("skipped a message: %s: %s", type(error).__name__, error)
 

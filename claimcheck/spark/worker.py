@@ -35,11 +35,11 @@ def as_config(given: AnyConfig) -> Config:
     """
     if isinstance(given, ClaimCheck):
         return given.config
-    if isinstance(given, Config):
-        return given
     if isinstance(given, (str, os.PathLike)):
-        return configuration.load(given)
-    return configuration.from_dict(given)
+        given = configuration.load(given)
+    elif not isinstance(given, Config):
+        given = configuration.from_dict(given)
+    return ClaimCheck(given).config  # opens nothing, but looks at strategies and store options here, not in every task
 
 
 def claim_check(config: Config) -> ClaimCheck:

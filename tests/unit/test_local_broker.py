@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from claimcheck.errors import PayloadTypeError, TransportError
-from claimcheck.transports import local_database
-from claimcheck.transports.local_broker import (
+from claimcheck.transports.local import (
     MESSAGE_OVERHEAD_BYTES,
     BrokerArgumentError,
     BrokerBusyError,
@@ -30,9 +29,10 @@ from claimcheck.transports.local_broker import (
     TopicStats,
     UnknownPartitionError,
     UnknownTopicError,
+    database,
     message_size,
 )
-from claimcheck.transports.local_messages import pack_headers, unpack_headers
+from claimcheck.transports.local.messages import pack_headers, unpack_headers
 
 
 @pytest.fixture
@@ -360,7 +360,7 @@ def test_a_newer_format_is_refused(broker, path):
 
 
 def test_a_locked_file_is_retryable_and_changes_nothing(broker, path, monkeypatch):
-    monkeypatch.setattr(local_database, "BUSY_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_SECONDS", 0.01)
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     with LocalBroker(path) as hasty:

@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from claimcheck.transports.local_broker import (
+from claimcheck.transports.local import (
     BrokerArgumentError,
     BrokerClosedError,
     LocalBroker,
@@ -19,8 +19,8 @@ from claimcheck.transports.local_broker import (
     UnknownPartitionError,
     UnknownTopicError,
 )
-from claimcheck.transports.local_groups import POLL_SECONDS, Delivery, GroupMember
-from claimcheck.transports.local_leases import fair_share
+from claimcheck.transports.local.groups import POLL_SECONDS, Delivery, GroupMember
+from claimcheck.transports.local.leases import fair_share
 
 
 class Clock:

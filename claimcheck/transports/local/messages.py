@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from claimcheck.errors import PayloadTypeError
-from claimcheck.transports.local_errors import BrokerArgumentError
+from claimcheck.transports.local.errors import BrokerArgumentError
 
 __all__ = [
     "MESSAGE_OVERHEAD_BYTES",
@@ -144,11 +144,13 @@ def unpack_headers(packed: bytes) -> list[tuple[str, bytes]]:
 def _as_buffer(value: object, topic: str) -> bytes | bytearray | memoryview | None:
     if value is None or isinstance(value, bytes | bytearray):
         return value
-    if isinstance(value, memoryview):
-        return value.cast("B") if value.c_contiguous else value.tobytes()
-    raise PayloadTypeError(
-        f"a message for {topic} has to be bytes-like or None, not {type(value).__name__}; encode it first"
-    )
+    try:
+        view = memoryview(value)  # type: ignore[arg-type]  # whatever has the buffer protocol: an array, an mmap
+    except TypeError:
+        raise PayloadTypeError(
+            f"a message for {topic} has to be bytes-like or None, not {type(value).__name__}; encode it first"
+        ) from None
+    return view.cast("B") if view.c_contiguous else view.tobytes()
 
 
 def _as_bytes(value: object, what: str) -> bytes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from claimcheck.transports.local_acks import (
+from claimcheck.transports.local.acks import (
     Place,
     acknowledge,
     give_back,
@@ -25,11 +25,11 @@ from claimcheck.transports.local_acks import (
     seek,
     take_due,
 )
-from claimcheck.transports.local_broker import LocalBroker
-from claimcheck.transports.local_errors import BrokerArgumentError, BrokerClosedError, StaleDeliveryError
-from claimcheck.transports.local_leases import Lease, held_leases, leave, renew
-from claimcheck.transports.local_messages import LocalMessage, check_name
-from claimcheck.transports.local_topics import check_offset, to_message
+from claimcheck.transports.local.broker import LocalBroker
+from claimcheck.transports.local.errors import BrokerArgumentError, BrokerClosedError, StaleDeliveryError
+from claimcheck.transports.local.leases import Lease, held_leases, leave, renew
+from claimcheck.transports.local.messages import LocalMessage, check_name
+from claimcheck.transports.local.topics import check_offset, to_message
 
 __all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "Polled"]
 

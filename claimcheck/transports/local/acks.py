@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
-from claimcheck.transports.local_topics import MESSAGE_COLUMNS
+from claimcheck.transports.local.topics import MESSAGE_COLUMNS
 
 __all__ = ["Place", "acknowledge", "give_back", "is_epoch", "rows_after", "rows_due", "seek", "take_due"]
 

@@ -2,7 +2,7 @@
 
 It is small and honest, made for demonstrations, tests and single machines. It refuses large messages as real brokers
 do, keeps every message until its file is deleted, and knows nothing of claimcheck. Reading in consumer groups is in
-`claimcheck.transports.local_groups`.
+`claimcheck.transports.local.groups`.
 """
 
 from __future__ import annotations
@@ -14,30 +14,17 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from claimcheck.transports.local_database import Database
-from claimcheck.transports.local_errors import (
-    BrokerArgumentError,
-    BrokerBusyError,
-    BrokerClosedError,
-    BrokerCommitError,
-    BrokerStorageError,
-    MessageTooLargeError,
-    OffsetOutOfRangeError,
-    StaleDeliveryError,
-    TopicExistsError,
-    UnknownPartitionError,
-    UnknownTopicError,
-)
-from claimcheck.transports.local_messages import (
+from claimcheck.transports.local.database import Database
+from claimcheck.transports.local.errors import BrokerArgumentError, MessageTooLargeError
+from claimcheck.transports.local.messages import (
     MESSAGE_OVERHEAD_BYTES,
     Headers,
     LocalMessage,
     MessageId,
     NewMessage,
     check_name,
-    message_size,
 )
-from claimcheck.transports.local_topics import (
+from claimcheck.transports.local.topics import (
     MESSAGE_COLUMNS,
     check_partition,
     choose_partition,
@@ -48,28 +35,7 @@ from claimcheck.transports.local_topics import (
     to_message,
 )
 
-__all__ = [
-    # The broker
-    "LocalBroker",
-    "LocalMessage",
-    "MessageId",
-    "TopicStats",
-    # What counts towards the limit
-    "MESSAGE_OVERHEAD_BYTES",
-    "message_size",
-    # What it refuses and how it fails
-    "BrokerArgumentError",
-    "BrokerBusyError",
-    "BrokerClosedError",
-    "BrokerCommitError",
-    "BrokerStorageError",
-    "MessageTooLargeError",
-    "OffsetOutOfRangeError",
-    "StaleDeliveryError",
-    "TopicExistsError",
-    "UnknownPartitionError",
-    "UnknownTopicError",
-]
+__all__ = ["LocalBroker", "TopicStats"]
 
 _LARGEST_LIMIT = 1 << 29  # SQLite itself refuses rows of 10**9 bytes
 

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from claimcheck.transports.local_topics import count_partitions
+from claimcheck.transports.local.topics import count_partitions
 
 __all__ = ["Lease", "fair_share", "held_leases", "leave", "renew"]
 

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 
-from claimcheck.transports.local_errors import (
+from claimcheck.transports.local.errors import (
     BrokerBusyError,
     BrokerClosedError,
     BrokerCommitError,

@@ -6,13 +6,13 @@ import sqlite3
 import zlib
 from typing import Any
 
-from claimcheck.transports.local_errors import (
+from claimcheck.transports.local.errors import (
     OffsetOutOfRangeError,
     TopicExistsError,
     UnknownPartitionError,
     UnknownTopicError,
 )
-from claimcheck.transports.local_messages import LocalMessage, MessageId, NewMessage, unpack_headers
+from claimcheck.transports.local.messages import LocalMessage, MessageId, NewMessage, unpack_headers
 
 __all__ = [
     "MESSAGE_COLUMNS",

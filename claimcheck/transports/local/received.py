@@ -1,0 +1,82 @@
+"""What the consumer hands out: one payload, with the metadata of the message that brought it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from claimcheck import hints
+from claimcheck.errors import ClaimCheckError
+from claimcheck.resolver import Failed, Resolved
+from claimcheck.transports.local.groups import Delivery
+
+__all__ = ["ReceivedMessage", "received"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReceivedMessage:
+    """One payload, or the error that stands in its place. Of a chunked payload it stands for all chunks.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition, from 0.
+        offset: The message's place, or that of the first chunk.
+        key: As it was sent; ``None`` where there was none, also for chunks.
+        headers: As they were sent, in order, without hints of claimcheck.
+        timestamp: Seconds since 1970 when the message, or its first chunk, was appended.
+        redelivery_count: How often it was given back before, from 0.
+        error: Why there is no payload; ``None`` where there is one.
+        outcome: What the resolver made of it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None = field(repr=False)
+    headers: list[tuple[str, bytes]] = field(repr=False)
+    timestamp: float
+    redelivery_count: int
+    error: ClaimCheckError | None
+    outcome: Resolved | Failed = field(repr=False)
+
+    @property
+    def value(self) -> Any:
+        """The payload, whole and verified; ``None`` for a tombstone.
+
+        Raises:
+            ClaimCheckError: The payload could not be had; ``error`` is the same without raising.
+        """
+        if isinstance(self.outcome, Failed):
+            raise self.outcome.error
+        return self.outcome.payload
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The offsets of all messages that brought the payload, lowest first."""
+        return self.outcome.positions
+
+
+def received(outcome: Resolved | Failed) -> ReceivedMessage:
+    """Make the message for an outcome whose handles are deliveries."""
+    deliveries: tuple[Delivery, ...] = outcome.handles
+    first = min(deliveries, key=lambda delivery: delivery.message.offset).message
+    key, headers = _as_sent(outcome)
+    return ReceivedMessage(
+        topic=first.topic,
+        partition=first.partition,
+        offset=first.offset,
+        key=key,
+        headers=headers,
+        timestamp=first.timestamp,
+        redelivery_count=max(delivery.redelivery_count for delivery in deliveries),
+        error=outcome.error if isinstance(outcome, Failed) else None,
+        outcome=outcome,
+    )
+
+
+def _as_sent(outcome: Resolved | Failed) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+    if isinstance(outcome, Resolved):
+        return outcome.key, outcome.headers
+    first = min(outcome.slots, key=lambda slot: slot.position)
+    made_up = outcome.uuid is not None and first.key == outcome.uuid.encode()
+    return None if made_up else first.key, hints.strip(first.headers, uuid=outcome.uuid)

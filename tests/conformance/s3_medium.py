@@ -1,0 +1,41 @@
+"""The back doors of the S3 store, for a mock and for a real server."""
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from claimcheck.testing import StoreConformance
+
+PART_BYTES = 5 << 20
+
+
+class S3Conformance(StoreConformance):
+    memory_bytes = 48 << 20  # parts of 5 MiB: some in flight, one being read, one more in the making
+
+    def medium(self, endpoint_url, bucket):
+        """Open the back doors; give the options of a store that needs several parts for `several MiB`."""
+        self.bucket = boto3.resource("s3", endpoint_url=endpoint_url).Bucket(bucket)
+        return {
+            "type": "s3",
+            "bucket": bucket,
+            "prefix": "claims",
+            "endpoint_url": endpoint_url,
+            "ttl_seconds": 600,
+            "part_bytes": PART_BYTES,
+            "single_put_bytes": PART_BYTES,
+        }
+
+    @pytest.fixture(autouse=True)
+    def _nothing_half_done(self, options):
+        yield
+        assert [upload.id for upload in self.bucket.multipart_uploads.all()] == []
+
+    def peek(self, pointer):
+        try:
+            return self.bucket.Object(pointer.key).get()["Body"].read()
+        except ClientError:
+            return None
+
+    def damage(self, pointer, payload):
+        target = self.bucket.Object(pointer.key)
+        target.delete() if payload is None else target.put(Body=payload)

@@ -1,0 +1,352 @@
+"""The plain core, without Spark: lazy, in order, bounded in bytes, and closing cancels."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from claimcheck.errors import ConfigError, PayloadNotFoundError, PayloadTypeError
+from claimcheck.pointer import Pointer
+from claimcheck.spark.core import Pace, check_bytes, check_choice, check_reading, outcomes
+
+
+class Getter:
+    """Messages are sizes as text, ``p`` before those that rest in a store; it counts the bytes that are held."""
+
+    def __init__(self, *, seconds: float = 0.0, declared: bool = True, bad: frozenset[bytes] = frozenset()) -> None:
+        self.seconds, self.declared, self.bad = seconds, declared, bad
+        self.lock = threading.Lock()
+        self.held = self.peak = self.running = self.most_running = 0
+        self.fetched: list[bytes] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def pointer(self, message: bytes, /) -> Pointer | None:
+        if not message.startswith(b"p"):
+            return None
+        return Pointer(key=message.decode(), size=int(message[1:]) if self.declared else None)
+
+    def resolve(self, message: bytes | None, /) -> bytes | None:
+        if message is None or not message.startswith(b"p"):
+            return message
+        with self.lock:
+            self.running += 1
+            self.most_running = max(self.most_running, self.running)
+            self.held += int(message[1:])
+            self.peak = max(self.peak, self.held)
+            self.fetched.append(message)
+        self.gate.wait(10)
+        time.sleep(self.seconds)
+        with self.lock:
+            self.running -= 1
+        if message in self.bad:
+            raise PayloadNotFoundError("gone")
+        return bytes(int(message[1:]))
+
+    def release(self, payload: object) -> None:
+        assert isinstance(payload, bytes)
+        with self.lock:
+            self.held -= len(payload)
+
+
+def ordered(getter: Getter, messages, **options) -> list[object]:
+    pace = Pace(options.pop("concurrency", 8))
+    return list(outcomes(messages, getter, pace=pace, **options))
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 8])
+def test_payloads_come_in_order_whatever_each_takes(concurrency):
+    class Uneven(Getter):
+        def resolve(self, message, /):
+            time.sleep(0.002 * (int(message[1:]) % 5))
+            return super().resolve(message)
+
+    sizes = [7, 3, 9, 1, 4, 2, 8, 6, 5, 0] * 5
+
+    got = ordered(Uneven(), [b"p%d" % n for n in sizes], concurrency=concurrency)
+
+    assert [len(payload) for payload in got] == sizes
+
+
+def test_plain_messages_and_nulls_keep_their_places_among_pointers():
+    got = ordered(Getter(), [b"a", b"p3", None, b"", b"p1", b"b"])
+
+    assert got == [b"a", bytes(3), None, b"", bytes(1), b"b"]
+
+
+def test_nothing_at_all():
+    assert ordered(Getter(), []) == []
+
+
+def test_nothing_happens_before_the_first_is_asked_for():
+    def explode() -> Iterator[bytes]:
+        raise AssertionError("read too early")
+        yield b""
+
+    outcomes(explode(), Getter(), pace=Pace(8))
+
+
+@pytest.mark.parametrize("concurrency", [1, "auto"])
+def test_one_at_a_time_reads_not_one_message_ahead(concurrency):
+    taken: list[bytes] = []
+
+    def source() -> Iterator[bytes]:
+        for n in range(100):
+            taken.append(b"p%d" % n)
+            yield taken[-1]
+
+    getter = Getter()
+    results = outcomes(source(), getter, pace=Pace(concurrency))
+    next(results)
+    next(results)
+
+    assert taken == getter.fetched == [b"p0", b"p1"]
+    results.close()
+
+
+def test_messages_are_read_ahead_by_number_too_when_payloads_are_tiny():
+    taken = 0
+
+    def source() -> Iterator[bytes]:
+        nonlocal taken
+        for _ in range(10_000):
+            taken += 1
+            yield b"p1"
+
+    results = outcomes(source(), Getter(), pace=Pace(4))
+    next(results)
+
+    assert taken <= 4 * 4 + 1
+    results.close()
+
+
+@pytest.mark.parametrize("limit", [100, 250, 1000])
+def test_bytes_held_never_exceed_the_bound(limit):
+    getter = Getter(seconds=0.001)
+    sizes = [10, 90, 40, 60, 100, 1, 1, 1, 99, 50] * 10
+
+    for payload in outcomes((b"p%d" % n for n in sizes), getter, pace=Pace(8), max_inflight_bytes=limit):
+        getter.release(payload)
+
+    assert len(getter.fetched) == 100
+    assert getter.peak <= limit
+
+
+def test_a_payload_over_the_bound_goes_alone():
+    getter = Getter()
+    sizes = [10, 5000, 10, 5000, 5000, 10]
+
+    for payload in outcomes((b"p%d" % n for n in sizes), getter, pace=Pace(8), max_inflight_bytes=100):
+        getter.release(payload)
+
+    assert getter.peak <= 5000
+
+
+def test_plain_messages_count_too():
+    taken = 0
+
+    def source() -> Iterator[bytes]:
+        nonlocal taken
+        for _ in range(20):
+            taken += 1
+            yield b"x" * 60
+
+    results = outcomes(source(), Getter(), pace=Pace(8), max_inflight_bytes=200)
+    next(results)
+
+    assert taken <= 4
+    results.close()
+
+
+def test_pointers_without_a_size_are_learnt_from():
+    """The first goes alone; then each counts as the largest seen."""
+    getter = Getter(declared=False, seconds=0.001)
+
+    for payload in outcomes([b"p100"] * 30, getter, pace=Pace(8), max_inflight_bytes=350):
+        getter.release(payload)
+
+    assert 2 <= getter.most_running <= 3
+    assert getter.peak <= 350
+
+
+def test_threads_fetch_at_once():
+    getter = Getter(seconds=0.01)
+
+    ordered(getter, [b"p1"] * 40, concurrency=8)
+
+    assert 2 <= getter.most_running <= 8
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_an_error_is_the_outcome_of_its_own_message_only(concurrency):
+    getter = Getter(bad=frozenset({b"p2"}))
+
+    got = ordered(getter, [b"p1", b"p2", b"p3"], concurrency=concurrency)
+
+    assert got[0] == bytes(1)
+    assert isinstance(got[1], PayloadNotFoundError)
+    assert got[2] == bytes(3)
+
+
+def test_a_damaged_message_keeps_its_place():
+    class Damaged(Getter):
+        def pointer(self, message, /):
+            raise PayloadNotFoundError("unreadable")
+
+        def resolve(self, message, /):
+            raise PayloadNotFoundError("unreadable")
+
+    assert [type(each) for each in ordered(Damaged(), [b"p1", b"p2"])] == [PayloadNotFoundError] * 2
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_an_error_that_is_not_ours_ends_everything(concurrency):
+    class Broken(Getter):
+        def resolve(self, message, /):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ordered(Broken(), [b"p1"] * 10, concurrency=concurrency)
+
+
+def test_whatever_is_bytes_like_comes_out_as_bytes():
+    got = ordered(Getter(), [bytearray(b"a"), memoryview(b"b")][:1])
+
+    assert got == [b"a"]
+    assert type(got[0]) is bytes
+
+
+def test_text_is_refused():
+    class Text(Getter):
+        def resolve(self, message, /):
+            return "text"
+
+    assert isinstance(ordered(Text(), [b"a"])[0], PayloadTypeError)
+
+
+def test_closing_cancels_what_has_not_begun_and_waits_for_what_has():
+    getter = Getter()
+    getter.gate.clear()
+    results = outcomes([b"p1", *[b"p2"] * 100], getter, pace=Pace(2))
+    threading.Timer(0.1, getter.gate.set).start()
+    next(results)
+    getter.gate.clear()
+    begun = len(getter.fetched)
+
+    threading.Timer(0.1, getter.gate.set).start()
+    results.close()
+
+    assert getter.running == 0
+    assert len(getter.fetched) <= begun + 2 < 20
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("claimcheck-fetch")]
+
+
+def test_closing_closes_nothing_that_was_never_opened():
+    outcomes([b"p1"], Getter(), pace=Pace(2)).close()
+
+
+# How many at once -----------------------------------------------------------------------------------------------
+
+
+class Time:
+    """A clock that the test moves: how long fetching takes, and how much of it is work."""
+
+    def __init__(self) -> None:
+        self.wall = self.cpu = 0.0
+
+    def fetch(self, wall: float, cpu: float):
+        def act() -> bytes:
+            self.wall += wall
+            self.cpu += cpu
+            return b""
+
+        return act
+
+
+def learnt(*, first: float = 0.5, wall: float, cpu: float) -> Pace:
+    clock = Time()
+    pace = Pace("auto", wall=lambda: clock.wall, cpu=lambda: clock.cpu)
+    pace.watch(clock.fetch(first, 0.001))
+    for _ in range(4):
+        assert pace.threads == 1
+        pace.watch(clock.fetch(wall, cpu))
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("wall", "cpu", "threads"),
+    [
+        (0.0005, 0.0005, 1),  # a local store: nothing to hide
+        (0.0024, 0.0005, 1),  # waits a little: threads would cost more
+        (0.0030, 0.0009, 4),
+        (0.0060, 0.0050, 1),
+        (0.0200, 0.0010, 16),  # a network: mostly waiting
+        (0.0500, 0.0000, 16),
+        (0.0500, 0.0400, 2),
+    ],
+)
+def test_auto_takes_threads_where_fetching_is_waiting(wall, cpu, threads):
+    assert learnt(wall=wall, cpu=cpu).threads == threads
+
+
+def test_auto_does_not_count_the_first_fetch_which_connects():
+    assert learnt(first=60.0, wall=0.0005, cpu=0.0005).threads == 1
+
+
+def test_auto_looks_again_after_a_minute():
+    clock = Time()
+    pace = Pace("auto", wall=lambda: clock.wall, cpu=lambda: clock.cpu)
+    for _ in range(5):
+        pace.watch(clock.fetch(0.02, 0.001))
+    assert pace.threads == 16
+
+    clock.wall += 61.0
+    assert pace.threads == 1
+    for _ in range(4):
+        pace.watch(clock.fetch(0.001, 0.001))
+    assert pace.threads == 1
+
+
+def test_auto_finds_a_slow_store_by_itself():
+    getter = Getter(seconds=0.01)
+
+    ordered(getter, [b"p1"] * 60, concurrency="auto")
+
+    assert getter.most_running > 4
+
+
+def test_auto_is_not_misled_by_plain_messages():
+    getter = Getter(seconds=0.01)
+
+    ordered(getter, [b"other"] * 100 + [b"p1"] * 60, concurrency="auto")
+
+    assert getter.most_running > 4
+
+
+def test_a_number_is_taken_as_it_is():
+    assert Pace(3).threads == 3
+
+
+# Options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("concurrency", [0, -1, 65, 1.5, "many", None, True])
+def test_concurrency_that_cannot_be_meant(concurrency):
+    with pytest.raises(ConfigError, match="concurrency"):
+        check_reading(concurrency=concurrency, max_inflight_bytes=1)
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, "64MB", None, True])
+def test_bytes_that_cannot_be_meant(number):
+    with pytest.raises(ConfigError, match="max_inflight_bytes"):
+        check_reading(concurrency="auto", max_inflight_bytes=number)
+    with pytest.raises(ConfigError, match="out_batch_bytes"):
+        check_bytes("out_batch_bytes", number)
+
+
+def test_a_choice_names_the_choices():
+    with pytest.raises(ConfigError, match="'fail' or 'null'"):
+        check_choice("on_error", "ignore", "fail", "null")

@@ -1,0 +1,225 @@
+"""``df.transform(resolve(...))``: a column more, and all else as it was."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import pickle
+import random
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from claimcheck.errors import ConfigError, PayloadTooLargeError
+from claimcheck.pointer import Pointer
+from claimcheck.spark import dataframe, resolve
+
+
+def frame(spark, messages, partitions=1):
+    rows = list(enumerate(messages))
+    return spark.createDataFrame(spark.sparkContext.parallelize(rows, partitions), "n int, value binary")
+
+
+def remove_stored(config) -> None:
+    for path in Path(config["stores"]["disk"]["path"]).rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+
+def test_payloads_in_a_column_more_rows_in_order(spark, config, send):
+    rng = random.Random(5)
+    wanted = [b"", b"small", *(rng.randbytes(rng.choice([999, 1500, 300_000])) for _ in range(30))]
+    messages = [message for payload in wanted for message in send(payload)]
+
+    df = frame(spark, messages, 3).transform(resolve("value", config=config))
+    rows = df.collect()
+
+    assert df.columns == ["n", "value", "payload"]
+    assert [row.n for row in rows] == list(range(len(wanted)))
+    assert [bytes(row.value) for row in rows] == messages
+    assert [bytes(row.payload) for row in rows] == wanted
+
+
+def test_payloads_can_be_used_by_spark_itself(spark, config, send):
+    payload = bytes(range(256)) * 4000
+    df = frame(spark, send(payload)).transform(resolve("value", config=config))
+
+    [row] = df.selectExpr("sha2(payload, 256) AS digest", "length(payload) AS size").collect()
+
+    assert (row.digest, row.size) == (hashlib.sha256(payload).hexdigest(), len(payload))
+
+
+def test_columns_of_every_kind_pass_through(spark, config, send):
+    row = (
+        1,
+        "text",
+        Decimal("12.50"),
+        datetime.datetime(2024, 2, 29, 12, 30, 15, 123456),  # noqa: DTZ001 - Spark's own are without a zone
+        datetime.date(1970, 1, 1),
+        [1, 2],
+        {"a": 1.5},
+        (True, None),
+        send(b"p" * 2000)[0],
+        None,
+    )
+    schema = (
+        "i int, s string, d decimal(10,2), t timestamp, day date, l array<int>, m map<string,double>, "
+        "st struct<b: boolean, n: bigint>, value binary, nothing string"
+    )
+    before = spark.createDataFrame([row], schema)
+
+    after = before.transform(resolve("value", config=config, payload="body"))
+
+    assert after.drop("body").collect() == before.collect()
+    assert after.drop("body").schema == before.schema
+    assert bytes(after.first().body) == b"p" * 2000
+
+
+def test_nulls_and_empty_partitions(spark, config):
+    df = frame(spark, [None, b"x", None], 5).transform(resolve("value", config=config))
+
+    assert [row.payload for row in df.collect()] == [None, b"x", None]
+    assert frame(spark, []).transform(resolve("value", config=config)).collect() == []
+
+
+def test_errors_in_a_column_of_their_own(spark, config, send):
+    gone = send(bytes(3000))[0]
+    remove_stored(config)
+    kept = send(b"k" * 3000)[0]
+    messages = [kept, gone, b"PRF_wdkafcli_header_\x09", b"plain", None]
+
+    df = frame(spark, messages).transform(resolve("value", config=config, on_error="null"))
+    rows = df.collect()
+
+    assert df.columns == ["n", "value", "payload", "error"]
+    assert [None if row.payload is None else bytes(row.payload) for row in rows] == [
+        b"k" * 3000,
+        None,
+        None,
+        b"plain",
+        None,
+    ]
+    assert [row.error and row.error.partition(":")[0] for row in rows] == [
+        None,
+        "PayloadNotFoundError",
+        "EnvelopeError",
+        None,
+        None,
+    ]
+
+
+def test_an_error_fails_the_job_unless_told_otherwise(spark, config, send):
+    messages = send(bytes(3000))
+    remove_stored(config)
+
+    with pytest.raises(Exception, match="PayloadNotFoundError"):
+        frame(spark, messages).transform(resolve("value", config=config)).collect()
+
+
+def test_names_are_free_and_found_whatever_their_case(spark, config, send):
+    df = spark.createDataFrame([(send(bytes(3000))[0],)], "Body binary")
+
+    [row] = df.transform(resolve("body", config=config, payload="p", on_error="null", error="why")).collect()
+
+    assert (len(row.p), row.why) == (3000, None)
+
+
+def test_on_a_stream(spark, config, send, tmp_path):
+    frame(spark, send(b"s" * 3000)).write.parquet(str(tmp_path / "in"))
+    stream = spark.readStream.schema("n int, value binary").parquet(str(tmp_path / "in"))
+    resolved = stream.transform(resolve("value", config=config)).selectExpr("n", "length(payload) AS size")
+
+    query = resolved.writeStream.format("memory").queryName("resolved").trigger(availableNow=True).start()
+    query.awaitTermination()
+
+    assert [tuple(row) for row in spark.table("resolved").collect()] == [(0, 3000)]
+
+
+# The stage itself, without Spark --------------------------------------------------------------------------------
+
+
+def run_stage(config, batches, *, columns=("payload",), out_batch_bytes=1 << 20):
+    from claimcheck.spark.worker import as_config
+
+    stage = dataframe._Stage(as_config(config), 0, columns, 1, 1 << 20, out_batch_bytes)
+    return list(pickle.loads(pickle.dumps(stage))(batches))
+
+
+def batch_of(messages, **options):
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([pa.array(messages, type=options.get("type", pa.binary()))], names=["value"])
+
+
+def test_batches_are_cut_by_bytes(config, send):
+    sizes = [4000, 4000, 4000, 20_000, 10, 10, 4000]
+    batches = [batch_of([send(bytes(size))[0] for size in sizes]), batch_of([b"next"])]
+
+    got = run_stage(config, batches, out_batch_bytes=10_000)
+
+    assert [[len(p.as_py()) for p in batch.column(1)] for batch in got] == [
+        [4000, 4000],
+        [4000],
+        [20_000],
+        [10, 10, 4000],
+        [4],
+    ]
+
+
+def test_large_binary_stays_large_binary(config):
+    import pyarrow as pa
+
+    [batch] = run_stage(config, [batch_of([b"x"], type=pa.large_binary())])
+
+    assert batch.schema.field("payload").type == pa.large_binary()
+
+
+def test_a_batch_without_rows_gives_none(config):
+    assert run_stage(config, [batch_of([])]) == []
+
+
+def test_a_payload_that_fits_no_column_is_refused_before_any_io():
+    class Two:
+        def pointer(self, message, /):
+            return Pointer(key="k", store="disk", size=2 << 30)
+
+        def resolve(self, message, /):
+            raise AssertionError("asked the store")
+
+    with pytest.raises(PayloadTooLargeError, match=r"mapPartitions") as caught:
+        dataframe._ColumnSized(Two()).resolve(b"message")
+
+    assert caught.value.size == 2 << 30
+
+
+# Mistakes, told on the driver -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "words"),
+    [
+        ("valeu", {}, "found 'valeu', expected exactly one column"),
+        ("n", {}, "found 'n' of type int, expected a column of type binary"),
+        ("value", {"payload": "N"}, "'N', which is taken"),
+        ("value", {"payload": "e", "error": "e", "on_error": "null"}, "'e', which is taken"),
+    ],
+)
+def test_wrong_columns(spark, config, column, options, words):
+    with pytest.raises(ConfigError, match=words):
+        frame(spark, [b"x"]).transform(resolve(column, config=config, **options))
+
+
+def test_a_column_that_is_there_twice(spark, config):
+    df = frame(spark, [b"x"])
+
+    with pytest.raises(ConfigError, match="'value' 2 times"):
+        df.join(df, on="n").transform(resolve("value", config=config))
+
+
+@pytest.mark.parametrize(
+    "options", [{"on_error": "skip"}, {"concurrency": "all"}, {"max_inflight_bytes": -1}, {"out_batch_bytes": 0}]
+)
+def test_wrong_options(config, options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        resolve("value", config=config, **options)

@@ -1,0 +1,335 @@
+"""``rdd.mapPartitions(resolver(...))``, in a real Spark where processes matter and without one where they do not."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+import claimcheck
+from claimcheck.errors import (
+    ChunkError,
+    ConfigError,
+    EnvelopeError,
+    IncompletePayloadError,
+    PayloadNotFoundError,
+    PayloadTooLargeError,
+    PayloadTypeError,
+    PointerRejectedError,
+    StoreUnavailableError,
+)
+from claimcheck.spark import resolver
+
+CHUNKING = {"strategy": "chunking", "chunking": {"max_message_bytes": 1000}}
+
+
+def payloads(count: int) -> list[bytes]:
+    """Sizes on both sides of the threshold, the empty one and a look-alike among them."""
+    rng = random.Random(7)
+    some = [rng.randbytes(rng.choice([1, 500, 5_000, 200_000])) for _ in range(count - 2)]
+    return [b"", *some, b"PRF_wdkafcli_header_\x02 but not really"]
+
+
+def remove_stored(config) -> None:
+    for path in Path(config["stores"]["disk"]["path"]).rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+
+# In Spark -------------------------------------------------------------------------------------------------------
+
+
+def test_payloads_come_back_in_order_through_spark(sc, config, send):
+    wanted = payloads(40)
+    messages = [message for payload in wanted for message in send(payload)]
+
+    got = sc.parallelize(messages, 3).mapPartitions(resolver(config)).collect()
+
+    assert got == wanted
+    assert all(type(payload) is bytes for payload in got)
+
+
+def test_pairs_keep_what_stands_beside_the_message(sc, config, send):
+    pairs = [(n, send(bytes([n]) * 3000)[0]) for n in range(10)]
+
+    got = sc.parallelize(pairs, 2).mapPartitions(resolver(config, keyed=True)).mapValues(lambda p: (p[0], len(p)))
+
+    assert got.collect() == [(n, (n, 3000)) for n in range(10)]
+
+
+def test_the_placeholders_of_a_file_are_resolved_in_the_worker(sc, config, send, tmp_path):
+    message = send(b"x" * 5000)[0]
+    config["stores"]["disk"]["path"] = f"${{CLAIMS_OF_NOBODY:-{tmp_path / 'claims'}}}"
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(yaml.safe_dump(config))
+    resolve = resolver(path)
+    path.unlink()  # the file is read once, here
+
+    assert sc.parallelize([message], 1).mapPartitions(resolve).collect() == [b"x" * 5000]
+    assert b"CLAIMS_OF_NOBODY" in pickle.dumps(resolve)
+
+
+def test_take_fetches_little_more_than_it_shows(sc, config, send):
+    messages = [send(bytes(2000))[0] for _ in range(200)]
+    fetched = sc.accumulator(0)
+
+    def count(elements):
+        for element in elements:
+            fetched.add(1)
+            yield element
+
+    rdd = sc.parallelize(messages, 1).mapPartitions(count).mapPartitions(resolver(config, concurrency=1))
+
+    assert rdd.take(1) == [bytes(2000)]
+    assert fetched.value <= 2
+
+
+def test_an_error_fails_the_job_and_says_what_is_wrong(sc, config, send):
+    messages = send(bytes(2000))
+    remove_stored(config)
+
+    with pytest.raises(Exception, match="PayloadNotFoundError"):
+        sc.parallelize(messages, 1).mapPartitions(resolver(config)).collect()
+
+
+def test_one_worker_process_opens_a_configuration_once(sc, config, send):
+    messages = [send(bytes([n]) * 2000)[0] for n in range(8)]
+    resolve = resolver(config)
+
+    def identity(elements):
+        import os
+
+        from claimcheck.spark import worker
+
+        total = sum(len(payload) for payload in resolve(elements))
+        yield os.getpid(), id(worker.claim_check(resolve.config)), total
+
+    seen = [each for _ in range(3) for each in sc.parallelize(messages, 4).mapPartitions(identity).collect()]
+
+    assert sum(total for *_, total in seen) == 3 * 8 * 2000
+    assert len({pid for pid, *_ in seen}) == len({(pid, place) for pid, place, _ in seen})
+
+
+def test_chunks_of_one_partition_are_put_together_in_any_order(sc, config, send):
+    wanted = [random.Random(n).randbytes(20_000) for n in range(5)] + [b"small"]
+    messages = [message for payload in wanted for message in send(payload, **CHUNKING)]
+    random.Random(1).shuffle(messages)
+
+    got = sc.parallelize(messages, 1).mapPartitions(resolver(config, chunks="reassemble")).collect()
+
+    assert sorted(got) == sorted(wanted)
+
+
+def test_chunks_spread_over_partitions_are_refused_with_words(sc, config, send):
+    messages = send(bytes(20_000), **CHUNKING)
+
+    with pytest.raises(Exception, match=r"IncompletePayloadError: partition \d ended with \d+ of \d+ chunks"):
+        sc.parallelize(messages, 2).mapPartitions(resolver(config, chunks="reassemble")).collect()
+
+
+# The callable itself --------------------------------------------------------------------------------------------
+
+
+def test_it_is_lazy(config, send):
+    def source():
+        yield send(b"first" * 1000)[0]
+        raise AssertionError("read too early")
+
+    results = resolver(config)(source())
+
+    assert next(results) == b"first" * 1000
+    results.close()
+
+
+@pytest.mark.parametrize("make", [dict, claimcheck.from_dict, lambda raw: claimcheck.from_dict(raw).config])
+def test_a_configuration_in_any_form(make, config, send):
+    assert list(resolver(make(config))(iter(send(bytes(3000))))) == [bytes(3000)]
+
+
+def test_null_stays_null(config):
+    assert list(resolver(config)([None, b"x", None])) == [None, b"x", None]
+    assert list(resolver(config, keyed=True)([("k", None)])) == [("k", None)]
+
+
+def test_bytearrays_as_older_sparks_hand_them_out(config, send):
+    got = list(resolver(config)([bytearray(b"plain"), bytearray(send(bytes(3000))[0])]))
+
+    assert got == [b"plain", bytes(3000)]
+    assert [type(payload) for payload in got] == [bytes, bytes]
+
+
+def test_no_messages_no_payloads(config):
+    assert list(resolver(config)([])) == []
+    assert list(resolver(config, chunks="reassemble")([])) == []
+
+
+def test_it_pickles_as_names_and_stays_small(config):
+    resolve = pickle.loads(pickle.dumps(resolver(config)))
+
+    assert resolve == resolver(config)
+    assert len(pickle.dumps(resolve)) < 3000
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (b"PRF_wdkafcli_header_\x09", EnvelopeError),
+        (b"PRF_wdkafcli_header_\x02\x02{", EnvelopeError),
+        (
+            b'PRF_wdkafcli_header_\x02\x02{"key":"k","segments":1,"size":1,"store":"elsewhere"}',
+            PointerRejectedError,
+        ),
+        (b'PRF_wdkafcli_header_\x02\x02{"key":"../k","segments":1,"size":1,"store":"disk"}', PointerRejectedError),
+    ],
+)
+def test_bad_messages_raise_their_own_error_or_are_skipped(config, message, error, caplog):
+    with pytest.raises(error):
+        list(resolver(config)([message]))
+
+    assert list(resolver(config, on_error="skip")([b"a", message, b"b"])) == [b"a", b"b"]
+    assert error.__name__ in caplog.text
+
+
+def test_skipping_leaves_out_what_is_gone(config, send):
+    messages = [b"small", *send(bytes(3000))]
+    remove_stored(config)
+
+    assert list(resolver(config, on_error="skip", keyed=True)(enumerate(messages))) == [(0, b"small")]
+    with pytest.raises(PayloadNotFoundError):
+        list(resolver(config)(messages))
+
+
+def test_a_store_that_is_out_of_reach_is_never_skipped(config, send):
+    messages = send(bytes(3000))
+    shutil.rmtree(config["stores"]["disk"]["path"])
+
+    with pytest.raises(StoreUnavailableError):
+        list(resolver(config, on_error="skip")(messages))
+
+
+def test_a_chunk_is_refused_and_the_way_out_is_named(config, send):
+    with pytest.raises(ChunkError) as caught:
+        list(resolver(config)(send(bytes(3000), **CHUNKING)))
+
+    assert 'chunks="reassemble"' in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("element", ["text", 5, ("key", b"value")])
+def test_elements_that_are_no_messages(config, element):
+    with pytest.raises(PayloadTypeError, match="bytes-like or None"):
+        list(resolver(config)([element]))
+
+
+@pytest.mark.parametrize("element", [b"xy", (1, 2, 3), None])
+def test_elements_that_are_no_pairs(config, element):
+    with pytest.raises(PayloadTypeError, match="pair"):
+        list(resolver(config, keyed=True)([element]))
+
+
+# Chunks ---------------------------------------------------------------------------------------------------------
+
+
+def reassemble(config, messages, **options):
+    return list(resolver(config, chunks="reassemble", **options)(messages))
+
+
+def test_chunks_among_pointers_and_plain_messages(config, send):
+    big, other = random.Random(3).randbytes(5000), random.Random(4).randbytes(5000)
+    first, *rest = send(big, **CHUNKING)
+
+    got = reassemble(config, [first, b"plain", *send(other), *rest, None])
+
+    assert got == [b"plain", other, big, None]
+
+
+def test_duplicated_chunks_give_one_payload(config, send):
+    messages = send(bytes(5000), **CHUNKING)
+
+    assert reassemble(config, [*messages, *messages, messages[0]]) == [bytes(5000)]
+    assert reassemble(config, [messages[0], messages[0], *messages]) == [bytes(5000)]
+
+
+def test_what_stands_beside_the_first_chunk_stands_beside_the_payload(config, send):
+    messages = send(bytes(5000), **CHUNKING)
+
+    assert reassemble(config, list(enumerate(messages, 10)), keyed=True) == [(10, bytes(5000))]
+
+
+def test_a_stored_payload_that_looks_like_a_chunk_is_a_payload(config, send):
+    chunk = send(bytes(5000), **CHUNKING)[0]
+    [pointer] = send(chunk + bytes(2000))
+
+    assert reassemble(config, [pointer]) == [chunk + bytes(2000)]
+
+
+def test_a_missing_chunk_is_an_error_at_the_end_that_says_how_many_came(config, send):
+    *messages, _ = send(bytes(5000), **CHUNKING)
+
+    with pytest.raises(IncompletePayloadError, match="partition 0 ended with") as caught:
+        reassemble(config, messages)
+
+    assert (caught.value.seen, caught.value.total) == (len(messages), len(messages) + 1)
+
+
+@pytest.mark.parametrize("expiry", [0, 60])
+def test_whole_payloads_are_delivered_before_a_missing_chunk_fails(config, send, expiry):
+    broken, whole = send(bytes(5000), **CHUNKING)[:-1], send(b"w" * 5000, **CHUNKING)
+    config["chunking"] = {"expire_after_seconds": expiry}
+    results = resolver(config, chunks="reassemble")([*broken, *whole])
+
+    assert next(results) == b"w" * 5000
+    with pytest.raises(IncompletePayloadError):
+        next(results)
+    assert reassemble(config, [*broken, *whole], on_error="skip") == [b"w" * 5000]
+
+
+def test_what_its_writer_gave_up_is_missed_by_nobody(config, send):
+    chunk = send(bytes(5000), **CHUNKING)[0]
+    abort = b"PRF_wdkafcli_header_\x03" + chunk[21:57]
+
+    assert reassemble(config, [chunk, abort, b"next"]) == [b"next"]
+
+
+def test_a_payload_over_the_chunking_limit_fails_once(config, send):
+    messages = send(bytes(5000), **CHUNKING)
+    config["chunking"] = {"max_payload_bytes": 2000}
+
+    with pytest.raises(PayloadTooLargeError):
+        reassemble(config, messages)
+    assert reassemble(config, [*messages, b"next"], on_error="skip") == [b"next"]
+
+
+def test_payloads_that_have_to_make_room_say_which_bound(config, send):
+    started = [send(bytes(5000), **CHUNKING)[0] for _ in range(4)]
+    config["chunking"] = {"max_pending_payloads": 2}
+
+    with pytest.raises(IncompletePayloadError, match="max_pending_payloads"):
+        reassemble(config, started)
+
+
+# Options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"on_error": "null"},
+        {"chunks": "maybe"},
+        {"concurrency": 0},
+        {"max_inflight_bytes": 0},
+    ],
+)
+def test_wrong_options_are_refused_on_the_driver(config, options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        resolver(config, **options)
+
+
+def test_a_wrong_configuration_is_refused_on_the_driver(config, tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        resolver(tmp_path / "nowhere.yaml")
+    with pytest.raises(ConfigError, match="strategy"):
+        resolver(config | {"strategy": "telepathy"})

@@ -1,0 +1,267 @@
+"""The reassembly core: any order, duplicates, bounds, expiry, and nothing let go silently."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from claimcheck.assembler import Assembled, Assembler, Broken, Dropped, Slot
+from claimcheck.config import ChunkingConfig
+from claimcheck.envelope import Chunk
+from claimcheck.errors import ChunkConflictError, IncompletePayloadError, PayloadTooLargeError
+
+A = "aaaaaaaa-0000-4000-8000-000000000000"
+B = "bbbbbbbb-0000-4000-8000-000000000000"
+C = "cccccccc-0000-4000-8000-000000000000"
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Rig:
+    """An assembler whose messages are positions in one source, each its own handle."""
+
+    def __init__(self, **limits):
+        self.clock = Clock()
+        self.assembler = Assembler(ChunkingConfig(**limits), clock=self.clock)
+        self.positions = itertools.count()
+
+    def feed(self, uuid, number, count, piece=None, *, at=None, handle=None, source="s"):
+        at = next(self.positions) if at is None else at
+        piece = memoryview(b"%d" % number if piece is None else piece)
+        return self.assembler.feed(source, Slot(at, at if handle is None else handle), Chunk(uuid, number, count, piece))
+
+
+def handles(event):
+    return [slot.handle for slot in event.slots]
+
+
+def payload(event):
+    assert isinstance(event, Assembled)
+    return b"".join(event.pieces)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_any_order_completes_once(order):
+    rig = Rig()
+    events = [event for number in order for event in rig.feed(A, number, 3)]
+    assert [payload(event) for event in events] == [b"012"]
+    assert handles(events[0]) == [0, 1, 2]
+    assert rig.assembler.pending_bytes == 0 == rig.assembler.pending_payloads
+
+
+def test_interleaved_payloads_and_equal_uuids_of_different_sources_stay_apart():
+    rig = Rig()
+    fed = [(A, 0, "s"), (B, 0, "s"), (A, 0, "t"), (B, 1, "s"), (A, 1, "t"), (A, 1, "s")]
+    events = [event for uuid, number, source in fed for event in rig.feed(uuid, number, 2, source=source)]
+    assert [(event.uuid, event.source, handles(event)) for event in events] == [(B, "s", [1, 3]), (A, "t", [2, 4]), (A, "s", [0, 5])]
+
+
+def test_a_redelivered_chunk_renews_its_handle_and_counts_once():
+    rig = Rig()
+    rig.feed(A, 0, 2, at=7, handle="old")
+    rig.feed(A, 0, 2, at=7, handle="new")
+    assert rig.assembler.pending_bytes == 1
+    (event,) = rig.feed(A, 1, 2, at=8)
+    assert handles(event) == ["new", 8]
+
+
+def test_a_chunk_published_twice_is_acknowledged_with_its_payload():
+    rig = Rig()
+    rig.feed(A, 0, 2, at=1)
+    rig.feed(A, 0, 2, at=2)
+    (event,) = rig.feed(A, 1, 2, at=3)
+    assert (payload(event), handles(event)) == (b"01", [1, 2, 3])
+
+
+def test_a_late_duplicate_joins_an_unsettled_payload_and_is_acknowledged_after_it():
+    rig = Rig()
+    (event,) = rig.feed(A, 0, 1, at=1)
+    assert rig.feed(A, 0, 1, at=5) == []
+    assert handles(event) == [1, 5]
+    rig.assembler.acked("s", A)
+    (late,) = rig.feed(A, 0, 1, at=9)
+    assert isinstance(late, Dropped)
+    assert (late.reason, late.action, handles(late)) == ("duplicate", "ack", [9])
+
+
+def test_given_back_it_is_a_new_attempt():
+    rig = Rig()
+    rig.feed(A, 0, 2, at=1)
+    rig.feed(A, 1, 2, at=2)
+    rig.assembler.forget("s", A)
+    assert rig.feed(A, 0, 2, at=1) == []
+    (again,) = rig.feed(A, 1, 2, at=2)
+    assert payload(again) == b"01"
+
+
+@pytest.mark.parametrize("action", ["redeliver", "dead_letter", "ack"])
+def test_expiry_hands_back_all_messages_with_the_configured_action(action):
+    rig = Rig(expire_after_seconds=60, on_expire=action)
+    rig.feed(A, 0, 3)
+    rig.clock.now += 59
+    rig.feed(A, 1, 3)
+    assert rig.assembler.tick() == []
+    rig.clock.now += 1
+    (event,) = rig.assembler.tick()
+    assert isinstance(event, Dropped)
+    assert (event.reason, event.action, handles(event)) == ("expired", action, [0, 1])
+    assert isinstance(event.error, IncompletePayloadError)
+    assert (event.error.seen, event.error.total) == (2, 3)
+    assert rig.assembler.pending_bytes == 0
+
+
+def test_expiry_is_seen_on_feed_and_zero_means_never():
+    rig, patient = Rig(expire_after_seconds=60), Rig(expire_after_seconds=0)
+    for each in (rig, patient):
+        each.feed(A, 0, 2)
+        each.clock.now += 1e9
+    assert [event.uuid for event in rig.feed(B, 0, 2)] == [A]
+    assert patient.feed(B, 0, 2) == []
+
+
+def test_the_tail_of_a_dropped_payload_shares_its_fate_until_its_head_comes_again():
+    rig = Rig(max_pending_payloads=1, on_evict="redeliver")
+    rig.feed(A, 0, 3, at=0)
+    (evicted,) = rig.feed(B, 0, 2, at=1)
+    assert (evicted.uuid, evicted.reason, evicted.action, handles(evicted)) == (A, "evicted", "redeliver", [0])
+    (tail,) = rig.feed(A, 1, 3, at=2)
+    assert (tail.reason, tail.action, handles(tail)) == ("evicted", "redeliver", [2])
+    rig.feed(B, 1, 2, at=3)
+    events = [event for number, at in ((0, 0), (1, 2), (2, 4)) for event in rig.feed(A, number, 3, at=at)]
+    assert [payload(event) for event in events] == [b"012"]
+
+
+def test_bytes_are_bounded_and_the_oldest_makes_room():
+    rig = Rig(max_pending_bytes=10)
+    rig.feed(A, 0, 2, b"xxxx")
+    rig.feed(B, 0, 2, b"xxxx")
+    (event,) = rig.feed(C, 0, 2, b"xxx")
+    assert event.uuid == A
+    assert rig.assembler.pending_bytes == 7
+
+
+def test_the_payload_being_fed_is_never_the_victim():
+    rig = Rig(max_pending_bytes=10)
+    rig.feed(A, 0, 3, b"xxxxx")
+    rig.feed(B, 0, 3, b"xxxxx")
+    (event,) = rig.feed(A, 1, 3, b"xxxxx")
+    assert event.uuid == B
+    assert rig.assembler.pending_bytes == 10
+
+
+@pytest.mark.parametrize(("limits", "limit"), [({"max_payload_bytes": 3}, 3), ({"max_pending_bytes": 3}, 3), ({"max_chunks": 2}, 2)])
+def test_a_payload_too_large_alone_fails_once_with_all_its_messages(limits, limit):
+    rig = Rig(**limits)
+    events = [event for number in range(4) for event in rig.feed(A, number, 4)]
+    assert isinstance(events[0], Broken)
+    assert isinstance(events[0].error, PayloadTooLargeError)
+    assert events[0].error.limit == limit
+    assert len(events) == 1
+    assert handles(events[0]) == [0, 1, 2, 3]
+    assert rig.assembler.pending_bytes == 0
+
+
+def test_a_payload_too_large_and_never_complete_fails_at_its_expiry():
+    rig = Rig(max_payload_bytes=1, expire_after_seconds=5)
+    assert rig.feed(A, 0, 9) == [] == rig.feed(A, 1, 9)
+    rig.clock.now += 5
+    (event,) = rig.assembler.tick()
+    assert isinstance(event.error, PayloadTooLargeError)
+    assert handles(event) == [0, 1]
+
+
+def test_payloads_that_are_too_large_count_among_the_pending_ones():
+    rig = Rig(max_chunks=2, max_pending_payloads=2)
+    events = [event for uuid in (A, B, C) for event in rig.feed(uuid, 0, 99)]
+    assert [(event.uuid, type(event.error)) for event in events] == [(A, PayloadTooLargeError)]
+    assert rig.assembler.pending_payloads == 2
+
+
+def test_two_different_chunks_for_one_slot_poison_that_payload_only():
+    rig = Rig()
+    rig.feed(B, 0, 2)
+    rig.feed(A, 0, 2, b"one")
+    rig.feed(A, 0, 2, b"two")
+    (broken,) = rig.feed(A, 1, 2)
+    assert isinstance(broken.error, ChunkConflictError)
+    assert (broken.error.position, handles(broken)) == (0, [1, 2, 3])
+    (good,) = rig.feed(B, 1, 2)
+    assert payload(good) == b"01"
+
+
+def test_a_count_that_changes_is_a_conflict():
+    rig = Rig()
+    rig.feed(A, 0, 2)
+    (broken,) = rig.feed(A, 1, 3)
+    assert isinstance(broken.error, ChunkConflictError)
+
+
+def test_a_declared_count_reserves_nothing():
+    rig = Rig()
+    rig.feed(A, 2**31 - 2, 2**31 - 1)
+    assert rig.assembler.pending_bytes <= 10
+
+
+def test_an_abort_lets_go_of_head_and_tail_with_an_ack():
+    rig = Rig()
+    rig.feed(A, 0, 3, at=0)
+    (event,) = rig.assembler.abort("s", Slot(1, 1), A)
+    assert (event.reason, event.action, handles(event)) == ("aborted", "ack", [0, 1])
+    (tail,) = rig.feed(A, 1, 3, at=2)
+    assert (tail.reason, tail.action, handles(tail)) == ("aborted", "ack", [2])
+
+
+def test_an_abort_of_what_never_came_is_remembered():
+    rig = Rig()
+    rig.assembler.abort("s", Slot(0, 0), A)
+    (event,) = rig.feed(A, 0, 1, at=1)
+    assert (event.reason, event.action) == ("aborted", "ack")
+
+
+def test_an_abort_after_the_last_chunk_does_not_take_the_payload_back():
+    rig = Rig()
+    (whole,) = rig.feed(A, 0, 1, at=0)
+    (event,) = rig.assembler.abort("s", Slot(1, 1), A)
+    assert (handles(event), event.action) == ([1], "ack")
+    rig.assembler.acked("s", A)
+    assert handles(whole) == [0]
+
+
+def test_chunks_from_before_a_clear_never_complete_with_chunks_from_after():
+    rig = Rig()
+    rig.feed(A, 0, 3, at=0)
+    rig.feed(A, 1, 3, at=1)
+    rig.feed(B, 0, 2, source="t")
+    assert [slot.handle for slot in rig.assembler.clear("s")] == [0, 1]
+    assert rig.feed(A, 2, 3, at=2) == []
+    assert rig.assembler.pending_payloads == 2
+    assert rig.assembler.pending_bytes == 2
+
+
+def test_clear_forgets_what_was_finished_so_that_it_is_delivered_again_after_a_seek():
+    rig = Rig()
+    rig.feed(A, 0, 1, at=0)
+    rig.assembler.acked("s", A)
+    rig.assembler.clear("s")
+    (again,) = rig.feed(A, 0, 1, at=0)
+    assert payload(again) == b"0"
+
+
+def test_pieces_of_a_buffer_that_its_owner_reuses_are_copied():
+    rig, buffer = Rig(), bytearray(b"first")
+    rig.feed(A, 0, 2, buffer)
+    buffer[:] = b"other"
+    (event,) = rig.feed(A, 1, 2, b"!")
+    assert payload(event) == b"first!"
+
+
+def test_repr_shows_what_is_held():
+    rig = Rig()
+    rig.feed(A, 0, 2)
+    assert repr(rig.assembler) == "<Assembler 1 pending, 1 bytes>"

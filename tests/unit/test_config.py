@@ -1,0 +1,201 @@
+"""From YAML to frozen dataclasses; every mistake names its place, what was found and what was expected."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import pytest
+
+import claimcheck
+from claimcheck import config as configuration
+from claimcheck.config import ChunkingConfig, StoreConfig, expand, from_dict
+from claimcheck.errors import ConfigError
+
+DESIGN = """
+strategy: hybrid
+threshold_bytes: auto
+store: hot
+stores:
+  hot:  {type: redis, url: "${REDIS_URL:-redis://localhost:6379/0}", ttl_seconds: 604800}
+  cold: {type: s3, bucket: payloads, prefix: claims/, endpoint_url: "${S3_ENDPOINT}"}
+  disk: {type: filesystem, path: /var/lib/claims, ttl_seconds: 604800, fsync: false}
+chunking: {max_message_bytes: auto, max_payload_bytes: 268435456, max_chunks: 100000, max_pending_payloads: 100,
+           max_pending_bytes: 268435456, expire_after_seconds: 60, on_expire: redeliver, on_evict: redeliver}
+hybrid:   {chunk_below_bytes: 0}
+signing:  {key_id: k1, keys: {k1: "${CLAIMCHECK_KEY}"}, require: true}
+limits:   {max_payload_bytes: 5368709120, max_pointer_bytes: 8192}
+envelope: {header: "PRF_wdkafcli_header_"}
+destinations:
+  "audit.*": {strategy: chunking, chunking: {max_chunks: 7}}
+  "*.cold": {store: cold, threshold_bytes: 1000}
+"""
+
+GOOD = {"strategy": "external", "store": "hot", "stores": {"hot": {"type": "memory"}}}
+
+
+def test_the_whole_file_loads_and_says_what_it_means(tmp_path):
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(DESIGN)
+    config = configuration.load(path)
+    assert config.stores["hot"] == StoreConfig(
+        "redis", {"url": "${REDIS_URL:-redis://localhost:6379/0}", "ttl_seconds": 604800}
+    )
+    assert config.chunking == ChunkingConfig()
+    assert config.header == claimcheck.HEADER
+    assert config.for_destination("orders") is config
+    audit = config.for_destination("audit.eu")
+    assert (audit.strategy, audit.chunking.max_chunks, audit.chunking.max_pending_payloads) == ("chunking", 7, 100)
+    assert config.for_destination("x.cold").store == "cold"
+    assert config.for_destination("audit.cold").strategy == "chunking", "the first match wins"
+    claimcheck.load(path)
+
+
+def test_the_shortest_file_has_one_store(tmp_path):
+    assert from_dict({"stores": {"hot": {"type": "memory"}}}).store == "hot"
+    assert from_dict({"strategy": "chunking"}).store is None
+
+
+def test_a_configuration_is_frozen_and_pickles_with_names_not_secrets(monkeypatch):
+    monkeypatch.setenv("SECRET_PATH", "/very/secret")
+    config = from_dict({"stores": {"disk": {"type": "filesystem", "path": "${SECRET_PATH}"}}})
+    pickled = pickle.dumps(config)
+    assert pickle.loads(pickled) == config
+    assert b"secret" not in pickled.lower().replace(b"secret_path", b"")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.strategy = "inline"
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "found", "expected"),
+    [
+        ({"strateggy": "external"}, "strateggy", "unknown key", "did you mean 'strategy'"),
+        ({"strategy": 3}, "strategy", "3", "text"),
+        ({"threshold_bytes": -1}, "threshold_bytes", "-1", "at least 0 or 'auto'"),
+        ({"threshold_bytes": "big"}, "threshold_bytes", "'big'", "an integer"),
+        ({"threshold_bytes": True}, "threshold_bytes", "True", "an integer"),
+        ({"threshold_bytes": 1.5}, "threshold_bytes", "1.5", "an integer"),
+        ({"store": "hott"}, "store", "'hott'", "hot"),
+        ({"store": None, "stores": {}}, "store", "nothing", "name of a store"),
+        ({"stores": []}, "stores", "list", "mapping"),
+        ({"stores": {"hot": {}}}, "stores.hot.type", "nothing", "store type"),
+        ({"stores": {"hot": "redis"}}, "stores.hot.type", "nothing", "store type"),
+        ({"stores": {1: {"type": "memory"}}}, "stores.1", "1", "text"),
+        ({"chunking": {"max_chunks": 0}}, "chunking.max_chunks", "0", "at least 1"),
+        ({"chunking": {"on_evict": "drop"}}, "chunking.on_evict", "'drop'", "'redeliver'"),
+        ({"chunking": None}, "chunking", "nothing", "mapping"),
+        ({"limits": {"max_payload_byte": 1}}, "limits.max_payload_byte", "unknown key", "'max_payload_bytes'"),
+        ({"signing": {"require": True}}, "signing.keys", "nothing", "at least one key"),
+        ({"signing": {"key_id": "k2", "keys": {"k1": "x"}}}, "signing.key_id", "'k2'", "below signing.keys"),
+        ({"signing": {"keys": {"k1": 5}}}, "signing.keys.k1", "5", "text"),
+        ({"envelope": {"header": "ü" * 20}}, "envelope.header", "ü", "ASCII"),
+        ({"envelope": {"header": ""}}, "envelope.header", "''", "4 to 64"),
+        ({"destinations": {"a": {"stores": {}}}}, "destinations.a.stores", "holds for all", "strategy"),
+        ({"destinations": {"a": {"threshold_bytes": -5}}}, "destinations.a.threshold_bytes", "-5", "at least 0"),
+        ({"destinations": {"a": 1}}, "destinations.a", "int", "mapping"),
+        ({"destinations": 5}, "destinations", "int", "mapping"),
+    ],
+)
+def test_each_mistake_names_its_place(change, path, found, expected):
+    with pytest.raises(ConfigError) as caught:
+        from_dict(GOOD | change)
+    error = caught.value
+    assert error.path == path
+    assert found in error.found
+    assert expected in error.expected
+    assert path in str(error)
+
+
+@pytest.mark.parametrize("raw", [None, [], "hybrid", 3])
+def test_something_else_than_a_mapping(raw):
+    with pytest.raises(ConfigError, match="a mapping"):
+        from_dict(raw)
+
+
+@pytest.mark.parametrize(("text", "why"), [("a: [", "no YAML"), ("- 1", "mapping"), ("", "mapping"), ("\x00", "no YAML")])
+def test_files_that_are_no_configuration(tmp_path, text, why):
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        configuration.load(path)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        configuration.load(tmp_path / "nothing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("store", "path", "why"),
+    [
+        ({"type": "reddis"}, "stores.hot.type", "filesystem, memory, redis, s3"),
+        ({"type": "no.such.module:Store"}, "stores.hot.type", "cannot import"),
+        ({"type": "claimcheck.store:slug"}, "stores.hot.type", "a class"),
+        ({"type": "memory", "spcae": "x"}, "stores.hot.spcae", "did you mean 'space'"),
+        ({"type": "memory", "spcae": "${X}"}, "stores.hot.spcae", "did you mean 'space'"),
+        ({"type": "memory", "ttl_seconds": "soon"}, "stores.hot.ttl_seconds", "a number"),
+        ({"type": "memory", "ttl_seconds": -1}, "stores.hot.ttl_seconds", "at least 0"),
+        ({"type": "redis"}, "stores.hot.url", "text"),
+        ({"type": "redis", "url": "redis://x", "pointer_version": 3}, "stores.hot.pointer_version", "1 or 2"),
+    ],
+)
+def test_store_options_are_checked_when_the_file_is_loaded(store, path, why):
+    with pytest.raises(ConfigError, match=why) as caught:
+        claimcheck.from_dict(GOOD | {"stores": {"hot": store}})
+    assert caught.value.path == path
+
+
+def test_version_1_pointers_cannot_be_signed():
+    store = {"type": "redis", "url": "redis://x", "pointer_version": 1}
+    with pytest.raises(ConfigError, match="no signature"):
+        claimcheck.from_dict(GOOD | {"stores": {"hot": store}, "signing": {"keys": {"k": "s"}, "require": True}})
+
+
+@pytest.mark.parametrize("strategy", ["hybird", "no.such:Strategy", "claimcheck.store:Store"])
+def test_an_unknown_strategy(strategy):
+    with pytest.raises(ConfigError) as caught:
+        claimcheck.from_dict(GOOD | {"strategy": strategy})
+    assert caught.value.path == "strategy"
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "result"),
+    [
+        ("${A}", {"A": "1"}, "1"),
+        ("x${A}y${B:-b}", {"A": "1"}, "x1yb"),
+        ("${A:-}", {}, ""),
+        ("${A:-d}", {"A": ""}, "d"),
+        ("${A}", {"A": ""}, ""),
+        ("$A {A}", {"A": "1"}, "$A {A}"),
+        (5, {}, 5),
+    ],
+)
+def test_placeholders(text, environ, result):
+    assert expand(text, path="p", environ=environ) == result
+
+
+def test_a_variable_that_is_not_set_is_noticed_by_the_process_that_opens_the_store(monkeypatch, tmp_path):
+    monkeypatch.delenv("CLAIMS_DIR", raising=False)
+    cc = claimcheck.from_dict(GOOD | {"stores": {"hot": {"type": "filesystem", "path": "${CLAIMS_DIR}"}}})
+    with pytest.raises(ConfigError, match="CLAIMS_DIR") as caught:
+        cc.store("hot")
+    assert caught.value.path == "stores.hot.path"
+    monkeypatch.setenv("CLAIMS_DIR", str(tmp_path))
+    cc.store("hot").write(b"x")
+
+
+def test_numbers_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("TTL", "60")
+    cc = claimcheck.from_dict(GOOD | {"stores": {"hot": {"type": "memory", "ttl_seconds": "${TTL}"}}})
+    assert cc.store("hot").ttl_seconds == 60
+    monkeypatch.setenv("TTL", "soon")
+    with pytest.raises(ConfigError, match="a number"):
+        claimcheck.ClaimCheck(cc.config).store("hot")
+
+
+def test_a_password_never_stands_in_an_error_or_a_repr():
+    with pytest.raises(ConfigError) as caught:
+        claimcheck.from_dict(GOOD | {"stores": {"hot": {"type": "redis", "url": "redis://x", "ttl_seconds": "redis://u:pw@h"}}})
+    config = from_dict(GOOD | {"stores": {"hot": {"type": "redis", "url": "redis://u:pw@h"}}})
+    assert "pw" not in str(caught.value) + repr(config)
+
