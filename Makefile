@@ -1,6 +1,7 @@
 # make demo [DIR=folder]   every file of a folder through a small broker and back through Spark
 # make test                lint, types, layers and tests, as CI runs them
-# Both make their own environment in .venv; python3 (3.11 or newer) and pip are all they need. Another one: make PYTHON=python3.12
+# Both make their own environment in .venv; python3 (3.11 or newer) and pip are all they need.
+# Another Python: make demo PYTHON=python3.12
 
 PYTHON      ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
@@ -12,8 +13,10 @@ SOURCES     := pyproject.toml $(shell find claimcheck stores -name __pycache__ -
 .PHONY: demo test lint clean
 .DELETE_ON_ERROR:
 
+# PYTHONSAFEPATH: Python puts the working folder first on the path of Spark's workers, and here that is a claimcheck without
+# its stores.
 demo: $(VENV)/.demo
-	$(BIN)/claimcheck demo $(if $(DIR),--dir "$(DIR)")
+	PYTHONSAFEPATH=1 $(BIN)/claimcheck demo $(if $(DIR),--dir "$(DIR)")
 
 test: lint
 	$(BIN)/pytest $(PYTEST_ARGS)

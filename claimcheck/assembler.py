@@ -221,7 +221,9 @@ class Assembler:
             len(self._open) > limits.max_pending_payloads or self.pending_bytes + size > limits.max_pending_bytes
         ):
             victim = next(other for other in self._open.values() if other is not record)
-            events.append(self._give_up(victim, "evicted", limits.on_evict, "it had to make room (chunking.max_pending_*)"))
+            events.append(
+                self._give_up(victim, "evicted", limits.on_evict, "it had to make room (chunking.max_pending_*)")
+            )
         return events
 
     def _finish_if_complete(self, record: _Record) -> list[Event]:

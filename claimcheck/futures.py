@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
+import inspect
 import logging
 import threading
 from collections.abc import Callable
@@ -16,7 +15,8 @@ __all__ = ["follow"]
 
 _log = logging.getLogger(__name__)
 
-AnyFuture = Any  # concurrent.futures.Future or asyncio.Future: the same few methods, no common base
+AnyFuture = Any
+"""`concurrent.futures.Future` or `asyncio.Future`: the same few methods, no common base, both slow to import."""
 
 
 def follow(out: Outbound, produce: Callable[[Envelope], Any]) -> Any:
@@ -36,12 +36,18 @@ def follow(out: Outbound, produce: Callable[[Envelope], Any]) -> Any:
 
 
 def _is_future(value: Any) -> bool:
-    return isinstance(value, concurrent.futures.Future) or asyncio.isfuture(value)
+    return all(hasattr(value, name) for name in ("add_done_callback", "exception", "cancelled"))
+
+
+def _is_on_loop(future: AnyFuture) -> bool:
+    return hasattr(future, "get_loop")
 
 
 def _error_of(future: AnyFuture) -> BaseException | None:
     if future.cancelled():
-        return asyncio.CancelledError("the future was cancelled")
+        from concurrent.futures import CancelledError
+
+        return CancelledError("the future was cancelled")
     error: BaseException | None = future.exception()
     return error
 
@@ -50,10 +56,10 @@ def _conclude(out: Outbound, done: AnyFuture) -> None:
     error = _error_of(done)
     if error is None or not out.undoable:
         out.keep()
-    elif isinstance(done, concurrent.futures.Future):
-        out.conclude(error)
-    else:  # on an event loop, which must not wait for a store
+    elif _is_on_loop(done):  # an event loop must not wait for a store
         done.get_loop().run_in_executor(None, out.conclude, error)
+    else:
+        out.conclude(error)
 
 
 class _Joined:
@@ -65,9 +71,7 @@ class _Joined:
         self._left = len(out.results)
         self._lock = threading.Lock()
         first = out.results[0]
-        self.future: AnyFuture = (
-            first.get_loop().create_future() if asyncio.isfuture(first) else concurrent.futures.Future()
-        )
+        self.future: AnyFuture = first.get_loop().create_future() if _is_on_loop(first) else type(first)()
         for future in list(out.results):
             future.add_done_callback(self._one_done)
 
@@ -101,7 +105,7 @@ class _Joined:
     def _tell_readers(self) -> None:
         try:
             told = self._produce(self._out.abort) if self._out.abort else None
-            if asyncio.iscoroutine(told):
+            if inspect.iscoroutine(told):
                 self.future.get_loop().create_task(told)
         except Exception as error:
             _log.warning("could not send the abort envelope: %s", type(error).__name__)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -20,20 +18,20 @@ Outcome = Literal["failed", "unknown"]
 
 Classifier = Callable[[BaseException], Outcome]
 
-_UNKNOWN = (TimeoutError, ConnectionError, asyncio.CancelledError, concurrent.futures.CancelledError, EOFError)
+_UNKNOWN = (TimeoutError, ConnectionError, EOFError)
+_VAGUE = ("timeout", "timedout", "connect", "cancelled")
 
 
 def classify_error(error: BaseException) -> Outcome:
     """The safe default: time-outs, lost connections and whatever is not an `Exception` leave the outcome unknown.
 
-    An error whose class, or a base of it, has ``Timeout`` or ``Connection`` in its name counts as one: most drivers
-    do not derive theirs from Python's.
+    An error whose class, or a base of it, has ``Timeout``, ``Connection`` or ``Cancelled`` in its name counts as one:
+    most drivers do not derive theirs from Python's.
     """
     if not isinstance(error, Exception) or isinstance(error, _UNKNOWN):
         return "unknown"
     names = [cls.__name__.lower() for cls in type(error).__mro__]
-    vague = any(word in name for name in names for word in ("timeout", "timedout", "connect", "disconnect"))
-    return "unknown" if vague else "failed"
+    return "unknown" if any(word in name for name in names for word in _VAGUE) else "failed"
 
 
 def verdict(error: BaseException, classify: Classifier | None) -> Outcome:
@@ -180,6 +178,8 @@ class Outbound:
 
     async def _next_async(self) -> Envelope | None:
         if self._blocking:  # the next chunk is read from a file
+            import asyncio  # a third of the whole import time, for those who need it
+
             return await asyncio.to_thread(next, self.envelopes, None)
         return next(self.envelopes, None)
 

@@ -6,12 +6,11 @@ otherwise. It may be a function, a method or a coroutine function, and it may re
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from claimcheck.envelope import Envelope
 from claimcheck.errors import ConfigError
@@ -21,6 +20,9 @@ from claimcheck.strategy import Message, Strategy
 from claimcheck.wire import WireLimit
 
 __all__ = ["OutboundBlock", "ProduceCall", "decorate", "offload_async"]
+
+if TYPE_CHECKING:
+    import asyncio  # a third of the whole import time: at run time only where a coroutine asks for it
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,6 +106,8 @@ async def offload_async(strategy: Strategy, message: Message) -> Outbound:
     """Offload without blocking the event loop; when cancelled meanwhile, what gets stored is removed again."""
     if (quick := strategy.shortcut(message)) is not None:
         return quick
+    import asyncio
+
     work = asyncio.ensure_future(asyncio.to_thread(strategy.offload, message))
     try:
         return await asyncio.shield(work)
@@ -219,6 +223,8 @@ class _Sender:
 async def _settle_async(out: Outbound, error: BaseException | None) -> None:
     """Undo off the event loop, and to the end even when this task is cancelled."""
     if out.undoable:
+        import asyncio
+
         await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(out.settle, error)))
 
 

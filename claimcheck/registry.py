@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
@@ -46,7 +45,7 @@ def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) 
     Raises:
         ConfigError: Nothing is called so, or what is there is no class.
     """
-    target = builtin.get(name) or next((e.value for e in entry_points(group=group, name=name)), name)
+    target = builtin.get(name) or _entry_point(name, group)
     module, _, attribute = target.partition(":")
     if not attribute:
         fail(
@@ -61,6 +60,12 @@ def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) 
     if not inspect.isclass(found):
         fail(path, found=f"{target!r}, a {type(found).__name__}", expected="a class")
     return found
+
+
+def _entry_point(name: str, group: str) -> str:
+    from importlib.metadata import entry_points  # slow to import, and only strangers' names need it
+
+    return next((found.value for found in entry_points(group=group, name=name)), name)
 
 
 def check_store(config: StoreConfig, *, path: str) -> type[Any]:

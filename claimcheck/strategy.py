@@ -8,7 +8,6 @@ reaches ``_offload``, which returns an `Outbound`.
 from __future__ import annotations
 
 import io
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -26,8 +25,6 @@ from claimcheck.store import Store, StoreContext
 from claimcheck.wire import DEFAULT_LIMIT, WireLimit
 
 __all__ = ["Message", "Strategy", "StrategyContext", "rewindable"]
-
-_SPOOL_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +178,9 @@ def rewindable(payload: Payload, *, limit: int) -> tuple[Payload, Callable[[], N
         return payload, lambda: None
     file = cast(BinaryIO, payload)
     if remaining_bytes(file) is None:
-        spool = _Spool(max_size=_SPOOL_BYTES)
+        from claimcheck.spool import Spool
+
+        spool = Spool()
         spool.writelines(Source(file, limit=limit))
         spool.seek(0)
         file = cast(BinaryIO, spool)
@@ -211,13 +210,6 @@ def _take(file: Any, size: int) -> Any:
     for piece in Source(file, limit=1 << 62).pieces(size):
         yield piece
         return
-
-
-class _Spool(tempfile.SpooledTemporaryFile[bytes]):
-    """Closed, and so removed, with the last reference: it lives as long as the payload, whatever becomes of that."""
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class _Rejoined(io.RawIOBase):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import logging
 import os
 import threading
@@ -26,6 +27,8 @@ __all__ = ["S3Store"]
 _log = logging.getLogger(__name__)
 _BUFFER_BYTES = 1 << 20
 _MAX_PARTS = 10_000
+
+_SESSION_LOCK = threading.Lock()  # clients may be used by several threads, sessions may not
 
 _UNAVAILABLE = StoreUnavailableError
 # The service's code, or the bare HTTP status of an answer without one, to our error; anything else is a StoreError.
@@ -179,7 +182,6 @@ class S3Store(Store):
             return self._client[1]
 
     def _connect(self) -> Any:
-        boto3 = import_vendor("boto3", extra="s3")
         config = import_vendor("botocore.config", extra="s3").Config(
             # We bring our own checksum, or check one; the SDK's would be a second pass in Python over every payload.
             request_checksum_calculation="when_required",
@@ -190,7 +192,14 @@ class S3Store(Store):
             tcp_keepalive=True,
             **self._timeouts,
         )
-        return boto3.session.Session().client("s3", config=config, **self._place)
+        with _SESSION_LOCK:
+            return _session().client("s3", config=config, **self._place)
+
+
+@functools.cache
+def _session() -> Any:
+    """One for the process: it reads a long description of S3, which is most of the time that a client takes to make."""
+    return import_vendor("boto3", extra="s3").session.Session()
 
 
 def _code(error: Any) -> str:

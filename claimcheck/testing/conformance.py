@@ -111,7 +111,7 @@ class StoreConformance:
             return store
 
         yield build
-        _tidy_up(build(), events)
+        _tidy_up(opened, events)
         for store in opened:
             store.close()
 
@@ -315,10 +315,12 @@ class StoreConformance:
     # Pointers that must not be followed ------------------------------------------------------------------------
 
     @pytest.mark.parametrize("hostile", payloads.HOSTILE)
-    def test_hostile_pointer_is_refused_before_any_io(self, store: Store, hostile: str) -> None:
+    def test_hostile_pointer_is_refused_before_any_io(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, hostile: str
+    ) -> None:
         """Other stores' pointers, keys out of scope, absurd sizes, unknown features: the medium is never asked."""
         pointer = payloads.HOSTILE[hostile](_as_if_written(store, store._new_key("orders"), 100))
-        _forbid_io(store)
+        _forbid_io(store, monkeypatch)
 
         with pytest.raises(PointerRejectedError):
             store.read(pointer)
@@ -327,21 +329,23 @@ class StoreConformance:
         with pytest.raises(PointerRejectedError):
             store.rollback(pointer)
 
-    def test_key_out_of_the_prefix_is_refused(self, store: Store) -> None:
+    def test_key_out_of_the_prefix_is_refused(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         """The same for keys that do not begin with the store's prefix, if it has one."""
         if not store.prefix:
             pytest.skip("this store has no prefix")
-        _forbid_io(store)
+        _forbid_io(store, monkeypatch)
 
         for key in (f"other-{store.prefix}x", store.prefix[:-1] or "x", "other"):
             with pytest.raises(PointerRejectedError):
                 store.read(_as_if_written(store, key, 100))
 
-    def test_size_over_the_readers_limit_is_refused(self, open_store: OpenStore, store: Store) -> None:
+    def test_size_over_the_readers_limit_is_refused(
+        self, open_store: OpenStore, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A reader's limit counts, whatever the writer's was."""
         pointer = store.write(payloads.content(5001))
         reader = open_store(max_payload_bytes=5000)
-        _forbid_io(reader)
+        _forbid_io(reader, monkeypatch)
 
         with pytest.raises(PointerRejectedError):
             reader.read(pointer)
@@ -449,20 +453,22 @@ def _last_uuid(key: str) -> str:
     return key.strip("{}")[-36:]
 
 
-def _tidy_up(store: Store, events: list[OperationEvent]) -> None:
+def _tidy_up(opened: list[Store], events: list[OperationEvent]) -> None:
     """A medium may be shared: what a test wrote, it takes away again."""
-    written = [event for event in events if (event.operation, event.phase) == ("write", "completed")]
-    for event in written:
+    for event in events:
+        if not opened or (event.operation, event.phase) != ("write", "completed"):
+            continue
+        store = opened[0]
         with suppress(Exception):
             store.rollback(_as_if_written(store, event.key, event.size or 0))
 
 
-def _forbid_io(store: Store) -> None:
+def _forbid_io(store: Store, patch: pytest.MonkeyPatch) -> None:
     def touched(*_: Any) -> Any:
         pytest.fail("the medium was asked")
 
     for method in ("_write", "_read", "_delete"):
-        setattr(store, method, touched)
+        patch.setattr(store, method, touched)
 
 
 def _is_url(value: Any) -> bool:

@@ -25,4 +25,4 @@ class TestRedisStoreOnFake(RedisConformance):
     @pytest.fixture
     def options(self, fake_url):
         with redis.Redis.from_url(fake_url) as self.redis:
-            yield {"type": "redis", "url": fake_url, "ttl_seconds": 600}
+            yield {"type": "redis", "url": fake_url, "ttl_seconds": 600, "segment_bytes": 100_000}

@@ -25,7 +25,10 @@ class Traffic(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         config = ChunkingConfig(
-            max_pending_bytes=MAX_BYTES, max_pending_payloads=MAX_PAYLOADS, max_payload_bytes=30, expire_after_seconds=10
+            max_pending_bytes=MAX_BYTES,
+            max_pending_payloads=MAX_PAYLOADS,
+            max_payload_bytes=30,
+            expire_after_seconds=10,
         )
         self.assembler = Assembler(config, clock=lambda: self.now)
         self.position = 0

@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 from hypothesis import example, given
 
 import claimcheck
-from claimcheck import envelope, pointer as pointers
+from claimcheck import envelope
+from claimcheck import pointer as pointers
 from claimcheck.envelope import HEADER, Chunk, Literal, Plain, decode
 from claimcheck.errors import ClaimCheckError
 from claimcheck.pointer import Pointer
@@ -40,7 +41,9 @@ pointers_v2 = st.builds(
 @given(uuids, st.integers(1, 2**31 - 1), st.data(), st.binary(max_size=200))
 def test_chunks_come_back(identity, count, data, piece):
     position = data.draw(st.integers(0, count - 1))
-    assert decode(envelope.encode_chunk(identity, position, count, piece)) == Chunk(identity, position, count, memoryview(piece))
+    assert decode(envelope.encode_chunk(identity, position, count, piece)) == Chunk(
+        identity, position, count, memoryview(piece)
+    )
 
 
 @given(st.binary(max_size=200))
@@ -103,4 +106,3 @@ def test_any_payload_comes_back_as_it_was_sent(payload, strategy, key):
         for outcome in resolver.feed("orders-0", offset, message.data, headers=message.headers, key=message.key)
     ]
     assert [(outcome.payload, outcome.key) for outcome in got] == [(payload, key)]
-

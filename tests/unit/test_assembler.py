@@ -34,7 +34,9 @@ class Rig:
     def feed(self, uuid, number, count, piece=None, *, at=None, handle=None, source="s"):
         at = next(self.positions) if at is None else at
         piece = memoryview(b"%d" % number if piece is None else piece)
-        return self.assembler.feed(source, Slot(at, at if handle is None else handle), Chunk(uuid, number, count, piece))
+        return self.assembler.feed(
+            source, Slot(at, at if handle is None else handle), Chunk(uuid, number, count, piece)
+        )
 
 
 def handles(event):
@@ -59,7 +61,11 @@ def test_interleaved_payloads_and_equal_uuids_of_different_sources_stay_apart():
     rig = Rig()
     fed = [(A, 0, "s"), (B, 0, "s"), (A, 0, "t"), (B, 1, "s"), (A, 1, "t"), (A, 1, "s")]
     events = [event for uuid, number, source in fed for event in rig.feed(uuid, number, 2, source=source)]
-    assert [(event.uuid, event.source, handles(event)) for event in events] == [(B, "s", [1, 3]), (A, "t", [2, 4]), (A, "s", [0, 5])]
+    assert [(event.uuid, event.source, handles(event)) for event in events] == [
+        (B, "s", [1, 3]),
+        (A, "t", [2, 4]),
+        (A, "s", [0, 5]),
+    ]
 
 
 def test_a_redelivered_chunk_renews_its_handle_and_counts_once():
@@ -155,7 +161,9 @@ def test_the_payload_being_fed_is_never_the_victim():
     assert rig.assembler.pending_bytes == 10
 
 
-@pytest.mark.parametrize(("limits", "limit"), [({"max_payload_bytes": 3}, 3), ({"max_pending_bytes": 3}, 3), ({"max_chunks": 2}, 2)])
+@pytest.mark.parametrize(
+    ("limits", "limit"), [({"max_payload_bytes": 3}, 3), ({"max_pending_bytes": 3}, 3), ({"max_chunks": 2}, 2)]
+)
 def test_a_payload_too_large_alone_fails_once_with_all_its_messages(limits, limit):
     rig = Rig(**limits)
     events = [event for number in range(4) for event in rig.feed(A, number, 4)]

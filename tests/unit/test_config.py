@@ -112,7 +112,9 @@ def test_something_else_than_a_mapping(raw):
         from_dict(raw)
 
 
-@pytest.mark.parametrize(("text", "why"), [("a: [", "no YAML"), ("- 1", "mapping"), ("", "mapping"), ("\x00", "no YAML")])
+@pytest.mark.parametrize(
+    ("text", "why"), [("a: [", "no YAML"), ("- 1", "mapping"), ("", "mapping"), ("\x00", "no YAML")]
+)
 def test_files_that_are_no_configuration(tmp_path, text, why):
     path = tmp_path / "claimcheck.yaml"
     path.write_text(text)
@@ -195,7 +197,8 @@ def test_numbers_may_come_from_the_environment(monkeypatch):
 
 def test_a_password_never_stands_in_an_error_or_a_repr():
     with pytest.raises(ConfigError) as caught:
-        claimcheck.from_dict(GOOD | {"stores": {"hot": {"type": "redis", "url": "redis://x", "ttl_seconds": "redis://u:pw@h"}}})
+        claimcheck.from_dict(
+            GOOD | {"stores": {"hot": {"type": "redis", "url": "redis://x", "ttl_seconds": "redis://u:pw@h"}}}
+        )
     config = from_dict(GOOD | {"stores": {"hot": {"type": "redis", "url": "redis://u:pw@h"}}})
     assert "pw" not in str(caught.value) + repr(config)
-

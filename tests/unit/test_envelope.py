@@ -62,9 +62,7 @@ def test_cut_at_every_byte_it_is_plain_or_an_error_of_ours_but_never_whole(name)
         assert isinstance(decoded, Plain) == (length <= len(HEADER))
 
 
-@pytest.mark.parametrize(
-    ("position", "count"), [(-1, 3), (3, 3), (4, 3), (0, 0), (0, -1), (-(2**31), 2**31 - 1)]
-)
+@pytest.mark.parametrize(("position", "count"), [(-1, 3), (3, 3), (4, 3), (0, 0), (0, -1), (-(2**31), 2**31 - 1)])
 def test_chunk_numbers_out_of_range_are_refused_in_both_directions(position, count):
     raw = bytearray(golden("chunk_middle"))
     raw[57:65] = position.to_bytes(4, "big", signed=True) + count.to_bytes(4, "big", signed=True)

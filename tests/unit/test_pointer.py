@@ -135,7 +135,9 @@ def test_a_long_pointer_is_refused_before_it_is_read():
 
 
 def test_a_usual_pointer_has_about_a_third_of_a_kilobyte():
-    full = replace(V2, segments=65, segment_bytes=1048512, key="claimcheck:orders-{6ba7b810-9dad-11d1-80b4-00c04fd430c8}")
+    full = replace(
+        V2, segments=65, segment_bytes=1048512, key="claimcheck:orders-{6ba7b810-9dad-11d1-80b4-00c04fd430c8}"
+    )
     assert 250 < len(pointers.encode(pointers.sign(full, key_id="k1", secret=b"s"))) < 400
 
 

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import io
 import threading
+import uuid
 
 import pytest
 
@@ -29,7 +30,12 @@ class Rig:
 
     def __init__(self, strategy="external", **config):
         self.cc = claimcheck.from_dict(
-            {"strategy": strategy, "threshold_bytes": 2000, "stores": {"hot": {"type": "memory", "space": str(id(self))}}} | config
+            {
+                "strategy": strategy,
+                "threshold_bytes": 2000,
+                "stores": {"hot": {"type": "memory", "space": str(uuid.uuid4())}},
+            }
+            | config
         )
         self.sent: list[tuple] = []
 
@@ -192,7 +198,9 @@ def test_a_parameter_that_does_not_exist_is_refused_at_decoration(rig, wrong):
         rig.cc.offload(**({"payload": "value", "destination": "topic"} | {wrong: "nope"}))(lambda topic, value: None)
 
 
-@pytest.mark.parametrize("config", [{"strategy": "chunking"}, {"strategy": "hybrid"}, {"destinations": {"a": {"strategy": "chunking"}}}])
+@pytest.mark.parametrize(
+    "config", [{"strategy": "chunking"}, {"strategy": "hybrid"}, {"destinations": {"a": {"strategy": "chunking"}}}]
+)
 def test_chunks_without_a_key_parameter_are_refused_at_decoration(config):
     rig = Rig(**config)
     with pytest.raises(ConfigError, match="key"):
@@ -241,7 +249,9 @@ class Unseekable(io.RawIOBase):
 
 
 @pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid", "inline"])
-@pytest.mark.parametrize("payload", [BIG, b"small", envelope.HEADER + b"\x01", envelope.HEADER + BIG, b"x" * 1928, b"x" * 1929])
+@pytest.mark.parametrize(
+    "payload", [BIG, b"small", envelope.HEADER + b"\x01", envelope.HEADER + BIG, b"x" * 1928, b"x" * 1929]
+)
 @pytest.mark.parametrize("make", [io.BytesIO, Unseekable, bytearray, memoryview])
 def test_files_and_buffers_of_every_kind_arrive(strategy, payload, make):
     rig = Rig(strategy)
@@ -304,22 +314,22 @@ def test_headers_that_leave_no_room_are_refused_before_anything_is_sent(strategy
 # How sending ends ------------------------------------------------------------------------------------------------
 
 
-class QueueFull(Exception):
+class QueueFullError(Exception):
     pass
 
 
-class BrokerTimeout(Exception):
+class BrokerTimeoutError(Exception):
     pass
 
 
 @pytest.mark.parametrize(
     ("error", "kept"),
     [
-        (QueueFull("full"), 0),
+        (QueueFullError("full"), 0),
         (ValueError("no"), 0),
         (TimeoutError("?"), 1),
         (ConnectionResetError("?"), 1),
-        (BrokerTimeout("?"), 1),
+        (BrokerTimeoutError("?"), 1),
         (KeyboardInterrupt(), 1),
     ],
 )
@@ -338,9 +348,9 @@ def broken(_):
     ("classify", "error", "kept"),
     [
         (lambda _: "failed", TimeoutError(), 0),
-        (lambda _: "unknown", QueueFull(), 1),
-        (lambda _: "nonsense", QueueFull(), 1),
-        (broken, QueueFull(), 1),
+        (lambda _: "unknown", QueueFullError(), 1),
+        (lambda _: "nonsense", QueueFullError(), 1),
+        (broken, QueueFullError(), 1),
         (lambda _: "failed", KeyboardInterrupt(), 1),
     ],
 )
@@ -355,21 +365,21 @@ def test_a_rollback_that_fails_is_noted_on_the_first_error_and_never_replaces_it
         raise ConnectionError("the store is down")
 
     monkeypatch.setattr(rig.cc.store("hot"), "_delete", fail)
-    with pytest.raises(QueueFull) as caught:
-        rig.publisher(error=QueueFull("first"))("orders", BIG)
+    with pytest.raises(QueueFullError) as caught:
+        rig.publisher(error=QueueFullError("first"))("orders", BIG)
     assert "rollback failed" in caught.value.__notes__[0]
 
 
 def test_a_first_chunk_that_is_refused_definitely_gives_its_own_error_and_no_abort():
     rig = Rig("chunking")
-    error = QueueFull()
-    with pytest.raises(QueueFull) as caught:
+    error = QueueFullError()
+    with pytest.raises(QueueFullError) as caught:
         rig.publisher(error=error)("orders", BIG)
     assert caught.value is error
     assert rig.sent == []
 
 
-@pytest.mark.parametrize(("error", "after"), [(QueueFull("full"), 2), (TimeoutError("?"), 0)])
+@pytest.mark.parametrize(("error", "after"), [(QueueFullError("full"), 2), (TimeoutError("?"), 0)])
 def test_a_send_that_breaks_off_says_what_was_sent_and_tells_the_readers(error, after):
     rig = Rig("chunking")
     with pytest.raises(PartialSendError) as caught:
@@ -387,7 +397,7 @@ def test_an_abort_that_cannot_be_sent_either_does_not_hide_the_error():
     @rig.cc.offload(payload="value", key="key")
     def publish(value, key=None):
         if len(rig.sent) == 1:
-            raise QueueFull
+            raise QueueFullError
         rig.sent.append(value)
 
     with pytest.raises(PartialSendError):
@@ -410,10 +420,10 @@ def test_the_block_undoes_what_was_never_sent(rig):
     with rig.cc.outbound(BIG, destination="orders"):
         assert rig.stored == 1
     assert rig.stored == 0
-    with pytest.raises(QueueFull):  # noqa: SIM117
+    with pytest.raises(QueueFullError):  # noqa: SIM117
         with rig.cc.outbound(BIG, destination="orders") as out:
             for _ in out.envelopes:
-                raise QueueFull
+                raise QueueFullError
     assert rig.stored == 0
 
 
@@ -454,8 +464,8 @@ def test_a_coroutine_that_fails_is_undone_and_one_that_is_cancelled_is_kept():
         await asyncio.Event().wait()
 
     async def main():
-        with pytest.raises(QueueFull):
-            await publish(BIG, QueueFull())
+        with pytest.raises(QueueFullError):
+            await publish(BIG, QueueFullError())
         assert rig.stored == 0
         task = asyncio.create_task(publish(BIG))
         await entered.wait()
@@ -523,10 +533,10 @@ def test_the_block_works_with_async_with():
         async with rig.cc.outbound(BIG, destination="orders") as out:
             rig.sent.extend(each.data for each in out.envelopes)
         assert rig.cc.resolve(rig.sent[0]) == BIG
-        with pytest.raises(QueueFull):  # noqa: PT012
+        with pytest.raises(QueueFullError):
             async with rig.cc.outbound(BIG, destination="orders") as out:
                 for _ in out.envelopes:
-                    raise QueueFull
+                    raise QueueFullError
 
     asyncio.run(main())
     assert rig.stored == 1
@@ -546,7 +556,7 @@ def future_publisher(rig, futures, kind):
     return publish
 
 
-@pytest.mark.parametrize(("error", "kept"), [(None, 1), (QueueFull(), 0), (TimeoutError(), 1), ("cancel", 1)])
+@pytest.mark.parametrize(("error", "kept"), [(None, 1), (QueueFullError(), 0), (TimeoutError(), 1), ("cancel", 1)])
 def test_a_future_is_judged_when_it_is_done(rig, error, kept):
     futures = []
     returned = future_publisher(rig, futures, "thread")(BIG)
@@ -570,8 +580,8 @@ def test_an_asyncio_future_is_judged_when_it_is_done_and_undone_off_the_loop(rig
     async def main():
         futures = []
         returned = future_publisher(rig, futures, "asyncio")(BIG)
-        futures[0].set_exception(QueueFull())
-        with pytest.raises(QueueFull):
+        futures[0].set_exception(QueueFullError())
+        with pytest.raises(QueueFullError):
             await returned
         assert await asyncio.to_thread(undone.wait, 10)
 
@@ -594,12 +604,12 @@ def test_the_futures_of_chunks_come_back_as_one(kind):
         futures.clear()
         joined = publish(BIG)
         for number, future in enumerate(list(futures)):
-            future.set_exception(QueueFull("late")) if number == 3 else future.set_result(number)
+            future.set_exception(QueueFullError("late")) if number == 3 else future.set_result(number)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         partial = joined.exception()
         assert isinstance(partial, PartialSendError)
-        assert isinstance(partial.__cause__, QueueFull)
+        assert isinstance(partial.__cause__, QueueFullError)
         assert rig.sent[-1][3][TYPE] == "abort"
 
     asyncio.run(main())

@@ -36,7 +36,9 @@ def feed_all(resolver, messages, *, start=0, source="orders-0"):
     return [
         outcome
         for offset, message in enumerate(messages, start)
-        for outcome in resolver.feed(source, offset, message.data, headers=message.headers, key=message.key, handle=offset)
+        for outcome in resolver.feed(
+            source, offset, message.data, headers=message.headers, key=message.key, handle=offset
+        )
     ]
 
 
@@ -55,7 +57,9 @@ def test_every_reader_understands_every_writer(reader, writer, payload):
     assert outcome.payload == payload
 
 
-@pytest.mark.parametrize("headers", [None, {"a": "1", "uuid": "mine"}, [("a", b"1"), ("a", b"2"), ("chunk_id", b"x")], (("a", "1"),)])
+@pytest.mark.parametrize(
+    "headers", [None, {"a": "1", "uuid": "mine"}, [("a", b"1"), ("a", b"2"), ("chunk_id", b"x")], (("a", "1"),)]
+)
 @pytest.mark.parametrize("key", [None, b"k", "k"])
 @pytest.mark.parametrize("strategy", ["external", "chunking"])
 def test_keys_and_headers_come_back_as_they_were_sent(strategy, key, headers):

@@ -1,0 +1,5 @@
+"""The main job on real input: files of a folder, through a small broker, and back through Spark; `run` does it all."""
+
+from claimcheck.demo.main import run
+
+__all__ = ["run"]

@@ -1,0 +1,104 @@
+"""The input: every file below a folder, and clear words for what cannot be used."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from claimcheck.errors import ClaimCheckError
+
+__all__ = ["MAX_FILE_BYTES", "DemoError", "Folder", "find", "read_file"]
+
+MAX_FILE_BYTES = 256 << 20
+"""Larger files are left out: a payload is one value in a Spark row, and chunking has the same limit by default."""
+
+
+class DemoError(ClaimCheckError):
+    """The demo cannot run; nothing is left behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """What was found below a folder.
+
+    Attributes:
+        root: The folder.
+        sizes: Bytes of each file by its path below ``root``, sorted by path.
+        skipped: Why, by path below ``root``.
+    """
+
+    root: Path
+    sizes: dict[str, int] = field(repr=False)
+    skipped: dict[str, str] = field(repr=False)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files together."""
+        return sum(self.sizes.values())
+
+
+def find(root: Path) -> Folder:
+    """Look at every file below a folder, subfolders included; links to folders are not followed.
+
+    Raises:
+        DemoError: No such folder, no folder, or nothing in it that can be read.
+    """
+    if not root.exists():
+        raise DemoError(f"there is no folder {root}: name another one with --dir")
+    if not root.is_dir():
+        raise DemoError(f"{root} is a file, not a folder: name the folder that it is in")
+    skipped: dict[str, str] = {}
+    sizes = {name: size for name in sorted(_names(root, skipped)) if (size := _size(root, name, skipped)) is not None}
+    if not sizes:
+        why = "; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:3])
+        raise DemoError(f"nothing below {root} can be sent" + (f" ({why})" if why else ": it holds no files"))
+    return Folder(root, sizes, skipped)
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file whole.
+
+    Raises:
+        DemoError: It vanished, cannot be read, or has grown too large; says which.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise DemoError(_reason(error)) from error
+    if len(content) > MAX_FILE_BYTES:
+        raise DemoError(_TOO_LARGE)
+    return content
+
+
+def _names(root: Path, skipped: dict[str, str]) -> Iterator[str]:
+    def unreadable(error: OSError) -> None:
+        skipped[os.path.relpath(error.filename, root)] = _reason(error)
+
+    for folder, _, names in os.walk(root, onerror=unreadable):
+        yield from (os.path.relpath(os.path.join(folder, name), root) for name in names)
+
+
+def _size(root: Path, name: str, skipped: dict[str, str]) -> int | None:
+    try:
+        found = (root / name).stat()
+    except OSError as error:
+        skipped[name] = _reason(error)
+        return None
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device could wait for ever
+        skipped[name] = "not a regular file"
+    elif found.st_size > MAX_FILE_BYTES:
+        skipped[name] = _TOO_LARGE
+    elif not os.access(root / name, os.R_OK):
+        skipped[name] = "permission denied"
+    return None if name in skipped else found.st_size
+
+
+_TOO_LARGE = f"larger than the demo takes ({MAX_FILE_BYTES >> 20} MiB)"
+
+
+def _reason(error: OSError) -> str:
+    return "vanished" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()

@@ -1,0 +1,85 @@
+"""A Spark that says nothing unless it fails: its own words go to a file, whose end is shown when it cannot start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from claimcheck.demo.files import DemoError
+from claimcheck.spark import ensure_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["quiet_session"]
+
+_SHOWN_LINES = 15
+
+
+@contextmanager
+def quiet_session(scratch: Path) -> Iterator[SparkSession]:
+    """Start a Spark on all cores of this machine that listens on the loopback only, and stop it at the end.
+
+    Args:
+        scratch: Its folder for temporary files and for its log.
+
+    Raises:
+        DemoError: It did not start; with the end of its log.
+        MissingDependencyError: There is no Java, and the extra that brings one is not installed.
+    """
+    ensure_java()
+    log = scratch / "spark.log"
+    with _standard_error_to(log):  # the JVM inherits it: no level of logging silences its own warnings
+        session = _start(scratch, log)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _start(scratch: Path, log: Path) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    options = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.local.dir": str(scratch / "spark"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        # Python puts the working folder first on a worker's path: a checkout there would hide the installed package.
+        "spark.executorEnv.PYTHONSAFEPATH": "1",
+    }
+    builder = SparkSession.builder.master("local[*]").appName("claimcheck demo")
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        raise DemoError(f"Spark did not start ({type(error).__name__}); its last words:\n{_tail(log)}") from error
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+@contextmanager
+def _standard_error_to(path: Path) -> Iterator[None]:
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with path.open("wb") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:])

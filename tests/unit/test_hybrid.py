@@ -1,0 +1,143 @@
+"""Hybrid: pointers while the store answers, chunks while it does not, and back again."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import uuid
+
+import pytest
+
+import claimcheck
+from claimcheck import envelope
+from claimcheck.breaker import Breaker
+from claimcheck.errors import PayloadTooLargeError, StoreError, StoreUnavailableError
+from claimcheck.hooks import BreakerEvent, FallbackEvent
+from claimcheck.strategies.hybrid import HybridStrategy
+from tests.unit.test_produce import BIG, Unseekable
+
+
+class Rig:
+    """A hybrid on a memory store that can be switched off, and a clock that can be turned."""
+
+    def __init__(self, monkeypatch, **config):
+        self.events: list[object] = []
+        self.down: Exception | None = None
+        self.asked = 0
+        self.now = 0.0
+        self.cc = claimcheck.from_dict(
+            {"threshold_bytes": 2000, "stores": {"hot": {"type": "memory", "space": str(uuid.uuid4())}}} | config,
+            hooks=[self.events.append],
+        )
+        self.store = self.cc.store("hot")
+        self._write = self.store._write
+        monkeypatch.setattr(self.store, "_write", self._guarded)
+        strategy = self.cc._strategy(self.cc.config)
+        assert isinstance(strategy, HybridStrategy)
+        strategy.context.breaker._clock = lambda: self.now
+
+    def _guarded(self, pointer, source):
+        self.asked += 1
+        if self.down is not None:
+            next(iter(source))  # it dies in the middle, not before
+            raise self.down
+        self._write(pointer, source)
+
+    def kind(self, payload=BIG):
+        """What a payload becomes; that it arrives is checked on the way."""
+        messages, resolver = [], self.cc.resolver()
+        with self.cc.outbound(payload, destination="orders") as out:
+            out.send(messages.append)
+        outcomes = [
+            o for n, m in enumerate(messages) for o in resolver.feed("s", n, m.data, headers=m.headers, key=m.key)
+        ]
+        assert [outcome.payload for outcome in outcomes] == [BIG]
+        return type(envelope.decode(messages[0].data)).__name__
+
+    def told(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def rig(monkeypatch):
+    return Rig(monkeypatch)
+
+
+@pytest.mark.parametrize("make", [bytes, io.BytesIO, Unseekable])
+@pytest.mark.parametrize(
+    "down", [ConnectionError("refused"), TimeoutError("slow"), OSError(28, "No space left on device")]
+)
+def test_a_store_that_dies_half_way_costs_nothing_but_chunks(rig, make, down, caplog):
+    rig.down = down
+    with caplog.at_level(logging.WARNING, logger="claimcheck"):
+        assert rig.kind(make(BIG)) == "Chunk"
+    assert rig.store._payloads == {}
+    (event,) = rig.told(FallbackEvent)
+    assert (event.destination, event.size) == ("orders", len(BIG))
+    assert isinstance(event.error, StoreError)
+    assert "go as chunks" in caplog.text
+
+
+def test_a_store_that_failed_is_left_alone_then_asked_once_then_used_again(rig):
+    rig.down = ConnectionError("refused")
+    assert [rig.kind() for _ in range(3)] == ["Chunk"] * 3
+    assert rig.asked == 1
+    rig.now = 30
+    assert [rig.kind() for _ in range(2)] == ["Chunk"] * 2
+    assert rig.asked == 2
+    rig.now, rig.down = 60, None
+    assert [rig.kind() for _ in range(2)] == ["PointerData"] * 2
+    assert rig.asked == 4
+    assert [event.state for event in rig.told(BreakerEvent)] == ["open", "closed"]
+    assert [event.error is None for event in rig.told(FallbackEvent)] == [False, True, True, False, True]
+
+
+def test_it_fails_only_if_both_fail_and_says_both(monkeypatch):
+    rig = Rig(monkeypatch, chunking={"max_payload_bytes": 5000})
+    rig.down = ConnectionError("refused")
+    with pytest.raises(StoreUnavailableError, match="refused") as caught:
+        rig.kind()
+    assert "max_payload_bytes" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("limits", [{"max_payload_bytes": 5000}, {"max_chunks": 2}])
+def test_a_payload_too_large_for_chunks_asks_the_store_even_while_the_breaker_is_open(monkeypatch, limits):
+    rig = Rig(monkeypatch, chunking=limits)
+    rig.down = ConnectionError("refused")
+    with pytest.raises(StoreUnavailableError):
+        rig.kind()
+    rig.down = None
+    assert rig.kind() == "PointerData"
+
+
+def test_a_payload_over_the_limit_is_no_failure_of_the_store(monkeypatch):
+    rig = Rig(monkeypatch, limits={"max_payload_bytes": 5000})
+    with pytest.raises(PayloadTooLargeError):
+        rig.kind()
+    assert not rig.told(FallbackEvent)
+    assert not rig.told(BreakerEvent)
+
+
+@pytest.mark.parametrize(("below", "kind"), [(len(BIG) - 1, "PointerData"), (len(BIG), "Chunk")])
+def test_the_band_sends_small_ones_as_chunks(monkeypatch, below, kind):
+    rig = Rig(monkeypatch, hybrid={"chunk_below_bytes": below})
+    assert rig.kind() == kind
+    assert not rig.told(FallbackEvent)
+
+
+def test_after_the_pause_one_caller_of_many_tries():
+    breaker = Breaker(retry_after_seconds=30, clock=lambda: now[0])
+    now, said = [0.0], []
+    assert breaker.failed()
+    assert not breaker.failed()
+    now[0] = 60
+    threads = [threading.Thread(target=lambda: said.append(breaker.allows())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(said) == [False] * 7 + [True]
+    assert breaker.succeeded()
+    assert breaker.allows()
+    assert not breaker.is_open

@@ -1,0 +1,162 @@
+"""The composition root: lazy, one store per process, picklable, open to strangers."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import pickle
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import claimcheck
+from claimcheck.errors import ConfigError
+from claimcheck.hooks import Hooks, OperationEvent
+from claimcheck.outbound import Outbound
+from claimcheck.strategy import Strategy
+
+CONFIG = {"strategy": "external", "threshold_bytes": 100, "stores": {"hot": {"type": "memory", "space": "wiring"}}}
+BIG = b"x" * 1000
+
+
+class Counting(Strategy):
+    """A stranger's strategy."""
+
+    def _offload(self, message):
+        return Outbound([claimcheck.Envelope(b"%d" % len(message.payload))])
+
+
+def test_a_strangers_strategy_is_chosen_in_the_configuration():
+    cc = claimcheck.from_dict({"strategy": f"{__name__}:Counting", "threshold_bytes": 100, "stores": CONFIG["stores"]})
+    with cc.outbound(BIG, destination="t") as out:
+        assert [each.data for each in out.envelopes] == [b"1000"]
+
+
+def test_nothing_is_opened_until_it_is_used(monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    stores = {"hot": {"type": "filesystem", "path": "${NOT_SET}"}}
+    with claimcheck.from_dict(CONFIG | {"stores": stores}) as cc:
+
+        @cc.offload(payload="value")
+        def publish(value):
+            return value
+
+        assert publish(b"small") == b"small"
+        with pytest.raises(ConfigError, match="NOT_SET"):
+            publish(BIG)
+
+
+def test_it_pickles_as_its_configuration_without_hooks_or_connections():
+    events = []
+    cc = claimcheck.from_dict(CONFIG, hooks=[events.append])
+    pointer = cc.store("hot").write(BIG)
+    events.clear()
+    copy = pickle.loads(pickle.dumps(cc))
+    assert copy.config == cc.config
+    assert copy.store("hot") is not cc.store("hot")
+    assert copy.store("hot").read(pointer) == BIG
+    assert events == []
+
+
+def test_one_store_per_name_whatever_the_threads_do():
+    cc, seen, start = claimcheck.from_dict(CONFIG), [], threading.Barrier(8)
+
+    def get():
+        start.wait()
+        seen.append(cc.store("hot"))
+
+    threads = [threading.Thread(target=get) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, seen))) == 1
+
+
+def test_a_fork_opens_its_own_stores():
+    cc = claimcheck.from_dict(CONFIG)
+    mine = id(cc.store("hot"))
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=lambda: answers.put(id(cc.store("hot")) == mine))
+    child.start()
+    assert answers.get() is False
+    child.join()
+
+
+def test_closing_keeps_payloads_and_opens_again():
+    with claimcheck.from_dict(CONFIG) as cc:
+        pointer = cc.store("hot").write(BIG)
+    assert cc.store("hot").read(pointer) == BIG
+
+
+def test_an_unknown_store_is_named():
+    with pytest.raises(ConfigError, match="'cold'.*hot"):
+        claimcheck.from_dict(CONFIG).store("cold")
+
+
+def test_seal_makes_the_message_of_a_pointer_written_by_hand():
+    cc = claimcheck.from_dict(CONFIG)
+    assert cc.resolve(cc.seal(cc.store("hot").write(BIG))) == BIG
+
+
+def test_hooks_hear_of_each_operation_and_a_failing_hook_hurts_nobody(caplog):
+    events = []
+
+    def failing(event):
+        raise RuntimeError("a bad hook")
+
+    cc = claimcheck.from_dict(CONFIG, hooks=[failing, events.append])
+    store = cc.store("hot")
+    pointer = store.write(BIG)
+    store.read(pointer)
+    store.rollback(pointer)
+    with pytest.raises(claimcheck.PayloadNotFoundError):
+        store.read(pointer)
+    assert [(event.operation, event.phase) for event in events] == [
+        ("write", "started"),
+        ("write", "completed"),
+        ("read", "started"),
+        ("read", "completed"),
+        ("rollback", "started"),
+        ("rollback", "completed"),
+        ("read", "started"),
+        ("read", "failed"),
+    ]
+    assert {event.key for event in events} == {pointer.key}
+    assert isinstance(events[-1].error, claimcheck.PayloadNotFoundError)
+    assert "a bad hook" in caplog.text
+
+
+def test_a_stream_that_is_closed_early_has_not_failed():
+    events = []
+    cc = claimcheck.from_dict(CONFIG, hooks=[events.append])
+    pointer = cc.store("hot").write(BIG)
+    with cc.store("hot").open(pointer) as file:
+        file.read(1)
+    assert [event.phase for event in events if isinstance(event, OperationEvent) and event.operation == "read"] == [
+        "started",
+        "completed",
+    ]
+    assert not Hooks()
+
+
+@pytest.mark.parametrize("name", claimcheck.__all__)
+def test_every_public_name_exists_and_errors_pickle_with_their_facts(name):
+    found = getattr(claimcheck, name)
+    if isinstance(found, type) and issubclass(found, claimcheck.ClaimCheckError):
+        facts = [fact for cls in found.__mro__ for fact in inspect.get_annotations(cls) if fact != "retryable"]
+        error = found("text", **dict.fromkeys(facts, 5))
+        copy = pickle.loads(pickle.dumps(error))
+        assert (str(copy), copy.__dict__) == ("text", error.__dict__)
+        with pytest.raises(TypeError, match="no fact"):
+            found("text", nonsense=1)
+
+
+def test_the_import_brings_no_vendor_and_no_reader_of_yaml():
+    heavy = ["redis", "boto3", "pyspark", "click", "rich", "yaml", "cattrs", "sqlite3", "pulsar", "confluent_kafka"]
+    code = f"import claimcheck, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
