@@ -9,14 +9,22 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from claimcheck.envelope import Buffer
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
 
-__all__ = ["Payload", "Source", "as_view", "crc32_of", "crc32_text", "is_file", "remaining_bytes"]
+__all__ = ["Payload", "Readable", "Source", "as_view", "crc32_of", "crc32_text", "is_file", "remaining_bytes"]
 
-Payload = Buffer | BinaryIO
+
+class Readable(Protocol):
+    """The least that a binary file must be able to do; one that can also seek says its size beforehand."""
+
+    def read(self, size: int, /) -> bytes | None:
+        """Return up to ``size`` bytes, none at the end."""
+
+
+Payload = Buffer | Readable
 """Bytes-like, or a readable binary file positioned where the payload begins."""
 
 _PIECE_BYTES = 1 << 20
@@ -56,7 +64,7 @@ def remaining_bytes(payload: Payload) -> int | None:
     if isinstance(file, io.TextIOBase):
         _text_file(file)
     try:
-        if not file.seekable():
+        if not hasattr(file, "seekable") or not file.seekable():
             return None
         here = file.tell()
         end = file.seek(0, io.SEEK_END)

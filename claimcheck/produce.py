@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from claimcheck import hints
 from claimcheck.envelope import Envelope
 from claimcheck.errors import ConfigError
 from claimcheck.futures import follow
@@ -165,8 +166,26 @@ class _Sender:
         self._plan = plan
         self._classify = classify
         self._text_key = call.key is not None and _wants_text(signature.parameters[call.key])
+        self._arguments = tuple(
+            _Argument.of(signature, name) for name in (call.payload, call.destination, call.key, call.headers)
+        )
+
+    def passes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the call may go on as it is: a small payload that nobody could take for an envelope.
+
+        Most payloads are such: this decides in a few microseconds, without binding the arguments to the signature.
+        """
+        payload, destination, key, headers = (argument.find(args, kwargs) for argument in self._arguments)
+        if type(payload) is not bytes or hints.is_ours(headers):
+            return False
+        strategy, threshold, limit = self._plan(self._destination(destination))
+        if len(payload) + limit.overhead(key, headers) > threshold:
+            return False
+        return not payload.startswith(strategy.context.config.header)
 
     def send(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.passes(args, kwargs):
+            return self._function(*args, **kwargs)
         bound, strategy, message = self._prepare(args, kwargs)
         produce = functools.partial(self._produce, bound)
         out = strategy.offload(message).with_classifier(self._classify)
@@ -178,6 +197,8 @@ class _Sender:
         return follow(out, produce)
 
     async def send_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.passes(args, kwargs):
+            return await self._function(*args, **kwargs)
         bound, strategy, message = self._prepare(args, kwargs)
         produce = cast("Callable[[Envelope], Coroutine[Any, Any, Any]]", functools.partial(self._produce, bound))
         out = (await offload_async(strategy, message)).with_classifier(self._classify)
@@ -194,7 +215,7 @@ class _Sender:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given, call = bound.arguments, self._call
-        destination = str(given[call.destination]) if call.destination else self._function.__qualname__
+        destination = self._destination(given[call.destination] if call.destination else None)
         strategy, threshold, limit = self._plan(destination)
         message = Message(
             payload=given[call.payload],
@@ -208,6 +229,9 @@ class _Sender:
         )
         return bound, strategy, message
 
+    def _destination(self, given: Any) -> str:
+        return self._function.__qualname__ if given is None else str(given)
+
     def _produce(self, bound: inspect.BoundArguments, envelope: Envelope) -> Any:
         """Call the function once, with copies of its arguments: the caller's objects are never changed."""
         changed = dict(bound.arguments)
@@ -218,6 +242,28 @@ class _Sender:
             changed[self._call.headers] = envelope.headers
         again = inspect.BoundArguments(self._signature, changed)
         return self._function(*again.args, **again.kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """Where one parameter's value is found in a call, without binding the others."""
+
+    name: str | None
+    index: int
+    default: Any
+
+    @classmethod
+    def of(cls, signature: inspect.Signature, name: str | None) -> _Argument:
+        if name is None:
+            return cls(None, -1, None)
+        parameter = signature.parameters[name]
+        index = -1 if parameter.kind is parameter.KEYWORD_ONLY else list(signature.parameters).index(name)
+        return cls(name, index, parameter.default)
+
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.name in kwargs:
+            return kwargs[self.name]
+        return args[self.index] if 0 <= self.index < len(args) else self.default
 
 
 async def _settle_async(out: Outbound, error: BaseException | None) -> None:

@@ -92,7 +92,7 @@ class PayloadReader(io.RawIOBase):
 
     def readall(self) -> bytes:
         """Return what is left, in one allocation where the size is known."""
-        pieces = iter(self._next, None)
+        pieces: Iterator[Buffer] = iter(self._next, None)
         rest, self._rest = self._rest, memoryview(b"")
         payload = collect(chain([rest], pieces) if len(rest) else pieces, self._left)
         self._count(len(payload))

@@ -22,6 +22,9 @@ def byte_length(value: Any) -> int:
 
 def kafka_overhead(key: Any, headers: Any) -> int:
     """What Kafka's broker counts beside the value of a lone record: key, headers and framing, in bytes."""
+    if headers is None:
+        n = byte_length(key)
+        return _KAFKA_RECORD_BYTES + n + _varint_bytes(n) if n else _KAFKA_RECORD_BYTES
     framed = (byte_length(part) for pair in hints.pairs(headers) for part in pair)
     return _KAFKA_RECORD_BYTES + byte_length(key) + sum(n + _varint_bytes(n) for n in framed)
 

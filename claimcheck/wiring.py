@@ -27,6 +27,8 @@ from claimcheck.wire import DEFAULT_LIMIT, WireLimit
 
 __all__ = ["ClaimCheck", "from_dict", "load"]
 
+_REMEMBERED_PLANS = 1000
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -253,6 +255,16 @@ class ClaimCheck:
         return found
 
     def _plan(self, destination: str, limit: WireLimit | None = None) -> tuple[Strategy, int, WireLimit]:
+        """What holds for a destination: strategy, threshold and limit; remembered, since most have few topics."""
+        plans = self._current().plans
+        known = plans.get((destination, limit))
+        if known is None:
+            if len(plans) >= _REMEMBERED_PLANS:
+                plans.clear()
+            known = plans[destination, limit] = self._make_plan(destination, limit)
+        return known
+
+    def _make_plan(self, destination: str, limit: WireLimit | None) -> tuple[Strategy, int, WireLimit]:
         config = self.config.for_destination(destination)
         wire, threshold = limit or DEFAULT_LIMIT, config.threshold_bytes
         if threshold == "auto":
@@ -373,4 +385,5 @@ class _Open:
         self.stores: dict[str, Store] = {}
         self.strategies: dict[int, Strategy] = {}
         self.breakers: dict[str | None, Breaker] = {}
+        self.plans: dict[tuple[str, WireLimit | None], tuple[Strategy, int, WireLimit]] = {}
         self.secrets: dict[str, bytes] | None = None

@@ -46,16 +46,24 @@ def find(root: Path) -> Folder:
     Raises:
         DemoError: No such folder, no folder, or nothing in it that can be read.
     """
-    if not root.exists():
-        raise DemoError(f"there is no folder {root}: name another one with --dir")
-    if not root.is_dir():
-        raise DemoError(f"{root} is a file, not a folder: name the folder that it is in")
+    _check_folder(root)
     skipped: dict[str, str] = {}
     sizes = {name: size for name in sorted(_names(root, skipped)) if (size := _size(root, name, skipped)) is not None}
     if not sizes:
         why = "; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:3])
         raise DemoError(f"nothing below {root} can be sent" + (f" ({why})" if why else ": it holds no files"))
     return Folder(root, sizes, skipped)
+
+
+def _check_folder(root: Path) -> None:
+    try:
+        if stat.S_ISDIR(root.stat().st_mode):
+            return
+    except FileNotFoundError:
+        raise DemoError(f"there is no folder {root}: name another one with --dir") from None
+    except (OSError, ValueError) as error:
+        raise DemoError(f"{root} cannot be used: {error}") from error
+    raise DemoError(f"{root} is a file, not a folder: name the folder that it is in")
 
 
 def read_file(path: Path) -> bytes:

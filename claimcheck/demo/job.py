@@ -19,9 +19,9 @@ from claimcheck.transports.local import LocalBroker
 
 if TYPE_CHECKING:
     from pyspark import RDD
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["PARTITIONS", "Found", "Reading", "Topic", "read_as_dataframe", "read_as_rdd"]
+__all__ = ["PARTITIONS", "Found", "Reading", "Topic", "read_as_dataframe", "read_as_rdd", "warm_up"]
 
 PARTITIONS = 4
 _FETCH = 16  # messages of up to 1 MiB at once
@@ -93,6 +93,12 @@ class _Look:
         return Found(key, len(payload), hashlib.sha256(payload).hexdigest(), *_archive(payload))
 
 
+def warm_up(spark: SparkSession) -> None:
+    """Do once, in small, what is measured later: the first query of a Spark loads classes for many seconds."""
+    small = spark.createDataFrame([(b"", b"x")], "key binary, value binary")
+    _digests(small.transform(resolve("value", config={"strategy": "inline"})))
+
+
 def read_as_rdd(
     spark: SparkSession, topic: Topic, config: dict[str, Any], tally: Tally, *, chunks: Literal["refuse", "reassemble"]
 ) -> Reading:
@@ -108,9 +114,12 @@ def read_as_dataframe(spark: SparkSession, topic: Topic, config: dict[str, Any])
     begin = time.perf_counter()
     messages = spark.createDataFrame(topic.rdd(spark), "key binary, value binary")
     payloads = messages.transform(resolve("value", config=config))
+    return Reading("DataFrame", _digests(payloads), time.perf_counter() - begin)
+
+
+def _digests(payloads: DataFrame) -> list[Found]:
     rows = payloads.selectExpr("key", "length(payload) AS size", "sha2(payload, 256) AS digest").collect()
-    found = [Found(bytes(row.key), row.size, row.digest) for row in rows]
-    return Reading("DataFrame", found, time.perf_counter() - begin)
+    return [Found(bytes(row.key), row.size, row.digest) for row in rows]
 
 
 def _archive(payload: bytes) -> tuple[int | None, int]:

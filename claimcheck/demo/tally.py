@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,4 +39,3 @@ class Tally:
     def reset(self) -> None:
         """Begin anew."""
         self.path.unlink(missing_ok=True)
-

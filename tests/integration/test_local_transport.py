@@ -367,7 +367,7 @@ def test_arguments_are_refused_before_anything_is_stored(broker, configure, tmp_
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize("payload", ["text", 7, ["list"], (n for n in ()), io.StringIO("text")])
+@pytest.mark.parametrize("payload", ["text", 7, ["list"], iter([b"piece"]), io.StringIO("text")])
 def test_what_is_no_payload_is_refused(broker, configure, payload):
     for strategy in STRATEGIES:
         with pytest.raises(claimcheck.PayloadTypeError):
@@ -459,6 +459,7 @@ def test_chunks_sent_twice_are_acknowledged_with_their_payload(broker, configure
         broker.append("orders", message.value, key=message.key, headers=message.headers)
     consumer = consume()
     assert [message.value for message in drain(consumer)] == [BIG]
+    assert consumer._resolver.safe_position(("orders", 0)) is None  # nothing is left to settle
     consumer.close()
     assert consume().receive(timeout=0) is None
 
@@ -479,14 +480,16 @@ def test_chunks_half_received_by_a_consumer_that_died_come_again_to_the_next(bro
     message = heir.receive(timeout=0)
     assert message.value == BIG
     assert message.positions == tuple(range(total))
-    assert dead.receive(timeout=0) is None  # it lives after all, and has forgotten what it held
+    assert dead._resolver.pending_payloads == 1
+    assert dead.receive(timeout=0) is None
+    assert dead._resolver.pending_payloads == 0  # it lives after all, and has forgotten what it held
     heir.ack(message)
 
 
 def _rest_of(broker: LocalBroker, total: int):
     """The chunks that are missing, made again with the uuid of those that are there."""
     first = broker.fetch("orders", 0, 0, 1)[0]
-    chunk = decode(first.value)
+    chunk = decode(first.value or b"")
     assert isinstance(chunk, Chunk)
     size = len(chunk.piece)
     for position in range(2, total):
@@ -597,6 +600,9 @@ def test_what_was_received_before_a_seek_is_stale(broker, configure, consume):
     consumer.nack(old)  # passed over
     consumer.ack(new)
     assert consumer.receive(timeout=2) is None
+    broker.append("orders", broker.fetch("orders", 0, 0, 1)[0].value)
+    assert consumer.receive(timeout=0) is None
+    assert consumer._resolver.pending_payloads == 0  # known as a duplicate, whatever happened to the old one
 
 
 # Bad messages

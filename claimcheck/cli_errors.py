@@ -1,0 +1,71 @@
+"""From an exception to what a person reads and what a script tests: one line, one number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from claimcheck.errors import (
+    ChunkError,
+    ClaimCheckError,
+    ConfigError,
+    EnvelopeError,
+    IntegrityError,
+    MissingDependencyError,
+    PayloadNotFoundError,
+    PointerRejectedError,
+    StoreUnavailableError,
+)
+
+__all__ = ["EXIT_CODES", "Commands", "exit_code", "one_line"]
+
+EXIT_CODES = """\b
+Exit codes:
+  0  done
+  1  any other error
+  2  wrong usage
+  3  the configuration is wrong, or a package that it needs is missing
+  4  the payload is gone from its store
+  5  damaged: no envelope, one that is cut, or a payload that is not what was written
+  6  the store cannot be reached; the same command may succeed later
+  7  the pointer was rejected: its signature, its store, its size
+"""
+
+_CODES: tuple[tuple[tuple[type[ClaimCheckError], ...], int], ...] = (
+    ((ConfigError, MissingDependencyError), 3),
+    ((PayloadNotFoundError,), 4),
+    ((EnvelopeError, IntegrityError, ChunkError), 5),
+    ((StoreUnavailableError,), 6),
+    ((PointerRejectedError,), 7),
+)
+
+
+class Commands(click.Group):
+    """A group whose commands end with our exit codes, and without tracebacks unless ``--debug`` is given."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; everything but click's own errors becomes a line and a code."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            if ctx.params.get("debug"):
+                raise
+            click.echo(f"claimcheck: {one_line(error)}", err=True)
+            ctx.exit(exit_code(error))
+
+
+def exit_code(error: Exception) -> int:
+    """Return the number that `EXIT_CODES` gives an error."""
+    return next((code for kinds, code in _CODES if isinstance(error, kinds)), 1)
+
+
+def one_line(error: Exception) -> str:
+    """Say what happened, its notes included, in one line; errors that are not ours say their type, too."""
+    text = str(error)
+    if not isinstance(error, (ClaimCheckError, OSError)):
+        text = f"unexpected {type(error).__name__}: {text} (--debug shows where)"
+    line = "; ".join([text, *getattr(error, "__notes__", ())])
+    return "".join(ch if ch.isprintable() else " " for ch in " ".join(line.split()))

@@ -1,0 +1,152 @@
+"""Files and pipes of the command line: nothing half written under its final name, and a bar where somebody looks on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, cast
+
+import click
+
+from claimcheck.errors import EnvelopeError
+
+__all__ = ["check_output", "note", "opened", "output", "progress", "read_message", "watched"]
+
+STDIO = "-"
+_LARGEST_MESSAGE = 64 << 20
+
+
+def opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    """Open a file for reading; ``-`` is standard input, which stays open."""
+    if path == STDIO:
+        return contextlib.nullcontext(click.get_binary_stream("stdin"))
+    return open(path, "rb")
+
+
+def read_message(path: str) -> bytes:
+    """Read one message, which is in memory whole and so has to be small.
+
+    Raises:
+        EnvelopeError: Nothing is there, or more than brokers ever carry.
+    """
+    where = "standard input" if path == STDIO else path
+    with opened(path) as file:
+        message = file.read(_LARGEST_MESSAGE + 1)
+    if not message:
+        raise EnvelopeError(f"{where} is empty: there is no envelope")
+    if len(message) > _LARGEST_MESSAGE:
+        raise EnvelopeError(f"{where} is no message: it has more than {_LARGEST_MESSAGE >> 20} MiB")
+    return message
+
+
+def check_output(path: str, *, force: bool) -> None:
+    """Refuse early what `output` would refuse late.
+
+    Raises:
+        click.ClickException: There is a file already, or no directory to write it to.
+    """
+    if path == STDIO or _is_special(path):
+        return
+    if os.path.exists(path) and not force:
+        raise click.ClickException(f"{path} is there already: --force replaces it")
+    directory = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(directory):
+        raise click.ClickException(f"there is no directory {directory}")
+    if not os.access(directory, os.W_OK):
+        raise click.ClickException(f"no right to write to {directory}")
+
+
+@contextlib.contextmanager
+def output(path: str, *, force: bool) -> Iterator[BinaryIO]:
+    """Give a file to write to, which gets its name when the block ends well, and is gone when it does not.
+
+    Args:
+        path: ``-`` is standard output; pipes and devices are written to as they are.
+        force: Whether a file that is there is replaced.
+
+    Raises:
+        click.ClickException: See `check_output`; or a file came up meanwhile.
+    """
+    check_output(path, force=force)
+    if path == STDIO:
+        out = click.get_binary_stream("stdout")
+        yield out
+        out.flush()
+    elif _is_special(path):
+        with open(path, "wb") as special:
+            yield special
+    else:
+        with _growing(os.path.realpath(path), force=force) as file:  # a link stays, its target is written
+            yield file
+
+
+@contextlib.contextmanager
+def _growing(path: str, *, force: bool) -> Iterator[BinaryIO]:
+    directory, name = os.path.split(path)
+    partial = os.path.join(directory, f".{name[:100]}.{uuid.uuid4().hex}.partial")
+    try:
+        with open(partial, "xb") as file:
+            yield file
+        _publish(partial, path, force=force)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
+
+
+def _publish(partial: str, path: str, *, force: bool) -> None:
+    if not force:
+        try:
+            os.link(partial, path)  # unlike a rename it never replaces
+            return
+        except FileExistsError:
+            raise click.ClickException(f"{path} came up meanwhile: --force replaces it") from None
+        except OSError:  # a file system without hard links
+            check_output(path, force=False)
+    os.replace(partial, path)
+
+
+def _is_special(path: str) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
+def note(text: str) -> None:
+    """Tell a person how it went; scripts have the exit code, and cron mails whatever it hears."""
+    if sys.stderr.isatty():
+        click.echo(text, err=True)
+
+
+@contextlib.contextmanager
+def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Give a function that counts bytes; on a terminal there is a bar to see, gone when the block ends."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn(title), BarColumn(30), DownloadColumn(True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+class _Watched:
+    def __init__(self, file: BinaryIO, count: Callable[[int], None]) -> None:
+        self._file = file
+        self._count = count
+
+    def read(self, size: int = -1, /) -> bytes:
+        piece = self._file.read(size)
+        self._count(len(piece))
+        return piece
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def watched(file: BinaryIO, count: Callable[[int], None]) -> BinaryIO:
+    """Return the file, with every byte counted that is read from it."""
+    return cast(BinaryIO, _Watched(file, count))

@@ -1,0 +1,50 @@
+"""Every file of a folder through a broker that refuses messages above 64 KiB, and back.
+
+    python examples/files_through_a_broker.py [FOLDER]
+
+A producer decorates its produce call; a consumer wraps its own. Neither cares how large a file is, nor that the
+smaller ones travel as they are and the larger ones rest in a store meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import claimcheck
+from claimcheck.transports.local import LocalBroker, LocalConsumer
+
+LIMIT = 64 << 10
+
+
+def main(folder: Path) -> None:
+    """Send and receive every file, and say what happened to each."""
+    with tempfile.TemporaryDirectory() as work:
+        stores = {"disk": {"type": "filesystem", "path": f"{work}/claims"}}
+        cc = claimcheck.from_dict({"strategy": "external", "threshold_bytes": LIMIT - 1024, "stores": stores})
+        broker = LocalBroker(f"{work}/broker.sqlite", max_message_bytes=LIMIT)
+        broker.create_topic("files")
+
+        @cc.offload(payload="value", destination="topic", key="key", headers="headers")
+        def publish(topic, value, key=None, headers=None):
+            return broker.append(topic, value, key=key, headers=headers)
+
+        sent = sorted(path for path in folder.iterdir() if path.is_file())
+        for path in sent:
+            with path.open("rb") as file:  # a file is streamed into the store, never read into memory as a whole
+                publish("files", file, key=path.name)
+
+        with LocalConsumer(broker, cc, topics=["files"], group="example") as consumer:
+            for path in sent:
+                message = consumer.receive(timeout=5.0)
+                assert message is not None, "the topic ended early"
+                assert message.value == path.read_bytes(), f"{path.name} came back changed"
+                consumer.ack(message)
+                print(f"{path.name:40} {len(message.value):>12,} bytes  ok")
+        stats = broker.stats("files")
+        print(f"{stats.messages} messages, {stats.bytes:,} bytes through the broker")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
