@@ -201,7 +201,7 @@ def _decode_v2(data: bytes) -> Pointer:
             _damaged("it is no JSON object")
         _canonical(body)  # a lone surrogate has no UTF-8 form and would fail later, in a store
     except (ValueError, RecursionError) as exc:
-        raise EnvelopeError(f"damaged pointer: {type(exc).__name__} while reading its JSON", kind=2) from exc
+        raise EnvelopeError("damaged pointer: no JSON of ours, it was cut or changed on its way", kind=2) from exc
     for name, kind in _REQUIRED.items():
         if name not in body:
             _damaged(f"the field {name!r} is missing")

@@ -107,6 +107,8 @@ class PayloadReader(io.RawIOBase):
         super().close()
 
     def _next(self) -> Buffer | None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
         if self._error is not None:
             raise self._error
         try:

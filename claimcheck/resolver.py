@@ -34,11 +34,13 @@ class _Outcome:
         source: Where the messages came from.
         slots: The messages, in the order of their arrival; late duplicates of an unsettled payload join them.
         uuid: The payload's identity, where it came as chunks.
+        since: What `Resolver.clear` ends: an outcome from before it settles nothing that came after.
     """
 
     source: Hashable
     slots: list[Slot] = field(repr=False)
     uuid: str | None = None
+    since: object = field(default=None, repr=False, compare=False)
 
     @property
     def positions(self) -> tuple[Any, ...]:
@@ -50,6 +52,22 @@ class _Outcome:
         """What the transport calls each of the messages."""
         return tuple(slot.handle for slot in self.slots)
 
+    @property
+    def headers(self) -> Any:
+        """The headers as the sender gave them, in their shape; of chunks those of the first."""
+        return hints.strip(self._first.headers, uuid=self.uuid)
+
+    @property
+    def key(self) -> Any:
+        """The key as the sender gave it; ``None`` where the uuid had stood in for it."""
+        key = self._first.key
+        text = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
+        return None if self.uuid is not None and text == self.uuid else key
+
+    @property
+    def _first(self) -> Slot:
+        return min(self.slots, key=lambda slot: slot.position)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved(_Outcome):
@@ -57,14 +75,10 @@ class Resolved(_Outcome):
 
     Attributes:
         payload: Its bytes; for a plain message the message itself, ``None`` for a tombstone.
-        headers: As the sender gave them, in their shape.
-        key: As the sender gave it; ``None`` where the uuid had stood in for it.
         kind: What the message was; ``None`` for a plain one.
     """
 
     payload: Any = field(repr=False)
-    headers: Any = field(default=None, repr=False)
-    key: Any = None
     kind: Kind | None = None
 
 
@@ -149,35 +163,40 @@ class Resolver:
             message: Its value as the broker gave it; ``bytes`` are not copied.
             headers: As the broker gave them.
             key: As the broker gave it.
-            handle: What the transport needs to acknowledge it.
+            handle: What the transport needs to acknowledge it. It is kept until then: one that holds the message's
+                value would have every chunk in memory twice.
         """
-        self._unsettled.setdefault(source, _Unsettled()).add(position)
+        unsettled = self._unsettled.setdefault(source, _Unsettled())
+        unsettled.add(position)
         slot = Slot(position, handle, headers, key)
         if message is None:
-            return [Resolved(source=source, slots=[slot], payload=None, headers=headers, key=key)]
+            return [Resolved(source=source, slots=[slot], since=unsettled, payload=None)]
         try:
             envelope = decode(message, header=self._header)
             if isinstance(envelope, Chunk):
                 return self._outcomes(self._assembler.feed(source, slot, envelope))
             if isinstance(envelope, Abort):
                 return self._outcomes(self._assembler.abort(source, slot, envelope.uuid))
-            return [self._whole(source, slot, envelope)]
+            payload, kind = self._whole(envelope)
+            return [Resolved(source=source, slots=[slot], since=unsettled, payload=payload, kind=kind)]
         except ClaimCheckError as error:
-            return [Failed(source=source, slots=[slot], error=error)]
+            return [Failed(source=source, slots=[slot], since=unsettled, error=error)]
 
     def tick(self) -> list[Outcome]:
         """Expire incomplete payloads whose time is over; call it when no messages come."""
         return self._outcomes(self._assembler.tick())
 
     def settle(self, outcome: Outcome, *, acked: bool) -> None:
-        """Say what became of an outcome's messages.
+        """Say what became of an outcome's messages; one from before a `clear` has nothing to settle any more.
 
         Args:
             outcome: As it was handed out.
             acked: Whether they are acknowledged; otherwise they were given back and will come again.
         """
         unsettled = self._unsettled.get(outcome.source)
-        if acked and unsettled is not None:
+        if unsettled is None or unsettled is not outcome.since:
+            return
+        if acked:
             for slot in outcome.slots:
                 unsettled.remove(slot.position)
         if outcome.uuid is None or isinstance(outcome, Dropped):
@@ -207,53 +226,30 @@ class Resolver:
 
     # Within ----------------------------------------------------------------------------------------------------
 
-    def _whole(self, source: Hashable, slot: Slot, envelope: Plain | Literal | PointerData) -> Resolved:
-        common: dict[str, Any] = {
-            "source": source,
-            "slots": [slot],
-            "key": slot.key,
-            "headers": hints.strip(slot.headers),
-        }
+    def _whole(self, envelope: Plain | Literal | PointerData) -> tuple[Any, Kind | None]:
         if isinstance(envelope, Plain):
-            return Resolved(payload=envelope.payload, **common)
+            return envelope.payload, None
         if isinstance(envelope, Literal):
-            return Resolved(payload=bytes(envelope.payload), kind=Kind.LITERAL, **common)
-        return Resolved(payload=self._read(envelope.data), kind=Kind.POINTER, **common)
+            return bytes(envelope.payload), Kind.LITERAL
+        return self._read(envelope.data), Kind.POINTER
 
     def _outcomes(self, events: Sequence[Event]) -> list[Outcome]:
         return [self._outcome(event) for event in events]
 
     def _outcome(self, event: Event) -> Outcome:
-        if isinstance(event, Assembled):
-            return self._joined(event)
+        since = self._unsettled.get(event.source)
+        common: dict[str, Any] = {"source": event.source, "slots": event.slots, "uuid": event.uuid, "since": since}
         if isinstance(event, Broken):
-            return Failed(source=event.source, slots=event.slots, uuid=event.uuid, error=event.error)
-        self._tell(event)
-        return Dropped(
-            source=event.source,
-            slots=event.slots,
-            uuid=event.uuid,
-            reason=event.reason,
-            action=event.action,
-            error=event.error,
-        )
-
-    def _joined(self, event: Assembled) -> Outcome:
-        payload = _join(event.pieces)
-        first = min(event.slots, key=lambda slot: slot.position)
+            return Failed(error=event.error, **common)
+        if isinstance(event, DroppedChunks):
+            self._tell(event)
+            return Dropped(reason=event.reason, action=event.action, error=event.error, **common)
         try:
+            payload = _join(event.pieces)
             _check_hints(event, payload)
         except IntegrityError as error:
-            return Failed(source=event.source, slots=event.slots, uuid=event.uuid, error=error)
-        return Resolved(
-            source=event.source,
-            slots=event.slots,
-            uuid=event.uuid,
-            payload=payload,
-            headers=hints.strip(first.headers, uuid=event.uuid),
-            key=_key(first, event.uuid),
-            kind=Kind.CHUNK,
-        )
+            return Failed(error=error, **common)
+        return Resolved(payload=payload, kind=Kind.CHUNK, **common)
 
     def _tell(self, event: DroppedChunks) -> None:
         if self._hooks:
@@ -320,9 +316,3 @@ def _check_hints(event: Assembled, payload: bytes) -> None:
 def _differs(uuid: str, what: str, expected: str, actual: str) -> None:
     text = f"the chunks of {uuid} make another {what} than their headers say: expected {expected}, found {actual}"
     raise IntegrityError(text, expected=expected, actual=actual)
-
-
-def _key(slot: Slot, uuid: str) -> Any:
-    """The sender's key: a key that equals the uuid was made up by the writer."""
-    text = slot.key.decode("utf-8", "replace") if isinstance(slot.key, bytes) else slot.key
-    return None if text == uuid else slot.key

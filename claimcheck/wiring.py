@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from claimcheck import config as configuration
-from claimcheck import pointer as pointers
 from claimcheck.breaker import Breaker
-from claimcheck.config import Config, expand
+from claimcheck.config import Config
 from claimcheck.envelope import Abort, Buffer, Chunk, Literal, Plain, PointerData, decode, encode_pointer
-from claimcheck.errors import ChunkError, ConfigError, PointerRejectedError
+from claimcheck.errors import ChunkError, ConfigError
 from claimcheck.hooks import Hook, Hooks
 from claimcheck.outbound import Classifier
 from claimcheck.pointer import Pointer
 from claimcheck.produce import OutboundBlock, ProduceCall, decorate
 from claimcheck.registry import STRATEGIES, build_store, check_store, load_class
 from claimcheck.resolver import Resolver
+from claimcheck.sealing import Seal
 from claimcheck.store import Store, StoreContext
 from claimcheck.strategy import Message, Strategy, StrategyContext
 from claimcheck.wire import DEFAULT_LIMIT, WireLimit
@@ -73,7 +73,7 @@ class ClaimCheck:
         self.config = config
         self._hooks = Hooks(tuple(hooks))
         self._lock = threading.RLock()
-        self._open = _Open(os.getpid())
+        self._open = _Open(self.config)
         for each in (config, *(override for _, override in config.destinations)):
             self._strategy_class(each)
         for name, store in config.stores.items():
@@ -158,7 +158,7 @@ class ClaimCheck:
 
         For payloads that were written with `Store.write`; every other way of sending does this by itself.
         """
-        return encode_pointer(self._signed(pointer), header=self.config.header)
+        return encode_pointer(self._current().seal.sign(pointer), header=self.config.header)
 
     # Reading ---------------------------------------------------------------------------------------------------
 
@@ -186,8 +186,8 @@ class ClaimCheck:
         """
         envelope = self._single(message)
         if isinstance(envelope, PointerData):
-            pointer = self._accepted(envelope.data)
-            return self._store_of(pointer).open(pointer)
+            pointer = self._accept(envelope.data)
+            return self.store(self._current().seal.store_name(pointer)).open(pointer)
         return io.BytesIO(envelope.payload)
 
     def pointer(self, message: Buffer) -> Pointer | None:
@@ -198,7 +198,7 @@ class ClaimCheck:
             PointerRejectedError: Too long, or its signature is missing or wrong.
         """
         envelope = decode(message, header=self.config.header)
-        return self._accepted(envelope.data) if isinstance(envelope, PointerData) else None
+        return self._accept(envelope.data) if isinstance(envelope, PointerData) else None
 
     def resolver(self, *, clock: Callable[[], float] = time.monotonic) -> Resolver:
         """Return a resolver for a stream of messages, chunks included; one per consumer."""
@@ -225,7 +225,7 @@ class ClaimCheck:
     def close(self) -> None:
         """Release all connections; payloads stay, and a later use opens again."""
         with self._lock:
-            stores, self._open = list(self._open.stores.values()), _Open(os.getpid())
+            stores, self._open = list(self._open.stores.values()), _Open(self.config)
         for store in stores:
             store.close()
 
@@ -287,7 +287,7 @@ class ClaimCheck:
         return StrategyContext(
             config=config,
             store=lambda: self.store(name or ""),
-            seal=self._signed,
+            seal=lambda pointer: self._current().seal.sign(pointer),
             breaker=breakers.setdefault(name, Breaker(retry_after_seconds=pause)),
             hooks=self._hooks,
         )
@@ -296,7 +296,7 @@ class ClaimCheck:
         """What this process has open; after a fork nothing, since connections cannot be shared."""
         if self._open.pid != os.getpid():
             self._lock = threading.RLock()
-            self._open = _Open(os.getpid())
+            self._open = _Open(self.config)
         return self._open
 
     def _build_store(self, name: str) -> Store:
@@ -311,23 +311,6 @@ class ClaimCheck:
         )
         return store
 
-    def _signed(self, pointer: Pointer) -> bytes:
-        signing = self.config.signing
-        if signing.key_id is not None and pointer.version != 1:
-            pointer = pointers.sign(pointer, key_id=signing.key_id, secret=self._secrets()[signing.key_id])
-        return pointers.encode(pointer)
-
-    def _secrets(self) -> dict[str, bytes]:
-        current = self._current()
-        if current.secrets is None:
-            current.secrets = {
-                name: expand(text, path=f"signing.keys.{name}").encode()
-                for name, text in self.config.signing.keys.items()
-            }
-            if empty := [name for name, secret in current.secrets.items() if not secret]:
-                raise ConfigError(f"signing.keys.{empty[0]}: the secret is empty", path=f"signing.keys.{empty[0]}")
-        return current.secrets
-
     def _single(self, message: Buffer) -> Plain | Literal | PointerData:
         envelope = decode(message, header=self.config.header)
         if isinstance(envelope, (Chunk, Abort)):
@@ -339,51 +322,21 @@ class ClaimCheck:
             )
         return envelope
 
+    def _accept(self, data: bytes) -> Pointer:
+        return self._current().seal.accept(data)
+
     def _read(self, data: bytes) -> bytes:
-        pointer = self._accepted(data)
-        return self._store_of(pointer).read(pointer)
-
-    def _accepted(self, data: bytes) -> Pointer:
-        pointer = pointers.decode(data, max_bytes=self.config.limits.max_pointer_bytes)
-        signing = self.config.signing
-        if pointer.mac is not None or signing.require:
-            pointers.verify(pointer, secrets=self._secrets(), require=signing.require)
-        return pointer
-
-    def _store_of(self, pointer: Pointer) -> Store:
-        name = pointer.store if pointer.version != 1 else self._v1_store(pointer)
-        if name is None or name not in self.config.stores:
-            raise PointerRejectedError(
-                f"the pointer to {pointer.key[:200]!r} names the store {name!r}, which is not configured here: "
-                "add it below stores to read from it",
-                reason="store",
-                store=name,
-                key=pointer.key,
-            )
-        return self.store(name)
-
-    def _v1_store(self, pointer: Pointer) -> str:
-        """Version 1 names no store: the one that says ``v1_pointers: true``, or the only Redis there is."""
-        stores = self.config.stores
-        marked = [name for name, store in stores.items() if store.options.get("v1_pointers")]
-        found = marked or [name for name, store in stores.items() if store.type == "redis"]
-        if len(found) != 1:
-            raise PointerRejectedError(
-                f"the pointer to {pointer.key[:200]!r} has version 1, which names no store: "
-                "mark one with v1_pointers: true",
-                reason="version",
-                key=pointer.key,
-            )
-        return found[0]
+        pointer = self._accept(data)
+        return self.store(self._current().seal.store_name(pointer)).read(pointer)
 
 
 class _Open:
     """What one process has open."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, config: Config) -> None:
+        self.pid = os.getpid()
+        self.seal = Seal(config)
         self.stores: dict[str, Store] = {}
         self.strategies: dict[int, Strategy] = {}
         self.breakers: dict[str | None, Breaker] = {}
         self.plans: dict[tuple[str, WireLimit | None], tuple[Strategy, int, WireLimit]] = {}
-        self.secrets: dict[str, bytes] | None = None

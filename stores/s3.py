@@ -51,7 +51,7 @@ _CODES: dict[str, type[StoreError]] = {
     "503": _UNAVAILABLE,
     "504": _UNAVAILABLE,
 }
-_NOT_REACHED = ("HTTPClientError", "IncompleteReadError", "ResponseStreamingError")
+_NOT_REACHED = ("ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseStreamingError")
 
 
 class S3Store(Store):

@@ -44,11 +44,11 @@ class ViewFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1, /) -> Any:
-        """Return up to ``size`` bytes as a view."""
-        end = len(self._view) if size is None or size < 0 else self._position + size
-        piece = self._view[self._position : end]
+        """Return up to ``size`` bytes as a view; without a size, which no sender asks for, the rest as ``bytes``."""
+        whole = size is None or size < 0
+        piece = self._view[self._position : None if whole else self._position + (size or 0)]
         self._position += len(piece)
-        return piece
+        return bytes(piece) if whole else piece
 
 
 class Upload:

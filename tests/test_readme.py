@@ -57,7 +57,7 @@ def test_its_commands_exist():
     commands = re.findall(r"^    claimcheck (\w+) ", README, re.MULTILINE)
     assert commands == ["put", "inspect", "get"]
     for command in commands:
-        run = [sys.executable, "-m", "claimcheck.cli", *shlex.split(command), "--help"]
+        run = [sys.executable, "-m", "claimcheck", *shlex.split(command), "--help"]
         assert subprocess.run(run, capture_output=True, check=False).returncode == 0
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {"demo", "test", "lint"} <= set(targets)

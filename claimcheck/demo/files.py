@@ -94,7 +94,7 @@ def _size(root: Path, name: str, skipped: dict[str, str]) -> int | None:
     try:
         found = (root / name).stat()
     except OSError as error:
-        skipped[name] = _reason(error)
+        skipped[name] = "a link that leads nowhere" if (root / name).is_symlink() else _reason(error)
         return None
     if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device could wait for ever
         skipped[name] = "not a regular file"

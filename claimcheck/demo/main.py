@@ -47,7 +47,7 @@ def run(directory: Path | None, *, console: Console) -> int:
     pyspark = import_vendor("pyspark", extra="demo")
     for module in ("pyarrow", "pandas", "rich"):
         import_vendor(module, extra="demo")
-    folder = find(directory or Path(pyspark.__file__).parent / "jars")
+    folder = find(directory or Path(pyspark.__path__[0], "jars"))
     with tempfile.TemporaryDirectory(prefix="claimcheck-demo-", ignore_cleanup_errors=True) as scratch:
         _check_space(folder, Path(scratch))
         return _run(folder, Path(scratch), console)

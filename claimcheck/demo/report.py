@@ -138,7 +138,8 @@ def _number(number: int) -> str:
 
 
 def _ratio(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else _NOTHING
+    share = 100 * part / whole if whole else 0
+    return f"{share:.1f} %" if share >= 0.1 else "< 0.1 %" if whole else _NOTHING
 
 
 def _speed(size: int, seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["quiet_session"]
 
 _SHOWN_LINES = 15
+_ERROR_LINE = re.compile(r"^(?:claimcheck\.[\w.]+|[A-Z]\w*Error): .+$", re.MULTILINE)
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def quiet_session(scratch: Path) -> Iterator[SparkSession]:
         scratch: Its folder for temporary files and for its log.
 
     Raises:
-        DemoError: It did not start; with the end of its log.
+        DemoError: It did not start, with the end of its log; or a job failed, with what Python said.
         MissingDependencyError: There is no Java, and the extra that brings one is not installed.
     """
     ensure_java()
@@ -37,6 +39,8 @@ def quiet_session(scratch: Path) -> Iterator[SparkSession]:
         session = _start(scratch, log)
     try:
         yield session
+    except Exception as error:
+        raise _explained(error) from error
     finally:
         session.stop()
 
@@ -65,6 +69,14 @@ def _start(scratch: Path, log: Path) -> SparkSession:
         raise DemoError(f"Spark did not start ({type(error).__name__}); its last words:\n{_tail(log)}") from error
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _explained(error: Exception) -> Exception:
+    """A failed job in one line: Spark wraps what a worker said into pages of its own."""
+    if not type(error).__module__.startswith(("py4j", "pyspark")):
+        return error
+    said = _ERROR_LINE.findall(str(error))
+    return DemoError(f"the Spark job failed: {said[-1] if said else str(error).splitlines()[0]}")
 
 
 @contextmanager

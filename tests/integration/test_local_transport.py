@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import importlib
 import io
 import json
@@ -139,6 +140,15 @@ def test_payloads_come_out_as_they_went_in(broker, configure, consume, strategy,
     assert (message.key, message.headers, message.error) == (b"k", [("h", b"1")], None)
     assert (message.topic, message.partition, message.offset) == ("orders", 0, 0)
     assert (message.timestamp, message.redelivery_count) == (1000.0, 0)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("count", [10, 10_000])
+def test_whatever_has_a_buffer_is_a_payload(broker, configure, consume, strategy, count):
+    numbers = array.array("H", range(count))
+    LocalProducer(broker, configure(strategy)).send("orders", numbers)
+    LocalProducer(broker, configure(strategy)).send("orders", memoryview(numbers)[::2])
+    assert [m.value for m in drain(consume())] == [numbers.tobytes(), memoryview(numbers)[::2].tobytes()]
 
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "inline"])

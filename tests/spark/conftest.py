@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import claimcheck
-import claimcheck.stores
 from claimcheck.spark import ensure_java
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 
@@ -32,7 +31,11 @@ def worker_env(tmp_path_factory) -> dict[str, str]:
     staged = tmp_path_factory.mktemp("staged")
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, staged / "claimcheck", ignore=ignore)
-    shutil.copytree(Path(claimcheck.stores.__file__).parent, staged / "claimcheck" / "stores", ignore=ignore)
+    shutil.copytree(
+        Path(str(importlib.import_module("claimcheck.stores").__file__)).parent,
+        staged / "claimcheck" / "stores",
+        ignore=ignore,
+    )
     return safe | {"PYTHONPATH": str(staged)}
 
 
@@ -59,7 +62,7 @@ def spark(worker_env) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def sc(spark) -> SparkContext:
+def sc(spark):
     return spark.sparkContext
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -24,12 +25,12 @@ class Getter:
         self.gate = threading.Event()
         self.gate.set()
 
-    def pointer(self, message: bytes, /) -> Pointer | None:
+    def pointer(self, message: Any, /) -> Pointer | None:
         if not message.startswith(b"p"):
             return None
         return Pointer(key=message.decode(), size=int(message[1:]) if self.declared else None)
 
-    def resolve(self, message: bytes | None, /) -> bytes | None:
+    def resolve(self, message: Any, /) -> Any:
         if message is None or not message.startswith(b"p"):
             return message
         with self.lock:
@@ -91,7 +92,7 @@ def test_nothing_happens_before_the_first_is_asked_for():
 
 @pytest.mark.parametrize("concurrency", [1, "auto"])
 def test_one_at_a_time_reads_not_one_message_ahead(concurrency):
-    taken: list[bytes] = []
+    taken = []
 
     def source() -> Iterator[bytes]:
         for n in range(100):

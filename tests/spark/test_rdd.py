@@ -307,7 +307,7 @@ def test_payloads_that_have_to_make_room_say_which_bound(config, send):
     started = [send(bytes(5000), **CHUNKING)[0] for _ in range(4)]
     config["chunking"] = {"max_pending_payloads": 2}
 
-    with pytest.raises(IncompletePayloadError, match="max_pending_payloads"):
+    with pytest.raises(IncompletePayloadError, match="max_pending"):
         reassemble(config, started)
 
 

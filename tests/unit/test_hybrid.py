@@ -15,7 +15,7 @@ from claimcheck.breaker import Breaker
 from claimcheck.errors import PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.hooks import BreakerEvent, FallbackEvent
 from claimcheck.strategies.hybrid import HybridStrategy
-from tests.unit.test_produce import BIG, Unseekable
+from tests.produce_rig import BIG, Unseekable
 
 
 class Rig:

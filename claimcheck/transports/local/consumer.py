@@ -64,7 +64,6 @@ class LocalConsumer:
         self._resolver = cc.resolver(clock=broker.clock)
         self._delay = redelivery_delay_seconds
         self._ready: deque[ReceivedMessage] = deque()
-        self._epochs: dict[Hashable, int] = {}
         self._closed = False
 
     def receive(self, *, timeout: float = 1.0) -> ReceivedMessage | None:
@@ -100,7 +99,7 @@ class LocalConsumer:
             BrokerClosedError: The consumer or the broker was closed; nothing was acknowledged.
         """
         self._member.ack(message.outcome.handles)
-        self._settle(message.outcome, acked=True)
+        self._resolver.settle(message.outcome, acked=True)
 
     def nack(self, message: ReceivedMessage, *, delay_seconds: float | None = None) -> None:
         """Give a payload back with all its chunks: it comes again, whole, to whoever holds the partition then.
@@ -149,7 +148,6 @@ class LocalConsumer:
         """Leave the group; what was not acknowledged comes again, to others. Closing twice is harmless."""
         self._closed = True
         self._ready.clear()
-        self._epochs.clear()
         self._resolver.clear()
         self._member.close()
 
@@ -187,7 +185,6 @@ class LocalConsumer:
     def _feed(self, delivery: Delivery) -> list[Outcome]:
         message = delivery.message
         source = (message.topic, message.partition)
-        self._epochs[source] = delivery.epoch
         # The value stays out of the handle: until the acknowledgement it would be in memory twice.
         handle = replace(delivery, message=replace(message, value=None))
         return self._resolver.feed(
@@ -210,7 +207,7 @@ class LocalConsumer:
             if dropped.action == "dead_letter":
                 put_aside(self._broker, dropped.handles, reason=_reason(dropped.reason, dropped.error))
             self._member.ack(dropped.handles)
-            self._settle(dropped, acked=True)
+            self._resolver.settle(dropped, acked=True)
         except StaleDeliveryError:  # lost meanwhile; the next poll says so
             _log.debug("%s was lost before its chunks were acknowledged", dropped.source)
         except TransportError as error:
@@ -219,17 +216,10 @@ class LocalConsumer:
 
     def _give_back(self, outcome: Outcome, delay_seconds: float) -> None:
         self._member.nack(outcome.handles, delay_seconds=delay_seconds)
-        self._settle(outcome, acked=False)
-
-    def _settle(self, outcome: Outcome, *, acked: bool) -> None:
-        """Tell the resolver, unless it has forgotten the outcome: the same places may have come again since."""
-        current = self._epochs.get(outcome.source)
-        if all(delivery.epoch == current for delivery in outcome.handles):
-            self._resolver.settle(outcome, acked=acked)
+        self._resolver.settle(outcome, acked=False)
 
     def _forget(self, source: Hashable) -> None:
         self._resolver.clear(source)
-        self._epochs.pop(source, None)
         self._ready = deque(message for message in self._ready if message.outcome.source != source)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from claimcheck import hints
 from claimcheck.errors import ClaimCheckError
 from claimcheck.resolver import Failed, Resolved
 from claimcheck.transports.local.groups import Delivery
@@ -60,23 +59,14 @@ def received(outcome: Resolved | Failed) -> ReceivedMessage:
     """Make the message for an outcome whose handles are deliveries."""
     deliveries: tuple[Delivery, ...] = outcome.handles
     first = min(deliveries, key=lambda delivery: delivery.message.offset).message
-    key, headers = _as_sent(outcome)
     return ReceivedMessage(
         topic=first.topic,
         partition=first.partition,
         offset=first.offset,
-        key=key,
-        headers=headers,
+        key=outcome.key,
+        headers=outcome.headers,
         timestamp=first.timestamp,
         redelivery_count=max(delivery.redelivery_count for delivery in deliveries),
         error=outcome.error if isinstance(outcome, Failed) else None,
         outcome=outcome,
     )
-
-
-def _as_sent(outcome: Resolved | Failed) -> tuple[bytes | None, list[tuple[str, bytes]]]:
-    if isinstance(outcome, Resolved):
-        return outcome.key, outcome.headers
-    first = min(outcome.slots, key=lambda slot: slot.position)
-    made_up = outcome.uuid is not None and first.key == outcome.uuid.encode()
-    return None if made_up else first.key, hints.strip(first.headers, uuid=outcome.uuid)

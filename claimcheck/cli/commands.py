@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from claimcheck.cli_errors import EXIT_CODES, Commands
-from claimcheck.cli_files import check_output, note, opened, output, progress, read_message, watched
-from claimcheck.cli_inspect import Facts, describe, human_bytes, lines
+from claimcheck.cli.errors import EXIT_CODES, Commands
+from claimcheck.cli.files import check_output, note, opened, output, progress, read_message, watched
+from claimcheck.cli.inspect import Facts, describe, human_bytes, lines
 from claimcheck.envelope import Plain, decode
 from claimcheck.errors import ConfigError, EnvelopeError, StoreError
 from claimcheck.payload import remaining_bytes
@@ -49,6 +49,14 @@ def _config_option(function: F) -> F:
     )(function)
 
 
+def _loaded(config: str) -> ClaimCheck:
+    if not os.path.exists(config):
+        raise ConfigError(
+            f"there is no {config}: name the configuration with --config or CLAIMCHECK_CONFIG", path=config
+        )
+    return load(config)
+
+
 def _version() -> str:
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version("claimcheck")
@@ -66,13 +74,13 @@ def commands(debug: bool) -> None:
     """
 
 
-@commands.command()
+@commands.command(short_help="Send files through a small broker, read them with Spark.")
 @click.option(
     "--dir",
     "directory",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Send these files.  [default: the jars of the installed pyspark]",
+    help="Send these files.  [default: pyspark's own jars]",
 )
 def demo(directory: Path | None) -> None:
     """Send every file of a folder through a small broker and back through Spark.
@@ -84,10 +92,10 @@ def demo(directory: Path | None) -> None:
     sys.exit(run(directory, console=Console()))
 
 
-@commands.command()
+@commands.command(short_help="Store a payload, write its envelope.")
 @click.argument("file", type=_FILE)
 @_config_option
-@click.option("--store", "store_name", metavar="NAME", help="Where to.  [default: the store that writers use]")
+@click.option("--store", "store_name", metavar="NAME", help="Which store.  [default: the one that writers use]")
 @click.option("--destination", metavar="TOPIC", default="cli", show_default=True, help="Goes into the payload's key.")
 @click.option(
     "-o", "--output", "target", metavar="ENVELOPE", type=_OUTPUT, default="-", help="[default: standard output]"
@@ -99,7 +107,7 @@ def put(file: str, config: str, store_name: str | None, destination: str, target
     When the envelope cannot be written, the payload is removed again.
     """
     check_output(target, force=force)
-    with load(config) as cc, opened(file) as payload:
+    with _loaded(config) as cc, opened(file) as payload:
         store = _writable_store(cc, store_name, destination)
         with progress("storing", remaining_bytes(payload)) as count:
             pointer = store.write(watched(payload, count), destination=destination)
@@ -142,13 +150,13 @@ def _undone_by_errors(store: Store, pointer: Pointer) -> Iterator[None]:
 def get(envelope: str, config: str, target: str | None, force: bool, plain: bool) -> None:
     """Write the payload that ENVELOPE stands for, verified.
 
-    FILE gets its name when it is complete. Standard output has had all but the payload's last piece when a wrong checksum
-    shows: look at the exit code.
+    FILE gets its name when it is complete. Standard output may have had all but the last piece of a payload before it
+    turns out to be damaged: look at the exit code.
     """
     target = target or _standard_output()
     check_output(target, force=force)
     message = read_message(envelope)
-    with load(config) as cc:
+    with _loaded(config) as cc:
         _refuse_plain(message, cc, allowed=plain)
         pointer = cc.pointer(message)
         with cc.open(message) as payload, output(target, force=force) as out:
@@ -182,7 +190,7 @@ def _copy(payload: BinaryIO, out: BinaryIO | None, total: int | None) -> int:
     return copied
 
 
-@commands.command()
+@commands.command(short_help="Say what an envelope is.")
 @click.argument("envelope", type=_FILE)
 @_config_option
 @click.option("--read", is_flag=True, help="Read the payload, too, and verify it.")
@@ -194,7 +202,7 @@ def inspect(envelope: str, config: str, read: bool, as_json: bool) -> None:
     """
     message, now = read_message(envelope), time.time()
     with contextlib.ExitStack() as stack:
-        cc = stack.enter_context(load(config)) if read or _is_wanted(config) else None
+        cc = stack.enter_context(_loaded(config)) if read or _is_wanted(config) else None
         facts, problem = describe(message, cc, now=now)
         if cc is not None and read and problem is None:
             _show_when_done(facts, now, lambda: _read(cc, message, facts), as_json=as_json)

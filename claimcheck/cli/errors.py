@@ -44,6 +44,10 @@ _CODES: tuple[tuple[tuple[type[ClaimCheckError], ...], int], ...] = (
 class Commands(click.Group):
     """A group whose commands end with our exit codes, and without tracebacks unless ``--debug`` is given."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the commands in the order in which one needs them."""
+        return list(self.commands)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; everything but click's own errors becomes a line and a code."""
         try:
@@ -64,8 +68,13 @@ def exit_code(error: Exception) -> int:
 
 def one_line(error: Exception) -> str:
     """Say what happened, its notes included, in one line; errors that are not ours say their type, too."""
-    text = str(error)
-    if not isinstance(error, (ClaimCheckError, OSError)):
-        text = f"unexpected {type(error).__name__}: {text} (--debug shows where)"
-    line = "; ".join([text, *getattr(error, "__notes__", ())])
+    line = "; ".join([_text(error), *getattr(error, "__notes__", ())])
     return "".join(ch if ch.isprintable() else " " for ch in " ".join(line.split()))
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, (ClaimCheckError, OSError)):
+        return str(error)
+    return f"unexpected {type(error).__name__}: {error} (--debug shows where)"

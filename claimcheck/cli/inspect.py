@@ -182,8 +182,10 @@ def _moment(ms: int | None, now: float, *, otherwise: str) -> str:
 
 def _distance(seconds: float) -> str:
     size = abs(seconds)
-    name, unit = next(((name, unit) for name, unit in _UNITS if size >= unit), _UNITS[-1])
-    count = int(size // unit)
+    if size < 1:
+        return "just now"
+    name, unit = next((name, unit) for name, unit in _UNITS if size >= unit)
+    count = round(size / unit)
     text = f"{count:,} {name}{'' if count == 1 else 's'}"
     return f"in {text}" if seconds > 0 else f"{text} ago"
 

@@ -9,9 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
-import click
-
-from claimcheck.errors import EnvelopeError
+from claimcheck.errors import ClaimCheckError, EnvelopeError
 
 __all__ = ["check_output", "note", "opened", "output", "progress", "read_message", "watched"]
 
@@ -22,7 +20,7 @@ _LARGEST_MESSAGE = 64 << 20
 def opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
     """Open a file for reading; ``-`` is standard input, which stays open."""
     if path == STDIO:
-        return contextlib.nullcontext(click.get_binary_stream("stdin"))
+        return contextlib.nullcontext(sys.stdin.buffer)
     return open(path, "rb")
 
 
@@ -46,17 +44,17 @@ def check_output(path: str, *, force: bool) -> None:
     """Refuse early what `output` would refuse late.
 
     Raises:
-        click.ClickException: There is a file already, or no directory to write it to.
+        ClaimCheckError: There is a file already, or no directory to write it to.
     """
     if path == STDIO or _is_special(path):
         return
     if os.path.exists(path) and not force:
-        raise click.ClickException(f"{path} is there already: --force replaces it")
+        raise ClaimCheckError(f"{path} is there already: --force replaces it")
     directory = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(directory):
-        raise click.ClickException(f"there is no directory {directory}")
+        raise ClaimCheckError(f"there is no directory {directory}")
     if not os.access(directory, os.W_OK):
-        raise click.ClickException(f"no right to write to {directory}")
+        raise ClaimCheckError(f"no right to write to {directory}")
 
 
 @contextlib.contextmanager
@@ -68,19 +66,31 @@ def output(path: str, *, force: bool) -> Iterator[BinaryIO]:
         force: Whether a file that is there is replaced.
 
     Raises:
-        click.ClickException: See `check_output`; or a file came up meanwhile.
+        ClaimCheckError: See `check_output`; a file came up meanwhile, or the disk is full.
     """
     check_output(path, force=force)
-    if path == STDIO:
-        out = click.get_binary_stream("stdout")
-        yield out
-        out.flush()
-    elif _is_special(path):
-        with open(path, "wb") as special:
-            yield special
-    else:
-        with _growing(os.path.realpath(path), force=force) as file:  # a link stays, its target is written
+    try:
+        with _writable(path, force=force) as file:
             yield file
+    except BrokenPipeError:  # whoever reads has seen enough
+        raise
+    except OSError as error:
+        where = "standard output" if path == STDIO else path
+        raise ClaimCheckError(f"cannot write {where}: {error.strerror or error}") from error
+
+
+def _writable(path: str, *, force: bool) -> contextlib.AbstractContextManager[BinaryIO]:
+    if path == STDIO:
+        return _flushed(sys.stdout.buffer)
+    if _is_special(path):
+        return open(path, "wb")
+    return _growing(os.path.realpath(path), force=force)  # a link stays, its target is written
+
+
+@contextlib.contextmanager
+def _flushed(file: BinaryIO) -> Iterator[BinaryIO]:
+    yield file
+    file.flush()
 
 
 @contextlib.contextmanager
@@ -102,7 +112,7 @@ def _publish(partial: str, path: str, *, force: bool) -> None:
             os.link(partial, path)  # unlike a rename it never replaces
             return
         except FileExistsError:
-            raise click.ClickException(f"{path} came up meanwhile: --force replaces it") from None
+            raise ClaimCheckError(f"{path} came up meanwhile: --force replaces it") from None
         except OSError:  # a file system without hard links
             check_output(path, force=False)
     os.replace(partial, path)
@@ -115,7 +125,7 @@ def _is_special(path: str) -> bool:
 def note(text: str) -> None:
     """Tell a person how it went; scripts have the exit code, and cron mails whatever it hears."""
     if sys.stderr.isatty():
-        click.echo(text, err=True)
+        sys.stderr.write(f"{text}\n")
 
 
 @contextlib.contextmanager

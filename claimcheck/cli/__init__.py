@@ -1,4 +1,4 @@
-"""The way in for ``claimcheck ...``: says what is missing where click or rich is not installed, and runs the commands."""
+"""The way in for ``claimcheck ...``; says what to install where click or rich is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from claimcheck.registry import import_vendor
 
 __all__ = ["main"]
 
-_MISSING_PACKAGE = 3  # the exit code of everything that is wrong before the work begins, see cli_errors
+_MISSING_PACKAGE = 3  # the exit code of everything that is wrong before the work begins, see claimcheck.cli.errors
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             import_vendor(package, extra="cli")
     except MissingDependencyError as error:
         sys.exit(_complain(f"claimcheck: {error}"))
-    from claimcheck.cli_commands import commands
+    from claimcheck.cli.commands import commands
 
     commands.main(arguments, prog_name="claimcheck")
 
@@ -32,7 +32,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _complain(text: str) -> int:
     sys.stderr.write(f"{text}\n")
     return _MISSING_PACKAGE
-
-
-if __name__ == "__main__":
-    main()

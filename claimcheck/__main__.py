@@ -1,0 +1,5 @@
+"""``python -m claimcheck`` is ``claimcheck``."""
+
+from claimcheck.cli import main
+
+main()

@@ -1,0 +1,128 @@
+"""The kit is worth something only if it fails: each of these stores breaks one promise, and the kit must notice."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import claimcheck
+
+HEAD = """
+import itertools, uuid
+import pytest
+from claimcheck.store import Store
+from claimcheck.testing import StoreConformance
+
+MEDIUM = {}
+
+class Good(Store):
+    def _write(self, pointer, source):
+        MEDIUM[pointer.key] = b"".join(source)
+    def _read(self, pointer):
+        if pointer.key not in MEDIUM:
+            raise self.missing(pointer)
+        yield MEDIUM[pointer.key]
+    def _delete(self, pointer):
+        MEDIUM.pop(pointer.key, None)
+
+class Kit(StoreConformance):
+    skip = {"test_large_payload_in_bounded_memory": "it rests in memory"}
+    @pytest.fixture
+    def options(self):
+        return {"type": f"{__name__}:Bad"}
+    def peek(self, pointer):
+        return MEDIUM.get(pointer.key)
+    def damage(self, pointer, payload):
+        MEDIUM.pop(pointer.key, None)
+        if payload is not None:
+            MEDIUM[pointer.key] = payload
+"""
+
+BROKEN = {
+    "keys by content": (
+        "def _new_key(self, destination): return 'always-the-same'",
+        ["test_same_payload_twice_rests_twice"],
+    ),
+    "rollback keeps": (
+        "def _delete(self, pointer): pass",
+        ["test_rollback_leaves_nothing_and_may_be_repeated", "test_same_payload_twice_rests_twice"],
+    ),
+    "rollback once": (
+        "def _delete(self, pointer): del MEDIUM[pointer.key]",
+        ["test_rollback_leaves_nothing_and_may_be_repeated", "test_rollback_of_what_never_was_is_harmless"],
+    ),
+    "rollback all": (
+        "def _delete(self, pointer): MEDIUM.clear()",
+        ["test_same_payload_twice_rests_twice", "test_rollback_of_what_never_was_is_harmless"],
+    ),
+    "writes under the final name, and never undoes": (
+        """
+    def _write(self, pointer, source):
+        MEDIUM[pointer.key] = b""
+        for piece in source:
+            MEDIUM[pointer.key] += piece
+    def _undo(self, *_, **__): pass
+""",
+        ["test_failed_write_leaves_nothing", "test_interrupted_write_leaves_nothing"],
+    ),
+    "follows anything": ("def check(self, pointer): pass", ["test_hostile_pointer_is_refused_before_any_io"]),
+    "keeps the caller's buffer": (
+        "def _write(self, pointer, source): MEDIUM[pointer.key] = source.take_all()",
+        ["test_caller_may_reuse_the_buffer"],
+    ),
+    "gone is empty": (
+        "def _read(self, pointer): yield MEDIUM.get(pointer.key, b'')",
+        ["test_vanished_payload_is_not_found"],
+    ),
+    "destinations in keys": (
+        "def _new_key(self, destination): return f'{destination}-{uuid.uuid4()}'",
+        ["test_any_destination_makes_a_good_key"],
+    ),
+    "unverified": (
+        """
+    def _pieces(self, pointer):
+        self.check(pointer)
+        yield from self._read(pointer)
+""",
+        ["test_damaged_payload_is_an_error"],
+    ),
+    "opens nothing but its own": (
+        "def __init__(self): self.uuid = uuid.uuid4()\n    def _scope(self, pointer): return str(self.uuid)\n"
+        "    def _new_key(self, destination): return f'{self.uuid}-{uuid.uuid4()}'",
+        ["test_config_travels", "test_close_keeps_payloads"],
+    ),
+    "close deletes": ("def close(self): MEDIUM.clear()", ["test_close_keeps_payloads"]),
+    "tells its options": ("def __repr__(self): return 'Bad(hunter2)'", ["test_repr_names_the_store_and_no_secret"]),
+}
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """One run for all of them: class name to the names of its failed tests."""
+    folder = tmp_path_factory.mktemp("broken")
+    for number, (body, _) in enumerate([*BROKEN.values(), ("pass", [])]):
+        text = f"{HEAD}\nclass Bad(Good):\n    {body.strip()}\n\nclass Test{number}(Kit): pass\n"
+        (folder / f"test_{number}.py").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{Path(claimcheck.__file__).parents[1]}"}
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=no", "-p", "no:cacheprovider", "-c", os.devnull]
+    done = subprocess.run(
+        [*command, "--rootdir", str(folder), str(folder)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line.split("::") for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    by_class = itertools.groupby(lines, key=lambda parts: parts[1])
+    return {name: {parts[2].partition("[")[0].partition(" ")[0] for parts in some} for name, some in by_class}
+
+
+@pytest.mark.parametrize("promise", BROKEN)
+def test_a_broken_promise_is_noticed(failures, promise):
+    number, expected = list(BROKEN).index(promise), BROKEN[promise][1]
+
+    assert set(expected) <= failures.get(f"Test{number}", set())
+
+
+def test_a_good_store_passes(failures):
+    assert f"Test{len(BROKEN)}" not in failures

@@ -1,0 +1,71 @@
+"""What the tests of the produce side share: a configuration with a store of its own, and a broker that is a list."""
+
+from __future__ import annotations
+
+import io
+import uuid
+
+import claimcheck
+from claimcheck.hints import TYPE
+
+BIG = bytes(range(256)) * 40
+
+
+class Rig:
+    """A configuration on a memory store of its own, and a broker that is a list."""
+
+    def __init__(self, strategy="external", **config):
+        self.cc = claimcheck.from_dict(
+            {
+                "strategy": strategy,
+                "threshold_bytes": 2000,
+                "stores": {"hot": {"type": "memory", "space": str(uuid.uuid4())}},
+            }
+            | config
+        )
+        self.sent: list[tuple] = []
+
+    @property
+    def stored(self):
+        return len(self.cc.store("hot")._payloads)
+
+    def publisher(self, error=None, after=0, **options):
+        """A decorated function that sends, and fails with ``error`` once it has sent ``after`` messages."""
+
+        @self.cc.offload(payload="value", destination="topic", key="key", headers="headers", **options)
+        def publish(topic, value, key=None, headers=None):
+            if error is not None and len(self.sent) >= after and (headers or {}).get(TYPE) != "abort":
+                raise error
+            self.sent.append((topic, value, key, headers))
+            return len(self.sent) - 1
+
+        return publish
+
+    def received(self):
+        resolver = self.cc.resolver()
+        return [
+            outcome
+            for offset, (_, value, key, headers) in enumerate(self.sent)
+            for outcome in resolver.feed("t", offset, value, headers=headers, key=key)
+        ]
+
+
+class Unseekable(io.RawIOBase):
+    """A pipe, for all that anyone can tell."""
+
+    def __init__(self, data):
+        self.data = io.BytesIO(data)
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        return self.data.readinto(memoryview(buffer)[:777])
+
+
+class QueueFullError(Exception):
+    pass
+
+
+class BrokerTimeoutError(Exception):
+    pass

@@ -1,0 +1,194 @@
+"""What only files can do wrong; tests/conformance and tests/fault have the rest."""
+
+import errno
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from claimcheck.errors import IntegrityError, PayloadNotFoundError, PointerRejectedError, StoreUnavailableError
+from claimcheck.pointer import Pointer
+from claimcheck.stores.filesystem import FilesystemStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    return FilesystemStore(path=str(tmp_path))
+
+
+def pointer_to(name, size=6):
+    return Pointer(key=name, store="store", size=size)
+
+
+def test_a_payload_is_one_plain_file(store, tmp_path):
+    pointer = store.write(b"payload", destination="orders")
+
+    assert [path.name for path in tmp_path.iterdir()] == [pointer.key]
+    assert (tmp_path / pointer.key).read_bytes() == b"payload"
+
+
+def test_a_payload_is_never_seen_before_it_is_whole(store, tmp_path):
+    seen = []
+
+    class Curious:
+        parts = [b"one", b"two"]
+
+        def read(self, size):
+            seen.append([path.name[0] for path in tmp_path.iterdir()])
+            return self.parts.pop(0) if self.parts else b""
+
+    store.write(Curious(), destination="orders")
+
+    assert len(seen) > 2
+    assert all(names == ["."] for names in seen)
+
+
+def test_directories_are_made_at_first_use(tmp_path):
+    store = FilesystemStore(path=str(tmp_path / "a" / "b"))
+    assert not (tmp_path / "a").exists()
+
+    assert store.read(store.write(b"payload")) == b"payload"
+
+
+def test_home_and_relative_paths(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    assert repr(FilesystemStore(path="~/claims")) == f"<FilesystemStore 'store' at {tmp_path}/claims>"
+    assert repr(FilesystemStore(path="claims/../x")) == f"<FilesystemStore 'store' at {tmp_path}/x>"
+
+
+def test_a_link_is_not_followed(store, tmp_path):
+    secret = tmp_path.parent / f"{tmp_path.name}-secret"
+    secret.write_bytes(b"secret")
+    (tmp_path / "link").symlink_to(secret)
+
+    with pytest.raises(PointerRejectedError, match="no plain file"):
+        store.read(pointer_to("link"))
+    store.rollback(pointer_to("link"))
+
+    assert secret.read_bytes() == b"secret"
+
+
+def test_the_directory_itself_may_be_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    store = FilesystemStore(path=str(tmp_path / "link"))
+
+    assert store.read(store.write(b"payload")) == b"payload"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused_at_once(store, tmp_path, make):
+    make(tmp_path / "odd")
+
+    with pytest.raises(PointerRejectedError, match="no plain file"):
+        store.read(pointer_to("odd"))
+
+
+@pytest.mark.parametrize("key", ["a/b", ".hidden", ".orders-1.partial"])
+def test_only_names_of_finished_payloads_are_keys(store, key):
+    with pytest.raises(PointerRejectedError, match="plain file name"):
+        store.read(pointer_to(key))
+
+
+def test_an_unmounted_volume_is_not_a_missing_payload(tmp_path):
+    store = FilesystemStore(path=str(tmp_path / "mnt"))
+
+    with pytest.raises(StoreUnavailableError, match="mounted"):
+        store.read(pointer_to("orders-1"))
+
+    (tmp_path / "mnt").mkdir()
+    with pytest.raises(PayloadNotFoundError):
+        store.read(pointer_to("orders-1"))
+
+
+def test_a_lost_volume_is_worth_trying_again(store, monkeypatch):
+    pointer = store.write(b"payload")
+
+    def stale(*_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "open", stale)
+
+    with pytest.raises(StoreUnavailableError):
+        store.read(pointer)
+
+
+def test_size_is_compared_before_anything_is_read(store, tmp_path, monkeypatch):
+    pointer = store.write(b"payload")
+    (tmp_path / pointer.key).write_bytes(b"payload and more")
+    monkeypatch.setattr(os, "readv", lambda *_: pytest.fail("it was read"))
+
+    with pytest.raises(IntegrityError, match="expected 7, found 16"):
+        store.read(pointer)
+
+
+def test_truncated_while_it_is_read(store, tmp_path):
+    pointer = store.write(bytes(5 << 20))
+
+    with store.open(pointer) as file:
+        file.read(1 << 20)
+        os.truncate(tmp_path / pointer.key, 2 << 20)
+        with pytest.raises(IntegrityError):
+            file.read()
+
+
+@pytest.mark.parametrize("refused", [errno.EOPNOTSUPP, errno.EINVAL])
+def test_disks_that_cannot_reserve(store, monkeypatch, refused):
+    def cannot(*_):
+        raise OSError(refused, os.strerror(refused))
+
+    monkeypatch.setattr(os, "posix_fallocate", cannot)
+
+    assert store.read(store.write(b"payload")) == b"payload"
+
+
+def test_systems_that_cannot_reserve(store, monkeypatch):
+    monkeypatch.delattr(os, "posix_fallocate")
+
+    assert store.read(store.write(b"payload")) == b"payload"
+
+
+def test_fsync_is_for_the_file_and_then_for_its_name(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def spy(descriptor):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    pointer = FilesystemStore(path=str(tmp_path), fsync=True).write(b"payload")
+
+    assert synced == [f".{pointer.key}.partial", tmp_path.name]
+
+
+def test_no_descriptor_is_left_open(store):
+    def count():
+        return len(os.listdir("/proc/self/fd"))
+
+    pointer, before = store.write(bytes(3 << 20)), count()
+    store.read(pointer)
+    with store.open(pointer) as file:
+        file.read(10)
+    with pytest.raises(PayloadNotFoundError):
+        store.read(pointer_to("gone"))
+
+    assert count() == before
+
+
+def test_processes_share_a_directory(tmp_path):
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(4, mp_context=context) as processes:
+        pointers = [p for some in processes.map(write_some, [str(tmp_path)] * 4) for p in some]
+
+    store = FilesystemStore(path=str(tmp_path))
+    assert len({pointer.key for pointer in pointers}) == len(pointers) == 40
+    assert all(store.read(pointer) == bytes([i % 10]) * 50_000 for i, pointer in enumerate(pointers))
+
+
+def write_some(path):
+    store = FilesystemStore(path=path)
+    return [store.write(bytes([i]) * 50_000, destination="orders") for i in range(10)]

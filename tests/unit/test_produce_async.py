@@ -1,0 +1,195 @@
+"""Coroutines and futures: nothing blocks the event loop, and the outcome is judged when it is known."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import io
+import threading
+
+import pytest
+
+from claimcheck.errors import (
+    PartialSendError,
+)
+from claimcheck.hints import TYPE
+from tests.produce_rig import BIG, QueueFullError, Rig
+
+
+@pytest.fixture
+def rig():
+    return Rig()
+
+
+def test_store_io_never_runs_on_the_event_loop(monkeypatch):
+    rig, threads = Rig(), []
+    store = rig.cc.store("hot")
+    write = store._write
+    monkeypatch.setattr(store, "_write", lambda *args: (threads.append(threading.current_thread()), write(*args)))
+
+    @rig.cc.offload(payload="value")
+    async def publish(value):
+        return value
+
+    assert rig.cc.resolve(asyncio.run(publish(BIG))) == BIG
+    assert threads != [threading.main_thread()]
+
+
+def test_a_coroutine_that_fails_is_undone_and_one_that_is_cancelled_is_kept():
+    rig = Rig()
+    entered = asyncio.Event()
+
+    @rig.cc.offload(payload="value")
+    async def publish(value, error=None):
+        if error:
+            raise error
+        entered.set()
+        await asyncio.Event().wait()
+
+    async def main():
+        with pytest.raises(QueueFullError):
+            await publish(BIG, QueueFullError())
+        assert rig.stored == 0
+        task = asyncio.create_task(publish(BIG))
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert rig.stored == 1
+
+    asyncio.run(main())
+
+
+def test_cancelled_while_it_is_being_stored_leaves_nothing(monkeypatch):
+    rig, writing, go_on = Rig(), threading.Event(), threading.Event()
+    undone = threading.Event()
+    store = rig.cc.store("hot")
+    write, delete = store._write, store._delete
+
+    def slow(*args):
+        writing.set()
+        assert go_on.wait(10)
+        write(*args)
+
+    monkeypatch.setattr(store, "_write", slow)
+    monkeypatch.setattr(store, "_delete", lambda pointer: (delete(pointer), undone.set()))
+
+    @rig.cc.offload(payload="value")
+    async def publish(value):
+        rig.sent.append(value)
+
+    async def main():
+        task = asyncio.create_task(publish(BIG))
+        await asyncio.to_thread(writing.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        assert await asyncio.to_thread(undone.wait, 10)
+
+    asyncio.run(main())
+    assert (rig.sent, rig.stored) == ([], 0)
+
+
+def test_chunks_of_a_coroutine_go_in_order_and_break_off_with_an_abort():
+    rig = Rig("chunking")
+
+    @rig.cc.offload(payload="value", key="key", headers="headers")
+    async def publish(value, key=None, headers=None, fail_at=None):
+        if len(rig.sent) == fail_at and headers[TYPE] != "abort":
+            raise TimeoutError
+        rig.sent.append(("t", value, key, headers))
+        return len(rig.sent)
+
+    assert asyncio.run(publish(io.BytesIO(BIG))) == 1
+    assert rig.received()[0].payload == BIG
+    rig.sent.clear()
+    with pytest.raises(PartialSendError):
+        asyncio.run(publish(BIG, fail_at=2))
+    assert rig.sent[-1][3][TYPE] == "abort"
+
+
+def test_the_block_works_with_async_with():
+    rig = Rig()
+
+    async def main():
+        async with rig.cc.outbound(BIG, destination="orders") as out:
+            rig.sent.extend(each.data for each in out.envelopes)
+        assert rig.cc.resolve(rig.sent[0]) == BIG
+        with pytest.raises(QueueFullError):
+            async with rig.cc.outbound(BIG, destination="orders") as out:
+                for _ in out.envelopes:
+                    raise QueueFullError
+
+    asyncio.run(main())
+    assert rig.stored == 1
+
+
+def future_publisher(rig, futures, kind):
+    @rig.cc.offload(payload="value", key="key", headers="headers")
+    def publish(value, key=None, headers=None):
+        rig.sent.append(("t", value, key, headers))
+        future = concurrent.futures.Future() if kind == "thread" else asyncio.get_running_loop().create_future()
+        futures.append(future)
+        return future
+
+    return publish
+
+
+@pytest.mark.parametrize(("error", "kept"), [(None, 1), (QueueFullError(), 0), (TimeoutError(), 1), ("cancel", 1)])
+def test_a_future_is_judged_when_it_is_done(rig, error, kept):
+    futures = []
+    returned = future_publisher(rig, futures, "thread")(BIG)
+    assert returned is futures[0]
+    assert rig.stored == 1
+    if error == "cancel":
+        returned.cancel()
+    elif error:
+        returned.set_exception(error)
+    else:
+        returned.set_result("id")
+    assert rig.stored == kept
+
+
+def test_an_asyncio_future_is_judged_when_it_is_done_and_undone_off_the_loop(rig, monkeypatch):
+    undone = threading.Event()
+    store = rig.cc.store("hot")
+    delete = store._delete
+    monkeypatch.setattr(store, "_delete", lambda pointer: (delete(pointer), undone.set()))
+
+    async def main():
+        futures = []
+        returned = future_publisher(rig, futures, "asyncio")(BIG)
+        futures[0].set_exception(QueueFullError())
+        with pytest.raises(QueueFullError):
+            await returned
+        assert await asyncio.to_thread(undone.wait, 10)
+
+    asyncio.run(main())
+    assert rig.stored == 0
+
+
+@pytest.mark.parametrize("kind", ["thread", "asyncio"])
+def test_the_futures_of_chunks_come_back_as_one(kind):
+    async def main():
+        rig, futures = Rig("chunking"), []
+        publish = future_publisher(rig, futures, kind)
+        joined = publish(BIG)
+        for number, future in enumerate(futures):
+            assert not joined.done()
+            future.set_result(number)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert joined.result() == 0
+        futures.clear()
+        joined = publish(BIG)
+        for number, future in enumerate(list(futures)):
+            future.set_exception(QueueFullError("late")) if number == 3 else future.set_result(number)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        partial = joined.exception()
+        assert isinstance(partial, PartialSendError)
+        assert isinstance(partial.__cause__, QueueFullError)
+        assert rig.sent[-1][3][TYPE] == "abort"
+
+    asyncio.run(main())

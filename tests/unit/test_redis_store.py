@@ -1,0 +1,260 @@
+"""The published form, byte by byte, and what a store in Redis must not do; tests/conformance has the rest."""
+
+import logging
+import struct
+import threading
+import uuid
+from dataclasses import replace
+
+import fakeredis
+import pytest
+import redis
+
+from claimcheck.errors import ConfigError, PayloadNotFoundError, PointerRejectedError, StoreError, StoreUnavailableError
+from claimcheck.pointer import Pointer, decode, encode
+from claimcheck.store import StoreContext
+from claimcheck.stores import redis as redis_store
+from claimcheck.stores.redis import RedisStore
+
+UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+KEY_V1 = f"kafka-over-redis-orders-{UUID}"
+
+
+@pytest.fixture(scope="module")
+def url():
+    server = fakeredis.TcpFakeServer(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"redis://127.0.0.1:{server.server_address[1]}/0"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def server(url):
+    with redis.Redis.from_url(url) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def open_store(url, server):
+    opened = []
+
+    def build(**options):
+        store = RedisStore(**{"url": url, "segment_bytes": 10, **options})
+        store.context = StoreContext(name="hot", new_uuid=lambda: UUID)
+        opened.append(store)
+        return store
+
+    yield build
+    for store in opened:
+        store.close()
+
+
+class TestPublishedForm:
+    def test_is_written_as_published(self, open_store, server):
+        pointer = open_store(pointer_version=1).write(b"0123456789" * 2 + b"abc", destination="orders")
+
+        assert encode(pointer) == b"\x01" + struct.pack(">i", 3) + KEY_V1.encode()
+        assert sorted(server.keys()) == [f"{KEY_V1}-{i}".encode() for i in range(3)]
+        assert [server.get(f"{KEY_V1}-{i}") for i in range(3)] == [b"0123456789", b"0123456789", b"abc"]
+
+    def test_is_read_as_published_whatever_the_segments_size(self, open_store, server):
+        for i, segment in enumerate([b"some", b"body", b" elses ", b"segments"]):
+            server.set(f"{KEY_V1}-{i}", segment, ex=60)
+        pointer = decode(b"\x01\x00\x00\x00\x04" + KEY_V1.encode())
+
+        assert open_store().read(pointer) == b"somebody elses segments"
+
+    def test_missing_segment_is_never_short_data(self, open_store, server):
+        store = open_store(pointer_version=1)
+        pointer = decode(encode(store.write(bytes(95), destination="orders")))
+        server.delete(f"{KEY_V1}-7")
+
+        with pytest.raises(PayloadNotFoundError, match="segment 7 of 10"):
+            store.read(pointer)
+
+    def test_is_undone_from_what_the_pointer_says(self, open_store, server):
+        store = open_store(pointer_version=1)
+        store.rollback(decode(encode(store.write(bytes(500)))))
+
+        assert server.keys() == []
+
+    def test_is_refused_outside_of_its_own_keys(self, open_store):
+        with pytest.raises(PointerRejectedError, match="prefix"):
+            open_store().read(Pointer(key="claimcheck:orders", version=1))
+
+    def test_is_refused_by_a_store_that_has_none(self, open_store):
+        with pytest.raises(PointerRejectedError, match="version 1"):
+            open_store(v1_pointers=False).read(Pointer(key=KEY_V1, version=1))
+
+    def test_is_always_read_by_who_writes_it(self, open_store):
+        assert open_store(v1_pointers=False, pointer_version=1).reads_v1
+
+
+class TestKeys:
+    def test_lie_below_the_prefix_in_one_cluster_slot(self, open_store, server):
+        pointer = open_store(key_prefix="mine:").write(bytes(25), destination="orders")
+
+        assert pointer.key == f"mine:orders-{{{UUID}}}"
+        assert sorted(server.keys()) == [f"{pointer.key}-{i}".encode() for i in range(3)]
+        assert len({redis.cluster.key_slot(key) for key in server.scan_iter()}) == 1
+
+    def test_all_expire_at_the_moment_that_the_pointer_names(self, open_store, server):
+        pointer = open_store(ttl_seconds=600).write(bytes(95))
+
+        assert {server.execute_command("PEXPIRETIME", key) for key in server.scan_iter()} == {pointer.expires_ms}
+
+    def test_live_for_ever_where_that_is_wanted(self, open_store, server):
+        pointer = open_store(ttl_seconds=None).write(b"payload")
+
+        assert pointer.expires_ms is None
+        assert server.ttl(server.keys()[0]) == -1
+
+
+class TestCommands:
+    @pytest.fixture
+    def sent(self, monkeypatch):
+        """Each pipeline and command, as the names and keys in it."""
+        sent = []
+        execute, unlink = redis.client.Pipeline.execute, redis.Redis.unlink
+
+        def spy_execute(pipeline, **options):
+            sent.append([command[0][0] for command in pipeline.command_stack])
+            return execute(pipeline, **options)
+
+        monkeypatch.setattr(redis.client.Pipeline, "execute", spy_execute)
+        monkeypatch.setattr(redis.Redis, "unlink", lambda s, *keys: sent.append(["UNLINK", *keys]) or unlink(s, *keys))
+        return sent
+
+    def test_go_in_bounded_batches(self, open_store, sent):
+        store = open_store()
+
+        pointer = store.write(bytes(200))
+        store.read(pointer)
+        store.rollback(pointer)
+
+        assert sent[:3] == [["SET"] * 8, ["SET"] * 8, ["SET"] * 4]
+        assert sent[3:8] == [["GET"] * 4] * 5
+        assert [len(keys) - 1 for keys in sent[8:]] == [16, 4]
+
+    def test_of_large_segments_go_fewer_at_a_time(self):
+        windows = [
+            redis_store._read_window(Pointer(key="k", size=1 << 30, segment_bytes=size))
+            for size in (1 << 10, (1 << 20) - 64, 2 << 20, 3 << 20, 64 << 20)
+        ]
+
+        assert windows == [4, 4, 2, 1, 1]
+        assert redis_store._read_window(Pointer(key="k", version=1, segments=100)) == 1
+
+    def test_carry_big_values_by_reference(self, open_store):
+        pytest.importorskip("hiredis")  # without it nothing else is possible
+        store = open_store()
+        connection = store._client().connection_pool.make_connection()
+        value = memoryview(bytes(1 << 20))
+
+        assert any(part is value for part in connection.pack_command("SET", "key", value))
+
+    def test_still_go_where_the_vendor_has_no_such_packer(self, open_store, monkeypatch):
+        monkeypatch.delattr(redis.connection, "PythonRespSerializer")
+        store = open_store()
+
+        assert store.read(store.write(bytes(25))) == bytes(25)
+
+    def test_of_many_segments_are_made_one_by_one(self, open_store, sent):
+        store = open_store(segment_bytes=1)
+        pointer = Pointer(key=f"claimcheck:x-{{{UUID}}}", store="hot", size=5000, segments=5000, segment_bytes=1)
+
+        store.rollback(pointer)
+
+        assert {len(keys) - 1 for keys in sent} == {16, 8}
+
+
+class TestErrors:
+    def test_old_server_is_named(self, open_store, monkeypatch):
+        answer = redis.exceptions.ResponseError("syntax error")
+        monkeypatch.setattr(redis.client.Pipeline, "execute", lambda *_, **__: [answer])
+
+        with pytest.raises(StoreError, match="6.2 or newer"):
+            open_store().write(b"payload")
+
+    @pytest.mark.parametrize(
+        ("raised", "expected"),
+        [
+            (redis.exceptions.ConnectionError("x"), StoreUnavailableError),
+            (redis.exceptions.TimeoutError("x"), StoreUnavailableError),
+            (redis.exceptions.BusyLoadingError("x"), StoreUnavailableError),
+            (redis.exceptions.ReadOnlyError("x"), StoreUnavailableError),
+            (redis.exceptions.ClusterDownError("x"), StoreUnavailableError),
+            (redis.exceptions.AuthenticationError("x"), StoreError),
+            (redis.exceptions.OutOfMemoryError("x"), StoreError),
+            (redis.exceptions.ResponseError("WRONGTYPE"), StoreError),
+            (ConnectionResetError("x"), StoreUnavailableError),
+        ],
+    )
+    def test_table(self, open_store, monkeypatch, raised, expected):
+        store = open_store()
+        pointer = store.write(b"payload")
+        monkeypatch.setattr(redis.client.Pipeline, "execute", lambda *_, **__: [raised])
+
+        with pytest.raises(StoreError) as caught:
+            store.read(pointer)
+
+        assert type(caught.value) is expected
+
+    def test_never_quote_the_payload(self, open_store, monkeypatch):
+        answer = redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'")
+        monkeypatch.setattr(redis.client.Pipeline, "execute", lambda *_, **__: [answer])
+
+        with pytest.raises(StoreError, match="maxmemory") as caught:
+            open_store().write(b"top secret")
+
+        assert "top secret" not in f"{caught.value}{caught.value.__cause__}"
+
+    def test_unreachable_server_without_its_password(self, caplog):
+        store = RedisStore(url="redis://me:hunter2@127.0.0.1:1/0")
+
+        with caplog.at_level(logging.DEBUG), pytest.raises(StoreUnavailableError) as caught:
+            store.write(b"payload")
+
+        assert "hunter2" not in f"{caught.value!r}{caught.value.__cause__!r}{caught.value.__notes__}{caplog.text}"
+
+    @pytest.mark.parametrize("url", ["redis://:hunt#er2@host:1/0", "redis://:hun/er2@host/0", "http://:hunter2@host/"])
+    def test_unreadable_url_without_its_password(self, url):
+        store = RedisStore(url=url)
+
+        with pytest.raises(StoreError, match="url") as caught:
+            store.write(b"payload")
+
+        assert not {"hunt", "hun", "er2", "hunter2"} & set(str(caught.value).replace(":", " ").split())
+        assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+        assert "hunt" not in repr(store)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://localhost:6379/0", "localhost:6379/0"),
+        ("rediss://me:hunter2@host/3", "host/3"),
+        ("unix:///run/redis.sock?db=1", "/run/redis.sock"),
+        ("redis://:hun/ter2@host:1/0", "(unreadable url)"),
+        ("redis://:hun#ter2@host:1/0", "(unreadable url)"),
+    ],
+)
+def test_repr_shows_where_it_is(url, expected):
+    assert repr(RedisStore(url=url)) == f"<RedisStore 'store' at {expected}>"
+
+
+def test_segments_larger_than_redis_takes_are_refused():
+    with pytest.raises(ConfigError, match="segment_bytes"):
+        RedisStore(url="redis://localhost", segment_bytes=1 << 30)
+
+
+def test_closed_store_opens_again(open_store):
+    store = open_store()
+    pointer = store.write(b"payload")
+    store.close()
+
+    assert store.read(replace(pointer)) == b"payload"

@@ -1,0 +1,330 @@
+"""What goes over the line to S3, and what comes of it when the line is bad; tests/conformance has the rest."""
+
+import base64
+import io
+import threading
+import uuid
+import zlib
+from dataclasses import replace
+
+import boto3
+import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.exceptions import ClientError, EndpointConnectionError, IncompleteReadError, ReadTimeoutError
+from moto import mock_aws
+
+from claimcheck.config import StoreConfig
+from claimcheck.errors import ConfigError, PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.registry import build_store
+from claimcheck.store import KeyTakenError, StoreContext
+from claimcheck.stores import s3
+from claimcheck.stores.s3 import S3Store
+from claimcheck.stores.s3_upload import ViewFile
+
+PART = 5 << 20
+UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+
+
+@pytest.fixture
+def bucket():
+    s3._session.cache_clear()  # the mock puts itself into sessions that are made while it is there
+    with mock_aws():
+        yield boto3.resource("s3").create_bucket(Bucket="payloads")
+    s3._session.cache_clear()
+
+
+@pytest.fixture
+def open_store(bucket):
+    opened = []
+
+    def build(**options):
+        store = S3Store(**{"bucket": "payloads", "part_bytes": PART, "single_put_bytes": PART, **options})
+        store.context = StoreContext(name="cold", new_uuid=lambda: UUID)
+        opened.append(store)
+        return store
+
+    yield build
+    for store in opened:
+        store.close()
+
+
+class Line:
+    """Between client and server: counts requests, and answers some of them itself, before or instead of the server."""
+
+    def __init__(self, client, *answers, operation="PutObject", deliver=False):
+        self.answers, self.deliver, self.bodies, self.requests = list(answers), deliver, [], []
+        self.client = client
+        client.meta.events.register_last("before-send.s3", self)
+        self.operation = operation
+
+    def __call__(self, request, event_name, **_):
+        self.requests.append(request)
+        body = request.body
+        self.bodies.append(bytes(body.read()) if hasattr(body, "read") else body)
+        if hasattr(body, "seek"):
+            body.seek(0)
+        if event_name.endswith(self.operation) and self.answers:
+            status, code = self.answers.pop(0)
+            return answer(request, status, code)
+        return None
+
+
+def answer(request, status, code):
+    text = f"<Error><Code>{code}</Code><Message>from the test</Message></Error>".encode()
+    raw = io.BytesIO(text)
+    raw.stream = lambda *_, **__: iter([text])
+    return AWSResponse(request.url, status, {"content-type": "application/xml"}, raw)
+
+
+class TestSinglePut:
+    def test_sends_own_checksum_and_condition(self, open_store, bucket):
+        store, payload = open_store(prefix="claims"), b"payload" * 1000
+        line = Line(store._s3())
+
+        pointer = store.write(payload, destination="orders")
+
+        headers = line.requests[0].headers
+        assert base64.b64decode(headers["x-amz-checksum-crc32"]) == zlib.crc32(payload).to_bytes(4, "big")
+        assert headers["If-None-Match"] == b"*"
+        assert (len(line.requests), line.bodies) == (1, [payload])
+        assert pointer.key == f"claims/orders-{UUID}"
+
+    def test_body_survives_the_sdks_own_retries(self, open_store, monkeypatch):
+        monkeypatch.setattr("botocore.endpoint.time.sleep", lambda seconds: None)
+        store, payload = open_store(), bytes(range(256)) * 1000
+        line = Line(store._s3(), (503, "SlowDown"), (500, "InternalError"))
+
+        pointer = store.write(payload)
+
+        assert line.bodies == [payload] * 3
+        assert store.read(pointer) == payload
+
+    def test_body_is_the_callers_own_memory(self, open_store):
+        seen, payload = [], bytearray(b"payload" * 1000)
+        store = open_store()
+
+        def look(request, **_):
+            seen.append(request.body.read(10).obj)
+            request.body.seek(0)
+
+        store._s3().meta.events.register_first("before-send.s3", look)
+        store.write(payload)
+
+        assert seen[0] is payload
+
+    def test_knows_its_own_object_when_an_answer_was_lost(self, open_store, monkeypatch):
+        """The first try was stored and its answer lost: the second one meets what the first has made."""
+        monkeypatch.setattr("botocore.endpoint.time.sleep", lambda seconds: None)
+        store = open_store()
+        client = store._s3()
+        Line(client, (500, "InternalError"), (412, "PreconditionFailed"))
+        boto3.client("s3").put_object(Bucket="payloads", Key=f"orders-{UUID}", Body=b"payload")
+
+        pointer = store.write(b"payload", destination="orders")
+
+        assert store.read(pointer) == b"payload"
+
+    def test_leaves_somebody_elses_object_alone(self, open_store, bucket):
+        bucket.Object(f"orders-{UUID}").put(Body=b"somebody else's")
+
+        with pytest.raises(KeyTakenError):
+            open_store().write(b"payload", destination="orders")
+
+        assert bucket.Object(f"orders-{UUID}").get()["Body"].read() == b"somebody else's"
+
+    def test_does_without_the_condition_where_the_server_knows_none(self, open_store, caplog):
+        store, payload = open_store(), b"payload" * 100
+        line = Line(store._s3(), (501, "NotImplemented"))
+
+        assert store.read(store.write(payload)) == payload
+        store.context = replace(store.context, new_uuid=uuid.uuid4)
+        store.write(payload)
+
+        conditions = [request.headers.get("If-None-Match") for request in line.requests if request.method == "PUT"]
+        assert conditions == [b"*", None, None]
+        assert "If-None-Match" in caplog.text
+
+    def test_may_be_told_to_overwrite(self, open_store):
+        store = open_store(conditional=False)
+        line = Line(store._s3())
+
+        store.write(b"payload")
+
+        assert "If-None-Match" not in line.requests[0].headers
+
+
+class TestMultipart:
+    def test_sends_parts_with_checksums(self, open_store, bucket):
+        store, payload = open_store(), bytes(range(256)) * (2 * PART // 256) + b"rest"
+        line = Line(store._s3())
+
+        pointer = store.write(io.BytesIO(payload))
+
+        assert [request.method for request in line.requests] == ["POST", "PUT", "PUT", "PUT", "POST"]
+        assert all("x-amz-checksum-crc32" in request.headers for request in line.requests[1:4])
+        assert line.requests[-1].headers["If-None-Match"] == b"*"
+        assert store.read(pointer) == payload
+
+    def test_is_aborted_when_a_part_fails(self, open_store, bucket):
+        store = open_store()
+        Line(store._s3(), (403, "AccessDenied"), operation="UploadPart")
+
+        with pytest.raises(StoreError, match="AccessDenied"):
+            store.write(bytes(3 * PART))
+
+        assert list(bucket.multipart_uploads.all()) == []
+        assert list(bucket.objects.all()) == []
+
+    def test_is_aborted_when_it_cannot_be_completed(self, open_store, bucket):
+        store = open_store()
+        Line(store._s3(), (400, "InvalidPart"), operation="CompleteMultipartUpload")
+
+        with pytest.raises(StoreError, match="InvalidPart"):
+            store.write(bytes(2 * PART))
+
+        assert list(bucket.multipart_uploads.all()) == []
+
+    def test_says_so_when_it_cannot_be_aborted(self, open_store, bucket):
+        store = open_store()
+        Line(store._s3(), (403, "AccessDenied"), operation="UploadPart")
+        Line(store._s3(), (403, "AccessDenied"), operation="AbortMultipartUpload")
+
+        with pytest.raises(StoreError) as caught:
+            store.write(bytes(3 * PART))
+
+        assert any("lifecycle rule" in note for note in caught.value.__cause__.__notes__)
+
+    def test_leaves_no_thread_behind(self, open_store):
+        before = threading.active_count()
+        open_store(parallel_parts=3).write(bytes(4 * PART))
+
+        assert threading.active_count() == before
+
+    def test_is_not_used_for_a_short_file_of_unknown_size(self, open_store):
+        class Pipe(io.BytesIO):
+            def seekable(self):
+                return False
+
+        store = open_store()
+        line = Line(store._s3())
+
+        for data in (b"", b"short"):
+            store.context = replace(store.context, new_uuid=uuid.uuid4)
+            assert store.read(store.write(Pipe(data))) == data
+        assert [request.method for request in line.requests] == ["PUT", "GET"] * 2
+
+    @pytest.mark.parametrize(
+        ("size", "expected"), [(PART, PART), (PART + 1, PART), (10_000 * PART, PART), (10_000 * PART + 1, PART + 1)]
+    )
+    def test_parts_grow_where_ten_thousand_are_not_enough(self, open_store, size, expected):
+        class Sized:
+            pass
+
+        source = Sized()
+        source.size = size
+
+        assert open_store()._piece_bytes(source) == expected
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("code", "expected"),
+        [
+            ("NoSuchKey", PayloadNotFoundError),
+            ("404", PayloadNotFoundError),
+            ("NoSuchBucket", StoreError),
+            ("AccessDenied", StoreError),
+            ("InvalidAccessKeyId", StoreError),
+            ("SlowDown", StoreUnavailableError),
+            ("InternalError", StoreUnavailableError),
+            ("503", StoreUnavailableError),
+            ("ConditionalRequestConflict", StoreUnavailableError),
+        ],
+    )
+    def test_codes(self, open_store, code, expected):
+        error = ClientError({"Error": {"Code": code}}, "GetObject")
+
+        assert raised_by_read(open_store(), error) is expected
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            EndpointConnectionError(endpoint_url="http://host"),
+            ReadTimeoutError(endpoint_url="http://host"),
+            IncompleteReadError(actual_bytes=1, expected_bytes=2),
+            ConnectionResetError(),
+        ],
+    )
+    def test_lines(self, open_store, error):
+        assert raised_by_read(open_store(), error) is StoreUnavailableError
+
+    def test_unreachable_server(self):
+        store = S3Store(bucket="b", endpoint_url="http://me:hunter2@127.0.0.1:1", connect_timeout_seconds=1)
+
+        with pytest.raises(StoreUnavailableError) as caught:
+            store.write(b"payload")
+        store.close()
+
+        assert "hunter2" not in str(caught.value) + repr(store)
+
+
+def raised_by_read(store, error):
+    pointer = store.write(b"payload")
+
+    def fail(**_):
+        raise error
+
+    store._s3().get_object = fail
+    with pytest.raises(StoreError) as caught:
+        store.read(pointer)
+    return type(caught.value)
+
+
+class TestOptions:
+    @pytest.mark.parametrize(("given", "prefix"), [("", ""), ("/", ""), ("a", "a/"), ("a/", "a/"), ("/a/b/", "a/b/")])
+    def test_prefix_is_a_folder(self, given, prefix):
+        assert S3Store(bucket="b", prefix=given).prefix == prefix
+
+    def test_small_parts_are_refused(self):
+        with pytest.raises(ConfigError, match="part_bytes"):
+            build_store(StoreConfig(type="s3", options={"bucket": "b", "part_bytes": 1}), path="stores.cold")
+
+    def test_empty_endpoint_from_the_environment_is_none(self):
+        assert S3Store(bucket="b", endpoint_url="")._place["endpoint_url"] is None
+
+    def test_repr(self):
+        assert repr(S3Store(bucket="b", prefix="p")) == "<S3Store 'store' at s3://b/p/>"
+
+
+class TestClient:
+    def test_is_made_anew_in_a_forked_process(self, open_store, monkeypatch):
+        store = open_store()
+        first = store._s3()
+        assert store._s3() is first
+
+        monkeypatch.setattr("claimcheck.stores.s3.os.getpid", lambda: 1)
+
+        assert store._s3() is not first
+
+    def test_is_closed_and_made_again(self, open_store):
+        store = open_store()
+        pointer = store.write(b"payload")
+        store.close()
+
+        assert store.read(pointer) == b"payload"
+
+
+class TestViewFile:
+    def test_is_an_honest_file(self):
+        file = ViewFile(memoryview(b"0123456789"))
+
+        assert (len(file), file.readable(), file.seekable(), file.tell()) == (10, True, True, 0)
+        assert [bytes(file.read(4)) for _ in range(4)] == [b"0123", b"4567", b"89", b""]
+        assert (file.seek(-3, io.SEEK_END), bytes(file.read())) == (7, b"789")
+        assert (file.seek(2), file.seek(1, io.SEEK_CUR), bytes(file.read(None))) == (2, 3, b"3456789")
+        assert (file.seek(100), bytes(file.read(1))) == (100, b"")
+
+    def test_copies_nothing(self):
+        payload = bytes(100)
+
+        assert ViewFile(memoryview(payload)).read(10).obj is payload

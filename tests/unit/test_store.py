@@ -1,0 +1,320 @@
+"""What the base class promises for every store, shown on the smallest one; tests/conformance shows it for each."""
+
+import io
+import logging
+import uuid
+
+import pytest
+
+from claimcheck.errors import (
+    IntegrityError,
+    PayloadNotFoundError,
+    PayloadTooLargeError,
+    PointerRejectedError,
+    StoreError,
+    StoreUnavailableError,
+)
+from claimcheck.hooks import Hooks
+from claimcheck.pointer import Pointer
+from claimcheck.store import KeyTakenError, Store, StoreContext, slug
+
+UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+NOW = 1_700_000_000.5
+
+
+class DictStore(Store):
+    """What an author would write, with hooks to break it."""
+
+    prefix = "p/"
+
+    def __init__(self):
+        self.payloads = {}
+        self.deleted = []
+        self.context = StoreContext(name="mine", clock=lambda: NOW, new_uuid=lambda: UUID)
+
+    def _write(self, pointer, source):
+        self.payloads[pointer.key] = b"".join(source)
+
+    def _read(self, pointer):
+        yield self.payloads[pointer.key]
+
+    def _delete(self, pointer):
+        self.deleted.append(pointer)
+        self.payloads.pop(pointer.key, None)
+
+    def _translate(self, error):
+        return PayloadNotFoundError if isinstance(error, KeyError) else super()._translate(error)
+
+
+def failing(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+def test_pointer_is_made_by_the_base():
+    store = DictStore()
+    store.ttl_seconds = 60
+
+    pointer = store.write(b"payload", destination="orders")
+
+    assert pointer == Pointer(
+        key=f"p/orders-{UUID}",
+        store="mine",
+        size=7,
+        checksum="crc32:422c6a15",
+        created_ms=1_700_000_000_500,
+        expires_ms=1_700_000_060_500,
+    )
+
+
+def test_segments_are_counted():
+    store = DictStore()
+    store.segment_bytes = 10
+
+    assert [store.write(bytes(n)).segments for n in (0, 1, 10, 11, 20, 21)] == [1, 1, 1, 2, 2, 3]
+    assert [store.write(bytes(n)).segment_bytes for n in (0, 10, 11)] == [None, None, 10]
+
+
+def test_more_segments_than_a_reader_would_follow_are_not_written():
+    store = DictStore()
+    store.segment_bytes = 1
+
+    with pytest.raises(PayloadTooLargeError, match="1000000 segments of 1 bytes"):
+        store.write(bytes(1_000_001))
+
+    assert store.payloads == {}
+
+
+@pytest.mark.parametrize(
+    ("destination", "expected"),
+    [
+        ("orders", "orders"),
+        ("persistent://a/b", "persistent_a_b"),
+        ("", "_"),
+        ("..", "_"),
+        ("...a", "a"),
+        ("ünï", "_n_"),
+        ("x" * 99, "x" * 64),
+        ("." * 5 + "x", "x"),
+        ("nul\0nul", "nul_nul"),
+    ],
+)
+def test_slug(destination, expected):
+    assert slug(destination) == expected
+
+
+class TestFailedWrite:
+    def test_is_undone_with_the_pointer_that_it_would_have_had(self):
+        store = DictStore()
+        store.segment_bytes = 10
+        written = store._write
+
+        def write(pointer, source):
+            written(pointer, source)
+            raise ConnectionResetError("gone")
+
+        store._write = write
+        with pytest.raises(StoreUnavailableError, match="mine.*ConnectionResetError"):
+            store.write(bytes(25))
+
+        assert [(p.size, p.segments) for p in store.deleted] == [(25, 3)]
+        assert store.payloads == {}
+
+    def test_is_not_undone_when_nothing_was_taken(self):
+        store = DictStore()
+        store._write = failing(ConnectionRefusedError("down"))
+
+        with pytest.raises(StoreUnavailableError):
+            store.write(b"payload")
+
+        assert store.deleted == []
+
+    def test_of_an_empty_payload_is_undone(self):
+        store = DictStore()
+        store._write = failing(TimeoutError())
+
+        with pytest.raises(StoreUnavailableError):
+            store.write(b"")
+
+        assert len(store.deleted) == 1
+
+    def test_leaves_a_taken_key_alone(self):
+        store = DictStore()
+
+        def write(pointer, source):
+            list(source)
+            raise KeyTakenError("there is one already")
+
+        store._write = write
+        with pytest.raises(KeyTakenError) as caught:
+            store.write(b"payload")
+
+        assert store.deleted == []
+        assert (caught.value.store, caught.value.key) == ("mine", f"p/_-{UUID}")
+
+    def test_keeps_its_error_when_undoing_fails_too(self, caplog):
+        store = DictStore()
+
+        def write(pointer, source):
+            list(source)
+            raise OSError(28, "No space left on device")
+
+        store._write, store._delete = write, failing(RuntimeError("second"))
+        with caplog.at_level(logging.WARNING), pytest.raises(StoreError, match="No space left") as caught:
+            store.write(b"payload")
+
+        assert type(caught.value) is StoreError
+        assert any("RuntimeError" in note for note in caught.value.__notes__)
+        assert "could not remove" in caplog.text
+
+    def test_is_an_error_when_the_author_forgot_a_part(self):
+        store = DictStore()
+        store._write = lambda pointer, source: next(iter(source))
+
+        with pytest.raises(StoreError, match="DictStore._write is broken"):
+            store.write(bytes(3 << 20))
+
+        assert len(store.deleted) == 1
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("raised", "expected"),
+        [
+            (ConnectionError("x"), StoreUnavailableError),
+            (TimeoutError("x"), StoreUnavailableError),
+            (FileNotFoundError("x"), PayloadNotFoundError),
+            (KeyError("x"), PayloadNotFoundError),
+            (OSError("x"), StoreError),
+            (RuntimeError("x"), StoreError),
+        ],
+    )
+    def test_vendors_errors_are_mapped_and_chained(self, raised, expected):
+        store = DictStore()
+        pointer = store.write(b"payload")
+        store._read = failing(raised)
+
+        with pytest.raises(StoreError) as caught:
+            store.read(pointer)
+
+        assert type(caught.value) is expected
+        assert caught.value.__cause__ is raised
+        assert (caught.value.store, caught.value.key) == ("mine", pointer.key)
+
+    def test_a_missing_file_while_writing_is_not_a_missing_payload(self):
+        store = DictStore()
+        store._write = failing(FileNotFoundError("no such directory"))
+
+        with pytest.raises(StoreError) as caught:
+            store.write(b"payload")
+
+        assert type(caught.value) is StoreError
+
+    def test_addresses_lose_their_passwords(self):
+        store = DictStore()
+        store._write = failing(RuntimeError("cannot reach http://me:hunter2@host/ today"))
+
+        with pytest.raises(StoreError, match=r"//\*\*\*@host") as caught:
+            store.write(b"payload")
+
+        assert "hunter2" not in str(caught.value)
+
+    def test_missing_payload_says_since_when(self):
+        store = DictStore()
+        store.ttl_seconds = 60
+        pointer = store.write(b"payload")
+        store.payloads.clear()
+
+        with pytest.raises(PayloadNotFoundError, match="written 2023-11-14T22:13:20") as caught:
+            store.read(pointer)
+
+        assert (caught.value.created_ms, caught.value.expires_ms) == (1_700_000_000_500, 1_700_000_060_500)
+
+    def test_missing_payload_of_any_year(self):
+        assert "written 9223372036854775807 ms" in str(DictStore().missing(Pointer(key="k", created_ms=2**63 - 1)))
+
+
+class TestCheck:
+    def test_version_1_is_refused_unless_the_store_reads_it(self):
+        store = DictStore()
+        pointer = Pointer(key="p/x", version=1)
+
+        with pytest.raises(PointerRejectedError, match="version 1") as caught:
+            store.check(pointer)
+        store.reads_v1 = True
+        store.check(pointer)
+
+        assert caught.value.reason == "version"
+
+    @pytest.mark.parametrize(
+        ("reason", "changes"),
+        [
+            ("store", {"store": "other"}),
+            ("scope", {"key": "q/x"}),
+            ("scope", {"key": "p/../x"}),
+            ("size", {"size": 2**62}),
+            ("size", {"segments": 2}),
+            ("size", {"segments": 2_000_000, "segment_bytes": 1, "size": 2_000_000}),
+            ("feature", {"codec": "zstd"}),
+            ("feature", {"encryption": "aes"}),
+            ("feature", {"checksum": "md5:00"}),
+        ],
+    )
+    def test_reason_is_one_word(self, reason, changes):
+        with pytest.raises(PointerRejectedError) as caught:
+            DictStore().check(Pointer(**{"key": "p/x", "store": "mine", "size": 7} | changes))
+
+        assert caught.value.reason == reason
+
+    def test_open_refuses_before_it_reads(self):
+        with pytest.raises(PointerRejectedError):
+            DictStore().open(Pointer(key="elsewhere", store="mine", size=1))
+
+    def test_authors_can_compare_sizes_before_reading(self):
+        with pytest.raises(IntegrityError) as caught:
+            DictStore().check_size(Pointer(key="p/x", size=7), 6)
+
+        assert (caught.value.expected, caught.value.actual) == (7, 6)
+
+
+def test_failed_operations_are_told_with_their_error():
+    store, events = DictStore(), []
+    store.context = StoreContext(name="mine", hooks=Hooks((events.append,)))
+    pointer = store.write(b"payload")
+    store.payloads.clear()
+
+    with pytest.raises(PayloadNotFoundError) as caught:
+        store.read(pointer)
+    with pytest.raises(PayloadNotFoundError), store.open(pointer) as file:
+        file.read()
+
+    assert [(event.operation, event.phase) for event in events[2:]] == [("read", "started"), ("read", "failed")] * 2
+    assert events[3].error is caught.value
+
+
+def test_one_piece_is_handed_out_uncopied():
+    store = DictStore()
+    payload = b"payload" * 1000
+    pointer = store.write(payload)
+    store.payloads[pointer.key] = payload
+
+    assert store.read(pointer) is payload
+
+
+def test_open_gives_an_ordinary_file():
+    store = DictStore()
+    file = store.open(store.write(b"one\ntwo\n"))
+
+    assert isinstance(file, io.BufferedReader)
+    assert file.readlines() == [b"one\n", b"two\n"]
+    file.close()
+
+
+def test_repr_and_context_manager():
+    store = DictStore()
+
+    with store as same:
+        assert same is store
+    assert repr(store) == "<DictStore 'mine'>"
