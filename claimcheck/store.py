@@ -289,7 +289,8 @@ class Store(ABC):
                 "store %r: could not remove the failed write of %r: %s", self.name, pointer.key, type(second).__name__
             )
             error.add_note(
-                f"and what may have been written could not be removed ({type(second).__name__}); it stays until it expires"
+                f"and what may have been written could not be removed ({type(second).__name__}): "
+                "it stays until it expires"
             )
 
     def _pieces(self, pointer: Pointer) -> Iterator[Buffer]:

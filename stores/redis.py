@@ -25,8 +25,7 @@ __all__ = ["RedisStore"]
 
 _SEGMENT_BYTES = (1 << 20) - 64  # with Redis' own header just one megabyte for its allocator, not the next size up
 _MAX_SEGMENT_BYTES = 512 << 20  # proto-max-bulk-len; one byte more and the server hangs up without a word
-_WRITE_WINDOW = 8
-_READ_WINDOW_BYTES = 4 << 20
+_IN_FLIGHT = 4 << 20  # bytes, reading: more would only pile up in the server's memory and ours; writing: the double
 _DELETE_KEYS = 16  # UNLINK frees strings at once and blocks the server meanwhile
 _V1_PREFIX = "kafka-over-redis-"
 _BY_REFERENCE = 6000  # arguments over this size are sent as they are, not copied into a command
@@ -107,10 +106,12 @@ class RedisStore(Store):
 
     def _write(self, pointer: Pointer, source: Source) -> None:
         pieces = source.pieces(self.segment_bytes or _SEGMENT_BYTES)
-        first = 0
-        while batch := list(islice(pieces, _WRITE_WINDOW)) or ([] if first else [memoryview(b"")]):
+        window, first = 2 * _window(self.segment_bytes), 0
+        while batch := list(islice(pieces, window)):
             self._set(pointer, first, batch)
             first += len(batch)
+        if not first:
+            self._set(pointer, 0, [memoryview(b"")])
 
     def _set(self, pointer: Pointer, first: int, segments: list[memoryview]) -> None:
         with self._client().pipeline(transaction=False) as pipeline:
@@ -120,7 +121,7 @@ class RedisStore(Store):
                 pass
 
     def _read(self, pointer: Pointer) -> Iterable[Buffer]:
-        window = _read_window(pointer)
+        window = _window(pointer.segment_bytes or pointer.size)
         for first in range(0, pointer.segments, window):
             with self._client().pipeline(transaction=False) as pipeline:
                 for i in range(first, min(first + window, pointer.segments)):
@@ -185,10 +186,9 @@ def _segment(pointer: Pointer, i: int) -> str:
     return f"{pointer.key}-{i}"
 
 
-def _read_window(pointer: Pointer) -> int:
-    """Segments in flight: 2 to 4 keep the line busy; more would only pile up in the server's memory and ours."""
-    size = pointer.segment_bytes or pointer.size or _READ_WINDOW_BYTES
-    return max(1, min(4, _READ_WINDOW_BYTES // size))
+def _window(segment_bytes: int | None) -> int:
+    """Segments in flight at a time: 4, or fewer large ones; 1 of unknown size."""
+    return max(1, min(4, _IN_FLIGHT // (segment_bytes or _IN_FLIGHT)))
 
 
 def _location(url: str) -> str:

@@ -64,7 +64,8 @@ def resolve(
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
         payload: Name of the binary column to add.
         on_error: ``fail`` raises the first error, which fails the task; ``null`` leaves the payload null and adds a
-            text column with the error's type and message, null for every row that is well.
+            text column with the error's type and message, null for every row that is well. Where trying again may
+            help (a store that is down) the task fails all the same: Spark tries again, and no outage becomes data.
         error: Name of that column.
         concurrency: Fetches at once per task, 1 to 64, or ``auto``: threads where fetching means waiting.
         max_inflight_bytes: Bound on the payload bytes that a task fetches ahead.
@@ -153,7 +154,7 @@ class _Stage:
         current: pa.RecordBatch | None = None
         start, held, done = 0, 0, list[Outcome]()
         for batch, row, outcome in rows:
-            if isinstance(outcome, ClaimCheckError) and len(self.added) == 1:
+            if isinstance(outcome, ClaimCheckError) and (len(self.added) == 1 or outcome.retryable):
                 raise outcome
             size = len(outcome) if isinstance(outcome, bytes) else 0
             if done and (batch is not current or held + size > self.out_batch_bytes):

@@ -20,7 +20,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pytest
 
-    pytest.register_assert_rewrite(f"{__name__}.conformance")  # so that a failing assertion shows its values
+    for module in ("kit", "read_promises", "write_promises"):  # so that a failing assertion shows its values
+        pytest.register_assert_rewrite(f"{__name__}.{module}")
     from claimcheck.testing.conformance import StoreConformance
 
     return StoreConformance

@@ -47,8 +47,8 @@ def measured(job: str, config: str, path: str) -> None:
         with open(path, "rb") as file:
             envelope.write_bytes(publish(file))
     else:
-        with cc.open(envelope.read_bytes()) as file, open(os.devnull, "wb") as sink:
-            shutil.copyfileobj(file, sink, PIECE)
+        with cc.open(envelope.read_bytes()) as payload, open(os.devnull, "wb") as sink:
+            shutil.copyfileobj(payload, sink, PIECE)
     print(json.dumps({"extra_mib": peak_mib() - before, "base_mib": before, "seconds": time.perf_counter() - begin}))
 
 

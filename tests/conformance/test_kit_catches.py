@@ -19,6 +19,7 @@ from claimcheck.testing import StoreConformance
 MEDIUM = {}
 
 class Good(Store):
+    segment_bytes = 10_000  # the medium does not care; the kit's payloads are smaller
     def _write(self, pointer, source):
         MEDIUM[pointer.key] = b"".join(source)
     def _read(self, pointer):
@@ -90,8 +91,11 @@ BROKEN = {
         ["test_damaged_payload_is_an_error"],
     ),
     "opens nothing but its own": (
-        "def __init__(self): self.uuid = uuid.uuid4()\n    def _scope(self, pointer): return str(self.uuid)\n"
-        "    def _new_key(self, destination): return f'{self.uuid}-{uuid.uuid4()}'",
+        """
+    def __init__(self): self.uuid = uuid.uuid4()
+    def _scope(self, pointer): return str(self.uuid)
+    def _new_key(self, destination): return f'{self.uuid}-{uuid.uuid4()}'
+""",
         ["test_config_travels", "test_close_keeps_payloads"],
     ),
     "close deletes": ("def close(self): MEDIUM.clear()", ["test_close_keeps_payloads"]),
@@ -107,7 +111,20 @@ def failures(tmp_path_factory):
         text = f"{HEAD}\nclass Bad(Good):\n    {body.strip()}\n\nclass Test{number}(Kit): pass\n"
         (folder / f"test_{number}.py").write_text(text)
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{Path(claimcheck.__file__).parents[1]}"}
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=no", "-p", "no:cacheprovider", "-c", os.devnull]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rf",
+        "--tb=no",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "-k",
+        "not round_trip",
+    ]
     done = subprocess.run(
         [*command, "--rootdir", str(folder), str(folder)], env=environment, capture_output=True, text=True, check=False
     )

@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import pickle
 import random
+import shutil
 from decimal import Decimal
 from pathlib import Path
 
@@ -115,6 +116,14 @@ def test_an_error_fails_the_job_unless_told_otherwise(spark, config, send):
 
     with pytest.raises(Exception, match="PayloadNotFoundError"):
         frame(spark, messages).transform(resolve("value", config=config)).collect()
+
+
+def test_a_store_that_is_out_of_reach_never_becomes_a_column_of_nulls(spark, config, send):
+    messages = send(bytes(3000))
+    shutil.rmtree(config["stores"]["disk"]["path"])
+
+    with pytest.raises(Exception, match="StoreUnavailableError"):
+        frame(spark, messages).transform(resolve("value", config=config, on_error="null")).collect()
 
 
 def test_names_are_free_and_found_whatever_their_case(spark, config, send):

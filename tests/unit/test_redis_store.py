@@ -141,13 +141,9 @@ class TestCommands:
         assert [len(keys) - 1 for keys in sent[8:]] == [16, 4]
 
     def test_of_large_segments_go_fewer_at_a_time(self):
-        windows = [
-            redis_store._read_window(Pointer(key="k", size=1 << 30, segment_bytes=size))
-            for size in (1 << 10, (1 << 20) - 64, 2 << 20, 3 << 20, 64 << 20)
-        ]
+        sizes = (1 << 10, (1 << 20) - 64, 2 << 20, 3 << 20, 64 << 20, None)
 
-        assert windows == [4, 4, 2, 1, 1]
-        assert redis_store._read_window(Pointer(key="k", version=1, segments=100)) == 1
+        assert [redis_store._window(size) for size in sizes] == [4, 4, 2, 1, 1, 1]
 
     def test_carry_big_values_by_reference(self, open_store):
         pytest.importorskip("hiredis")  # without it nothing else is possible
