@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
     """Send, resolve both ways, compare."""
     ensure_java()
     from pyspark.sql import SparkSession
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
     with tempfile.TemporaryDirectory() as work:
         stores = {"disk": {"type": "filesystem", "path": work}}
@@ -40,7 +40,8 @@ def main(folder: Path) -> None:
         spark.sparkContext.setLogLevel("ERROR")
         df = spark.createDataFrame(rows, "name string, value binary").transform(resolve("value", config=cc))
         words = F.size(F.split(F.decode("payload", "UTF-8"), r"\s+"))
-        df.select("name", F.length("value").alias("message"), F.length("payload").alias("payload"), words).show(truncate=40)
+        sizes = [F.length(name).alias(name) for name in ("value", "payload")]
+        df.select("name", *sizes, words.alias("words")).show(truncate=40)
 
         payloads = spark.sparkContext.parallelize([value for _, value in rows], 2).mapPartitions(resolver(cc))
         total = payloads.map(len).sum()

@@ -125,9 +125,8 @@ def failures(tmp_path_factory):
         "-k",
         "not round_trip",
     ]
-    done = subprocess.run(
-        [*command, "--rootdir", str(folder), str(folder)], env=environment, capture_output=True, text=True, check=False
-    )
+    command += ["--rootdir", str(folder), str(folder)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     lines = [line.split("::") for line in done.stdout.splitlines() if line.startswith("FAILED")]
     by_class = itertools.groupby(lines, key=lambda parts: parts[1])

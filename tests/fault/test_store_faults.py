@@ -116,15 +116,14 @@ class Deadly:
         if not Deadly.left:
             os.kill(os.getpid(), 9)
         return bytes(size)
-sys.path.insert(0, sys.argv[2])
 import claimcheck
-claimcheck.__path__.append(sys.argv[2])
+claimcheck.__path__.append(sys.argv[2])  # a bare checkout keeps stores/ beside the package
 build_store(StoreConfig("filesystem", {"path": sys.argv[1]}), path="disk").write(Deadly(), destination="orders")
 """
     root = Path(claimcheck.__path__[0]).parent
     environment = {**os.environ, "PYTHONPATH": str(root)}
 
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path), str(root)], env=environment, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", program, str(tmp_path), str(root)], env=environment, check=False)
 
     assert done.returncode == -9
     (left,) = tmp_path.iterdir()
