@@ -13,92 +13,17 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from claimcheck.chunks import Action, Assembled, Broken, Dropped, Event, Record, Slot
 from claimcheck.config import ChunkingConfig
 from claimcheck.envelope import Chunk
 from claimcheck.errors import ChunkConflictError, ClaimCheckError, IncompletePayloadError, PayloadTooLargeError
 
-__all__ = ["Action", "Assembled", "Assembler", "Broken", "Dropped", "Slot"]
+__all__ = ["Assembler"]
 
-Action = Literal["redeliver", "dead_letter", "ack"]
-
-_REMEMBERED = 10_000
-
-
-@dataclass(slots=True)
-class Slot:
-    """One message: where it is, and what the transport calls it."""
-
-    position: Any
-    handle: Any
-    headers: Any = field(default=None, repr=False)
-    key: Any = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """A payload, complete: its pieces in order, and all messages that brought it (late duplicates join the list)."""
-
-    source: Hashable
-    uuid: str
-    pieces: list[memoryview] = field(repr=False)
-    slots: list[Slot]
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A payload that can never be delivered, with the messages seen of it."""
-
-    source: Hashable
-    uuid: str
-    error: ClaimCheckError
-    slots: list[Slot]
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """Messages that will not become a payload now, and what is to be done with them."""
-
-    source: Hashable
-    uuid: str
-    reason: str
-    action: Action
-    slots: list[Slot]
-    error: ClaimCheckError | None = None
-
-
-Event = Assembled | Broken | Dropped
-
-
-@dataclass(slots=True)
-class _Record:
-    """What is known of one uuid from one source."""
-
-    source: Hashable
-    uuid: str
-    count: int
-    first_seen: float
-    state: Literal["pending", "doomed", "delivered", "acked", "dropped"] = "pending"
-    action: Action = "ack"
-    reason: str = ""
-    error: ClaimCheckError | None = None
-    pieces: dict[int, memoryview] = field(default_factory=dict)
-    numbers: set[int] = field(default_factory=set)
-    slots: list[Slot] = field(default_factory=list)
-    by_position: dict[Any, Slot] = field(default_factory=dict)
-    size: int = 0
-
-    def hold(self, slot: Slot) -> bool:
-        """Add a message; returns whether it had come before, in which case only its handle is renewed."""
-        known = self.by_position.get(slot.position)
-        if known is not None:
-            known.handle = slot.handle
-            return True
-        self.by_position[slot.position] = slot
-        self.slots.append(slot)
-        return False
+_REMEMBERED = 10_000  # finished payloads, and
+_REMEMBERED_POSITIONS = 1_000_000  # the places of their messages
 
 
 class Assembler:
@@ -112,9 +37,11 @@ class Assembler:
     def __init__(self, config: ChunkingConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._clock = clock
-        self._open: OrderedDict[tuple[Hashable, str], _Record] = OrderedDict()  # oldest first
-        self._closed: OrderedDict[tuple[Hashable, str], _Record] = OrderedDict()
+        self._open: OrderedDict[tuple[Hashable, str], Record] = OrderedDict()  # oldest first
+        self._closed: OrderedDict[tuple[Hashable, str], Record] = OrderedDict()
         self.pending_bytes = 0
+        self._held = 0  # messages of payloads in the making
+        self._remembered_positions = 0
 
     @property
     def pending_payloads(self) -> int:
@@ -125,7 +52,12 @@ class Assembler:
         return f"<Assembler {self.pending_payloads} pending, {self.pending_bytes} bytes>"
 
     def feed(self, source: Hashable, slot: Slot, chunk: Chunk) -> list[Event]:
-        """File one chunk and return what came of it, expired payloads included."""
+        """File one chunk and return what came of it, expired payloads included.
+
+        Raises:
+            PayloadTypeError: The message's headers are none; nothing was filed.
+        """
+        _ = slot.claims
         events = self.tick()
         known = self._closed.get((source, chunk.uuid))
         if known is not None:
@@ -139,8 +71,8 @@ class Assembler:
         known = self._closed.get((source, uuid))
         if known is not None and known.state != "dropped":  # it was complete after all
             return [Dropped(source, uuid, "aborted", "ack", [slot])]
-        record = self._open.get((source, uuid)) or _Record(source, uuid, 0, self._clock())
-        record.hold(slot)
+        record = self._open.get((source, uuid)) or Record(source, uuid, 0, self._clock())
+        self._hold(record, slot)
         error = IncompletePayloadError(
             f"the writer of {uuid} gave up in the middle", uuid=uuid, seen=len(record.numbers)
         )
@@ -159,22 +91,28 @@ class Assembler:
     def acked(self, source: Hashable, uuid: str) -> None:
         """The payload was acknowledged: later duplicates may be, too."""
         record = self._closed.get((source, uuid))
-        if record is not None:
-            record.state, record.slots, record.by_position = "acked", [], {}
+        if record is not None and record.state != "dropped":
+            self._remembered_positions -= len(record.by_position)
+            record.acked, record.slots, record.by_position, record.first = True, [], {}, None
 
     def forget(self, source: Hashable, uuid: str) -> None:
         """The payload was given back: when its chunks come again they are a new attempt."""
-        self._closed.pop((source, uuid), None)
+        record = self._closed.pop((source, uuid), None)
+        if record is not None:
+            self._remembered_positions -= len(record.by_position)
 
     def clear(self, source: Hashable | None = None) -> list[Slot]:
         """Forget everything from one source, or from all; returns the messages that were held, not acknowledged."""
         held: list[Slot] = []
         for records in (self._open, self._closed):
             for key in [key for key in records if source is None or key[0] == source]:
+                if records is self._closed:
+                    self.forget(*key)
+                    continue
                 record = records.pop(key)
-                if records is self._open:
-                    self._release(record)
-                    held.extend(record.slots)
+                self._release(record)
+                self._held -= len(record.slots)
+                held.extend(record.slots)
         return held
 
     # Filing ----------------------------------------------------------------------------------------------------
@@ -183,16 +121,20 @@ class Assembler:
         key = (source, chunk.uuid)
         record, events = self._open.get(key), list[Event]()
         if record is None:
-            record = self._open[key] = _Record(source, chunk.uuid, chunk.count, self._clock())
-            events += self._make_room(record, 0)
-        record.hold(slot)
+            record = self._open[key] = Record(source, chunk.uuid, chunk.count, self._clock())
+        self._hold(record, slot)
+        events += self._make_room(record, 0)
         self._check(record, chunk)
         if record.state == "pending":
             events += self._store(record, chunk)
         record.numbers.add(chunk.position)
         return events + self._finish_if_complete(record)
 
-    def _check(self, record: _Record, chunk: Chunk) -> None:
+    def _hold(self, record: Record, slot: Slot) -> None:
+        if not record.hold(slot) and (record.source, record.uuid) in self._open:
+            self._held += 1
+
+    def _check(self, record: Record, chunk: Chunk) -> None:
         """Doom a payload that contradicts itself or alone exceeds a bound; its other chunks are only counted."""
         limits = self._config
         size = record.size + (0 if chunk.position in record.pieces else len(chunk.piece))
@@ -205,8 +147,10 @@ class Assembler:
             self._doom(record, _too_large(record, chunk.count, limits.max_chunks, "chunks, chunking.max_chunks"))
         elif size > bound:
             self._doom(record, _too_large(record, size, bound, "bytes or more, the chunking limit"))
+        elif len(record.slots) > self._max_messages:
+            self._doom(record, _too_large(record, len(record.slots), self._max_messages, "messages, the limit"))
 
-    def _store(self, record: _Record, chunk: Chunk) -> list[Event]:
+    def _store(self, record: Record, chunk: Chunk) -> list[Event]:
         if chunk.position in record.pieces:
             return []
         events = self._make_room(record, len(chunk.piece))
@@ -215,76 +159,109 @@ class Assembler:
         self.pending_bytes += len(chunk.piece)
         return events
 
-    def _make_room(self, record: _Record, size: int) -> list[Event]:
+    def _make_room(self, record: Record, size: int) -> list[Event]:
         limits, events = self._config, list[Event]()
-        while len(self._open) > 1 and (
-            len(self._open) > limits.max_pending_payloads or self.pending_bytes + size > limits.max_pending_bytes
-        ):
-            victim = next(other for other in self._open.values() if other is not record)
+        while victim := self._victim(record, size):
             events.append(
                 self._give_up(victim, "evicted", limits.on_evict, "it had to make room (chunking.max_pending_*)")
             )
         return events
 
-    def _finish_if_complete(self, record: _Record) -> list[Event]:
+    @property
+    def _max_messages(self) -> int:
+        """Held at once, duplicates and all; a message costs memory even if its piece is empty."""
+        return 2 * self._config.max_chunks
+
+    def _victim(self, record: Record, size: int) -> Record | None:
+        """The oldest payload, but this one, whose going makes room of the kind that is wanted."""
+        others = (other for other in self._open.values() if other is not record)
+        if len(self._open) > self._config.max_pending_payloads or self._held > self._max_messages:
+            return next(others, None)
+        if size and self.pending_bytes + size > self._config.max_pending_bytes:
+            return next((other for other in others if other.size), None)
+        return None
+
+    def _finish_if_complete(self, record: Record) -> list[Event]:
         if record.state == "doomed":
             whole = len(record.numbers) >= min(record.count, self._config.max_chunks)
+            whole = whole or len(record.slots) > self._max_messages
             return [self._break(record)] if whole else []
         if len(record.numbers) < record.count:
             return []
         pieces = [record.pieces[n] for n in range(record.count)]
         self._close(record, "delivered")
-        return [Assembled(record.source, record.uuid, pieces, record.slots)]
+        return [Assembled(record.source, record.uuid, pieces, record.slots, record.declared)]
 
     # What comes after the end ----------------------------------------------------------------------------------
 
-    def _late(self, record: _Record, slot: Slot) -> list[Event] | None:
+    def _late(self, record: Record, slot: Slot) -> list[Event] | None:
         """A chunk of a payload that is finished; ``None`` when it begins a new attempt."""
-        if record.state == "acked":
-            return [Dropped(record.source, record.uuid, "duplicate", "ack", [slot])]
-        again = record.hold(slot)
-        if record.state == "delivered":
-            return []
-        if again:  # handed back before, and here again
+        if record.state != "dropped":
+            return self._late_for_settlement(record, slot)
+        if slot.position in record.by_position and record.reason != "aborted":  # handed back before, and here again
             self.forget(record.source, record.uuid)
             return None
+        if slot.position not in record.by_position:
+            record.by_position[slot.position] = None
+            self._remembered_positions += 1
+            self._forget_oldest()
         return [Dropped(record.source, record.uuid, record.reason, record.action, [slot], record.error)]
+
+    def _late_for_settlement(self, record: Record, slot: Slot) -> list[Event]:
+        """Until the payload is settled its late messages join it; what breaks after that is said again, never acked."""
+        if not record.acked:
+            before = len(record.slots)
+            record.hold(slot)
+            self._remembered_positions += len(record.slots) - before
+            return []
+        if record.error is not None:
+            return [Broken(record.source, record.uuid, record.error, [slot])]
+        return [Dropped(record.source, record.uuid, "duplicate", "ack", [slot])]
 
     # Endings ---------------------------------------------------------------------------------------------------
 
-    def _expire(self, record: _Record) -> Event:
+    def _expire(self, record: Record) -> Event:
         waited = f"chunking.expire_after_seconds ({self._config.expire_after_seconds:g}) passed"
         return self._give_up(record, "expired", self._config.on_expire, waited)
 
-    def _give_up(self, record: _Record, reason: str, action: Action, why: str) -> Event:
+    def _give_up(self, record: Record, reason: str, action: Action, why: str) -> Event:
         if record.state == "doomed":
             return self._break(record)
         return self._drop(record, reason, action, _incomplete(record, why))
 
-    def _drop(self, record: _Record, reason: str, action: Action, error: ClaimCheckError) -> Dropped:
+    def _drop(self, record: Record, reason: str, action: Action, error: ClaimCheckError) -> Dropped:
         record.reason, record.action, record.error = reason, action, error
+        slots = record.slots
         self._close(record, "dropped")
-        return Dropped(record.source, record.uuid, reason, action, list(record.slots), error)
+        record.let_go()
+        return Dropped(record.source, record.uuid, reason, action, slots, error)
 
-    def _doom(self, record: _Record, error: ClaimCheckError) -> None:
+    def _doom(self, record: Record, error: ClaimCheckError) -> None:
         if record.state == "pending":
             self._release(record)
             record.state, record.error = "doomed", error
 
-    def _break(self, record: _Record) -> Broken:
+    def _break(self, record: Record) -> Broken:
         assert record.error is not None
-        self._close(record, "delivered")
+        self._close(record, "broken")
         return Broken(record.source, record.uuid, record.error, record.slots)
 
-    def _close(self, record: _Record, state: Literal["delivered", "dropped"]) -> None:
-        self._open.pop((record.source, record.uuid), None)
+    def _close(self, record: Record, state: Literal["delivered", "broken", "dropped"]) -> None:
+        if self._open.pop((record.source, record.uuid), None) is not None:
+            self._held -= len(record.slots)
         self._release(record)
         record.state = state
         self._closed[record.source, record.uuid] = record
-        while len(self._closed) > _REMEMBERED:
-            self._closed.popitem(last=False)
+        self._remembered_positions += len(record.by_position)
+        self._forget_oldest()
 
-    def _release(self, record: _Record) -> None:
+    def _forget_oldest(self) -> None:
+        while len(self._closed) > _REMEMBERED or (
+            self._remembered_positions > _REMEMBERED_POSITIONS and len(self._closed) > 1
+        ):
+            self.forget(*next(iter(self._closed)))
+
+    def _release(self, record: Record) -> None:
         self.pending_bytes -= record.size
         record.size, record.pieces = 0, {}
 
@@ -294,7 +271,7 @@ def _owned(piece: memoryview) -> memoryview:
     return piece if isinstance(piece.obj, bytes) else memoryview(bytes(piece))
 
 
-def _conflict(chunk: Chunk, why: str, record: _Record) -> ChunkConflictError:
+def _conflict(chunk: Chunk, why: str, record: Record) -> ChunkConflictError:
     return ChunkConflictError(
         f"chunk {chunk.position} of {chunk.uuid} {why}: two writers, or damage",
         uuid=chunk.uuid,
@@ -304,11 +281,11 @@ def _conflict(chunk: Chunk, why: str, record: _Record) -> ChunkConflictError:
     )
 
 
-def _too_large(record: _Record, size: int, limit: int, what: str) -> PayloadTooLargeError:
+def _too_large(record: Record, size: int, limit: int, what: str) -> PayloadTooLargeError:
     return PayloadTooLargeError(f"the payload {record.uuid} has {size} {what} is {limit}", size=size, limit=limit)
 
 
-def _incomplete(record: _Record, why: str) -> IncompletePayloadError:
+def _incomplete(record: Record, why: str) -> IncompletePayloadError:
     seen = len(record.numbers)
     text = f"only {seen} of {record.count} chunks of {record.uuid} came: {why}"
     return IncompletePayloadError(text, uuid=record.uuid, seen=seen, total=record.count)

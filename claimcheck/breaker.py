@@ -42,6 +42,12 @@ class Breaker:
             self._retry_at = self._clock() + self._pause
             return True
 
+    def give_back(self) -> None:
+        """The attempt that `allows` let through said nothing about the store: the next caller may try at once."""
+        with self._lock:
+            if self._retry_at is not None:
+                self._retry_at = self._clock()
+
     def failed(self) -> bool:
         """Open; returns whether it was closed before."""
         with self._lock:

@@ -12,13 +12,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from claimcheck.envelope import HEADER
-from claimcheck.errors import ConfigError
 from claimcheck.pointer import MAX_POINTER_BYTES
-from claimcheck.validation import AutoBytes, ByteCount, Count, Seconds, Size, build, fail
+from claimcheck.validation import (
+    SECRET,
+    AutoBytes,
+    ByteCount,
+    Count,
+    Range,
+    Seconds,
+    Size,
+    build,
+    fail,
+    read_yaml,
+)
 
 __all__ = [
     "ChunkingConfig",
@@ -36,8 +45,16 @@ __all__ = [
 Action = Literal["redeliver", "dead_letter", "ack"]
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
 _OVERRIDABLE = ("strategy", "threshold_bytes", "store", "chunking", "hybrid", "limits")
 _STORELESS = ("chunking", "inline")
+# What readers, who know no destination, take from the top level: writers must stay within it.
+_READERS = (
+    ("limits", "max_payload_bytes"),
+    ("limits", "max_pointer_bytes"),
+    ("chunking", "max_payload_bytes"),
+    ("chunking", "max_chunks"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +70,17 @@ class ChunkingConfig:
     """How payloads travel in chunks, and how many incomplete ones a reader holds.
 
     Attributes:
-        max_message_bytes: Of a chunk's whole message on the wire; ``auto`` takes the threshold.
+        max_message_bytes: Of a chunk's whole message on the wire, at least 200; ``auto`` takes the threshold.
         max_payload_bytes: Larger payloads are refused by writers and failed by readers.
         max_chunks: The same, counted in chunks.
         max_pending_payloads: Incomplete payloads that a reader holds at once.
-        max_pending_bytes: Bytes of incomplete payloads that a reader holds at once.
+        max_pending_bytes: Bytes of incomplete payloads that a reader holds at once; at least ``max_payload_bytes``.
         expire_after_seconds: Since the first chunk; 0 for never.
         on_expire: What becomes of the chunks of an expired payload.
         on_evict: What becomes of the chunks of a payload that had to make room.
     """
 
-    max_message_bytes: AutoBytes = "auto"
+    max_message_bytes: Annotated[int, Range(200)] | Literal["auto"] = "auto"
     max_payload_bytes: ByteCount = 256 << 20
     max_chunks: Count = 100_000
     max_pending_payloads: Count = 100
@@ -103,10 +120,10 @@ class SigningConfig:
 
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
-    """What is refused before any I/O, in bytes."""
+    """What is refused before any I/O, in bytes; a pointer is allowed at least 512."""
 
     max_payload_bytes: ByteCount = 5 << 30
-    max_pointer_bytes: ByteCount = MAX_POINTER_BYTES
+    max_pointer_bytes: Annotated[int, Range(512)] = MAX_POINTER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +156,7 @@ class Config:
     stores: Mapping[str, StoreConfig] = field(default_factory=dict)
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
     hybrid: HybridConfig = field(default_factory=HybridConfig)
-    signing: SigningConfig = field(default_factory=SigningConfig)
+    signing: Annotated[SigningConfig, SECRET] = field(default_factory=SigningConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     envelope: EnvelopeConfig = field(default_factory=EnvelopeConfig)
     destinations: tuple[tuple[str, Config], ...] = ()
@@ -163,15 +180,7 @@ def load(path: str | os.PathLike[str]) -> Config:
     Raises:
         ConfigError: The file is missing, is no YAML, or holds what it may not; names the path inside it.
     """
-    import yaml
-
-    try:
-        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError(f"cannot read {os.fspath(path)}: {exc.strerror or exc}", path=os.fspath(path)) from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{os.fspath(path)} is no YAML: {exc}", path=os.fspath(path)) from exc
-    return from_dict(raw)
+    return from_dict(read_yaml(path))
 
 
 def from_dict(raw: Any) -> Config:
@@ -187,7 +196,7 @@ def from_dict(raw: Any) -> Config:
     patterns = {} if raw.get("destinations") is None else raw["destinations"]
     if not isinstance(patterns, Mapping):
         fail("destinations", found=f"a {type(patterns).__name__}", expected="a mapping of patterns")
-    return replace(base, destinations=tuple((str(p), _override(top, p, o)) for p, o in patterns.items()))
+    return replace(base, destinations=tuple((str(p), _override(base, top, p, o)) for p, o in patterns.items()))
 
 
 def expand(value: Any, *, path: str, environ: Mapping[str, str] | None = None) -> Any:
@@ -209,7 +218,7 @@ def expand(value: Any, *, path: str, environ: Mapping[str, str] | None = None) -
     return _PLACEHOLDER.sub(lookup, value)
 
 
-def _override(top: Mapping[str, Any], pattern: str, override: Any) -> Config:
+def _override(base: Config, top: Mapping[str, Any], pattern: str, override: Any) -> Config:
     path = f"destinations.{pattern}"
     if not isinstance(override, Mapping):
         fail(path, found=f"a {type(override).__name__}", expected="a mapping")
@@ -224,7 +233,9 @@ def _override(top: Mapping[str, Any], pattern: str, override: Any) -> Config:
     for name, value in override.items():
         both = isinstance(value, Mapping) and isinstance(top.get(name), Mapping)
         merged[name] = {**top[name], **value} if both else value
-    return _checked(merged, path)
+    config = _checked(merged, path)
+    _check_readers(base, config, path)
+    return config
 
 
 def _checked(top: Mapping[str, Any], path: str) -> Config:
@@ -236,6 +247,7 @@ def _checked(top: Mapping[str, Any], path: str) -> Config:
     config = build(Config, {**top, "stores": shaped}, path)
     _check_signing(config)
     _check_header(config)
+    _check_chunking(config, prefix)
     return _with_store(config, prefix)
 
 
@@ -243,13 +255,16 @@ def _split_type(name: Any, entry: Any) -> dict[str, Any]:
     path = f"stores.{name}"
     if not isinstance(name, str) or not name:
         fail(path, found=f"the name {name!r}", expected="a name as text")
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("type"), str):
-        fail(
-            f"{path}.type",
-            found="nothing",
-            expected="a store type such as redis, s3, filesystem, memory or module:Class",
-        )
+    if not isinstance(entry, Mapping):
+        fail(path, found=_kind(entry), expected=f"a mapping with type: {_STORE_TYPES}")
+    if not isinstance(entry.get("type"), str):
+        fail(f"{path}.type", found=_kind(entry.get("type")), expected=_STORE_TYPES)
     return {"type": entry["type"], "options": {k: v for k, v in entry.items() if k != "type"}}
+
+
+def _kind(value: Any) -> str:
+    """What something is, never how it reads: an address may hold a password."""
+    return "nothing" if value is None else "text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _with_store(config: Config, prefix: str) -> Config:
@@ -273,7 +288,7 @@ def _check_signing(config: Config) -> None:
     if signing.require and not signing.keys:
         fail("signing.keys", found="nothing", expected="at least one key, because signing.require is true")
     if signing.key_id is not None and signing.key_id not in signing.keys:
-        fail("signing.key_id", found=repr(signing.key_id), expected="the id of a key below signing.keys")
+        fail("signing.key_id", found="an id that has no key", expected="the id of a key below signing.keys")
     for name, store in config.stores.items():
         if signing.require and store.options.get("pointer_version") == 1:
             fail(
@@ -287,3 +302,25 @@ def _check_header(config: Config) -> None:
     header = config.envelope.header
     if not header.isascii() or not 4 <= len(header) <= 64:
         fail("envelope.header", found=repr(header), expected="4 to 64 ASCII characters")
+
+
+def _check_chunking(config: Config, prefix: str) -> None:
+    """A payload larger than what a reader may hold at once could be sent, but never be put together."""
+    held, largest = config.chunking.max_pending_bytes, config.chunking.max_payload_bytes
+    if held < largest:
+        fail(
+            f"{prefix}chunking.max_pending_bytes",
+            found=str(held),
+            expected=f"at least chunking.max_payload_bytes ({largest}): raise this or lower that",
+        )
+
+
+def _check_readers(base: Config, config: Config, path: str) -> None:
+    for section, name in _READERS:
+        most, wanted = (getattr(getattr(each, section), name) for each in (base, config))
+        if wanted > most:
+            fail(
+                f"{path}.{section}.{name}",
+                found=str(wanted),
+                expected=f"at most {most}: readers use the top-level limits",
+            )

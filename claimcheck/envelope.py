@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from claimcheck.errors import EnvelopeError
+from claimcheck.errors import EnvelopeError, PayloadTypeError
 
 __all__ = [
     "CHUNK_OVERHEAD_BYTES",
@@ -33,6 +33,7 @@ __all__ = [
     "Literal",
     "Plain",
     "PointerData",
+    "as_view",
     "decode",
     "encode_abort",
     "encode_chunk",
@@ -118,18 +119,37 @@ class Abort:
     uuid: str
 
 
+def as_view(payload: Any) -> memoryview:
+    """Return the bytes of a bytes-like object as a flat view; copies only what is not contiguous.
+
+    Raises:
+        PayloadTypeError: It is not bytes-like; text must be encoded by the caller, who knows how.
+    """
+    try:
+        view = memoryview(payload)
+        if view.nbytes == 0:
+            return memoryview(b"")  # a shape with a zero in it has no flat form
+        return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+    except (TypeError, ValueError, BufferError) as exc:
+        hint = ": encode text first, for example value.encode()" if isinstance(payload, str) else f" ({exc})"
+        raise PayloadTypeError(
+            f"a payload is bytes-like or a readable binary file, not {type(payload).__name__}{hint}"
+        ) from None
+
+
 def is_lookalike(data: Buffer, *, header: bytes = HEADER) -> bool:
-    """Whether a reader would take these bytes for an envelope: HEADER and at least one byte more."""
-    if isinstance(data, (bytes, bytearray)):
-        return data.startswith(header) and len(data) > len(header)
-    view = memoryview(data)
-    flat = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
-    return flat.nbytes > len(header) and flat[: len(header)] == header
+    """Whether a reader would take these bytes for an envelope: HEADER and at least one byte more.
+
+    Raises:
+        PayloadTypeError: They are not bytes.
+    """
+    flat = data if isinstance(data, (bytes, bytearray)) else as_view(data)
+    return len(flat) > len(header) and flat[: len(header)] == header
 
 
 def encode_literal(payload: Buffer, *, header: bytes = HEADER) -> bytes:
     """Escape a payload that begins with HEADER."""
-    return b"".join((header, b"\x00", payload))
+    return b"".join((header, b"\x00", as_view(payload)))
 
 
 def encode_chunk(uuid: str, position: int, count: int, piece: Buffer, *, header: bytes = HEADER) -> bytes:
@@ -169,10 +189,11 @@ def decode(message: Buffer, *, header: bytes = HEADER) -> Plain | Literal | Chun
 
     Raises:
         EnvelopeError: It begins with HEADER but is damaged or of an unknown type. Nothing was read or allocated.
+        PayloadTypeError: It is not bytes-like.
     """
     if not is_lookalike(message, header=header):
         return Plain(message)
-    body = memoryview(message).cast("B")[len(header) :]
+    body = as_view(message)[len(header) :]
     kind, rest = body[0], body[1:]
     if kind == Kind.POINTER:
         return PointerData(bytes(rest))

@@ -14,6 +14,7 @@ from claimcheck.outbound import Outbound
 __all__ = ["follow"]
 
 _log = logging.getLogger(__name__)
+_aborts: set[Any] = set()
 
 AnyFuture = Any
 """`concurrent.futures.Future` or `asyncio.Future`: the same few methods, no common base, both slow to import."""
@@ -31,7 +32,8 @@ def follow(out: Outbound, produce: Callable[[Envelope], Any]) -> Any:
         return first
     if out.total > 1:
         return _Joined(out, produce).future
-    first.add_done_callback(lambda done: _conclude(out, done))
+    if out.undoable:  # to look at a future's error marks it as seen: without need it stays the caller's
+        first.add_done_callback(lambda done: _conclude(out, done))
     return first
 
 
@@ -41,6 +43,16 @@ def _is_future(value: Any) -> bool:
 
 def _is_on_loop(future: AnyFuture) -> bool:
     return hasattr(future, "get_loop")
+
+
+def _new_like(future: AnyFuture) -> AnyFuture:
+    if _is_on_loop(future):
+        return future.get_loop().create_future()
+    from concurrent.futures import Future
+
+    joined: AnyFuture = Future()
+    joined.set_running_or_notify_cancel()  # its parts are on their way: it can no longer be cancelled
+    return joined
 
 
 def _error_of(future: AnyFuture) -> BaseException | None:
@@ -71,7 +83,7 @@ class _Joined:
         self._left = len(out.results)
         self._lock = threading.Lock()
         first = out.results[0]
-        self.future: AnyFuture = first.get_loop().create_future() if _is_on_loop(first) else type(first)()
+        self.future: AnyFuture = _new_like(first)
         for future in list(out.results):
             future.add_done_callback(self._one_done)
 
@@ -81,7 +93,7 @@ class _Joined:
             if self._left:
                 return
         error = self._failure()
-        if self.future.cancelled():
+        if self.future.done():  # the caller cancelled it
             return
         if error is None:
             self.future.set_result(self._out.results[0].result())
@@ -106,6 +118,8 @@ class _Joined:
         try:
             told = self._produce(self._out.abort) if self._out.abort else None
             if inspect.iscoroutine(told):
-                self.future.get_loop().create_task(told)
+                task = self.future.get_loop().create_task(told)
+                _aborts.add(task)  # a loop keeps only weak references to its tasks
+                task.add_done_callback(_aborts.discard)
         except Exception as error:
             _log.warning("could not send the abort envelope: %s", type(error).__name__)

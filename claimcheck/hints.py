@@ -6,18 +6,33 @@ left out when the caller uses one of these names for something else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from claimcheck.errors import PayloadTypeError
+from claimcheck.errors import IntegrityError, PayloadTypeError
 
-__all__ = ["CHECKSUM", "NULL_KEY", "SIZE", "TYPE", "add", "chunk_hints", "get", "is_ours", "pairs", "strip"]
+__all__ = [
+    "CHECKSUM",
+    "NULL_KEY",
+    "SIZE",
+    "TYPE",
+    "add",
+    "check",
+    "chunk_hints",
+    "declared",
+    "get",
+    "is_ours",
+    "pairs",
+    "strip",
+    "without_reserved",
+]
 
+# The names below are reserved: what a caller sends under them is taken for a hint.
 TYPE = "claimcheck-type"
 SIZE = "claimcheck-size"
 CHECKSUM = "claimcheck-checksum"
 NULL_KEY = "claimcheck-null-key"
-_PREFIX = "claimcheck-"
+_OURS = frozenset((TYPE, SIZE, CHECKSUM, NULL_KEY))
 _UUID, _POSITION, _COUNT, _TOTAL = "uuid", "chunk_id", "num_chunks_from_msg", "total_chunk_msg_size"
 _PIP_37 = frozenset((_UUID, _POSITION, _COUNT, _TOTAL))
 
@@ -33,8 +48,14 @@ def pairs(headers: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(headers, Mapping):
         return iter(headers.items())
     if isinstance(headers, Sequence) and not isinstance(headers, (str, bytes)):
-        return ((name, value) for name, value in headers)
+        return map(_pair, headers)
     raise PayloadTypeError(f"headers are a mapping or a list of pairs, not {type(headers).__name__}")
+
+
+def _pair(item: Any) -> tuple[str, Any]:
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise PayloadTypeError("headers in a list are pairs of a name and a value")
+    return item[0], item[1]
 
 
 def get(headers: Any, name: str) -> str | None:
@@ -49,6 +70,40 @@ def get(headers: Any, name: str) -> str | None:
 def is_ours(headers: Any) -> bool:
     """Whether the caller says, by these headers, that the message is an envelope already."""
     return headers is not None and any(name == TYPE for name, _ in pairs(headers))
+
+
+def declared(headers: Any) -> set[tuple[str, str]]:
+    """What the hints of a message say about its payload: size and checksum, by the names of their headers."""
+    if not is_ours(headers):
+        return set()
+    return {(name, value) for name in (SIZE, CHECKSUM) if (value := get(headers, name)) is not None}
+
+
+def without_reserved(headers: Any) -> Any:
+    """The headers without the names that are ours: a caller's value under one would be taken for a hint."""
+    if headers is None or not any(name in _OURS for name, _ in pairs(headers)):
+        return headers
+    return strip(add(headers, {TYPE: "stale"}))
+
+
+def check(claims: set[tuple[str, str]], *, size: int | None, checksum: Callable[[], str | None]) -> None:
+    """Compare what hints say with what came; hints need not be there, those that are must be right.
+
+    Args:
+        claims: See `declared`.
+        size: Payload bytes; ``None`` where nobody knows.
+        checksum: Of the payload; asked only where a hint names one of the same kind.
+
+    Raises:
+        IntegrityError: They differ.
+    """
+    for name, claimed in sorted(claims):
+        actual = checksum() if name == CHECKSUM else size
+        comparable = actual is not None and (name != CHECKSUM or claimed.startswith("crc32:"))
+        if comparable and claimed != str(actual):
+            raise IntegrityError(
+                f"the header {name} says {claimed[:100]}, the payload has {actual}", expected=claimed, actual=actual
+            )
 
 
 def add(headers: Any, hints: Mapping[str, str]) -> Any:
@@ -72,7 +127,7 @@ def strip(headers: Any, *, uuid: str | None = None) -> Any:
     if not is_ours(headers):
         return headers
     theirs = uuid is None or get(headers, _UUID) != uuid
-    kept = [(n, v) for n, v in pairs(headers) if not n.startswith(_PREFIX) and (theirs or n not in _PIP_37)]
+    kept = [(n, v) for n, v in pairs(headers) if n not in _OURS and (theirs or n not in _PIP_37)]
     if isinstance(headers, Mapping):
         return dict(kept)
     return tuple(kept) if isinstance(headers, tuple) else kept

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from claimcheck.envelope import Envelope
@@ -12,6 +13,8 @@ from claimcheck.errors import PartialSendError
 __all__ = ["Classifier", "Outbound", "Outcome", "classify_error", "verdict"]
 
 _log = logging.getLogger(__name__)
+_ABORT_SECONDS = 5.0
+_aborts: set[Any] = set()
 
 Outcome = Literal["failed", "unknown"]
 """``failed``: the message is definitely not in the broker. ``unknown``: it may be."""
@@ -36,7 +39,7 @@ def classify_error(error: BaseException) -> Outcome:
 
 def verdict(error: BaseException, classify: Classifier | None) -> Outcome:
     """Ask the caller's classifier; one that fails, or says anything odd, leaves the outcome unknown."""
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception) or type(error).__name__ == "CancelledError":
         return "unknown"
     try:
         return "failed" if (classify or classify_error)(error) == "failed" else "unknown"
@@ -73,6 +76,7 @@ class Outbound:
         self._iterator: Iterator[Envelope] | None = None
         self.abort = abort
         self._undo = undo
+        self._rewind: Callable[[], None] | None = None
         self._taken = 0
         self._passed = 0
         self._classify: Classifier | None = None
@@ -99,6 +103,8 @@ class Outbound:
                 _attempt(lambda: produce(abort))
             self._raise_partial(error)
             raise
+        finally:
+            self._release()
         return self.results[0]
 
     async def send_async(self, produce: Callable[[Envelope], Awaitable[Any]]) -> Any:
@@ -108,9 +114,11 @@ class Outbound:
                 self.results.append(await produce(envelope))
         except BaseException as error:
             if (abort := self._abort_after(error)) is not None:
-                await _attempt_async(produce, abort)
+                await _attempt_async(produce, abort, wait=isinstance(error, Exception))
             self._raise_partial(error)
             raise
+        finally:
+            self._release()
         return self.results[0]
 
     def rollback(self) -> None:
@@ -134,6 +142,9 @@ class Outbound:
 
     def settle(self, error: BaseException | None) -> None:
         """Keep or undo, by how the block ended; a rollback that fails is noted on the error, never replaces it."""
+        self._release()
+        if error is not None and (self._passed < self._taken or not self._taken):
+            self._put_back()
         if self._taken == 0:
             self._undo_after(error)
         elif error is None or self._passed == self._taken:  # the caller went on to the next, or past the last: sent
@@ -143,10 +154,25 @@ class Outbound:
 
     def conclude(self, error: BaseException | None) -> None:
         """Keep or undo, by the outcome of the send itself: a delivery report, or a future that is done."""
+        if error is not None:
+            self._put_back()
         if error is None or self.judge(error) == "unknown":
             self.keep()
         else:
             self._undo_after(error)
+
+    def _put_back(self) -> None:
+        rewind, self._rewind = self._rewind, None
+        if rewind is not None:
+            with contextlib.suppress(OSError, ValueError):  # it was closed meanwhile
+                rewind()
+
+    def _release(self) -> None:
+        """Let go of payload and file now: this object and its generator know each other, and would wait for the gc."""
+        if isinstance(self._iterator, Generator):
+            with contextlib.suppress(ValueError):  # a thread that was abandoned is still in it
+                self._iterator.close()
+        self._iterator, self._source = iter(()), ()
 
     def _undo_after(self, error: BaseException | None) -> None:
         try:
@@ -156,6 +182,11 @@ class Outbound:
             if error is None:
                 raise
             error.add_note(f"and the rollback failed: {type(second).__name__}: {second}")
+
+    def rewinding(self, rewind: Callable[[], None]) -> Outbound:
+        """Put the caller's file back where it stood when the sending fails; returns itself."""
+        self._rewind = rewind
+        return self
 
     def with_classifier(self, classify: Classifier | None) -> Outbound:
         """Use this classifier for the errors of the produce call; returns itself."""
@@ -211,8 +242,19 @@ def _attempt(call: Callable[[], Any]) -> None:
         _log.warning("could not send the abort envelope: %s", type(error).__name__)
 
 
-async def _attempt_async(produce: Callable[[Envelope], Awaitable[Any]], abort: Envelope) -> None:
-    try:
-        await produce(abort)
-    except Exception as error:
-        _log.warning("could not send the abort envelope: %s", type(error).__name__)
+async def _attempt_async(produce: Callable[[Envelope], Awaitable[Any]], abort: Envelope, *, wait: bool) -> None:
+    """Try for a while; not at all within a task that was cancelled, which must end now."""
+    import asyncio
+
+    async def attempt() -> None:
+        try:
+            async with asyncio.timeout(_ABORT_SECONDS):
+                await produce(abort)
+        except Exception as error:
+            _log.warning("could not send the abort envelope: %s", type(error).__name__)
+
+    task = asyncio.get_running_loop().create_task(attempt())
+    _aborts.add(task)  # a loop keeps only weak references to its tasks
+    task.add_done_callback(_aborts.discard)
+    if wait:
+        await task

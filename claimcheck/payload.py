@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NoReturn, Protocol
 
-from claimcheck.envelope import Buffer
+from claimcheck.envelope import Buffer, as_view
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
 
 __all__ = ["Payload", "Readable", "Source", "as_view", "crc32_of", "crc32_text", "is_file", "remaining_bytes"]
@@ -31,24 +31,8 @@ _PIECE_BYTES = 1 << 20
 
 
 def is_file(payload: Any) -> bool:
-    """Whether a payload is to be read as a file."""
-    return callable(getattr(payload, "read", None))
-
-
-def as_view(payload: Any) -> memoryview:
-    """Return the bytes of a bytes-like payload as a flat view; copies only what is not contiguous.
-
-    Raises:
-        PayloadTypeError: It is not bytes-like; text must be encoded by the caller, who knows how.
-    """
-    try:
-        view = memoryview(payload)
-    except TypeError:
-        hint = ": encode text first, for example value.encode()" if isinstance(payload, str) else ""
-        raise PayloadTypeError(
-            f"a payload is bytes-like or a readable binary file, not {type(payload).__name__}{hint}"
-        ) from None
-    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+    """Whether a payload is to be read as a file; an `mmap.mmap` can be, but is bytes in memory just as well."""
+    return callable(getattr(payload, "read", None)) and not callable(getattr(payload, "madvise", None))
 
 
 def remaining_bytes(payload: Payload) -> int | None:

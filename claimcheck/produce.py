@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from claimcheck import hints
 from claimcheck.envelope import Envelope
@@ -21,9 +22,6 @@ from claimcheck.strategy import Message, Strategy
 from claimcheck.wire import WireLimit
 
 __all__ = ["OutboundBlock", "ProduceCall", "decorate", "offload_async"]
-
-if TYPE_CHECKING:
-    import asyncio  # a third of the whole import time: at run time only where a coroutine asks for it
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,7 +54,7 @@ class ProduceCall:
         """
         signature = inspect.signature(function)
         named = {n for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        where = getattr(function, "__qualname__", repr(function))
+        where = _name_of(function)
         for role in ("payload", "destination", "key", "headers"):
             wanted = getattr(self, role)
             if wanted is not None and wanted not in named:
@@ -86,7 +84,7 @@ def decorate(
         ConfigError: See `ProduceCall.check`; also for generator functions, which produce nothing when they are called.
     """
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"{function.__qualname__} is a generator function; decorate the call that sends")
+        raise ConfigError(f"{_name_of(function)} is a generator function; decorate the call that sends")
     sender = _Sender(function, call, call.check(function, may_chunk=may_chunk), plan, classify)
     if inspect.iscoroutinefunction(function):
 
@@ -109,18 +107,38 @@ async def offload_async(strategy: Strategy, message: Message) -> Outbound:
         return quick
     import asyncio
 
-    work = asyncio.ensure_future(asyncio.to_thread(strategy.offload, message))
+    handover = _Handover(strategy, message)
     try:
-        return await asyncio.shield(work)
+        return await asyncio.to_thread(handover.offload)
     except asyncio.CancelledError:
-        work.add_done_callback(_discard)
+        if (out := handover.abandon()) is not None:
+            asyncio.get_running_loop().run_in_executor(None, out.settle, None)
         raise
 
 
-def _discard(work: asyncio.Future[Outbound]) -> None:
-    """Nobody will send this: undo it, off the event loop."""
-    if not work.cancelled() and work.exception() is None:
-        work.get_loop().run_in_executor(None, work.result().settle, None)
+class _Handover:
+    """A payload that a thread offloads for a task, which may be gone when it is done: then the thread undoes it."""
+
+    def __init__(self, strategy: Strategy, message: Message) -> None:
+        self._strategy = strategy
+        self._message = message
+        self._lock = threading.Lock()
+        self._out: Outbound | None = None
+        self._abandoned = False
+
+    def offload(self) -> Outbound:
+        out = self._strategy.offload(self._message)
+        with self._lock:
+            self._out, abandoned = out, self._abandoned
+        if abandoned:
+            out.settle(None)
+        return out
+
+    def abandon(self) -> Outbound | None:
+        """Nobody waits any more; returns what was done already, which the caller must undo."""
+        with self._lock:
+            self._abandoned = True
+            return self._out
 
 
 class OutboundBlock:
@@ -187,7 +205,7 @@ class _Sender:
         if self.passes(args, kwargs):
             return self._function(*args, **kwargs)
         bound, strategy, message = self._prepare(args, kwargs)
-        produce = functools.partial(self._produce, bound)
+        produce = functools.partial(self._produce_now, bound)
         out = strategy.offload(message).with_classifier(self._classify)
         try:
             out.send(produce)
@@ -230,7 +248,14 @@ class _Sender:
         return bound, strategy, message
 
     def _destination(self, given: Any) -> str:
-        return self._function.__qualname__ if given is None else str(given)
+        return _name_of(self._function) if given is None else str(given)
+
+    def _produce_now(self, bound: inspect.BoundArguments, envelope: Envelope) -> Any:
+        result = self._produce(bound, envelope)
+        if inspect.iscoroutine(result):
+            result.close()  # nothing of it has run
+            raise ConfigError(f"{_name_of(self._function)} returns a coroutine: decorate an 'async def' instead")
+        return result
 
     def _produce(self, bound: inspect.BoundArguments, envelope: Envelope) -> Any:
         """Call the function once, with copies of its arguments: the caller's objects are never changed."""
@@ -249,19 +274,21 @@ class _Argument:
     """Where one parameter's value is found in a call, without binding the others."""
 
     name: str | None
-    index: int
-    default: Any
+    index: int = -1
+    default: Any = None
+    by_name: bool = False
 
     @classmethod
     def of(cls, signature: inspect.Signature, name: str | None) -> _Argument:
         if name is None:
-            return cls(None, -1, None)
+            return cls(None)
         parameter = signature.parameters[name]
         index = -1 if parameter.kind is parameter.KEYWORD_ONLY else list(signature.parameters).index(name)
-        return cls(name, index, parameter.default)
+        default = None if parameter.default is parameter.empty else parameter.default
+        return cls(name, index, default, parameter.kind is not parameter.POSITIONAL_ONLY)
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.name in kwargs:
+        if self.by_name and self.name in kwargs:
             return kwargs[self.name]
         return args[self.index] if 0 <= self.index < len(args) else self.default
 
@@ -272,6 +299,10 @@ async def _settle_async(out: Outbound, error: BaseException | None) -> None:
         import asyncio
 
         await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(out.settle, error)))
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def _wants_text(parameter: inspect.Parameter) -> bool:

@@ -15,6 +15,8 @@ from claimcheck.pointer import Pointer
 
 __all__ = ["PayloadReader", "check_size", "collect", "verified"]
 
+_TRUSTED_BYTES = 64 << 20  # up to here a declared size is allocated at once, above it memory grows with what comes
+
 
 def verified(pieces: Iterable[Buffer], pointer: Pointer, *, store: str, limit: int) -> Iterator[Buffer]:
     """Pass pieces on; the one that completes the payload only after size and checksum were found right.
@@ -39,14 +41,19 @@ def verified(pieces: Iterable[Buffer], pointer: Pointer, *, store: str, limit: i
 
 
 def collect(pieces: Iterator[Buffer], size: int | None) -> bytes:
-    """Join pieces into one ``bytes``: no copy for a single one, one allocation where the size is known."""
+    """Join pieces into one ``bytes``: no copy for a single one, the memory of one payload for any number.
+
+    Args:
+        pieces: Already verified, so that together they have the size that is declared.
+        size: As declared, by whoever sent the pointer; only a small one is believed before the bytes are there.
+    """
     first = next(pieces, b"")
     if type(first) is bytes and len(first) == size:
         for _ in pieces:
             pass
         return first
-    if size is None:
-        return b"".join([bytes(first), *(bytes(piece) for piece in pieces)])
+    if size is None or size > _TRUSTED_BYTES:
+        return _grown(first, pieces)
     box = io.BytesIO(bytes(size))  # calloc'ed and adopted, not copied; nothing came yet that contradicts the size
     with box.getbuffer() as out:
         out[: len(first)] = first
@@ -57,10 +64,20 @@ def collect(pieces: Iterator[Buffer], size: int | None) -> bytes:
     return box.getvalue()
 
 
+def _grown(first: Buffer, pieces: Iterator[Buffer]) -> bytes:
+    """Large buffers grow in place (by mremap), and the last one is handed out uncopied."""
+    box = io.BytesIO(first if type(first) is bytes else bytes(first))
+    box.seek(0, io.SEEK_END)
+    for piece in pieces:
+        box.write(piece)
+    return box.getvalue()
+
+
 class PayloadReader(io.RawIOBase):
     """A payload as a raw file over its verified pieces.
 
-    Once reading has failed it fails again with the same error: a broken payload never looks like a short one.
+    Once reading has failed, or was interrupted, it fails again with the same error: a broken payload never looks like
+    a short one.
 
     Args:
         pieces: Already verified.
@@ -70,8 +87,8 @@ class PayloadReader(io.RawIOBase):
     def __init__(self, pieces: Iterator[Buffer], *, size: int | None = None) -> None:
         self._pieces = pieces
         self._rest = memoryview(b"")
-        self._left = size
-        self._error: Exception | None = None
+        self._size = self._left = size
+        self._error: BaseException | None = None
 
     def readable(self) -> bool:
         """Always true."""
@@ -82,6 +99,7 @@ class PayloadReader(io.RawIOBase):
         while not len(self._rest):
             piece = self._next()
             if piece is None:
+                self._check_end()
                 return 0
             self._rest = memoryview(piece).cast("B")
         count = min(len(buffer), len(self._rest))
@@ -94,8 +112,13 @@ class PayloadReader(io.RawIOBase):
         """Return what is left, in one allocation where the size is known."""
         pieces: Iterator[Buffer] = iter(self._next, None)
         rest, self._rest = self._rest, memoryview(b"")
-        payload = collect(chain([rest], pieces) if len(rest) else pieces, self._left)
+        try:
+            payload = collect(chain([rest], pieces) if len(rest) else pieces, self._left)
+        except BaseException as error:  # what was taken already is lost, and reading on would leave a hole
+            self._error = self._error or error
+            raise
         self._count(len(payload))
+        self._check_end()
         return payload
 
     def close(self) -> None:
@@ -113,9 +136,18 @@ class PayloadReader(io.RawIOBase):
             raise self._error
         try:
             return next(self._pieces, None)
-        except Exception as error:
+        except BaseException as error:
             self._error = error
             raise
+
+    def _check_end(self) -> None:
+        """An interrupted generator just ends, and that must not look like the payload's end."""
+        if not self._left:
+            return
+        actual = (self._size or 0) - self._left
+        text = f"the payload ended after {actual} of {self._size} bytes"
+        self._error = IntegrityError(text, expected=self._size, actual=actual)
+        raise self._error
 
     def _count(self, taken: int) -> None:
         if self._left is not None:

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from claimcheck.config import StoreConfig, expand
-from claimcheck.errors import ConfigError, MissingDependencyError
-from claimcheck.validation import check_options, fail, options_of
+from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError, StoreError, StoreUnavailableError
+from claimcheck.validation import Option, check_options, fail, options_of, without_secrets
 
 __all__ = ["STORES", "STRATEGIES", "build_store", "check_store", "import_vendor", "load_class"]
 
@@ -25,6 +25,7 @@ STORES = {
     "redis": "claimcheck.stores.redis:RedisStore",
     "s3": "claimcheck.stores.s3:S3Store",
 }
+_STORE = "claimcheck.store:Store"  # a name here, too: what this module makes stands above it
 STRATEGIES = {
     "chunking": "claimcheck.strategies.chunking:ChunkingStrategy",
     "external": "claimcheck.strategies.external:ExternalStrategy",
@@ -47,7 +48,7 @@ def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) 
     """
     target = builtin.get(name) or _entry_point(name, group)
     module, _, attribute = target.partition(":")
-    if not attribute:
+    if not attribute or not module or module.startswith("."):
         fail(
             path,
             found=repr(name),
@@ -55,8 +56,10 @@ def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) 
         )
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as exc:
-        raise ConfigError(f"{path}: cannot import {target!r}: {exc}", path=path, found=name) from exc
+    except Exception as exc:  # a module may raise anything while it is imported
+        why = exc if isinstance(exc, (ImportError, AttributeError)) else f"{type(exc).__name__}: {exc}"
+        text = f"{path}: cannot import {target!r}: {without_secrets(str(why))}"
+        raise ConfigError(text, path=path, found=name) from exc
     if not inspect.isclass(found):
         fail(path, found=f"{target!r}, a {type(found).__name__}", expected="a class")
     return found
@@ -74,13 +77,13 @@ def check_store(config: StoreConfig, *, path: str) -> type[Any]:
     Raises:
         ConfigError: Unknown type, unknown or missing option, or an option of the wrong type.
     """
-    cls = load_class(config.type, STORES, group="claimcheck.stores", path=f"{path}.type")
-    known = options_of(cls)
-    late = {name for name, value in config.options.items() if name in known and _is_template(value)}
+    cls, known = _store_class(config, path)
+    late = {name for name, value in config.options.items() if _is_template(value) and _option(known, name)}
     check_options(
         {name: option for name, option in known.items() if name not in late},
         {name: value for name, value in config.options.items() if name not in late},
         path,
+        secret=True,
     )
     return cls
 
@@ -90,11 +93,50 @@ def build_store(config: StoreConfig, *, path: str) -> Any:
 
     Raises:
         ConfigError: An option is wrong, or a variable is not set.
+        StoreError: The store's constructor failed on the medium; a built-in one does not touch it.
     """
+    cls, known = _store_class(config, path)
+    options = {name: _resolve(_option(known, name), value, f"{path}.{name}") for name, value in config.options.items()}
+    checked = check_options(known, options, path, secret=True)
+    try:
+        return cls(**checked)
+    except ConfigError as exc:
+        raise _below(path, exc) from exc
+    except ClaimCheckError:
+        raise
+    except Exception as exc:
+        raise _construction_error(path, exc) from exc
+
+
+def _store_class(config: StoreConfig, path: str) -> tuple[type[Any], Mapping[str, Option]]:
     cls = load_class(config.type, STORES, group="claimcheck.stores", path=f"{path}.type")
-    known = options_of(cls)
-    options = {name: _resolve(known.get(name), value, f"{path}.{name}") for name, value in config.options.items()}
-    return cls(**check_options(known, options, path))
+    if _STORE not in {f"{base.__module__}:{base.__qualname__}" for base in cls.__mro__} or inspect.isabstract(cls):
+        fail(f"{path}.type", found=repr(config.type), expected="a class below claimcheck.Store with all of its methods")
+    try:
+        return cls, options_of(cls)
+    except Exception as exc:  # annotations are a stranger's code, too
+        text = f"{path}.type: cannot read the options of {config.type!r}: {type(exc).__name__}: {exc}"
+        raise ConfigError(text, path=f"{path}.type", found=config.type) from exc
+
+
+def _option(known: Mapping[str, Option], name: str) -> Option | None:
+    return known.get(name) or known.get("**")
+
+
+def _below(path: str, error: ConfigError) -> ConfigError:
+    """The error of a constructor, which knows its own arguments only, with its whole path."""
+    text = str(error)
+    inside = f"{path}.{error.path}" if error.path else path
+    joint = "." if error.path and text.startswith(error.path) else ": "
+    return ConfigError(f"{path}{joint}{text}", path=inside, found=error.found, expected=error.expected)
+
+
+def _construction_error(path: str, error: Exception) -> ClaimCheckError:
+    store = path.removeprefix("stores.")
+    text = f"store {store!r} ({path}) cannot be made: {type(error).__name__}: {without_secrets(str(error))}"
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        return StoreUnavailableError(text, store=store)
+    return StoreError(text, store=store) if isinstance(error, OSError) else ConfigError(text, path=path)
 
 
 def import_vendor(module: str, *, extra: str) -> ModuleType:
@@ -116,7 +158,7 @@ def _is_template(value: Any) -> bool:
     return isinstance(value, str) and "${" in value
 
 
-def _resolve(option: Any, value: Any, path: str) -> Any:
+def _resolve(option: Option | None, value: Any, path: str) -> Any:
     text = expand(value, path=path)
     if not _is_template(value) or option is None:
         return text

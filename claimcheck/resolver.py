@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from claimcheck import hints
-from claimcheck.assembler import Action, Assembled, Assembler, Broken, Event, Slot
-from claimcheck.assembler import Dropped as DroppedChunks
+from claimcheck.assembler import Assembler
+from claimcheck.chunks import Action, Broken, Event, Slot
+from claimcheck.chunks import Dropped as DroppedChunks
 from claimcheck.config import ChunkingConfig
 from claimcheck.envelope import HEADER, Abort, Buffer, Chunk, Kind, Literal, Plain, PointerData, decode
-from claimcheck.errors import ClaimCheckError, IntegrityError
+from claimcheck.errors import ClaimCheckError
 from claimcheck.hooks import DropEvent, Hooks
-from claimcheck.payload import crc32_of
+from claimcheck.payload import as_view, crc32_of
 
 __all__ = ["Dropped", "Failed", "Outcome", "Resolved", "Resolver"]
 
@@ -169,18 +170,18 @@ class Resolver:
         unsettled = self._unsettled.setdefault(source, _Unsettled())
         unsettled.add(position)
         slot = Slot(position, handle, headers, key)
-        if message is None:
-            return [Resolved(source=source, slots=[slot], since=unsettled, payload=None)]
         try:
+            if message is None:
+                return [Resolved(source=source, slots=[slot], since=unsettled, payload=None)]
             envelope = decode(message, header=self._header)
             if isinstance(envelope, Chunk):
                 return self._outcomes(self._assembler.feed(source, slot, envelope))
             if isinstance(envelope, Abort):
                 return self._outcomes(self._assembler.abort(source, slot, envelope.uuid))
-            payload, kind = self._whole(envelope)
+            payload, kind = self._whole(envelope, headers)
             return [Resolved(source=source, slots=[slot], since=unsettled, payload=payload, kind=kind)]
-        except ClaimCheckError as error:
-            return [Failed(source=source, slots=[slot], since=unsettled, error=error)]
+        except Exception as error:  # one bad message never stops the others, whatever is wrong with it
+            return [Failed(source=source, slots=[slot], since=unsettled, error=_typed(error))]
 
     def tick(self) -> list[Outcome]:
         """Expire incomplete payloads whose time is over; call it when no messages come."""
@@ -226,12 +227,15 @@ class Resolver:
 
     # Within ----------------------------------------------------------------------------------------------------
 
-    def _whole(self, envelope: Plain | Literal | PointerData) -> tuple[Any, Kind | None]:
+    def _whole(self, envelope: Plain | Literal | PointerData, headers: Any) -> tuple[Any, Kind | None]:
         if isinstance(envelope, Plain):
+            as_view(envelope.payload)  # text, for example, is no message
             return envelope.payload, None
         if isinstance(envelope, Literal):
             return bytes(envelope.payload), Kind.LITERAL
-        return self._read(envelope.data), Kind.POINTER
+        payload = self._read(envelope.data)
+        hints.check(hints.declared(headers), size=len(payload), checksum=lambda: crc32_of(payload))
+        return payload, Kind.POINTER
 
     def _outcomes(self, events: Sequence[Event]) -> list[Outcome]:
         return [self._outcome(event) for event in events]
@@ -246,9 +250,9 @@ class Resolver:
             return Dropped(reason=event.reason, action=event.action, error=event.error, **common)
         try:
             payload = _join(event.pieces)
-            _check_hints(event, payload)
-        except IntegrityError as error:
-            return Failed(error=error, **common)
+            hints.check(event.declared, size=len(payload), checksum=lambda: crc32_of(payload))
+        except Exception as error:
+            return Failed(error=_typed(error), **common)
         return Resolved(payload=payload, kind=Kind.CHUNK, **common)
 
     def _tell(self, event: DroppedChunks) -> None:
@@ -279,6 +283,8 @@ class _Unsettled:
         self._present.discard(position)
         while self._heap and self._heap[0] not in self._present:
             heapq.heappop(self._heap)
+        if len(self._heap) > 2 * len(self._present) + 64:  # the lowest is stuck, and others came and went behind it
+            self._heap = sorted(self._present)
 
     def lowest(self) -> Any:
         return self._heap[0] if self._heap else None
@@ -298,21 +304,9 @@ def _join(pieces: list[memoryview]) -> bytes:
     return box.getvalue()
 
 
-def _check_hints(event: Assembled, payload: bytes) -> None:
-    """Hints need not be there; those that are must agree with the payload."""
-    actual_crc: str | None = None
-    for slot in event.slots:
-        if not hints.is_ours(slot.headers):
-            continue
-        total, checksum = hints.get(slot.headers, hints.SIZE), hints.get(slot.headers, hints.CHECKSUM)
-        if total is not None and total != str(len(payload)):
-            _differs(event.uuid, "size", total, str(len(payload)))
-        if checksum is not None and checksum.startswith("crc32:"):
-            actual_crc = actual_crc or crc32_of(payload)
-            if checksum != actual_crc:
-                _differs(event.uuid, "checksum", checksum, actual_crc)
-
-
-def _differs(uuid: str, what: str, expected: str, actual: str) -> None:
-    text = f"the chunks of {uuid} make another {what} than their headers say: expected {expected}, found {actual}"
-    raise IntegrityError(text, expected=expected, actual=actual)
+def _typed(error: Exception) -> ClaimCheckError:
+    if isinstance(error, ClaimCheckError):
+        return error
+    typed = ClaimCheckError(f"the message could not be resolved: {type(error).__name__}: {str(error)[:200]}")
+    typed.__cause__ = error
+    return typed

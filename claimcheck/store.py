@@ -29,7 +29,9 @@ from typing import NoReturn
 from claimcheck.envelope import Buffer
 from claimcheck.errors import (
     ClaimCheckError,
+    ConfigError,
     IntegrityError,
+    MissingDependencyError,
     PayloadNotFoundError,
     PayloadTooLargeError,
     PointerRejectedError,
@@ -40,13 +42,14 @@ from claimcheck.hooks import Hooks
 from claimcheck.payload import Payload, Source
 from claimcheck.pointer import Pointer
 from claimcheck.reading import PayloadReader, check_size, collect, verified
+from claimcheck.validation import MAX_SECONDS, Check, fail, without_secrets
 
-__all__ = ["KeyTakenError", "Store", "StoreContext", "slug"]
+__all__ = ["KEY_PREFIX", "KeyTakenError", "Store", "StoreContext", "is_key_prefix", "slug"]
 
 _log = logging.getLogger(__name__)
 _MAX_KEY = 1024
 _MAX_SEGMENTS = 1_000_000
-_SECRET = re.compile(r"//[^/\s@]*@")
+_MAX_PREFIX = 900  # bytes; the rest of a key is up to 104, and S3 takes 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class Store(ABC):
         """Put the payload under ``pointer.key``, readable when this returns, until ``pointer.expires_ms``.
 
         Size and checksum are not in the pointer yet; ``source.size`` is there unless a file cannot seek. Whatever is
-        raised here is followed by `_delete`; only a `KeyTakenError` is not, because nothing there is ours.
+        raised here is followed by `_delete`, unless `_wrote_nothing` knows better.
         """
 
     @abstractmethod
@@ -108,6 +111,19 @@ class Store(ABC):
     @abstractmethod
     def _delete(self, pointer: Pointer) -> None:
         """Remove the payload, whole or in part, and nothing else; what is gone already is no error."""
+
+    def _reach(self) -> None:  # noqa: B027 - most media show soon enough that they are not there
+        """Raise if the medium cannot be reached; asked before each write, and not followed by `_delete`.
+
+        For media where undoing a write that never began would only wait once more for a server that is not there.
+        """
+
+    def _wrote_nothing(self, error: BaseException) -> bool:
+        """Whether an error of `_write`, translated already, leaves nothing to delete. Extend with ``super()``.
+
+        True here for a `KeyTakenError`, because nothing there is ours, a missing driver and a wrong configuration.
+        """
+        return isinstance(error, (KeyTakenError, MissingDependencyError, ConfigError))
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
         """Say which of our errors a vendor's error is; ``None`` for no idea. Extend with ``super()``."""
@@ -127,35 +143,32 @@ class Store(ABC):
         """Its name in the configuration."""
         return self.context.name
 
-    def write(self, payload: Payload, *, destination: str = "") -> Pointer:
+    def write(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
         """Put one payload to rest and return the pointer that finds it again.
 
         Args:
             payload: Bytes-like, or a readable binary file, which is read from where it stands in bounded memory.
             destination: Topic or queue; a readable part of the key, nothing more.
+            limit: Bytes that this payload may have, where that is less than ``limits.max_payload_bytes``.
 
         Returns:
             A pointer with the payload's size and checksum, readable at once by any reader.
 
         Raises:
             PayloadTypeError: Not bytes-like and no binary file; nothing was written.
-            PayloadTooLargeError: Over ``limits.max_payload_bytes``; nothing is left.
+            PayloadTooLargeError: Over the limit; nothing is left.
             PayloadError: The file failed or shrank; nothing is left.
             StoreUnavailableError: Not reached; what was written was removed where possible, else it expires.
-            StoreError: Anything else that the store refused, a full disk for example; the same.
+            StoreError: Anything else that the store refused, a full disk for example; the same. Also where the store
+                would not follow its own pointer: nothing was written.
         """
-        source = self._source(payload)
+        source = self._source(payload, limit)
         draft = self._draft(destination)
+        self._check_own(draft)
         with self.context.hooks.operation("write", store=self.name, key=draft.key, size=source.size):
-            try:
-                with self._translated(draft, "write"):
-                    self._write(draft, source)
-                    self._check_drained(source)
-            except KeyTakenError:
-                raise
-            except BaseException as error:
-                self._undo(self._finish(draft, source), error, nothing=source.taken == 0 and source.size != 0)
-                raise
+            with self._translated(draft, "write"):
+                self._reach()
+            self._write_or_undo(draft, source)
         return self._finish(draft, source)
 
     def read(self, pointer: Pointer) -> bytes:
@@ -253,9 +266,10 @@ class Store(ABC):
 
     # Within ----------------------------------------------------------------------------------------------------
 
-    def _source(self, payload: Payload) -> Source:
-        """A payload of more segments than `check` lets pass could be written, but never be read again."""
-        limit = self.context.max_payload_bytes
+    def _source(self, payload: Payload, limit: int | None) -> Source:
+        """A payload of more bytes or segments than `check` lets pass could be written, but never be read again."""
+        most = self.context.max_payload_bytes
+        limit = most if limit is None else min(limit, most)
         if self.segment_bytes is not None and self.segment_bytes * _MAX_SEGMENTS < limit:
             what = f"{_MAX_SEGMENTS} segments of {self.segment_bytes} bytes"
             return Source(payload, limit=self.segment_bytes * _MAX_SEGMENTS, limit_name=what)
@@ -263,9 +277,34 @@ class Store(ABC):
 
     def _draft(self, destination: str) -> Pointer:
         created = int(self.context.clock() * 1000)
-        expires = None if self.ttl_seconds is None else created + int(self.ttl_seconds * 1000)
-        key, version = self._new_key(destination), self.pointer_version
+        key, version, expires = self._new_key(destination), self.pointer_version, self._expires_ms(created)
         return Pointer(key=key, store=self.name, version=version, created_ms=created, expires_ms=expires)
+
+    def _expires_ms(self, created_ms: int) -> int | None:
+        if self.ttl_seconds is None:
+            return None
+        if not 0 <= self.ttl_seconds <= MAX_SECONDS:  # a stranger's store may let anything pass, not a number included
+            expected = f"0 to {MAX_SECONDS} seconds"
+            fail(f"stores.{self.name}.ttl_seconds", found=f"{self.ttl_seconds:g}", expected=expected)
+        return created_ms + int(self.ttl_seconds * 1000)
+
+    def _check_own(self, draft: Pointer) -> None:
+        """What a store would not follow it must not write: nobody could ever read it."""
+        try:
+            self.check(replace(draft, size=0))
+        except PointerRejectedError as error:
+            text = f"store {self.name!r} would not follow its own pointer, so nothing was written: {error}"
+            raise StoreError(text, store=self.name, key=draft.key) from error
+
+    def _write_or_undo(self, draft: Pointer, source: Source) -> None:
+        try:
+            with self._translated(draft, "write"):
+                self._write(draft, source)
+                self._check_drained(source)
+        except BaseException as error:
+            if not self._wrote_nothing(error):
+                self._undo(self._finish(draft, source), error)
+            raise
 
     def _finish(self, draft: Pointer, source: Source) -> Pointer:
         piece = self.segment_bytes if self.segment_bytes and source.taken > self.segment_bytes else None
@@ -279,9 +318,7 @@ class Store(ABC):
                 f"{type(self).__name__}._write is broken"
             )
 
-    def _undo(self, pointer: Pointer, error: BaseException, *, nothing: bool) -> None:
-        if nothing:
-            return
+    def _undo(self, pointer: Pointer, error: BaseException) -> None:
         try:
             self._delete(pointer)
         except Exception as second:
@@ -317,9 +354,8 @@ class Store(ABC):
                 raise self.missing(pointer) from error
             if kind is PayloadNotFoundError or kind is PayloadTooLargeError or kind is IntegrityError:
                 kind = StoreError
-            text = (
-                f"store {self.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {_clean(error)}"
-            )
+            why = without_secrets(str(error))[:300]
+            text = f"store {self.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {why}"
             raise kind(text, store=self.name, key=pointer.key) from error
 
     def _reject(self, pointer: Pointer, reason: str, why: str) -> NoReturn:
@@ -334,6 +370,17 @@ class Store(ABC):
 def slug(destination: str) -> str:
     """Make a destination fit for a key: 1 to 64 of ``A-Z a-z 0-9 . _ -``, never ``.`` or ``..``."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", destination).strip(".")[:64] or "_"
+
+
+def is_key_prefix(prefix: str) -> bool:
+    """Whether keys that begin so are keys that `Store.check` follows."""
+    return _is_sane(f"{prefix}x") and len(prefix.encode()) <= _MAX_PREFIX
+
+
+KEY_PREFIX = Check(
+    is_key_prefix, f"printable text of up to {_MAX_PREFIX} bytes that begins with no slash and has no '.' or '..' in it"
+)
+"""For the annotation of an option that keys begin with: ``Annotated[str, KEY_PREFIX]``."""
 
 
 def _segments(pointer: Pointer) -> int:
@@ -357,7 +404,3 @@ def _when(word: str, moment: int | None) -> str:
         return f"{word} {datetime.fromtimestamp(moment / 1000, UTC).isoformat(timespec='seconds')}"
     except (ValueError, OverflowError, OSError):  # a pointer may claim any year
         return f"{word} {moment} ms"
-
-
-def _clean(error: Exception) -> str:
-    return _SECRET.sub("//***@", str(error))[:300]

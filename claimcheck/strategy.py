@@ -7,6 +7,7 @@ reaches ``_offload``, which returns an `Outbound`.
 
 from __future__ import annotations
 
+import contextlib
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from claimcheck.store import Store, StoreContext
 from claimcheck.wire import DEFAULT_LIMIT, WireLimit
 
 __all__ = ["Message", "Strategy", "StrategyContext", "rewindable"]
+
+_WHOLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,16 @@ class Strategy(ABC):
             PayloadTooLargeError: Over a limit of the configuration. Nothing was sent, nothing is left.
             StoreError: The store failed, and the strategy has no other way. Nothing was sent, nothing is left.
         """
-        return self.shortcut(message) or self._offload_large(message)
+        out = self.shortcut(message)
+        if out is not None:
+            return out
+        rewind = _way_back(message.payload)
+        try:
+            return self._offload_large(message).rewinding(rewind)
+        except BaseException:
+            with contextlib.suppress(OSError, ValueError):  # the file may be what failed
+                rewind()
+            raise
 
     def shortcut(self, message: Message) -> Outbound | None:
         """Pass on what needs no work: no I/O and no copy, so safe on an event loop; ``None`` for anything else.
@@ -118,7 +130,8 @@ class Strategy(ABC):
         """
         payload = message.payload
         if isinstance(payload, Envelope):
-            return Outbound([replace(payload, key=_first(payload.key, message.key))])
+            key, headers = _first(payload.key, message.key), _first(payload.headers, message.headers)
+            return Outbound([replace(payload, key=key, headers=headers)])
         if payload is None:
             return Outbound([Envelope(None, message.headers, message.key)])
         if is_file(payload):
@@ -129,7 +142,7 @@ class Strategy(ABC):
         return Outbound([plain]) if plain else None
 
     def _offload_large(self, message: Message) -> Outbound:
-        message = _without_stale_hints(message)
+        message = replace(message, headers=hints.without_reserved(message.headers))
         if is_file(message.payload):
             message = self._load_if_small(message)
             if not is_file(message.payload) and (small := self._as_plain(message)):
@@ -184,12 +197,19 @@ def rewindable(payload: Payload, *, limit: int) -> tuple[Payload, Callable[[], N
         spool.writelines(Source(file, limit=limit))
         spool.seek(0)
         file = cast(BinaryIO, spool)
-    start = file.tell()
+    return file, _way_back(file)
+
+
+def _way_back(payload: Any) -> Callable[[], None]:
+    """What puts a file back where it stands now: a caller who tries again must not send an empty payload."""
+    if not is_file(payload) or remaining_bytes(payload) is None:
+        return lambda: None
+    start = payload.tell()
 
     def rewind() -> None:
-        file.seek(start)
+        payload.seek(start)
 
-    return file, rewind
+    return rewind
 
 
 def _without_stale_hints(message: Message) -> Message:
@@ -223,7 +243,9 @@ class _Rejoined(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
+        if size < 0:
+            return b"".join(iter(lambda: self.read(_WHOLE_BYTES), b""))
         if len(self._head):
-            part, self._head = self._head[:size], self._head[size:] if size >= 0 else self._head[:0]
+            part, self._head = self._head[:size], self._head[size:]
             return bytes(part)
         return cast(bytes, self._rest.read(size))

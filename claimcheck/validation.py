@@ -1,49 +1,99 @@
-"""Check plain data (what YAML gives) against the type hints of what it is to become.
+"""Read plain data (what YAML gives) and check it against the type hints of what it is to become.
 
 One checker serves the configuration's dataclasses and the constructors of stores, strangers' stores included. It
-needs the standard library only, because the second job is also done in Spark workers that have nothing else.
+needs the standard library only, because the second job is also done in Spark workers that have nothing else; PyYAML
+is imported when a file is read. What may be a secret is never quoted: an error names its place and its kind.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
+import math
+import os
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from claimcheck.errors import ConfigError
 
 __all__ = [
+    "MAX_SECONDS",
+    "SECRET",
     "AutoBytes",
     "ByteCount",
+    "Check",
     "Count",
     "Option",
     "Range",
     "Seconds",
     "Size",
+    "Timeout",
     "build",
+    "check_arguments",
     "check_options",
     "fail",
     "options_of",
+    "read_yaml",
+    "without_secrets",
 ]
 
 T = TypeVar("T")
 
+MAX_SECONDS = 10**10
+"""The longest life of a payload, some three hundred years: a time that every medium can still write down."""
+
+_REST = "**"  # the name under which a signature's `**options` stands among the options
+_PASSWORD = re.compile(r"(//)\S*(?=@)|(password=)[^&\s'\"]+", re.IGNORECASE)
+_QUOTED = re.compile(r"'(?!<)[^']{2,}'")  # a tag or an alias; the parser's own words stand in <>
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Range:
-    """The least number that an option may be."""
+    """What a number may be, both ends included."""
 
     minimum: float
+    maximum: float = math.inf
 
+    def allows(self, value: Any) -> bool:
+        """Whether a number lies within."""
+        return bool(self.minimum <= value <= self.maximum)
+
+    def describe(self, kind: str) -> str:
+        """Say what is expected of a ``kind``."""
+        most = f" and at most {self.maximum}" if self.maximum < math.inf else ""
+        return f"{kind} of at least {self.minimum}{most}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Check:
+    """What a value has to pass beyond its type, and that in words."""
+
+    allows: Callable[[Any], bool]
+    expected: str
+
+    def describe(self, kind: str) -> str:
+        """Say what is expected; the words tell the kind already."""
+        return self.expected
+
+
+class _Secret:
+    """Marks, in `typing.Annotated`, what is never quoted."""
+
+
+SECRET = _Secret()
+"""Put into `typing.Annotated`: no value from here on downwards is ever quoted."""
 
 ByteCount = Annotated[int, Range(1)]
 Count = Annotated[int, Range(1)]
 Size = Annotated[int, Range(0)]
-Seconds = Annotated[float, Range(0)]
+Seconds = Annotated[float, Range(0, MAX_SECONDS)]
+Timeout = Annotated[float, Range(0.001, 86_400)]
 AutoBytes = Size | Literal["auto"]
 
 
@@ -60,67 +110,113 @@ def fail(path: str, *, found: str, expected: str) -> NoReturn:
     raise ConfigError(f"{path}: found {found}, expected {expected}", path=path, found=found, expected=expected)
 
 
+def without_secrets(text: str) -> str:
+    """Take out of a text what stands before the host of an address, and passwords in a query."""
+    return _PASSWORD.sub(r"\1\2***", text)
+
+
 def options_of(target: Callable[..., Any]) -> dict[str, Option]:
-    """Read the options of a class or function from its signature."""
+    """Read the options of a class or function from its signature; with ``**options`` it takes any name."""
     function = target.__init__ if inspect.isclass(target) and not dataclasses.is_dataclass(target) else target
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = inspect.signature(target).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    return {p.name: Option(hints.get(p.name, Any), p.default is p.empty) for p in named}
+    options = {p.name: Option(hints.get(p.name, Any), p.default is p.empty) for p in named}
+    for rest in (p for p in parameters if p.kind is p.VAR_KEYWORD):
+        options[_REST] = Option(hints.get(rest.name, Any), required=False)
+    return options
 
 
-def build(target: type[T], raw: Any, path: str) -> T:
+def build(target: type[T], raw: Any, path: str, *, secret: bool = False) -> T:
     """Make a dataclass from a mapping, nested ones included.
 
     Raises:
         ConfigError: With the path of the first thing that does not fit.
     """
-    return target(**check_options(options_of(target), raw, path))
+    options = options_of(target)
+    _no_placeholders(options, raw, path)
+    return target(**check_options(options, raw, path, secret=secret))
 
 
-def check_options(options: Mapping[str, Option], raw: Any, path: str) -> dict[str, Any]:
+def check_options(options: Mapping[str, Option], raw: Any, path: str, *, secret: bool = False) -> dict[str, Any]:
     """Check a mapping key by key and return its converted values.
+
+    Args:
+        options: What may stand there.
+        raw: What stands there.
+        path: Where, in the configuration.
+        secret: Whether texts, and numbers where a text may stand, are kept out of errors.
 
     Raises:
         ConfigError: Unknown or missing key, wrong type, number out of range; names the nearest known key.
     """
     if not isinstance(raw, Mapping):
-        fail(path or "configuration", found=_describe(raw), expected="a mapping")
+        fail(path or "configuration", found=_describe(raw, secret=secret), expected="a mapping")
     for name in raw:
-        if name not in options:
+        if name not in options and not (_REST in options and isinstance(name, str)):
             _unknown(name, options, path)
     for name, option in options.items():
         if option.required and name not in raw:
             fail(_join(path, name), found="nothing", expected=_expected(option.hint))
-    return {name: _convert(options[name].hint, value, _join(path, name)) for name, value in raw.items()}
+    hints = {name: options[name if name in options else _REST].hint for name in raw}
+    return {name: _convert(hints[name], value, _join(path, name), secret) for name, value in raw.items()}
+
+
+def check_arguments(target: Callable[..., Any], **arguments: Any) -> None:
+    """Check arguments in a constructor as the configuration would have, for whoever calls it in Python.
+
+    Raises:
+        ConfigError: With the argument's name as its path; `claimcheck.registry.build_store` puts the store's before it.
+    """
+    options = {name: option for name, option in options_of(target).items() if name in arguments}
+    check_options(options, arguments, "", secret=True)
 
 
 def _unknown(name: Any, options: Mapping[str, Option], path: str) -> NoReturn:
     near = difflib.get_close_matches(str(name), options, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    fail(_join(path, str(name)), found="an unknown key", expected=f"one of {', '.join(sorted(options))}{hint}")
+    known = f"one of {', '.join(sorted(options))}{hint}" if options else "nothing: there are no options"
+    fail(_join(path, str(name)), found="an unknown key", expected=known)
 
 
-def _convert(hint: Any, value: Any, path: str) -> Any:
-    origin = typing.get_origin(hint)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return build(hint, value, path)
-    if origin is not None and inspect.isclass(origin) and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            fail(path, found=_describe(value), expected="a mapping")
-        return {
-            _key(name, path): _convert(typing.get_args(hint)[1], item, _join(path, name))
-            for name, item in value.items()
-        }
+def _no_placeholders(options: Mapping[str, Option], raw: Any, path: str) -> None:
+    """Outside of mappings of a user's own nobody would resolve them: a name would be taken for the value."""
+    for name, value in raw.items() if isinstance(raw, Mapping) else ():
+        if name in options and isinstance(value, str) and "${" in value:
+            expected = f"{_expected(options[name].hint)}; placeholders work only in store options and signing keys"
+            fail(_join(path, name), found="a placeholder", expected=expected)
+
+
+def _convert(hint: Any, value: Any, path: str, secret: bool) -> Any:
+    if typing.get_origin(hint) is Annotated:
+        secret = secret or SECRET in hint.__metadata__
+    bare = _bare(hint)
+    if dataclasses.is_dataclass(bare) and isinstance(bare, type):
+        return build(bare, value, path, secret=secret)
+    origin = typing.get_origin(bare)
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
+        return _convert_mapping(typing.get_args(bare)[1], value, path, secret)
     if not _fits(hint, value):
-        fail(path, found=_describe(value), expected=_expected(hint))
+        fail(path, found=_describe(value, hint, secret=secret), expected=_expected(hint))
     return value
 
 
-def _key(name: Any, path: str) -> str:
-    if not isinstance(name, str):
-        fail(path, found=f"the key {name!r}", expected="names as text; put it in quotes")
-    return name
+def _convert_mapping(hint: Any, value: Any, path: str, secret: bool) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        fail(path, found=_describe(value, secret=secret), expected="a mapping")
+    for name in value:
+        if not isinstance(name, str):
+            found = f"a key that is {_describe(name, secret=True)}" if secret else f"the key {name!r}"
+            fail(path, found=found, expected="names as text; put it in quotes")
+    return {name: _convert(hint, item, _join(path, name), secret) for name, item in value.items()}
+
+
+def _bare(hint: Any) -> Any:
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+
+
+def _constraints(hint: Any) -> list[Range | Check]:
+    return [a for a in hint.__metadata__ if isinstance(a, (Range, Check))]
 
 
 def _fits(hint: Any, value: Any) -> bool:
@@ -128,8 +224,8 @@ def _fits(hint: Any, value: Any) -> bool:
     if hint is Any:
         return True
     if origin is Annotated:
-        bounds = [a.minimum for a in hint.__metadata__ if isinstance(a, Range)]
-        return _fits(args[0], value) and (value is None or all(value >= low for low in bounds))
+        fits = _fits(args[0], value)
+        return fits and (value is None or all(constraint.allows(value) for constraint in _constraints(hint)))
     if origin in (typing.Union, types.UnionType):
         return any(_fits(arg, value) for arg in args)
     if origin is Literal:
@@ -143,8 +239,7 @@ def _fits(hint: Any, value: Any) -> bool:
 def _expected(hint: Any) -> str:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        low = [a.minimum for a in hint.__metadata__ if isinstance(a, Range)]
-        return _expected(args[0]) + (f" of at least {low[0]:g}" if low else "")
+        return functools.reduce(lambda kind, each: each.describe(kind), _constraints(hint), _expected(args[0]))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_expected(arg) for arg in args)
     if origin is Literal:
@@ -153,15 +248,79 @@ def _expected(hint: Any) -> str:
     return names.get(hint, "a mapping" if dataclasses.is_dataclass(hint) else getattr(hint, "__name__", str(hint)))
 
 
-def _describe(value: Any) -> str:
+def _describe(value: Any, hint: Any = Any, *, secret: bool = False) -> str:
+    """Quote a value, or tell its kind only where it may be a secret: all texts, and numbers where no number belongs."""
     if value is None:
         return "nothing"
     if isinstance(value, (int, float)):
-        return repr(value)
+        return "a number" if secret and not {int, float}.issuperset(_leaves(hint)) else repr(value)
     if isinstance(value, str):
-        return "text" if "://" in value or "@" in value or len(value) > 40 else repr(value)  # may hold a password
+        hidden = secret or "://" in value or "@" in value or len(value) > 40  # may hold a password
+        return "text" if hidden else repr(value)
     return f"a {'mapping' if isinstance(value, Mapping) else type(value).__name__}"
+
+
+def _leaves(hint: Any) -> Iterator[Any]:
+    """The plain types that a hint is made of."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        yield from map(type, args)
+    elif origin in (Annotated, typing.Union, types.UnionType):
+        for arg in args[:1] if origin is Annotated else args:
+            yield from _leaves(arg)
+    elif hint is not type(None):
+        yield hint
 
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else str(name)
+
+
+def read_yaml(path: str | os.PathLike[str]) -> Any:
+    """Read a YAML file of which every key stands there once; nothing of its text gets into an error.
+
+    Raises:
+        ConfigError: There is no such file, or it is no YAML; names the line.
+    """
+    import yaml
+
+    if not isinstance(path, (str, os.PathLike)):
+        fail("configuration", found=_describe(path), expected="the path of a YAML file")
+    name = os.fspath(path)
+    try:
+        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_loader())
+    except OSError as exc:
+        raise ConfigError(f"cannot read {name}: {exc.strerror or exc}", path=name) from exc
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        why = _why(exc)
+    raise ConfigError(f"{name} is no YAML: {why}", path=name)  # not from the error, which quotes what may be a secret
+
+
+def _why(error: Exception) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+    return where + (_QUOTED.sub("...", problem) if problem else f"it cannot be read ({type(error).__name__})")
+
+
+@functools.cache
+def _loader() -> type[Any]:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """PyYAML's own, but for keys that stand there twice: the last one would win in silence."""
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            _no_duplicates([key for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            return node
+
+    return Loader
+
+
+def _no_duplicates(keys: list[Any]) -> None:
+    seen = set()
+    for key in keys:
+        if (key.tag, key.value) in seen and key.value != "<<":
+            line = key.start_mark.line + 1
+            raise ConfigError(f"line {line}: the key {key.value!r} stands there twice", path=key.value, found="twice")
+        seen.add((key.tag, key.value))

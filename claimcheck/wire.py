@@ -14,22 +14,29 @@ _KAFKA_RECORD_BYTES = 72
 
 
 def byte_length(value: Any) -> int:
-    """Bytes of a key, header name or value: text counts as UTF-8, ``None`` as nothing."""
+    """Bytes of a key, header name or value: text counts as UTF-8, ``None`` as nothing.
+
+    What is neither (a number, a UUID) will be made bytes by somebody else: it counts as its text.
+    """
     if value is None:
         return 0
-    return len(value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else memoryview(value).nbytes
+    if isinstance(value, (bytes, bytearray)):
+        return len(value)
+    return value.nbytes if isinstance(value, memoryview) else len(str(value).encode("utf-8", "surrogatepass"))
 
 
 def kafka_overhead(key: Any, headers: Any) -> int:
     """What Kafka's broker counts beside the value of a lone record: key, headers and framing, in bytes."""
+    n = byte_length(key)
+    record = _KAFKA_RECORD_BYTES + n + _varint_bytes(n) - 1  # of each count, one byte is in the constant
     if headers is None:
-        n = byte_length(key)
-        return _KAFKA_RECORD_BYTES + n + _varint_bytes(n) if n else _KAFKA_RECORD_BYTES
-    framed = (byte_length(part) for pair in hints.pairs(headers) for part in pair)
-    return _KAFKA_RECORD_BYTES + byte_length(key) + sum(n + _varint_bytes(n) for n in framed)
+        return record
+    framed = [byte_length(part) for pair in hints.pairs(headers) for part in pair]
+    return record + _varint_bytes(len(framed) // 2) - 1 + sum(n + _varint_bytes(n) for n in framed)
 
 
 def _varint_bytes(n: int) -> int:
+    """Of a number from 0, zigzag coded as in Kafka's record format."""
     return 1 if n < 64 else 2 if n < 8192 else 3 if n < 1 << 20 else 5
 
 

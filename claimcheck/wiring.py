@@ -29,6 +29,18 @@ __all__ = ["ClaimCheck", "from_dict", "load"]
 
 _REMEMBERED_PLANS = 1000
 
+_after_fork = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """In a child: the lock may have been held, at the moment of the fork, by a thread that is not there."""
+    global _after_fork
+    _after_fork = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -74,8 +86,9 @@ class ClaimCheck:
         self._hooks = Hooks(tuple(hooks))
         self._lock = threading.RLock()
         self._open = _Open(self.config)
-        for each in (config, *(override for _, override in config.destinations)):
-            self._strategy_class(each)
+        self._strategy_class(config)
+        for pattern, override in config.destinations:
+            self._strategy_class(override, path=f"destinations.{pattern}.strategy")
         for name, store in config.stores.items():
             check_store(store, path=f"stores.{name}")
 
@@ -215,15 +228,18 @@ class ClaimCheck:
             ConfigError: No such store, or a variable that it needs is not set.
             MissingDependencyError: Its driver is not installed; names the extra.
         """
-        stores = self._current().stores
-        if name not in stores:
-            with self._lock:
-                if name not in stores:
-                    stores[name] = self._build_store(name)
-        return stores[name]
+        store = self._current().stores.get(name)
+        if store is not None:
+            return store
+        with self._lock:
+            stores = self._open.stores  # asked again: it may have been closed, or opened by another thread
+            if name not in stores:
+                stores[name] = self._build_store(name)
+            return stores[name]
 
     def close(self) -> None:
         """Release all connections; payloads stay, and a later use opens again."""
+        self._current()  # what a parent process has open is not ours to close
         with self._lock:
             stores, self._open = list(self._open.stores.values()), _Open(self.config)
         for store in stores:
@@ -248,10 +264,10 @@ class ClaimCheck:
         configs = (self.config, *(override for _, override in self.config.destinations))
         return any(self._strategy_class(each).may_chunk for each in configs)
 
-    def _strategy_class(self, config: Config) -> type[Strategy]:
-        found = load_class(config.strategy, STRATEGIES, group="claimcheck.strategies", path="strategy")
+    def _strategy_class(self, config: Config, *, path: str = "strategy") -> type[Strategy]:
+        found = load_class(config.strategy, STRATEGIES, group="claimcheck.strategies", path=path)
         if not issubclass(found, Strategy):
-            raise ConfigError(f"strategy: {config.strategy!r} is no Strategy", path="strategy", found=config.strategy)
+            raise ConfigError(f"{path}: {config.strategy!r} is no Strategy", path=path, found=config.strategy)
         return found
 
     def _plan(self, destination: str, limit: WireLimit | None = None) -> tuple[Strategy, int, WireLimit]:
@@ -288,15 +304,17 @@ class ClaimCheck:
             config=config,
             store=lambda: self.store(name or ""),
             seal=lambda pointer: self._current().seal.sign(pointer),
-            breaker=breakers.setdefault(name, Breaker(retry_after_seconds=pause)),
+            breaker=breakers.setdefault((name, pause), Breaker(retry_after_seconds=pause)),
             hooks=self._hooks,
         )
 
     def _current(self) -> _Open:
         """What this process has open; after a fork nothing, since connections cannot be shared."""
         if self._open.pid != os.getpid():
-            self._lock = threading.RLock()
-            self._open = _Open(self.config)
+            with _after_fork:
+                if self._open.pid != os.getpid():
+                    self._lock = threading.RLock()  # the old one may have been held by a thread that is not here
+                    self._open = _Open(self.config)
         return self._open
 
     def _build_store(self, name: str) -> Store:
@@ -338,5 +356,5 @@ class _Open:
         self.seal = Seal(config)
         self.stores: dict[str, Store] = {}
         self.strategies: dict[int, Strategy] = {}
-        self.breakers: dict[str | None, Breaker] = {}
+        self.breakers: dict[tuple[str | None, float], Breaker] = {}
         self.plans: dict[tuple[str, WireLimit | None], tuple[Strategy, int, WireLimit]] = {}

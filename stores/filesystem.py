@@ -8,14 +8,14 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 from claimcheck.envelope import Buffer
 from claimcheck.errors import PointerRejectedError, StoreError, StoreUnavailableError
 from claimcheck.payload import Source
 from claimcheck.pointer import Pointer
 from claimcheck.store import Store
-from claimcheck.validation import Seconds
+from claimcheck.validation import Check, Seconds, check_arguments
 
 __all__ = ["PARTIAL_SUFFIX", "FilesystemStore"]
 
@@ -23,6 +23,7 @@ PARTIAL_SUFFIX = ".partial"
 """How the hidden name of an unfinished payload ends; one that is long untouched was left by a writer that died."""
 
 _BUFFER_BYTES = 1 << 20
+_PATH = Check(lambda path: bool(path) and "\0" not in path, "the path of a directory")
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS}
 _NOT_REACHED = {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 
@@ -38,7 +39,8 @@ class FilesystemStore(Store):
         fsync: Whether `write` returns only when file and name are on the disk, safe from a power cut.
     """
 
-    def __init__(self, *, path: str, ttl_seconds: Seconds | None = None, fsync: bool = False) -> None:
+    def __init__(self, *, path: Annotated[str, _PATH], ttl_seconds: Seconds | None = None, fsync: bool = False) -> None:
+        check_arguments(FilesystemStore, path=os.fspath(path))
         self._root = Path(os.path.abspath(os.path.expanduser(path)))
         self._fsync = fsync
         self.ttl_seconds = ttl_seconds
@@ -80,7 +82,12 @@ class FilesystemStore(Store):
                 yield buffer[:count]
 
     def _delete(self, pointer: Pointer) -> None:
-        (self._root / pointer.key).unlink(missing_ok=True)
+        path = self._root / pointer.key
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:  # a read-only disk refuses to remove even what is not there
+            if not _is_gone(path):
+                raise
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
         if isinstance(error, OSError) and error.errno in _NOT_REACHED:
@@ -138,6 +145,16 @@ def _closing(descriptor: int) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _reserve(descriptor: int, size: int | None) -> None:

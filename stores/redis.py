@@ -6,20 +6,22 @@ the memory. So a payload rests in segments of a little under 1 MiB, a few of whi
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from types import ModuleType
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from claimcheck.envelope import Buffer
-from claimcheck.errors import StoreError, StoreUnavailableError
+from claimcheck.errors import ConfigError, StoreError, StoreUnavailableError
 from claimcheck.payload import Source
 from claimcheck.pointer import Pointer
 from claimcheck.registry import import_vendor
-from claimcheck.store import Store, slug
-from claimcheck.validation import ByteCount, Range, Seconds, fail
+from claimcheck.store import KEY_PREFIX, Store, slug
+from claimcheck.validation import MAX_SECONDS, Check, Range, Timeout, check_arguments
 
 __all__ = ["RedisStore"]
 
@@ -39,6 +41,26 @@ _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
     ("ReadOnlyError", StoreUnavailableError),  # a replica, during a failover
     ("ClusterDownError", StoreUnavailableError),
     ("TryAgainError", StoreUnavailableError),
+)
+
+
+def _is_url(url: str) -> bool:
+    """Whether redis-py reads an address as it was meant; a ``/`` or ``#`` in a password would cut it short."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises where it is no number
+    except ValueError:
+        return False
+    if not url.startswith(f"{parts.scheme}://"):
+        return False
+    if parts.scheme == "unix":
+        return bool(parts.path) and not parts.fragment
+    return parts.scheme in ("redis", "rediss") and not parts.fragment and bool(_DATABASE.fullmatch(parts.path))
+
+
+_DATABASE = re.compile(r"/?\d*/?")
+_URL = Check(
+    _is_url, "redis://[user:password@]host[:port][/database], rediss://... or unix://path, escaped as URLs are"
 )
 
 
@@ -63,17 +85,16 @@ class RedisStore(Store):
     def __init__(
         self,
         *,
-        url: str,
-        ttl_seconds: Annotated[float, Range(1)] | None = 604_800,
-        segment_bytes: ByteCount = _SEGMENT_BYTES,
-        key_prefix: str = "claimcheck:",
+        url: Annotated[str, _URL],
+        ttl_seconds: Annotated[float, Range(1, MAX_SECONDS)] | None = 604_800,
+        segment_bytes: Annotated[int, Range(1, _MAX_SEGMENT_BYTES)] = _SEGMENT_BYTES,
+        key_prefix: Annotated[str, KEY_PREFIX] = "claimcheck:",
         pointer_version: Literal[1, 2] = 2,
         v1_pointers: bool | None = None,
-        timeout_seconds: Seconds = 30,
-        connect_timeout_seconds: Seconds = 5,
+        timeout_seconds: Timeout = 30,
+        connect_timeout_seconds: Timeout = 5,
     ) -> None:
-        if segment_bytes > _MAX_SEGMENT_BYTES:
-            fail("segment_bytes", found=str(segment_bytes), expected=f"at most {_MAX_SEGMENT_BYTES}")
+        check_arguments(RedisStore, url=url, segment_bytes=segment_bytes, key_prefix=key_prefix)
         self._url = url
         self._timeouts = {"socket_timeout": timeout_seconds, "socket_connect_timeout": connect_timeout_seconds}
         self._lock = threading.Lock()
@@ -103,6 +124,12 @@ class RedisStore(Store):
 
     def _scope(self, pointer: Pointer) -> str:
         return _V1_PREFIX if pointer.version == 1 else self.prefix
+
+    def _reach(self) -> None:
+        with suppress(
+            import_vendor("redis", extra="redis").exceptions.ResponseError
+        ):  # an answer, if not to our liking
+            self._client().ping()
 
     def _write(self, pointer: Pointer, source: Source) -> None:
         pieces = source.pieces(self.segment_bytes or _SEGMENT_BYTES)
@@ -167,11 +194,10 @@ class RedisStore(Store):
     def _pool(self, redis: ModuleType) -> Any:
         # One retry is for connections that died in the pool; every command here may safely be sent twice.
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,))
-        try:
+        with suppress(ValueError, TypeError):  # the vendor's text may quote a part of the password
             return redis.ConnectionPool.from_url(self._url, **self._timeouts, retry=retry, **_packer(redis))
-        except (ValueError, TypeError):  # the vendor's text may quote a part of the password
-            message = f"store {self.name!r}: the url is none that redis-py can read"
-        raise StoreError(message, store=self.name)
+        path = f"stores.{self.name}.url"
+        raise ConfigError(f"{path}: redis-py cannot read this address; is its query right?", path=path)
 
 
 def _packer(redis: ModuleType) -> dict[str, Callable[..., Any]]:

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from itertools import chain, islice
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from claimcheck.envelope import Buffer
 from claimcheck.errors import PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.payload import Source
 from claimcheck.pointer import Pointer
 from claimcheck.registry import import_vendor
-from claimcheck.store import KeyTakenError, Store
-from claimcheck.validation import Count, Range, Seconds, Size
+from claimcheck.store import KEY_PREFIX, KeyTakenError, Store, is_key_prefix
+from claimcheck.validation import Check, Count, Range, Seconds, Size, Timeout, check_arguments
 
 from .s3_upload import Upload, ViewFile
 
@@ -51,7 +52,41 @@ _CODES: dict[str, type[StoreError]] = {
     "503": _UNAVAILABLE,
     "504": _UNAVAILABLE,
 }
+# After these, of the last try, there is nothing to undo, and the server could not be asked to anyway.
+_NOT_STARTED = (
+    "ConnectTimeoutError",
+    "CredentialRetrievalError",
+    "EndpointConnectionError",
+    "NoCredentialsError",
+    "NoRegionError",
+    "ParamValidationError",
+    "PartialCredentialsError",
+    "ProxyConnectionError",
+    "SSLError",
+)
+_NOT_ADMITTED = {
+    "403",
+    "AccessDenied",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "NoSuchBucket",
+    "SignatureDoesNotMatch",
+}
 _NOT_REACHED = ("ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseStreamingError")
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return not url or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        return False
+
+
+_BUCKET = Check(bool, "the name of a bucket")
+_PREFIX = Check(lambda prefix: is_key_prefix(prefix.strip("/")), KEY_PREFIX.expected)
+_ENDPOINT = Check(_is_endpoint, "http://host[:port] or https://host[:port]")
 
 
 class S3Store(Store):
@@ -77,18 +112,19 @@ class S3Store(Store):
     def __init__(
         self,
         *,
-        bucket: str,
-        prefix: str = "",
-        endpoint_url: str | None = None,
+        bucket: Annotated[str, _BUCKET],
+        prefix: Annotated[str, _PREFIX] = "",
+        endpoint_url: Annotated[str, _ENDPOINT] | None = None,
         region_name: str | None = None,
         ttl_seconds: Seconds | None = None,
         part_bytes: Annotated[int, Range(5 << 20)] = 16 << 20,
         single_put_bytes: Size = 64 << 20,
         parallel_parts: Count = 4,
         conditional: bool = True,
-        timeout_seconds: Seconds = 60,
-        connect_timeout_seconds: Seconds = 5,
+        timeout_seconds: Timeout = 60,
+        connect_timeout_seconds: Timeout = 5,
     ) -> None:
+        check_arguments(S3Store, bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
         self._bucket = bucket
         self._place = {"endpoint_url": endpoint_url or None, "region_name": region_name or None}
         self._part_bytes = part_bytes
@@ -135,6 +171,14 @@ class S3Store(Store):
 
     def _delete(self, pointer: Pointer) -> None:
         self._s3().delete_object(Bucket=self._bucket, Key=pointer.key)
+
+    def _wrote_nothing(self, error: BaseException) -> bool:
+        if super()._wrote_nothing(error):
+            return True
+        cause, exceptions = error.__cause__, import_vendor("botocore.exceptions", extra="s3")
+        if isinstance(cause, exceptions.ClientError):
+            return _code(cause) in _NOT_ADMITTED
+        return isinstance(cause, tuple(getattr(exceptions, name) for name in _NOT_STARTED))
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
         exceptions = import_vendor("botocore.exceptions", extra="s3")

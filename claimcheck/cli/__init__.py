@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from types import FrameType
 
 from claimcheck.errors import MissingDependencyError
 from claimcheck.registry import import_vendor
@@ -26,9 +29,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(_complain(f"claimcheck: {error}"))
     from claimcheck.cli.commands import commands
 
+    _end_in_order_on_sigterm()
     commands.main(arguments, prog_name="claimcheck")
 
 
 def _complain(text: str) -> int:
-    sys.stderr.write(f"{text}\n")
+    if sys.stderr is not None:
+        sys.stderr.write(f"{text}\n")
     return _MISSING_PACKAGE
+
+
+def _end_in_order_on_sigterm() -> None:
+    """Let clean-up run; who ignores the signal (see ``nohup``), or runs this in a thread, is left alone."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # sent again, as `timeout` does, it must not disturb the clean-up
+    sys.exit(128 + number)

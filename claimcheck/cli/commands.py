@@ -18,7 +18,17 @@ from rich.table import Table
 from rich.text import Text
 
 from claimcheck.cli.errors import EXIT_CODES, Commands
-from claimcheck.cli.files import check_output, note, opened, output, progress, read_message, watched
+from claimcheck.cli.files import (
+    STDIO,
+    check_output,
+    is_terminal,
+    note,
+    opened,
+    output,
+    progress,
+    read_message,
+    watched,
+)
 from claimcheck.cli.inspect import Facts, describe, human_bytes, lines
 from claimcheck.envelope import Plain, decode
 from claimcheck.errors import ConfigError, EnvelopeError, StoreError
@@ -87,9 +97,13 @@ def demo(directory: Path | None) -> None:
 
     Nothing has to be running or configured. Ends with a table, and with an error if one byte came back wrong.
     """
-    from claimcheck.demo import run
+    from claimcheck.demo import FolderError, run
 
-    sys.exit(run(directory, console=Console()))
+    try:
+        code = run(directory, console=Console())
+    except FolderError as error:
+        raise click.BadParameter(str(error), param_hint="--dir") from error
+    sys.exit(code)
 
 
 @commands.command(short_help="Store a payload, write its envelope.")
@@ -166,9 +180,9 @@ def get(envelope: str, config: str, target: str | None, force: bool, plain: bool
 
 
 def _standard_output() -> str:
-    if sys.stdout.isatty():
+    if is_terminal(sys.stdout):
         raise click.UsageError("the payload would go to the terminal: say -o FILE, or -o - if you mean it")
-    return "-"
+    return STDIO
 
 
 def _refuse_plain(message: bytes, cc: ClaimCheck, *, allowed: bool) -> None:
@@ -200,6 +214,7 @@ def inspect(envelope: str, config: str, read: bool, as_json: bool) -> None:
 
     Works without a configuration, but for --read; with one, it says whether readers would accept the signature.
     """
+    check_output(STDIO, force=False)
     message, now = read_message(envelope), time.time()
     with contextlib.ExitStack() as stack:
         cc = stack.enter_context(_loaded(config)) if read or _is_wanted(config) else None
@@ -235,7 +250,7 @@ def _read(cc: ClaimCheck, message: bytes, facts: Facts) -> None:
 def _show(facts: Facts, now: float, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts, indent=2))
-    elif sys.stdout.isatty():
+    elif is_terminal(sys.stdout):
         _show_table(facts, now)
     else:
         for label, text, _ in lines(facts, now=now):

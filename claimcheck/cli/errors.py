@@ -23,13 +23,14 @@ __all__ = ["EXIT_CODES", "Commands", "exit_code", "one_line"]
 EXIT_CODES = """\b
 Exit codes:
   0  done
-  1  any other error
+  1  any other error; a demo whose payloads came back wrong
   2  wrong usage
   3  the configuration is wrong, or a package that it needs is missing
   4  the payload is gone from its store
   5  damaged: no envelope, one that is cut, or a payload that is not what was written
   6  the store cannot be reached; the same command may succeed later
   7  the pointer was rejected: its signature, its store, its size
+  143  ended by SIGTERM; nothing half written is left
 """
 
 _CODES: tuple[tuple[tuple[type[ClaimCheckError], ...], int], ...] = (

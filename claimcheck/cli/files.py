@@ -7,21 +7,29 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 from claimcheck.errors import ClaimCheckError, EnvelopeError
 
-__all__ = ["check_output", "note", "opened", "output", "progress", "read_message", "watched"]
+__all__ = ["STDIO", "check_output", "is_terminal", "note", "opened", "output", "progress", "read_message", "watched"]
 
 STDIO = "-"
+"""What stands for standard input or output instead of a path."""
+
 _LARGEST_MESSAGE = 64 << 20
 
 
 def opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
-    """Open a file for reading; ``-`` is standard input, which stays open."""
-    if path == STDIO:
-        return contextlib.nullcontext(sys.stdin.buffer)
-    return open(path, "rb")
+    """Open a file for reading; ``-`` is standard input, which stays open.
+
+    Raises:
+        ClaimCheckError: Whoever started this process gave it no standard input.
+    """
+    if path != STDIO:
+        return open(path, "rb")
+    if sys.stdin is None:
+        raise ClaimCheckError("standard input is closed: name a file")
+    return contextlib.nullcontext(sys.stdin.buffer)
 
 
 def read_message(path: str) -> bytes:
@@ -44,8 +52,10 @@ def check_output(path: str, *, force: bool) -> None:
     """Refuse early what `output` would refuse late.
 
     Raises:
-        ClaimCheckError: There is a file already, or no directory to write it to.
+        ClaimCheckError: There is a file already, or no directory to write it to, or no standard output.
     """
+    if path == STDIO and sys.stdout is None:
+        raise ClaimCheckError("standard output is closed: there is nowhere to write to")
     if path == STDIO or _is_special(path):
         return
     if os.path.exists(path) and not force:
@@ -122,16 +132,21 @@ def _is_special(path: str) -> bool:
     return os.path.exists(path) and not os.path.isfile(path)
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Say whether a person may see what is written there; a standard stream that was closed is ``None``."""
+    return stream is not None and stream.isatty()
+
+
 def note(text: str) -> None:
     """Tell a person how it went; scripts have the exit code, and cron mails whatever it hears."""
-    if sys.stderr.isatty():
+    if is_terminal(sys.stderr):
         sys.stderr.write(f"{text}\n")
 
 
 @contextlib.contextmanager
 def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Give a function that counts bytes; on a terminal there is a bar to see, gone when the block ends."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         yield lambda count: None
         return
     from rich.console import Console

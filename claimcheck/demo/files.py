@@ -10,7 +10,7 @@ from pathlib import Path
 
 from claimcheck.errors import ClaimCheckError
 
-__all__ = ["MAX_FILE_BYTES", "DemoError", "Folder", "find", "read_file"]
+__all__ = ["MAX_FILE_BYTES", "DemoError", "Folder", "FolderError", "find", "read_file"]
 
 MAX_FILE_BYTES = 256 << 20
 """Larger files are left out: a payload is one value in a Spark row, and chunking has the same limit by default."""
@@ -18,6 +18,10 @@ MAX_FILE_BYTES = 256 << 20
 
 class DemoError(ClaimCheckError):
     """The demo cannot run; nothing is left behind."""
+
+
+class FolderError(DemoError):
+    """The folder cannot be used: another one has to be named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +48,14 @@ def find(root: Path) -> Folder:
     """Look at every file below a folder, subfolders included; links to folders are not followed.
 
     Raises:
-        DemoError: No such folder, no folder, or nothing in it that can be read.
+        FolderError: No such folder, no folder, or nothing in it that can be read.
     """
     _check_folder(root)
     skipped: dict[str, str] = {}
     sizes = {name: size for name in sorted(_names(root, skipped)) if (size := _size(root, name, skipped)) is not None}
     if not sizes:
         why = "; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:3])
-        raise DemoError(f"nothing below {root} can be sent" + (f" ({why})" if why else ": it holds no files"))
+        raise FolderError(f"nothing below {root} can be sent" + (f" ({why})" if why else ": it holds no files"))
     return Folder(root, sizes, skipped)
 
 
@@ -60,10 +64,10 @@ def _check_folder(root: Path) -> None:
         if stat.S_ISDIR(root.stat().st_mode):
             return
     except FileNotFoundError:
-        raise DemoError(f"there is no folder {root}: name another one with --dir") from None
+        raise FolderError(f"there is no folder {root}: name another one with --dir") from None
     except (OSError, ValueError) as error:
-        raise DemoError(f"{root} cannot be used: {error}") from error
-    raise DemoError(f"{root} is a file, not a folder: name the folder that it is in")
+        raise FolderError(f"{root} cannot be used: {error}") from error
+    raise FolderError(f"{root} is a file, not a folder: name the folder that it is in")
 
 
 def read_file(path: Path) -> bytes:

@@ -41,7 +41,8 @@ def run(directory: Path | None, *, console: Console) -> int:
         0 when every payload came back as it was sent, else 1.
 
     Raises:
-        DemoError: The folder cannot be used, or there is too little space for a copy of it.
+        FolderError: The folder cannot be used; nothing was written.
+        DemoError: There is too little space for a copy of it, or something failed on the way.
         MissingDependencyError: A package is missing; names the extra ``demo``, or ``java``.
     """
     pyspark = import_vendor("pyspark", extra="demo")

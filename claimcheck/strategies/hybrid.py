@@ -36,21 +36,25 @@ class HybridStrategy(Strategy):
         payload, rewind = rewindable(message.payload, limit=self.context.config.limits.max_payload_bytes)
         message = replace(message, payload=payload)
         size = remaining_bytes(payload) or 0
-        if size <= self.context.config.hybrid.chunk_below_bytes:
-            return self._chunking._offload(message)
-        if not self.context.breaker.allows():
-            try:
+        try:
+            if size <= self.context.config.hybrid.chunk_below_bytes:
+                return self._chunking._offload(message)
+            if not self.context.breaker.allows():
                 return self._fall_back(message, size, None)
-            except PayloadTooLargeError:  # too large for chunks: only the store can take it
-                rewind()
+        except PayloadTooLargeError:  # too large for chunks: only the store can take it
+            rewind()
         try:
             outbound = self._external._offload(message)
-        except PayloadTooLargeError:
-            raise
         except StoreError as error:
+            if isinstance(error, PayloadTooLargeError):
+                self.context.breaker.give_back()
+                raise
             self._store_failed(error)
             rewind()
             return self._fall_back(message, size, error)
+        except BaseException:  # the payload's own fault, or the end of the program: nothing was learnt of the store
+            self.context.breaker.give_back()
+            raise
         self._store_answered()
         return outbound
 

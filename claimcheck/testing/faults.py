@@ -103,10 +103,18 @@ class FaultyStore(Store):
     def _translate(self, error: Exception) -> type[StoreError] | None:
         return self._told()._translate(error)
 
+    def _reach(self) -> None:
+        self.calls["write"] += 1
+        self._strike("write", "before")
+        self._told()._reach()
+
+    def _wrote_nothing(self, error: BaseException) -> bool:
+        return self._told()._wrote_nothing(error)
+
     def _write(self, pointer: Pointer, source: Source) -> None:
-        with self._around("write"):
-            setattr(source, "pieces", self._breaking_pieces(source))  # noqa: B010 - one object, not its class
-            self._told()._write(pointer, source)
+        setattr(source, "pieces", self._breaking_pieces(source))  # noqa: B010 - one object, not its class
+        self._told()._write(pointer, source)
+        self._strike("write", "after")
 
     def _read(self, pointer: Pointer) -> Iterable[Buffer]:
         with self._around("read"):

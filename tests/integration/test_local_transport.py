@@ -24,6 +24,7 @@ from claimcheck.transports.local import (
     BrokerClosedError,
     BrokerCommitError,
     BrokerStorageError,
+    GroupMember,
     LocalBroker,
     LocalConsumer,
     LocalProducer,
@@ -558,6 +559,103 @@ def test_payloads_that_had_to_make_room_come_again(broker, configure, consume):
     for envelope in _rest_of(broker, total):
         broker.append("orders", envelope.data, key=envelope.key, headers=envelope.headers)
     assert [m.value for m in drain(consumer, timeout=5)] == [BIG]
+
+
+# Enough is enough
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("limit", [0, 2])
+def test_a_payload_given_back_too_often_becomes_a_dead_letter(broker, configure, consume, caplog, strategy, limit):
+    LocalProducer(broker, configure(strategy)).send("orders", BIG, key=b"k")
+    consumer = consume(max_redeliveries=limit, redelivery_delay_seconds=0)
+    for count in range(limit + 1):
+        message = consumer.receive(timeout=0)
+        assert (message.value, message.redelivery_count) == (BIG, count)
+        consumer.nack(message)
+    assert consumer.receive(timeout=0) is None
+    assert consumer._resolver.safe_position(("orders", 0)) is None
+    assert f"put aside: rejected after {limit} redeliveries" in caplog.text
+    letter = broker.fetch("orders.dead_letter", 0, 0, 9)[-1]  # a full chunk has no room for the reason, the last has
+    assert dict(letter.headers)["dead-letter-reason"] == f"rejected after {limit} redeliveries".encode()
+    assert [m.value for m in drain(consume("orders.dead_letter"))] == [BIG]
+    consumer.close()
+    assert consume().receive(timeout=0) is None
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_chunks_of_a_dead_producer_circle_for_ever_or_as_long_as_they_may(broker, configure, consume, limit):
+    cc = configure("chunking", chunking={"expire_after_seconds": 10})
+    append_chunks(broker, cc, BIG, slice(2))
+    consumer = consume(cc=cc, max_redeliveries=limit)
+    assert consumer.receive(timeout=200) is None
+    assert consumer._resolver.pending_payloads == (1 if limit is None else 0)
+    if limit is None:
+        assert broker.topics() == ["orders", "wide"]
+        return
+    letters = broker.fetch("orders.dead_letter", 0, 0, 9)
+    assert [m.value for m in letters] == [m.value for m in broker.fetch("orders", 0, 0, 9)]
+    reason = dict(letters[0].headers)["dead-letter-reason"].decode()
+    assert reason.startswith("expired after 2 redeliveries: IncompletePayloadError: ")
+    consumer.close()
+    assert consume().receive(timeout=0) is None
+
+
+def test_what_cannot_be_put_aside_comes_again_however_often_it_came(broker, configure, consume, monkeypatch, caplog):
+    LocalProducer(broker, configure()).send("orders", BIG)
+    consumer = consume(max_redeliveries=0)
+
+    def append(*args: object, **more: object) -> None:
+        raise BrokerStorageError("the disk is full", path="broker.sqlite")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker, "append", append)
+        consumer.nack(consumer.receive(timeout=0))
+    assert "could not be put aside: the disk is full" in caplog.text
+    assert [m.value for m in drain(consumer, timeout=2)] == [BIG]
+
+
+def test_a_limit_below_zero_is_refused(consume):
+    with pytest.raises(BrokerArgumentError, match="max_redeliveries"):
+        consume(max_redeliveries=-1)
+
+
+# Interruptions
+
+
+@pytest.mark.parametrize("interruption", [RuntimeError, KeyboardInterrupt])
+def test_a_message_whose_resolving_was_interrupted_comes_again(broker, configure, consume, monkeypatch, interruption):
+    for value in (b"first", b"second"):
+        LocalProducer(broker, configure()).send("orders", value)
+    consumer = consume()
+
+    def feed(*args: object, **more: object) -> None:
+        raise interruption
+
+    poll = GroupMember.poll
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupMember, "poll", lambda self, timeout: poll(self, limit=2, timeout=timeout))
+        patch.setattr(consumer._resolver, "feed", feed, raising=True)
+        with pytest.raises(interruption):
+            consumer.receive(timeout=0)
+    assert [m.value for m in drain(consumer, timeout=2)] == [b"first", b"second"]
+
+
+def test_chunks_that_could_not_be_let_go_are_let_go_later(broker, configure, consume, monkeypatch):
+    cc = configure("chunking", chunking={"expire_after_seconds": 10})
+    total = append_chunks(broker, cc, BIG, slice(2))
+    consumer = consume(cc=cc)
+
+    def nack(*args: object, **more: object) -> None:
+        raise BrokerBusyError("locked by somebody else")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupMember, "nack", nack)
+        with pytest.raises(BrokerBusyError):
+            consumer.receive(timeout=15)
+    for envelope in _rest_of(broker, total):
+        broker.append("orders", envelope.data, key=envelope.key, headers=envelope.headers)
+    assert [m.value for m in drain(consumer, timeout=30)] == [BIG]
 
 
 # Seek

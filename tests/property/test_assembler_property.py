@@ -9,7 +9,8 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from claimcheck.assembler import Assembled, Assembler, Dropped, Slot
+from claimcheck.assembler import Assembler
+from claimcheck.chunks import Assembled, Dropped, Slot
 from claimcheck.config import ChunkingConfig
 from claimcheck.envelope import Chunk
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import pytest
 
-from claimcheck.assembler import Assembled, Assembler, Broken, Dropped, Slot
+from claimcheck import assembler as assembler_module
+from claimcheck.assembler import Assembler
+from claimcheck.chunks import Assembled, Broken, Dropped, Slot
 from claimcheck.config import ChunkingConfig
 from claimcheck.envelope import Chunk
 from claimcheck.errors import ChunkConflictError, IncompletePayloadError, PayloadTooLargeError
@@ -273,3 +276,114 @@ def test_repr_shows_what_is_held():
     rig = Rig()
     rig.feed(A, 0, 2)
     assert repr(rig.assembler) == "<Assembler 1 pending, 1 bytes>"
+
+
+def test_the_tail_of_a_broken_payload_is_said_again_and_never_acknowledged_silently():
+    rig = Rig(max_chunks=2)
+    (broken,) = [event for number in range(2) for event in rig.feed(A, number, 4)]
+    rig.assembler.acked("s", A)
+    tail = [event for number in (2, 3) for event in rig.feed(A, number, 4)]
+    assert [(type(event), event.error, handles(event)) for event in tail] == [
+        (Broken, broken.error, [2]),
+        (Broken, broken.error, [3]),
+    ]
+
+
+def test_a_late_chunk_of_a_broken_payload_joins_it_until_it_is_settled():
+    rig = Rig(max_chunks=2)
+    (broken,) = [event for number in range(2) for event in rig.feed(A, number, 4)]
+    assert rig.feed(A, 2, 4) == []
+    assert handles(broken) == [0, 1, 2]
+
+
+def test_for_bytes_only_a_payload_that_holds_some_makes_room():
+    rig = Rig(max_pending_bytes=10, max_payload_bytes=5)
+    rig.feed(A, 0, 9, b"x" * 6)
+    rig.feed(B, 0, 2, b"x" * 5)
+    (event,) = rig.feed(C, 0, 3, b"x" * 5) + rig.feed(C, 1, 3, b"") + rig.feed("d" + C[1:], 0, 2, b"x")
+    assert (event.uuid, type(event)) == (B, Dropped)
+
+
+def test_what_was_let_go_keeps_no_handle_alive():
+    class Native:
+        pass
+
+    rig, native = Rig(max_pending_payloads=1), Native()
+    gone = weakref.ref(native)
+    rig.feed(A, 0, 2, at=0, handle=native)
+    events = rig.feed(B, 0, 2, at=1)
+    assert [event.uuid for event in events] == [A]
+    del events, native
+    assert gone() is None
+    (tail,) = rig.feed(A, 1, 2, at=2)
+    assert tail.reason == "evicted"
+
+
+def test_an_acknowledged_payload_keeps_no_handle_alive():
+    class Native:
+        pass
+
+    rig, native = Rig(), Native()
+    gone = weakref.ref(native)
+    events = rig.feed(A, 0, 1, handle=native)
+    rig.assembler.acked("s", A)
+    del events, native
+    assert gone() is None
+
+
+def test_messages_are_bounded_even_when_their_pieces_weigh_nothing():
+    rig = Rig(max_chunks=5)
+    events = [event for _ in range(50) for event in rig.feed(A, 0, 2, b"")]
+    assert isinstance(events[0], Broken)
+    assert len(handles(events[0])) >= 10
+    assert rig.assembler._held <= 11
+    for number in range(8):
+        events += rig.feed(f"{number}" + B[1:], 0, 5, b"") + rig.feed(f"{number}" + B[1:], 1, 5, b"")
+    assert rig.assembler._held <= 10
+
+
+def test_finished_payloads_are_forgotten_in_the_end(monkeypatch):
+    monkeypatch.setattr(assembler_module, "_REMEMBERED", 3)
+    monkeypatch.setattr(assembler_module, "_REMEMBERED_POSITIONS", 4)
+    rig = Rig()
+    for number in range(9):
+        rig.feed(f"{number}" + A[1:], 0, 1)
+    assert len(rig.assembler._closed) == 3
+    for number in range(3):
+        for at in range(3):
+            rig.feed(f"{number}" + B[1:], 0, 1, at=100 + 10 * number + at)
+    assert rig.assembler._remembered_positions <= 6
+
+
+def test_an_aborted_payload_stays_aborted_when_its_chunks_come_again():
+    rig = Rig()
+    rig.feed(A, 0, 3, at=0)
+    rig.assembler.abort("s", Slot(1, 1), A)
+    (again,) = rig.feed(A, 0, 3, at=0)
+    assert (again.reason, again.action, handles(again)) == ("aborted", "ack", [0])
+
+
+def test_an_abort_after_an_eviction_says_that_the_rest_may_go():
+    rig = Rig(max_pending_payloads=1)
+    rig.feed(A, 0, 3, at=0)
+    rig.feed(B, 0, 3, at=1)
+    rig.assembler.abort("s", Slot(2, 2), A)
+    (again,) = rig.feed(A, 0, 3, at=0)
+    assert (again.reason, again.action) == ("aborted", "ack")
+
+
+def test_a_payload_redelivered_before_it_is_settled_renews_its_handles():
+    rig = Rig()
+    (event,) = rig.feed(A, 0, 1, at=5, handle="old")
+    assert rig.feed(A, 0, 1, at=5, handle="new") == []
+    assert handles(event) == ["new"]
+
+
+def test_headers_are_kept_of_the_lowest_place_only_and_claims_of_all():
+    rig = Rig()
+    claim = {"claimcheck-type": "chunk", "claimcheck-size": "2", "large": "x" * 1000}
+    rig.assembler.feed("s", Slot(9, 9, headers=claim, key=b"k9"), Chunk(A, 1, 2, memoryview(b"b")))
+    (event,) = rig.assembler.feed("s", Slot(3, 3, headers={"mine": "1"}, key=b"k3"), Chunk(A, 0, 2, memoryview(b"a")))
+    kept = [(slot.position, slot.headers, slot.key) for slot in event.slots]
+    assert kept == [(9, None, None), (3, {"mine": "1"}, b"k3")]
+    assert event.declared == {("claimcheck-size", "2")}

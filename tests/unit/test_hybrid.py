@@ -12,7 +12,7 @@ import pytest
 import claimcheck
 from claimcheck import envelope
 from claimcheck.breaker import Breaker
-from claimcheck.errors import PayloadTooLargeError, StoreError, StoreUnavailableError
+from claimcheck.errors import PayloadError, PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.hooks import BreakerEvent, FallbackEvent
 from claimcheck.strategies.hybrid import HybridStrategy
 from tests.produce_rig import BIG, Unseekable
@@ -141,3 +141,41 @@ def test_after_the_pause_one_caller_of_many_tries():
     assert breaker.succeeded()
     assert breaker.allows()
     assert not breaker.is_open
+
+
+def test_a_payload_that_fails_by_itself_does_not_use_up_the_attempt(rig):
+    rig.down = ConnectionError("refused")
+    rig.kind()
+    rig.now, rig.down = 30, None
+
+    class Failing(io.BytesIO):
+        def read(self, size=-1):
+            raise OSError("gone")
+
+    with pytest.raises(PayloadError):
+        rig.kind(Failing(BIG))
+    assert rig.kind() == "PointerData"
+
+
+def test_a_band_above_the_chunking_limits_goes_to_the_store(monkeypatch):
+    rig = Rig(monkeypatch, hybrid={"chunk_below_bytes": 1 << 20}, chunking={"max_payload_bytes": 5000})
+    assert rig.kind(io.BytesIO(BIG)) == "PointerData"
+
+
+@pytest.mark.parametrize("make", [io.BytesIO, Unseekable])
+def test_too_large_for_chunks_reads_the_file_again_from_its_start(monkeypatch, make):
+    rig = Rig(monkeypatch, chunking={"max_chunks": 2})
+    rig.down = ConnectionError("refused")
+    with pytest.raises(StoreUnavailableError):
+        rig.kind(make(BIG))
+    rig.down = None
+    assert rig.kind(make(BIG)) == "PointerData"
+
+
+def test_destinations_share_what_is_known_of_their_store(monkeypatch):
+    rig = Rig(monkeypatch, destinations={"other": {"threshold_bytes": 3000}})
+    rig.down = ConnectionError("refused")
+    rig.kind()
+    with rig.cc.outbound(BIG, destination="other") as out:
+        assert {each.kind.name for each in out.envelopes} == {"CHUNK"}
+    assert rig.asked == 1

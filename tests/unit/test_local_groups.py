@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -149,6 +151,21 @@ def test_what_was_acknowledged_never_comes_again_and_the_rest_does(broker, join)
     assert offsets(take(join())) == [2, 4]
 
 
+def test_what_was_acknowledged_beyond_a_gap_stays_so_when_the_gap_closes_under_a_new_member(broker, join):
+    fill(broker, 6)
+    member = join()
+    deliveries = take(member)
+    member.ack(deliveries[1:])
+    member.nack(deliveries[:1])
+    member.close()
+    heir = join()
+    gap = take(heir, limit=1)
+    heir.ack(gap)  # acknowledged up to the end, though the new member has read but one
+    assert (offsets(gap), take(heir)) == ([0], [])
+    fill(broker, 1)
+    assert offsets(take(heir)) == [6]
+
+
 def test_acknowledgements_without_gaps_are_kept_as_one_number(broker, join):
     fill(broker, 4)
     member = join()
@@ -250,6 +267,27 @@ def test_acknowledged_beyond_a_gap_and_given_back_does_not_come_again(broker, jo
     member.nack([deliveries[1]])
     member.ack([deliveries[1]])
     assert take(member) == []
+
+
+def test_taking_what_was_given_back_does_not_undo_what_the_next_holder_gives_back(broker, join, clock, monkeypatch):
+    fill(broker, 1)
+    slow = join()
+    slow.nack(take(slow))
+    looked = GroupMember._take
+
+    def late(member: GroupMember, again: list[Delivery]) -> None:
+        """Between looking and taking the lease ends, and the next holder gives the message back."""
+        monkeypatch.setattr(GroupMember, "_take", looked)
+        clock.now += 31
+        nonlocal heir
+        heir = join()
+        heir.nack(take(heir))
+        looked(member, again)
+
+    heir = slow
+    monkeypatch.setattr(GroupMember, "_take", late)
+    slow.poll()
+    assert [(d.message.offset, d.redelivery_count) for d in take(heir)] == [(0, 2)]
 
 
 # Sharing
@@ -557,64 +595,99 @@ def test_repr_says_what_is_held(join):
 # Against a model
 
 
+_ROUND = st.tuples(st.integers(1, 6), st.lists(st.booleans(), min_size=6, max_size=6), st.booleans())
+
+
+@given(rounds=st.lists(_ROUND, max_size=12))
+@hypothesis_settings(max_examples=200, deadline=None)
+def test_acknowledged_never_comes_again_whoever_reads_on(rounds):
+    """One member after the other; each reads a little, acknowledges some of it, gives back the rest, and may leave."""
+    with tempfile.TemporaryDirectory() as folder, LocalBroker(Path(folder) / "b", clock=Clock()) as broker:
+        broker.create_topic("t")
+        fill(broker, 6, "t")
+        member, done = GroupMember(broker, "g", ["t"]), set[int]()
+        for limit, verdicts, leave in rounds:
+            deliveries = take(member, limit)
+            assert done.isdisjoint(offsets(deliveries))
+            member.nack(d for d in deliveries if not verdicts[d.message.offset])
+            acked = [d for d in deliveries if verdicts[d.message.offset]]
+            member.ack(acked)
+            done |= set(offsets(acked))
+            if leave:
+                member.close()
+                member = GroupMember(broker, "g", ["t"])
+
+
+_VERDICTS = st.just(["ack"] * 9) | st.lists(st.sampled_from(["ack", "ack", "nack", "keep"]), min_size=9, max_size=9)
+
+
 class GroupMachine(RuleBasedStateMachine):
-    """Members come, go, die, poll, ack and nack at random: nothing is ever lost, nothing acknowledged comes again."""
+    """Members come, go, die, poll, ack, nack and seek at random.
 
-    @initialize()
-    def start(self) -> None:
-        import tempfile
+    Nothing is ever lost, and what was acknowledged never comes again, to anyone, unless somebody seeks.
+    """
 
+    @initialize(partitions=st.integers(1, 2))
+    def start(self, partitions: int) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.clock = Clock()
         self.broker = LocalBroker(Path(self.folder.name) / "b.sqlite", clock=self.clock, sleep=self.clock.sleep)
-        self.broker.create_topic("t", partitions=3)
-        self.members: list[tuple[GroupMember, list[Delivery]]] = []
-        self.appended = 0
+        self.broker.create_topic("t", partitions=partitions)
+        fill(self.broker, 6, "t")
+        self.members = [(GroupMember(self.broker, "g", ["t"]), list[Delivery]())]
         self.done: set[tuple[int, int]] = set()
 
     @rule(count=st.integers(1, 5))
     def append(self, count: int) -> None:
         fill(self.broker, count, "t")
-        self.appended += count
 
     @rule()
     def join(self) -> None:
-        if len(self.members) < 4:
+        if len(self.members) < 3:
             self.members.append((GroupMember(self.broker, "g", ["t"]), []))
 
-    @rule(index=st.integers(0, 3), die=st.booleans())
-    def leave(self, index: int, die: bool) -> None:
-        if index < len(self.members):
-            member, _ = self.members.pop(index)
-            if not die:
-                member.close()
+    @rule(index=st.integers(0, 2), die=st.booleans(), back=st.booleans())
+    def leave(self, index: int, die: bool, back: bool) -> None:
+        member, _ = self.members.pop(index % len(self.members))
+        if die:
+            self.clock.now += 31
+        else:
+            member.close()
+        if back or not self.members:
+            self.join()
 
-    @rule(index=st.integers(0, 3), limit=st.integers(1, 4))
-    def poll(self, index: int, limit: int) -> None:
-        if index < len(self.members):
-            member, held = self.members[index]
-            polled = member.poll(limit=limit)
-            held[:] = [d for d in held if ("t", d.message.partition) not in polled.lost]
-            for delivery in polled.deliveries:
-                place = (delivery.message.partition, delivery.message.offset)
-                assert place not in self.done
-                assert place not in [(d.message.partition, d.message.offset) for d in held]
-                held.append(delivery)
+    @rule(index=st.integers(0, 2), limit=st.integers(1, 6), verdicts=_VERDICTS)
+    def poll(self, index: int, limit: int, verdicts: list[str]) -> None:
+        member, held = self.members[index % len(self.members)]
+        polled = member.poll(limit=limit)
+        held[:] = [d for d in held if ("t", d.message.partition) not in polled.lost]
+        for delivery in polled.deliveries:
+            assert _place(delivery) not in self.done
+            assert _place(delivery) not in map(_place, held)
+            held.append(delivery)
+        self.settle(index, verdicts)
 
-    @rule(index=st.integers(0, 3), which=st.sets(st.integers(0, 5), max_size=3), ack=st.booleans())
-    def settle(self, index: int, which: set[int], ack: bool) -> None:
-        if index < len(self.members):
-            member, held = self.members[index]
-            chosen = [delivery for number, delivery in enumerate(held) if number in which]
-            held[:] = [delivery for number, delivery in enumerate(held) if number not in which]
-            if not ack:
-                member.nack(chosen)
-                return
-            try:
-                member.ack(chosen)
-            except StaleDeliveryError:
-                return
-            self.done |= {(d.message.partition, d.message.offset) for d in chosen}
+    @rule(index=st.integers(0, 2), verdicts=_VERDICTS)
+    def settle(self, index: int, verdicts: list[str]) -> None:
+        """Deal with what is held, oldest first."""
+        member, held = self.members[index % len(self.members)]
+        judged = list(zip(held, verdicts, strict=False))
+        held[:] = [d for d in held if (d, "ack") not in judged and (d, "nack") not in judged]
+        member.nack(d for d, verdict in judged if verdict == "nack")
+        acked = [d for d, verdict in judged if verdict == "ack"]
+        with contextlib.suppress(StaleDeliveryError):
+            member.ack(acked)
+            self.done |= set(map(_place, acked))
+
+    @rule(index=st.integers(0, 2), partition=st.integers(0, 1), back=st.integers(0, 8))
+    def seek(self, index: int, partition: int, back: int) -> None:
+        member, held = self.members[index % len(self.members)]
+        partition %= self.broker.partitions("t")
+        offset = max(self.broker.end_offset("t", partition) - back, 0)
+        member.seek("t", partition, offset)
+        held[:] = [d for d in held if d.message.partition != partition]
+        others = {place for place in self.done if place[0] != partition}
+        self.done = others | {(partition, before) for before in range(offset)}
 
     @rule(seconds=st.sampled_from([0.5, 1, 20, 40]))
     def wait(self, seconds: float) -> None:
@@ -628,16 +701,21 @@ class GroupMachine(RuleBasedStateMachine):
             assert rows[0] == rows[1]
 
     def teardown(self) -> None:
+        appended = sum(self.broker.end_offset("t", partition) for partition in range(self.broker.partitions("t")))
         for member, _ in self.members:
             member.close()
         self.clock.now += 100
         last = GroupMember(self.broker, "g", ["t"])
-        rest = {(d.message.partition, d.message.offset) for d in last.poll(limit=10_000).deliveries}
+        rest = set(map(_place, take(last, 10_000)))
         assert rest.isdisjoint(self.done)
-        assert len(rest) + len(self.done) == self.appended
+        assert len(rest) + len(self.done) == appended
         self.broker.close()
         self.folder.cleanup()
 
 
+def _place(delivery: Delivery) -> tuple[int, int]:
+    return delivery.message.partition, delivery.message.offset
+
+
 TestGroupMachine = GroupMachine.TestCase
-TestGroupMachine.settings = hypothesis_settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestGroupMachine.settings = hypothesis_settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import uuid
 
 import pytest
 
-from claimcheck import Envelope, envelope
+from claimcheck import Envelope, WireLimit, envelope
 from claimcheck.errors import (
     ConfigError,
+    PayloadTypeError,
 )
 from claimcheck.hints import TYPE
 from tests.produce_rig import BIG, Rig
@@ -160,3 +163,114 @@ def test_generator_functions_are_refused(rig):
 
     with pytest.raises(ConfigError, match="generator"):
         rig.cc.offload(payload="value")(generate)
+
+
+@pytest.mark.parametrize("key", [42, uuid.UUID(int=7), "text", b"bytes", bytearray(b"x"), 1.5])
+@pytest.mark.parametrize("payload", [b"small", BIG])
+def test_keys_and_header_values_may_be_whatever_the_function_takes(rig, key, payload):
+    rig.publisher()("orders", payload, key=key, headers={"n": 5, "m": None})
+    ((_, _, sent_key, headers),) = rig.sent
+    assert sent_key is key
+    assert (headers["n"], headers["m"]) == (5, None)
+
+
+@pytest.mark.parametrize("payload", [b"small", BIG])
+@pytest.mark.parametrize("headers", [[("a",)], [("a", "b", "c")], "text", 5, ["ab"]])
+def test_headers_of_no_known_shape_are_refused(rig, headers, payload):
+    with pytest.raises(PayloadTypeError, match="headers"):
+        rig.publisher()("orders", payload, headers=headers)
+
+
+@pytest.mark.parametrize("payload", [b"small", BIG])
+def test_an_argument_that_is_missing_is_pythons_own_error(rig, payload):
+    @rig.cc.offload(payload="value", key="key", headers="headers")
+    def publish(value, key, headers):
+        rig.sent.append(value)
+
+    with pytest.raises(TypeError, match="key"):
+        publish(payload)
+    assert (rig.sent, rig.stored) == ([], 0)
+
+
+def test_a_parameter_that_only_a_place_can_fill_is_not_mistaken_for_a_keyword(rig):
+    @rig.cc.offload(payload="value")
+    def publish(value, /, **more):
+        return value, more
+
+    value, more = publish(BIG, value=b"small")
+    assert rig.cc.resolve(value) == BIG
+    assert more == {"value": b"small"}
+
+
+def test_a_keyword_only_payload_after_varargs(rig):
+    @rig.cc.offload(payload="value", destination="topic")
+    def publish(topic, *parts, value=b"default"):
+        return topic, parts, value
+
+    assert publish("t", 1, 2) == ("t", (1, 2), b"default")
+    assert rig.cc.resolve(publish("t", 1, value=BIG)[2]) == BIG
+
+
+def test_callables_without_a_name_of_their_own(rig):
+    def publish(prefix, value):
+        return value
+
+    class Sender:
+        def __call__(self, value):
+            return value
+
+    for function in (functools.partial(publish, "p"), Sender()):
+        assert rig.cc.resolve(rig.cc.offload(payload="value")(function)(BIG)) == BIG
+
+
+def test_a_function_that_hides_a_coroutine_is_refused_before_anything_is_lost():
+    async def send(value, key=None):
+        raise AssertionError("nothing may run")
+
+    for strategy in ("external", "chunking"):
+        rig = Rig(strategy)
+        publish = rig.cc.offload(payload="value", key="key")(lambda value, key=None: send(value, key))
+        with pytest.raises(ConfigError, match="async def"):
+            publish(BIG)
+        assert rig.stored == 0
+
+
+def test_an_envelope_takes_the_calls_key_and_headers_where_it_has_none(rig):
+    publish = rig.publisher()
+    publish("orders", Envelope(b"abc"), key=b"k", headers={"mine": "1"})
+    publish("orders", Envelope(b"abc", headers={"its": "1"}, key=b"its"), key=b"k", headers={"mine": "1"})
+    assert [sent[2:] for sent in rig.sent] == [(b"k", {"mine": "1"}), (b"its", {"its": "1"})]
+
+
+@pytest.mark.parametrize("strategy", ["external", "chunking"])
+def test_reserved_header_names_do_no_harm_and_similar_ones_arrive(strategy):
+    rig = Rig(strategy)
+    rig.publisher()("orders", BIG, headers={"claimcheck-checksum": "crc32:0", "claimcheck-app": "mine"})
+    ((outcome,),) = [rig.received()]
+    assert (outcome.payload, outcome.headers) == (BIG, {"claimcheck-app": "mine"})
+
+
+def test_an_annotated_text_key_gets_the_uuid_as_text():
+    rig = Rig("chunking")
+
+    @rig.cc.offload(payload="value", key="key")
+    def publish(value, key: str | None = None):
+        rig.sent.append(key)
+
+    publish(BIG)
+    assert {type(key) for key in rig.sent} == {str}
+
+
+@pytest.mark.parametrize("maximum", [500, 1500, 5000])
+def test_chunks_obey_the_smaller_of_their_own_limit_and_the_brokers(maximum):
+    rig = Rig("chunking", chunking={"max_message_bytes": maximum})
+    limit = WireLimit(3000)
+    with rig.cc.outbound(BIG, destination="orders", limit=limit) as out:
+        sizes = [len(each.data) + limit.overhead(each.key, each.headers) for each in out.envelopes]
+    assert min(maximum, 3000) - 80 < max(sizes) <= min(maximum, 3000)
+
+
+def test_a_threshold_above_the_brokers_limit_is_cut_down_to_it():
+    rig = Rig(threshold_bytes=1_000_000)
+    with rig.cc.outbound(BIG, destination="orders", limit=WireLimit(2000)) as out:
+        assert [each.kind.name for each in out.envelopes] == ["POINTER"]

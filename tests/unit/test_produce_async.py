@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import io
 import threading
 
@@ -191,5 +192,121 @@ def test_the_futures_of_chunks_come_back_as_one(kind):
         assert isinstance(partial, PartialSendError)
         assert isinstance(partial.__cause__, QueueFullError)
         assert rig.sent[-1][3][TYPE] == "abort"
+
+    asyncio.run(main())
+
+
+def test_an_abort_that_hangs_does_not_hold_up_a_cancelled_task():
+    rig = Rig("chunking")
+
+    @rig.cc.offload(payload="value", key="key")
+    async def publish(value, key=None):
+        await asyncio.Event().wait()
+
+    async def main():
+        task = asyncio.create_task(publish(BIG))
+        await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=2)
+        assert done
+        assert task.cancelled()
+
+    asyncio.run(main())
+
+
+def test_the_abort_of_a_coroutine_that_failed_is_sent_before_the_error_is_raised():
+    rig = Rig("chunking")
+
+    @rig.cc.offload(payload="value", key="key", headers="headers")
+    async def publish(value, key=None, headers=None):
+        await asyncio.sleep(0)
+        rig.sent.append(headers[TYPE])
+        if rig.sent == ["chunk"] * 3:
+            raise TimeoutError
+
+    with pytest.raises(PartialSendError):
+        asyncio.run(publish(BIG))
+    assert rig.sent[-1] == "abort"
+
+
+def test_cancelled_while_it_is_being_stored_leaves_nothing_even_if_the_program_ends_at_once(monkeypatch):
+    rig, writing, go_on = Rig(), threading.Event(), threading.Event()
+    store = rig.cc.store("hot")
+    write = store._write
+
+    def slow(*args):
+        writing.set()
+        assert go_on.wait(10)
+        write(*args)
+
+    monkeypatch.setattr(store, "_write", slow)
+
+    @rig.cc.offload(payload="value")
+    async def publish(value):
+        rig.sent.append(value)
+
+    async def main():
+        task = asyncio.create_task(publish(BIG))
+        await asyncio.to_thread(writing.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+
+    asyncio.run(main())
+    assert (rig.sent, rig.stored) == ([], 0)
+
+
+def test_a_cancelled_future_is_unknown_whatever_the_classifier_says(rig):
+    futures = []
+
+    @rig.cc.offload(payload="value", classify=lambda _: "failed")
+    def publish(value):
+        futures.append(concurrent.futures.Future())
+        return futures[-1]
+
+    publish(BIG).cancel()
+    assert rig.stored == 1
+
+
+class Ticket(concurrent.futures.Future):
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_futures_of_any_kind_are_joined_and_any_of_them_may_fail(failing):
+    rig, tickets = Rig("chunking"), []
+
+    @rig.cc.offload(payload="value", key="key", headers="headers")
+    def publish(value, key=None, headers=None):
+        tickets.append(Ticket(len(tickets)))
+        rig.sent.append(headers[TYPE])
+        return tickets[-1]
+
+    joined = publish(BIG)
+    assert not joined.cancel()
+    for ticket in tickets:
+        ticket.set_exception(QueueFullError()) if ticket.number == failing else ticket.set_result(ticket.number)
+    assert isinstance(joined.exception(timeout=0), PartialSendError)
+    assert rig.sent[-1] == "abort"
+
+
+def test_the_error_of_a_future_with_nothing_stored_stays_the_callers_to_look_at(rig):
+    async def main():
+        loop, complaints = asyncio.get_running_loop(), []
+        loop.set_exception_handler(lambda _, context: complaints.append(context["message"]))
+
+        @rig.cc.offload(payload="value", headers="headers")
+        def publish(value, headers=None):
+            future = loop.create_future()
+            future.set_exception(QueueFullError())
+            return future
+
+        publish(bytearray(b"small"))
+        await asyncio.sleep(0)
+        gc.collect()
+        assert complaints == ["Future exception was never retrieved"]
 
     asyncio.run(main())

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
+import weakref
+
 import pytest
 
+import claimcheck
 from claimcheck import envelope
 from claimcheck.errors import (
     PartialSendError,
+    PayloadError,
+    PayloadTooLargeError,
 )
+from claimcheck.hints import TYPE
 from tests.produce_rig import BIG, BrokerTimeoutError, QueueFullError, Rig
 
 
@@ -124,3 +133,55 @@ def test_the_block_has_all_results():
         first = out.send(lambda each: each.headers["chunk_id"])
     assert first == "0"
     assert out.results == [str(n) for n in range(out.total)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)])
+def test_the_end_of_the_program_stays_itself_in_the_middle_of_chunks(error):
+    rig = Rig("chunking")
+    with pytest.raises(type(error)) as caught:
+        rig.publisher(error=error, after=2)("orders", BIG)
+    assert caught.value is error
+    assert rig.sent[-1][3][TYPE] == "abort"
+
+
+def test_a_file_that_fails_before_the_first_chunk_needs_no_abort():
+    class Failing(io.BytesIO):
+        def read(self, size=-1):
+            raise OSError("gone")
+
+    rig = Rig("chunking")
+    with pytest.raises(PayloadError):
+        rig.publisher(classify=lambda _: "unknown")("orders", Failing(BIG))
+    assert rig.sent == []
+
+
+def test_nothing_of_a_failed_send_waits_for_the_garbage_collector():
+    class Payload(bytearray):
+        pass
+
+    rig, payload = Rig("chunking"), Payload(BIG)
+    gone = weakref.ref(payload)
+
+    @rig.cc.offload(payload="value", key="key")
+    def publish(value, key=None):
+        raise QueueFullError
+
+    gc.disable()
+    try:
+        with contextlib.suppress(QueueFullError):
+            publish(payload)
+        del payload
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_pointer_that_became_too_long_leaves_nothing_stored():
+    name = "n" * 600  # the store's name stands in the pointer
+    stores = {name: {"type": "memory", "space": "long-pointer"}}
+    cc = claimcheck.from_dict(
+        {"strategy": "external", "threshold_bytes": 2000, "limits": {"max_pointer_bytes": 512}, "stores": stores}
+    )
+    with pytest.raises(PayloadTooLargeError, match="max_pointer_bytes"):
+        cc.outbound(BIG, destination="orders").__enter__()
+    assert cc.store(name)._payloads == {}

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import array
 import io
+import mmap
 
 import pytest
 
-from claimcheck import envelope
+from claimcheck import Envelope, Outbound, Strategy, envelope
 from claimcheck.errors import (
     ClaimCheckError,
     PartialSendError,
     PayloadError,
     PayloadTooLargeError,
     PayloadTypeError,
+    StoreUnavailableError,
 )
 from claimcheck.hints import TYPE
-from tests.produce_rig import BIG, Rig, Unseekable
+from tests.produce_rig import BIG, QueueFullError, Rig, Unseekable
 
 
 @pytest.fixture
@@ -101,3 +104,76 @@ def test_headers_that_leave_no_room_are_refused_before_anything_is_sent(strategy
     with pytest.raises(PayloadTooLargeError, match="no room"):
         rig.publisher()("orders", BIG, headers={"h": "x" * 1_000_000})
     assert (rig.sent, rig.stored) == ([], 0)
+
+
+@pytest.mark.parametrize("payload", [BIG, b"small"])
+@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid"])
+def test_the_same_file_may_be_sent_again_after_a_failure(strategy, payload):
+    rig, file = Rig(strategy), io.BytesIO(b"skipped" + payload)
+    file.seek(7)
+    with pytest.raises(QueueFullError):
+        rig.publisher(error=QueueFullError())("orders", file)
+    rig.publisher()("orders", file)
+    assert rig.received()[-1].payload == payload
+
+
+def test_the_same_file_may_be_sent_again_after_the_store_failed(monkeypatch):
+    rig, file = Rig(), io.BytesIO(BIG)
+
+    def down(pointer, source):
+        next(iter(source))
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.cc.store("hot"), "_write", down)
+        with pytest.raises(StoreUnavailableError):
+            rig.publisher()("orders", file)
+    rig.publisher()("orders", file)
+    assert rig.received()[0].payload == BIG
+
+
+def test_a_memory_map_is_bytes_and_its_position_is_its_owners():
+    rig = Rig()
+    with mmap.mmap(-1, len(BIG)) as mapped:
+        mapped[:] = BIG
+        mapped.seek(3)
+        for _ in range(2):
+            rig.publisher()("orders", mapped)
+        assert mapped.tell() == 3
+    assert [outcome.payload for outcome in rig.received()] == [BIG, BIG]
+
+
+@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid", "inline"])
+def test_views_of_odd_shapes(strategy):
+    rig = Rig(strategy)
+    spread = memoryview(bytes(b for byte in envelope.HEADER + BIG for b in (byte, 0)))[::2]
+    rig.publisher()("orders", spread)
+    rig.publisher()("orders", array.array("i", range(3000)))
+    payloads = [bytes(outcome.payload) for outcome in rig.received()]
+    assert payloads == [envelope.HEADER + BIG, array.array("i", range(3000)).tobytes()]
+
+
+def test_a_view_that_was_released_is_refused(rig):
+    view = memoryview(BIG)
+    view.release()
+    with pytest.raises(PayloadTypeError):
+        rig.publisher()("orders", view)
+
+
+def test_a_buffer_is_free_again_when_the_call_has_failed():
+    rig, buffer = Rig("chunking"), bytearray(BIG)
+    try:
+        rig.publisher(error=QueueFullError())("orders", buffer)
+    except QueueFullError:
+        buffer.clear()
+
+
+def test_a_strategy_of_a_stranger_may_read_a_file_as_files_are_read():
+    rig = Rig(f"{__name__}:WholeStrategy")
+    rig.publisher()("orders", Unseekable(BIG))
+    assert rig.sent[0][1] == BIG
+
+
+class WholeStrategy(Strategy):
+    def _offload(self, message):
+        return Outbound([Envelope(message.payload.read())])

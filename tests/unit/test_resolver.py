@@ -210,3 +210,83 @@ def test_a_store_that_is_not_configured_is_rejected_by_name(cc):
     with pytest.raises(PointerRejectedError, match="'cold'") as caught:
         cc.resolve(golden("pointer_v2").replace(b'"store":"hot"', b'"store":"cold"'))
     assert caught.value.reason == "store"
+
+
+@pytest.mark.parametrize(
+    "message", ["text", 5, memoryview(bytes(b for byte in envelope.HEADER + b"\x09" for b in (byte, 0)))[::2], object()]
+)
+def test_feed_never_raises_whatever_comes(cc, message):
+    resolver = cc.resolver()
+    (outcome,) = resolver.feed("s", 0, message, handle="h")
+    assert isinstance(outcome, Failed)
+    assert outcome.handles == ("h",)
+    resolver.settle(outcome, acked=True)
+    assert resolver.safe_position("s") is None
+
+
+def test_an_error_that_is_not_ours_becomes_one_and_keeps_its_cause(cc, monkeypatch):
+    (message,) = sent_by("external")
+
+    def out_of_memory(pointer):
+        raise MemoryError("5 GiB")
+
+    monkeypatch.setattr(cc.store("hot"), "read", out_of_memory)
+    (outcome,) = cc.resolver().feed("s", 0, message.data)
+    assert isinstance(outcome.error, claimcheck.ClaimCheckError)
+    assert isinstance(outcome.error.__cause__, MemoryError)
+
+
+def test_headers_that_cannot_be_read_lose_no_handle(cc):
+    chunks = sent_by("chunking")
+    broken = [*chunks[:-1], dataclasses.replace(chunks[-1], headers=5)]
+    outcomes = feed_all(cc.resolver(), broken)
+    assert sorted(handle for outcome in outcomes for handle in outcome.handles) == [len(chunks) - 1]
+    assert isinstance(outcomes[0], Failed)
+
+
+@pytest.mark.parametrize(("name", "value"), [("claimcheck-size", "7"), ("claimcheck-checksum", "crc32:00000000")])
+def test_hints_on_a_pointer_are_checked_too(cc, name, value):
+    (message,) = sent_by("external")
+    (outcome,) = cc.resolver().feed("s", 0, message.data, headers=message.headers | {name: value})
+    assert isinstance(outcome.error, IntegrityError)
+
+
+def test_the_writer_says_checksum_and_null_key(cc):
+    chunks = sent_by("chunking")
+    assert [("claimcheck-checksum" in chunk.headers) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert {chunk.headers["claimcheck-null-key"] for chunk in chunks} == {"1"}
+    assert not any("claimcheck-null-key" in chunk.headers for chunk in sent_by("chunking", key=b"k"))
+
+
+def test_an_outcome_from_before_a_clear_settles_nothing_that_came_after(cc):
+    resolver = cc.resolver()
+    (before,) = resolver.feed("s", 5, b"x")
+    resolver.clear("s")
+    resolver.feed("s", 5, b"x")
+    resolver.settle(before, acked=True)
+    assert resolver.safe_position("s") == 5
+
+
+def test_a_position_that_came_twice_is_settled_once(cc):
+    resolver = cc.resolver()
+    resolver.feed("s", 5, b"x")
+    (again,) = resolver.feed("s", 5, b"x")
+    resolver.settle(again, acked=True)
+    assert resolver.safe_position("s") is None
+
+
+def test_a_stuck_position_does_not_make_the_others_pile_up(cc):
+    resolver = cc.resolver()
+    resolver.feed("s", 0, b"stuck")
+    for position in range(1, 2000):
+        (outcome,) = resolver.feed("s", position, b"x")
+        resolver.settle(outcome, acked=True)
+    assert resolver.safe_position("s") == 0
+    assert len(resolver._unsettled["s"]._heap) < 100
+
+
+def test_key_and_headers_of_a_failure_are_as_they_were_sent(cc):
+    chunks = sent_by("chunking", headers={"mine": "1"})
+    lying = [dataclasses.replace(chunk, headers=chunk.headers | {"claimcheck-size": "7"}) for chunk in chunks]
+    (outcome,) = feed_all(cc.resolver(), lying)
+    assert (outcome.key, outcome.headers) == (None, {"mine": "1"})

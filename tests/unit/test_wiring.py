@@ -12,6 +12,7 @@ import threading
 import pytest
 
 import claimcheck
+from claimcheck import wiring
 from claimcheck.errors import ConfigError
 from claimcheck.hooks import Hooks, OperationEvent
 from claimcheck.outbound import Outbound
@@ -160,3 +161,43 @@ def test_the_import_brings_no_vendor_and_no_reader_of_yaml():
     code = f"import claimcheck, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_closing_in_a_child_leaves_the_parents_stores_alone_and_never_hangs(monkeypatch):
+    cc, closed = claimcheck.from_dict(CONFIG), []
+    monkeypatch.setattr(cc.store("hot"), "close", lambda: closed.append("parent's"))
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+
+    def child():
+        cc.close()
+        answers.put(list(closed))
+
+    with cc._lock:  # held by a thread that the child does not have
+        process = context.Process(target=child)
+        process.start()
+    process.join(10)
+    assert process.exitcode == 0
+    assert answers.get() == []
+
+
+def test_a_strategy_that_is_unknown_to_one_destination_is_named_there():
+    with pytest.raises(ConfigError) as caught:
+        claimcheck.from_dict(CONFIG | {"destinations": {"audit.*": {"strategy": "nope"}}})
+    assert caught.value.path == "destinations.audit.*.strategy"
+
+
+def test_plans_do_not_pile_up_with_the_destinations(monkeypatch):
+    monkeypatch.setattr(wiring, "_REMEMBERED_PLANS", 10)
+    cc = claimcheck.from_dict(CONFIG)
+    for number in range(100):
+        cc.outbound(b"x", destination=f"topic-{number}")
+    assert len(cc._current().plans) <= 10
+
+
+def test_an_override_may_pause_longer_for_the_same_store():
+    cc = claimcheck.from_dict(
+        CONFIG | {"strategy": "hybrid", "destinations": {"slow": {"hybrid": {"retry_store_after_seconds": 99}}}}
+    )
+    pauses = [cc._plan(topic)[0].context.breaker._pause for topic in ("fast", "slow")]
+    assert pauses == [30, 99]

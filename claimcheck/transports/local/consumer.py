@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
 from claimcheck.errors import ClaimCheckError, TransportError
-from claimcheck.resolver import Dropped, Outcome, Resolver
+from claimcheck.resolver import Dropped, Outcome, Resolved, Resolver
 from claimcheck.transports.local.broker import LocalBroker
 from claimcheck.transports.local.dead_letters import put_aside
-from claimcheck.transports.local.errors import StaleDeliveryError
+from claimcheck.transports.local.errors import BrokerArgumentError, StaleDeliveryError
 from claimcheck.transports.local.groups import Delivery, GroupMember
 from claimcheck.transports.local.received import ReceivedMessage, received
 
@@ -43,9 +43,12 @@ class LocalConsumer:
         group: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``.
         lease_seconds: How long the group waits for a member that is silent, more than 0.
         redelivery_delay_seconds: How long messages stay away that were given back, from 0.
+        max_redeliveries: How often a payload, or chunks that never became one, come again after they were given back,
+            from 0; given back once more they go to the dead letters. By default they come again for ever, about once
+            in ``chunking.expire_after_seconds`` where the producer died in the middle of its chunks.
 
     Raises:
-        BrokerArgumentError: The group's name, the topics or the lease cannot be used.
+        BrokerArgumentError: The group's name, the topics, the lease or ``max_redeliveries`` cannot be used.
         UnknownTopicError: Nobody has created one of the topics.
     """
 
@@ -58,12 +61,17 @@ class LocalConsumer:
         group: str,
         lease_seconds: float = 30.0,
         redelivery_delay_seconds: float = 1.0,
+        max_redeliveries: int | None = None,
     ) -> None:
+        if max_redeliveries is not None and max_redeliveries < 0:
+            raise BrokerArgumentError(f"max_redeliveries cannot be {max_redeliveries}; give None for no limit")
         self._broker = broker
         self._member = GroupMember(broker, group, topics, lease_seconds=lease_seconds)
         self._resolver = cc.resolver(clock=broker.clock)
         self._delay = redelivery_delay_seconds
+        self._max_redeliveries = max_redeliveries
         self._ready: deque[ReceivedMessage] = deque()
+        self._dropped: deque[Dropped] = deque()
         self._closed = False
 
     def receive(self, *, timeout: float = 1.0) -> ReceivedMessage | None:
@@ -104,6 +112,9 @@ class LocalConsumer:
     def nack(self, message: ReceivedMessage, *, delay_seconds: float | None = None) -> None:
         """Give a payload back with all its chunks: it comes again, whole, to whoever holds the partition then.
 
+        After ``max_redeliveries`` it goes to the dead letters instead, see `dead_letter`; if they refuse it, or the
+        partition was lost meanwhile, it comes again all the same.
+
         Args:
             message: As it was received.
             delay_seconds: How long it stays away, from 0; by default ``redelivery_delay_seconds``.
@@ -111,7 +122,7 @@ class LocalConsumer:
         Raises:
             BrokerClosedError: The consumer or the broker was closed; it comes again anyhow.
         """
-        self._give_back(message.outcome, self._delay if delay_seconds is None else delay_seconds)
+        self._retry(message.outcome, self._delay if delay_seconds is None else delay_seconds)
 
     def dead_letter(self, message: ReceivedMessage, *, reason: str | None = None) -> None:
         """Put the original messages aside, into the topic ``<topic>.dead_letter``, and acknowledge them.
@@ -148,6 +159,7 @@ class LocalConsumer:
         """Leave the group; what was not acknowledged comes again, to others. Closing twice is harmless."""
         self._closed = True
         self._ready.clear()
+        self._dropped.clear()
         self._resolver.clear()
         self._member.close()
 
@@ -173,14 +185,24 @@ class LocalConsumer:
 
     def _step(self, pause: float) -> bool:
         """Take one message, or wait for one; returns whether anything came."""
+        self._let_go()  # what could not be let go before
         polled = self._member.poll(timeout=max(pause, 0.0))
         for source in polled.lost:
             self._forget(source)
-        for delivery in polled.deliveries:
-            self._act(self._feed(delivery))
+        self._feed_all(polled.deliveries)
         if not polled.deliveries:
             self._act(self._resolver.tick())
         return bool(polled.deliveries or polled.lost)
+
+    def _feed_all(self, deliveries: Sequence[Delivery]) -> None:
+        """Feed deliveries one by one; whatever interrupts this, the rest of them comes again."""
+        for done, delivery in enumerate(deliveries):
+            try:
+                outcomes = self._feed(delivery)
+            except BaseException:
+                self._member.nack(deliveries[done:], delay_seconds=self._delay)
+                raise
+            self._act(outcomes)
 
     def _feed(self, delivery: Delivery) -> list[Outcome]:
         message = delivery.message
@@ -194,25 +216,43 @@ class LocalConsumer:
     def _act(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             if isinstance(outcome, Dropped):
-                self._let_go(outcome)
+                self._dropped.append(outcome)
             else:
                 self._ready.append(received(outcome))
+        self._let_go()
 
-    def _let_go(self, dropped: Dropped) -> None:
-        """Do with messages that became no payload what the configuration says; in doubt they come again."""
-        try:
+    def _let_go(self) -> None:
+        """Do with messages that became no payload what the configuration says; those that it fails for stay here."""
+        while self._dropped:
+            dropped = self._dropped[0]
             if dropped.action == "redeliver":
-                self._give_back(dropped, self._delay)
-                return
-            if dropped.action == "dead_letter":
-                put_aside(self._broker, dropped.handles, reason=_reason(dropped.reason, dropped.error))
-            self._member.ack(dropped.handles)
-            self._resolver.settle(dropped, acked=True)
+                self._retry(dropped, self._delay)
+            else:
+                self._finish(dropped, put_aside_first=dropped.action == "dead_letter")
+            self._dropped.popleft()
+
+    def _retry(self, outcome: Outcome, delay_seconds: float) -> None:
+        """Give messages back, unless they came again often enough."""
+        count = max(delivery.redelivery_count for delivery in outcome.handles)
+        if self._max_redeliveries is None or count < self._max_redeliveries:
+            self._give_back(outcome, delay_seconds)
+        else:
+            reason = f"{_word(outcome)} after {count} redeliveries"
+            _log.warning("messages of %s are put aside: %s", outcome.source, reason)
+            self._finish(outcome, reason=reason, put_aside_first=True)
+
+    def _finish(self, outcome: Outcome, *, put_aside_first: bool, reason: str | None = None) -> None:
+        """Acknowledge messages that nobody gets; in doubt they come again."""
+        try:
+            if put_aside_first:
+                put_aside(self._broker, outcome.handles, reason=_reason(reason or _word(outcome), _error(outcome)))
+            self._member.ack(outcome.handles)
+            self._resolver.settle(outcome, acked=True)
         except StaleDeliveryError:  # lost meanwhile; the next poll says so
-            _log.debug("%s was lost before its chunks were acknowledged", dropped.source)
+            _log.debug("messages of %s were lost before they were acknowledged", outcome.source)
         except TransportError as error:
-            _log.warning("chunks of %s come again, for they could not be put aside: %s", dropped.source, error)
-            self._give_back(dropped, self._delay)
+            _log.warning("messages of %s come again, for they could not be put aside: %s", outcome.source, error)
+            self._give_back(outcome, self._delay)
 
     def _give_back(self, outcome: Outcome, delay_seconds: float) -> None:
         self._member.nack(outcome.handles, delay_seconds=delay_seconds)
@@ -221,6 +261,15 @@ class LocalConsumer:
     def _forget(self, source: Hashable) -> None:
         self._resolver.clear(source)
         self._ready = deque(message for message in self._ready if message.outcome.source != source)
+        self._dropped = deque(dropped for dropped in self._dropped if dropped.source != source)
+
+
+def _word(outcome: Outcome) -> str:
+    return outcome.reason if isinstance(outcome, Dropped) else "rejected"
+
+
+def _error(outcome: Outcome) -> ClaimCheckError | None:
+    return None if isinstance(outcome, Resolved) else outcome.error
 
 
 def _reason(word: str, error: ClaimCheckError | None) -> str:

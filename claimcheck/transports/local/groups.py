@@ -217,8 +217,9 @@ class GroupMember:
     def _update_leases(self, connection: sqlite3.Connection) -> tuple[tuple[str, int], ...]:
         held, known = held_leases(connection, self.group, self.name), self._leases
         for where, lease in held.items():
-            if where not in known or known[where].epoch != lease.epoch:
-                self._next[where] = lease.floor
+            kept = where in known and known[where].epoch == lease.epoch
+            # Acknowledgements can carry the floor past what was read under this lease: below it nothing is left.
+            self._next[where] = max(lease.floor, self._next[where]) if kept else lease.floor
         self._leases = held
         return tuple(where for where, lease in known.items() if where not in held or held[where].epoch != lease.epoch)
 
@@ -245,8 +246,9 @@ class GroupMember:
     def _take(self, again: list[Delivery]) -> None:
         if again:
             with self._broker.database.write() as connection:
-                for place, _, offsets in self._by_lease(again):
-                    take_due(connection, place, offsets)
+                for place, epoch, offsets in self._by_lease(again):
+                    if is_epoch(connection, place, self.name, epoch):  # else another member may have given them back
+                        take_due(connection, place, offsets)
 
     def _by_lease(self, deliveries: Iterable[Delivery]) -> list[tuple[Place, int, list[int]]]:
         groups: dict[tuple[str, int, int], list[int]] = {}
