@@ -61,6 +61,7 @@ def collect(pieces: Iterator[Buffer], size: int | None) -> bytes:
         for piece in pieces:
             out[done : done + len(piece)] = piece
             done += len(piece)
+    box.truncate(done)
     return box.getvalue()
 
 

@@ -164,7 +164,7 @@ class Store(ABC):
         """
         source = self._source(payload, limit)
         draft = self._draft(destination)
-        self._check_own(draft)
+        self._check_draft(draft)
         with self.context.hooks.operation("write", store=self.name, key=draft.key, size=source.size):
             with self._translated(draft, "write"):
                 self._reach()
@@ -288,7 +288,7 @@ class Store(ABC):
             fail(f"stores.{self.name}.ttl_seconds", found=f"{self.ttl_seconds:g}", expected=expected)
         return created_ms + int(self.ttl_seconds * 1000)
 
-    def _check_own(self, draft: Pointer) -> None:
+    def _check_draft(self, draft: Pointer) -> None:
         """What a store would not follow it must not write: nobody could ever read it."""
         try:
             self.check(replace(draft, size=0))

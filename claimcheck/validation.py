@@ -291,7 +291,9 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_loader())
     except OSError as exc:
         raise ConfigError(f"cannot read {name}: {exc.strerror or exc}", path=name) from exc
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+    except ConfigError:
+        raise
+    except Exception as exc:  # tags that do not fit their values make PyYAML raise anything
         why = _why(exc)
     raise ConfigError(f"{name} is no YAML: {why}", path=name)  # not from the error, which quotes what may be a secret
 

@@ -42,6 +42,7 @@ _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
     ("ClusterDownError", StoreUnavailableError),
     ("TryAgainError", StoreUnavailableError),
 )
+_DATABASE = re.compile(r"/?\d*/?")
 
 
 def _is_url(url: str) -> bool:
@@ -58,7 +59,6 @@ def _is_url(url: str) -> bool:
     return parts.scheme in ("redis", "rediss") and not parts.fragment and bool(_DATABASE.fullmatch(parts.path))
 
 
-_DATABASE = re.compile(r"/?\d*/?")
 _URL = Check(
     _is_url, "redis://[user:password@]host[:port][/database], rediss://... or unix://path, escaped as URLs are"
 )

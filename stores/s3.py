@@ -76,6 +76,10 @@ _NOT_ADMITTED = {
 _NOT_REACHED = ("ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseStreamingError")
 
 
+def _folder(prefix: str) -> str:
+    return f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+
+
 def _is_endpoint(url: str) -> bool:
     try:
         parts = urlsplit(url)
@@ -85,7 +89,7 @@ def _is_endpoint(url: str) -> bool:
 
 
 _BUCKET = Check(bool, "the name of a bucket")
-_PREFIX = Check(lambda prefix: is_key_prefix(prefix.strip("/")), KEY_PREFIX.expected)
+_PREFIX = Check(lambda prefix: is_key_prefix(_folder(prefix)), KEY_PREFIX.expected)
 _ENDPOINT = Check(_is_endpoint, "http://host[:port] or https://host[:port]")
 
 
@@ -134,7 +138,7 @@ class S3Store(Store):
         self._timeouts = {"connect_timeout": connect_timeout_seconds, "read_timeout": timeout_seconds}
         self._lock = threading.Lock()
         self._client: tuple[int, Any] | None = None
-        self.prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self.prefix = _folder(prefix)
         self.ttl_seconds = ttl_seconds
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+_DEAF = (signal.signal, (signal.SIGINT, signal.SIG_IGN))  # Ctrl-C is for the process that knows how to end the others
 _SPARE_BYTES = 256 << 20
 
 
@@ -94,16 +96,17 @@ class _Stage:
 
         tally = Tally(self.scratch / "tally")
         watch = Watch(self.console, self.folder, tally)
-        sent = watch.over(f"{self.strategy:<9} write", partial(self._send, tally))
+        sent = watch.over(f"{self.strategy:<9} write", partial(self._send, tally), cancel=self._stop.touch)
         topic, config = Topic(self.scratch / "broker.sqlite"), self._config()
         chunked = self.strategy == "chunking"
         as_rdd: Callable[..., Any] = partial(
             read_as_rdd, self.spark, topic, config, tally, chunks="reassemble" if chunked else "refuse"
         )
-        readings = [watch.over(f"{self.strategy:<9} RDD", as_rdd)]
+        cancel = self.spark.sparkContext.cancelAllJobs
+        readings = [watch.over(f"{self.strategy:<9} RDD", as_rdd, cancel=cancel)]
         if not chunked:  # one row holds one message; chunks belong to several
             as_dataframe = partial(read_as_dataframe, self.spark, topic, config)
-            readings.append(watch.over(f"{self.strategy:<9} DataFrame", as_dataframe, counted=False))
+            readings.append(watch.over(f"{self.strategy:<9} DataFrame", as_dataframe, cancel=cancel, counted=False))
         return Run(self.strategy, sent, tuple(readings))
 
     def _send(self, tally: Tally) -> Sent:
@@ -113,15 +116,19 @@ class _Stage:
         broker = self.scratch / "broker.sqlite"
         with LocalBroker(broker) as made:
             made.create_topic(TOPIC, partitions=PARTITIONS)
-        order = Order(self._config(), broker, self.folder.root, list(self.folder.sizes), tally)
+        order = Order(self._config(), broker, self.folder.root, list(self.folder.sizes), tally, self._stop)
         try:
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as producer:
+            with ProcessPoolExecutor(1, get_context("spawn"), *_DEAF) as producer:
                 sent = producer.submit(produce, order).result()
         except BrokenProcessPool as error:
             raise DemoError("the producer process died; is there enough memory?") from error
         if not sent.sizes:
             raise DemoError(f"not one file below {self.folder.root} could be read any more")
         return sent
+
+    @property
+    def _stop(self) -> Path:
+        return self.scratch / "stop"
 
     def _config(self) -> dict[str, Any]:
         if self.strategy == "chunking":

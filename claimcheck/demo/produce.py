@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import time
 from collections import Counter
@@ -36,6 +37,7 @@ class Order:
         root: The folder.
         names: The files, as paths below ``root``.
         tally: Where each file that was sent is counted.
+        stop: Once there is such a file no more files are sent.
     """
 
     config: dict[str, Any]
@@ -43,6 +45,7 @@ class Order:
     root: Path
     names: list[str] = field(repr=False)
     tally: Tally
+    stop: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def produce(order: Order) -> Sent:
 
     digests, sizes, skipped, seconds = dict[bytes, str](), dict[bytes, int](), dict[str, str](), 0.0
     with cc, broker:
-        for name in order.names:
+        for name in itertools.takewhile(lambda _: not order.stop.exists(), order.names):
             try:
                 payload = read_file(order.root / name)
             except DemoError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -39,19 +40,25 @@ class Watch:
     tally: Tally
     clock: Callable[[], float] = time.monotonic
 
-    def over(self, title: str, work: Callable[[], T], *, counted: bool = True) -> T:
-        """Do the work and return what it returns.
+    def over(self, title: str, work: Callable[[], T], *, cancel: Callable[[], object], counted: bool = True) -> T:
+        """Do the work and return what it returns; when this is interrupted the work is over, too.
 
         Args:
             title: What it is, in two words.
             work: Done in a thread of its own; its errors come through unchanged.
+            cancel: Makes the work end soon, in whatever way.
             counted: Whether the work counts in the tally as it goes; else only its end is known.
         """
         self.tally.reset()
         with ThreadPoolExecutor(1, thread_name_prefix="claimcheck-demo") as threads:
             future = threads.submit(work)
             show = self._bar if self.console.is_terminal else self._lines
-            show(title, future, counted=counted)
+            try:
+                show(title, future, counted=counted)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    cancel()
+                raise
             return future.result()
 
     def _bar(self, title: str, future: Future[T], *, counted: bool) -> None:

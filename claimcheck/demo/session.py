@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["quiet_session"]
 
 _SHOWN_LINES = 15
+_ENDINGS = (signal.SIGINT, signal.SIGTERM)
 _ERROR_LINE = re.compile(r"^(?:claimcheck\.[\w.]+|[A-Z]\w*Error): .+$", re.MULTILINE)
 
 
@@ -35,14 +38,32 @@ def quiet_session(scratch: Path) -> Iterator[SparkSession]:
     """
     ensure_java()
     log = scratch / "spark.log"
-    with _standard_error_to(log):  # the JVM inherits it: no level of logging silences its own warnings
-        session = _start(scratch, log)
+    with ExitStack() as stack:
+        # The JVM inherits the file: no level of logging silences its own warnings.
+        with _standard_error_to(log), _signals_later():
+            session = _start(scratch, log)
+            stack.callback(session.stop)
+        try:
+            yield session
+        except Exception as error:
+            raise _explained(error) from error
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Put off what would end this process: a JVM whose start was broken off would never end."""
+    if threading.current_thread() is not threading.main_thread():  # signals reach no other
+        yield
+        return
+    came: list[int] = []
+    known = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _ENDINGS}
     try:
-        yield session
-    except Exception as error:
-        raise _explained(error) from error
+        yield
     finally:
-        session.stop()
+        for each, handler in known.items():
+            signal.signal(each, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _start(scratch: Path, log: Path) -> SparkSession:

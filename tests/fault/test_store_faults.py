@@ -1,11 +1,14 @@
 """Disks that are full, and stores that are down before, during and after: typed errors, and nothing half done."""
 
+import contextlib
 import errno
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -290,8 +293,50 @@ def test_redis_wrong_password_is_not_worth_trying_again(own_redis):
         store.write(b"payload")
 
     assert not caught.value.retryable
+    assert not hasattr(caught.value, "__notes__")
     assert "hunter2" not in str(caught.value)
     store.close()
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_stopped_redis_is_waited_for_once(own_redis, used, caplog):
+    server, url = own_redis
+    store = RedisStore(url=url, timeout_seconds=1)
+    if used:
+        store.write(b"so that a connection is there")
+    with stopped(server.info("server")["process_id"]):
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailableError) as caught:
+            store.write(bytes(100))
+        took = time.monotonic() - began
+
+    assert 0.9 < took < 1.8
+    assert not hasattr(caught.value, "__notes__")
+    assert caplog.text == ""
+    assert server.dbsize() == used
+    store.close()
+
+
+def test_encrypted_line_to_a_plain_redis_is_waited_for_once(own_redis, caplog):
+    store = RedisStore(url=own_redis[1].replace("redis://", "rediss://"), timeout_seconds=1, connect_timeout_seconds=1)
+    began = time.monotonic()
+
+    with pytest.raises(StoreError) as caught:
+        store.write(bytes(100))
+
+    assert time.monotonic() - began < 1.8
+    assert not hasattr(caught.value, "__notes__")
+    assert caplog.text == ""
+    store.close()
+
+
+@contextlib.contextmanager
+def stopped(process):
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
 
 
 class TestS3:
@@ -328,6 +373,35 @@ class TestS3:
             proxy.die()
             with pytest.raises(StoreUnavailableError):
                 file.read()
+
+
+PROGRAM = """
+import resource, sys
+import claimcheck
+claimcheck.__path__.append(sys.argv[2])  # a bare checkout keeps stores/ beside the package
+from dataclasses import replace
+from claimcheck.errors import IntegrityError
+from claimcheck.stores.memory import MemoryStore
+store = MemoryStore()
+pointer = replace(store.write(b"ten bytes."), size=5 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+for read in (store.read, lambda pointer: store.open(pointer).read()):
+    try:
+        read(pointer)
+    except IntegrityError as error:
+        print(error.expected, error.actual)
+"""
+
+
+def test_a_declared_size_is_no_reason_to_run_out_of_memory():
+    root = str(Path(claimcheck.__path__[0]).parent)
+    environment = {**os.environ, "PYTHONPATH": root}
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM, "", root], env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout.splitlines() == [f"{5 << 30} 10"] * 2, done.stderr
 
 
 def breaking_after(function, *, calls, error):

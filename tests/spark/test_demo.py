@@ -8,10 +8,13 @@ import os
 import pickle
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,6 +38,12 @@ from claimcheck.demo import run
 if __name__ == "__main__":
     sys.exit(run(Path(sys.argv[1]), console=Console(width=90)))
 """
+
+INTERRUPTED = f"""
+import signal
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: sys.exit(128 + number))
+{PROGRAM}"""
 
 
 @pytest.fixture
@@ -87,6 +96,46 @@ def test_every_file_comes_back_from_both_strategies(folder, tmp_path, worker_env
     assert max(map(len, done.stdout.splitlines())) <= 90
     assert os.listdir(tmp_path / "here") == []
     assert not list((tmp_path / "scratch").glob("claimcheck-*"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("number", "moment", "more"),
+    [
+        (signal.SIGINT, "Starting Spark", 0.0),  # at once
+        (signal.SIGINT, "Starting Spark", 1.5),  # a JVM is there, and not ready
+        (signal.SIGTERM, "claims/*", 0.0),  # the producer is at work
+        (signal.SIGTERM, "hybrid    write", 0.0),  # Spark is at work
+    ],
+)
+def test_an_interrupted_demo_leaves_no_process_and_no_file(folder, tmp_path, worker_env, number, moment, more):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    for name in range(200):  # enough to be at work for a while
+        (folder / str(name)).write_bytes(bytes(2 << 20))
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(folder)],
+        env=os.environ | worker_env | {"TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if "*" in moment:
+        until(lambda: list(scratch.glob(f"claimcheck-demo-*/hybrid/{moment}")))
+    else:
+        next(line for line in process.stdout if moment in line)
+    time.sleep(more)
+    process.send_signal(number)
+    process.communicate(timeout=100)  # ends when nobody has the pipe any more: Spark and the producer are gone
+    assert process.returncode == 128 + number
+    assert not list(scratch.glob("claimcheck-*"))
+
+
+def until(done: Callable[[], object]) -> None:
+    for _ in range(6000):
+        if done():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not come to that")
 
 
 # The input ------------------------------------------------------------------------------------------------------
@@ -170,7 +219,7 @@ def send(folder, tmp_path, names) -> Sent:
     with LocalBroker(tmp_path / "broker") as broker:
         broker.create_topic(TOPIC, partitions=job.PARTITIONS)
     config = {"strategy": "hybrid", "stores": {"disk": {"type": "filesystem", "path": str(tmp_path / "claims")}}}
-    return produce(Order(config, tmp_path / "broker", folder, names, Tally(tmp_path / "tally")))
+    return produce(Order(config, tmp_path / "broker", folder, names, Tally(tmp_path / "tally"), tmp_path / "stop"))
 
 
 def test_the_producer_sends_what_is_there_and_names_what_is_not(folder, tmp_path):
@@ -181,6 +230,12 @@ def test_the_producer_sends_what_is_there_and_names_what_is_not(folder, tmp_path
     assert sent.digests[b"three MiB"] == hashlib.sha256((folder / "three MiB").read_bytes()).hexdigest()
     assert Tally(tmp_path / "tally").total()[0] == 5
     assert pickle.loads(pickle.dumps(sent)) == sent
+
+
+def test_the_producer_stops_when_it_is_told_to(folder, tmp_path):
+    (tmp_path / "stop").touch()
+
+    assert send(folder, tmp_path, list(find(folder).sizes)).sizes == {}
 
 
 def test_names_that_are_no_text(folder, tmp_path):
@@ -280,7 +335,7 @@ def test_progress_shows_what_was_counted_and_hands_the_result_on(tmp_path, termi
         go.wait(0.3)
         return "done it"
 
-    assert watch.over("hybrid write", work) == "done it"
+    assert watch.over("hybrid write", work, cancel=go.set) == "done it"
     assert "1 of 2 files, 500 B" in out.getvalue()
     assert "done" in out.getvalue()
 
@@ -291,7 +346,21 @@ def test_work_that_fails_fails_unchanged(tmp_path, terminal):
     watch = Watch(console, Folder(tmp_path, {"a": 1}, {}), Tally(tmp_path / "tally"))
 
     with pytest.raises(ZeroDivisionError):
-        watch.over("hybrid", lambda: 1 / 0, counted=False)
+        watch.over("hybrid", lambda: 1 / 0, cancel=lambda: None, counted=False)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_interrupted_work_is_cancelled_and_not_waited_for(tmp_path, terminal, monkeypatch):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+    watch, go = Watch(console, Folder(tmp_path, {"a": 1}, {}), Tally(tmp_path / "tally")), threading.Event()
+
+    def interrupted(self: Watch, future: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Watch, "_done", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        watch.over("hybrid", lambda: go.wait(30), cancel=go.set)
+    assert go.is_set()
 
 
 def test_numbers_as_people_write_them():

@@ -6,8 +6,11 @@ import inspect
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from claimcheck import HEADER, errors
 from claimcheck.cli.commands import commands
 from claimcheck.cli.errors import exit_code, one_line
 from claimcheck.cli.inspect import human_bytes, lines
+from claimcheck.demo.files import DemoError
 from claimcheck.envelope import encode_chunk, encode_literal, encode_pointer
 
 PAYLOAD = os.urandom(3_000_000)
@@ -44,6 +48,17 @@ if "SHOW_MEMORY" in os.environ:  # not ru_maxrss, which begins with the memory o
 from claimcheck.cli import main
 main()
 """
+
+# A payload that never ends.
+SLOW = f"""
+import io, time
+import claimcheck
+class Slow(io.RawIOBase):
+    def read(self, size=-1):
+        time.sleep(0.01)
+        return b"x"
+claimcheck.ClaimCheck.open = lambda self, message: Slow()
+{CODE}"""
 
 proc = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no /proc here")
 full_disk = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
@@ -414,6 +429,76 @@ def test_a_missing_package_is_named_with_its_extra(package):
     assert b"Traceback" not in done.stderr
 
 
+# Streams that are closed, and being told to end
+
+
+@pytest.mark.parametrize("arguments", [("put", "-"), ("get", "-"), ("inspect", "-")])
+def test_a_closed_standard_input_is_said_in_one_line(here, arguments):
+    done = start(*arguments, preexec_fn=lambda: os.close(0))
+    assert (done.returncode, done.stderr) == (1, b"claimcheck: standard input is closed: name a file\n")
+    assert claims(here) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [("put", "payload"), ("get", "envelope"), ("inspect", "envelope"), ("inspect", "envelope", "--json")]
+)
+def test_a_closed_standard_output_is_said_before_anything_is_done(here, arguments):
+    (here / "envelope").write_bytes(put(b"small"))
+    done = start(*arguments, preexec_fn=lambda: os.close(1))
+    assert done.returncode == 1
+    assert done.stderr == b"claimcheck: standard output is closed: there is nowhere to write to\n"
+    assert len(claims(here)) == 1
+
+
+def test_a_closed_standard_error_is_no_error(here):
+    assert start("put", "payload", "-o", "envelope", preexec_fn=lambda: os.close(2)).returncode == 0
+    assert start("get", "envelope", "-o", "back", preexec_fn=lambda: os.close(2)).returncode == 0
+    assert (here / "back").read_bytes() == PAYLOAD
+    assert start("get", "nothing", preexec_fn=lambda: os.close(2)).returncode == 2
+
+
+def test_ended_while_storing_nothing_is_left(here):
+    process = subprocess.Popen(**command("put", "-"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:
+        process.stdin.write(PAYLOAD)
+        process.stdin.flush()
+        _until(lambda: claims(here))
+        time.sleep(0.3)  # by now it waits for the rest of the payload, which never comes
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
+    assert claims(here) == []
+
+
+def test_ended_while_writing_nothing_is_left(here):
+    (here / "envelope").write_bytes(put())
+    process = subprocess.Popen(**command("get", "envelope", "-o", "back", code=SLOW))
+    _until(lambda: visible(here) - {"envelope"})
+    process.terminate()
+    process.terminate()  # `timeout` does it twice
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert visible(here) == {"envelope"}
+
+
+def test_who_ignores_the_signal_goes_on_doing_so(here):
+    ignoring = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{CODE}"
+    process = subprocess.Popen(**command("put", "-", code=ignoring), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    with process:
+        process.stdin.write(PAYLOAD)
+        process.stdin.flush()
+        _until(lambda: claims(here))
+        process.terminate()
+        process.stdin.close()
+        assert process.wait(20) == 0
+
+
+def _until(done: Callable[[], object]) -> None:
+    for _ in range(2000):
+        if done():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not come to that")
+
+
 # Looking at envelopes
 
 
@@ -603,3 +688,18 @@ def test_the_demo_is_run_with_its_folder_and_its_code(here, monkeypatch):
     assert run("demo", "--dir", here).exit_code == 1
     assert run("demo", "--dir", "nowhere").exit_code == 2
     assert seen == [None, here]
+
+
+def test_a_folder_that_cannot_be_used_is_wrong_usage_and_other_troubles_of_the_demo_are_not(here, monkeypatch):
+    demo = pytest.importorskip("claimcheck.demo")
+    (here / "void").mkdir()
+    result = run("demo", "--dir", "void")
+    assert result.exit_code == 2
+    assert "it holds no files" in result.stderr
+
+    def fake(directory, *, console):
+        raise DemoError("Spark did not start")
+
+    monkeypatch.setattr(demo, "run", fake)
+    result = run("demo")
+    assert (result.exit_code, is_one_line(result)) == (1, True)

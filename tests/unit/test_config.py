@@ -79,15 +79,39 @@ def test_a_configuration_is_frozen_and_pickles_with_names_not_secrets(monkeypatc
         ({"store": None, "stores": {}}, "store", "nothing", "name of a store"),
         ({"stores": []}, "stores", "list", "mapping"),
         ({"stores": {"hot": {}}}, "stores.hot.type", "nothing", "store type"),
-        ({"stores": {"hot": "redis"}}, "stores.hot.type", "nothing", "store type"),
+        ({"stores": {"hot": "redis://me:hunter2@host"}}, "stores.hot", "text", "a mapping with type"),
+        ({"stores": {"hot": {"type": 5}}}, "stores.hot.type", "a int", "store type"),
+        ({"stores": {"hot": {"type": "${TYPE}"}}}, "stores.hot.type", "a placeholder", "text; placeholders work only"),
         ({"stores": {1: {"type": "memory"}}}, "stores.1", "1", "text"),
         ({"chunking": {"max_chunks": 0}}, "chunking.max_chunks", "0", "at least 1"),
         ({"chunking": {"on_evict": "drop"}}, "chunking.on_evict", "'drop'", "'redeliver'"),
         ({"chunking": None}, "chunking", "nothing", "mapping"),
         ({"limits": {"max_payload_byte": 1}}, "limits.max_payload_byte", "unknown key", "'max_payload_bytes'"),
         ({"signing": {"require": True}}, "signing.keys", "nothing", "at least one key"),
-        ({"signing": {"key_id": "k2", "keys": {"k1": "x"}}}, "signing.key_id", "'k2'", "below signing.keys"),
-        ({"signing": {"keys": {"k1": 5}}}, "signing.keys.k1", "5", "text"),
+        ({"signing": {"key_id": "k2", "keys": {"k1": "x"}}}, "signing.key_id", "no key", "below signing.keys"),
+        ({"signing": {"keys": {"k1": 5}}}, "signing.keys.k1", "a number", "text"),
+        (
+            {"threshold_bytes": "${TH:-1000}"},
+            "threshold_bytes",
+            "a placeholder",
+            "or 'auto'; placeholders work only in",
+        ),
+        ({"envelope": {"header": "${HEADER}"}}, "envelope.header", "a placeholder", "store options and signing keys"),
+        ({"chunking": {"max_message_bytes": 199}}, "chunking.max_message_bytes", "199", "at least 200 or 'auto'"),
+        ({"chunking": {"expire_after_seconds": float("inf")}}, "chunking.expire_after_seconds", "inf", "at most 10000"),
+        ({"limits": {"max_pointer_bytes": 511}}, "limits.max_pointer_bytes", "511", "at least 512"),
+        (
+            {"chunking": {"max_pending_bytes": 1000}},
+            "chunking.max_pending_bytes",
+            "1000",
+            "max_payload_bytes (268435456)",
+        ),
+        (
+            {"destinations": {"a": {"chunking": {"max_pending_bytes": 5}}}},
+            "destinations.a.chunking.max_pending_bytes",
+            "5",
+            "at least chunking.max_payload_bytes",
+        ),
         ({"envelope": {"header": "ü" * 20}}, "envelope.header", "ü", "ASCII"),
         ({"envelope": {"header": ""}}, "envelope.header", "''", "4 to 64"),
         ({"destinations": {"a": {"stores": {}}}}, "destinations.a.stores", "holds for all", "strategy"),
@@ -106,6 +130,28 @@ def test_each_mistake_names_its_place(change, path, found, expected):
     assert path in str(error)
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("limits", "max_payload_bytes", 1001),
+        ("limits", "max_pointer_bytes", 1001),
+        ("chunking", "max_payload_bytes", 1001),
+        ("chunking", "max_chunks", 1001),
+    ],
+)
+def test_writers_of_a_destination_stay_within_what_readers_take(section, name, value):
+    top = GOOD | {section: {name: 1000}}
+    assert from_dict(top | {"destinations": {"a": {section: {name: 1000}}}})
+    assert from_dict(top | {"destinations": {"a": {section: {name: 999}}}})
+    with pytest.raises(ConfigError, match="at most 1000: readers use the top-level limits") as caught:
+        from_dict(top | {"destinations": {"a": {section: {name: value}}}})
+    assert caught.value.path == f"destinations.a.{section}.{name}"
+
+
+def test_less_is_held_where_less_is_taken():
+    assert from_dict(GOOD | {"chunking": {"max_pending_bytes": 1000, "max_payload_bytes": 1000}})
+
+
 @pytest.mark.parametrize("raw", [None, [], "hybrid", 3])
 def test_something_else_than_a_mapping(raw):
     with pytest.raises(ConfigError, match="a mapping"):
@@ -119,6 +165,54 @@ def test_files_that_are_no_configuration(tmp_path, text, why):
     path = tmp_path / "claimcheck.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=why):
+        configuration.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("store: a\nstore: b", 2), ("stores:\n  hot: {type: memory}\n  hot: {type: redis}", 3), ("a: {b: 1, b: 2}", 1)],
+)
+def test_a_key_that_stands_there_twice(tmp_path, text, line):
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"line {line}: the key '(store|hot|b)' stands there twice"):
+        configuration.load(path)
+
+
+def test_a_key_may_be_merged_and_changed(tmp_path):
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(
+        "stores:\n  a: &a {type: memory, space: x}\n  b: &b {<<: *a, space: y}\n  c: {<<: *b, space: z}\nstore: c"
+    )
+    assert [store.options["space"] for store in configuration.load(path).stores.values()] == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "url: redis://me:hunter2@host: [",
+        "url: 'redis://me:hunter2@host",
+        "key: !hunter2 x",
+        "key: *hunter2",
+        "key: @hunter2",
+        "key: !!int hunter2",
+        "key: !!timestamp 2001-99-99hunter2",
+        "key: hunter2\n\tx: 1",
+        "a: " + "[" * 5000,
+    ],
+)
+def test_a_file_that_cannot_be_parsed_is_never_quoted(tmp_path, text):
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="no YAML: (line 1|line 2|it cannot be read)") as caught:
+        configuration.load(path)
+    assert "hunter2" not in f"{caught.value}{caught.value.found}"
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+
+
+@pytest.mark.parametrize("path", [None, 5, "nul\0nul"])
+def test_what_is_no_path(path):
+    with pytest.raises(ConfigError):
         configuration.load(path)
 
 
@@ -137,7 +231,23 @@ def test_a_file_that_is_not_there(tmp_path):
         ({"type": "memory", "spcae": "${X}"}, "stores.hot.spcae", "did you mean 'space'"),
         ({"type": "memory", "ttl_seconds": "soon"}, "stores.hot.ttl_seconds", "a number"),
         ({"type": "memory", "ttl_seconds": -1}, "stores.hot.ttl_seconds", "at least 0"),
-        ({"type": "redis"}, "stores.hot.url", "text"),
+        ({"type": "redis"}, "stores.hot.url", "redis://"),
+        ({"type": "redis", "url": ""}, "stores.hot.url", "redis://"),
+        ({"type": "redis", "url": "redis://x", "segment_bytes": 999999999999}, "stores.hot.segment_bytes", "at most"),
+        ({"type": "redis", "url": "redis://x", "ttl_seconds": float("inf")}, "stores.hot.ttl_seconds", "found inf"),
+        ({"type": "redis", "url": "redis://x", "ttl_seconds": float("nan")}, "stores.hot.ttl_seconds", "found nan"),
+        ({"type": "redis", "url": "redis://x", "timeout_seconds": 0}, "stores.hot.timeout_seconds", "at least 0.001"),
+        ({"type": "s3", "bucket": "b", "connect_timeout_seconds": 0}, "stores.hot.connect_timeout_seconds", "at least"),
+        ({"type": "redis", "url": "${URL}", "key_prefix": "/app/"}, "stores.hot.key_prefix", "begins with no slash"),
+        ({"type": "redis", "url": "redis://x", "key_prefix": "../a/"}, "stores.hot.key_prefix", "printable"),
+        ({"type": "redis", "url": "redis://x", "key_prefix": "a\t"}, "stores.hot.key_prefix", "printable"),
+        ({"type": "redis", "url": "redis://x", "key_prefix": "ü" * 451}, "stores.hot.key_prefix", "900 bytes"),
+        ({"type": "s3", "bucket": "b", "prefix": "../a/"}, "stores.hot.prefix", "printable"),
+        ({"type": "s3", "bucket": "b", "endpoint_url": "localhost:7070"}, "stores.hot.endpoint_url", "http://host"),
+        ({"type": "s3", "bucket": ""}, "stores.hot.bucket", "a bucket"),
+        ({"type": "filesystem", "path": ""}, "stores.hot.path", "a directory"),
+        ({"type": "builtins:dict"}, "stores.hot.type", "a class below claimcheck.Store"),
+        ({"type": "claimcheck.store:Store"}, "stores.hot.type", "a class below claimcheck.Store"),
         ({"type": "redis", "url": "redis://x", "pointer_version": 3}, "stores.hot.pointer_version", "1 or 2"),
     ],
 )
@@ -153,7 +263,9 @@ def test_version_1_pointers_cannot_be_signed():
         claimcheck.from_dict(GOOD | {"stores": {"hot": store}, "signing": {"keys": {"k": "s"}, "require": True}})
 
 
-@pytest.mark.parametrize("strategy", ["hybird", "no.such:Strategy", "claimcheck.store:Store"])
+@pytest.mark.parametrize(
+    "strategy", ["hybird", "no.such:Strategy", "claimcheck.store:Store", "builtins:dict", ":X", ".a:X", "a:", ".:X"]
+)
 def test_an_unknown_strategy(strategy):
     with pytest.raises(ConfigError) as caught:
         claimcheck.from_dict(GOOD | {"strategy": strategy})
@@ -202,3 +314,47 @@ def test_a_password_never_stands_in_an_error_or_a_repr():
         )
     config = from_dict(GOOD | {"stores": {"hot": {"type": "redis", "url": "redis://u:pw@h"}}})
     assert "pw" not in str(caught.value) + repr(config)
+
+
+@pytest.mark.parametrize(
+    "signing",
+    [
+        "hunter2",
+        {"keys": "hunter2"},
+        {"keys": ["hunter2"]},
+        {"keys": {"k": ["hunter2"]}},
+        {"key_id": "hunter2", "keys": {"k": "x"}},
+        {"key_id": ["hunter2"]},
+        {"require": "hunter2"},
+    ],
+)
+def test_nothing_below_signing_is_ever_quoted(signing):
+    with pytest.raises(ConfigError, match="signing") as caught:
+        from_dict(GOOD | {"signing": signing})
+    assert "hunter2" not in f"{caught.value}{caught.value.found}{caught.value.expected}"
+
+
+@pytest.mark.parametrize("signing", [4711, {"keys": 4711}, {"keys": {"k": 4711}}, {"key_id": 4711}, {"require": 4711}])
+def test_no_number_below_signing_either(signing):
+    with pytest.raises(ConfigError, match="signing") as caught:
+        from_dict(GOOD | {"signing": signing})
+    assert "4711" not in f"{caught.value}{caught.value.found}{caught.value.expected}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"url": 4711},
+        {"url": ["4711"]},
+        {"url": "4711"},
+        {"url": "redis://:47/11@host", "ttl_seconds": 60},
+        {"url": "redis://x", "ttl_seconds": "4711"},
+        {"url": "redis://x", "pointer_version": "4711"},
+    ],
+)
+def test_no_option_of_a_store_that_may_be_secret_is_quoted(options):
+    with pytest.raises(ConfigError, match=r"stores\.hot\.") as caught:
+        claimcheck.from_dict(GOOD | {"stores": {"hot": {"type": "redis"} | options}})
+    assert not {"4711", "47", "11"} & set(
+        str(caught.value).replace(":", " ").replace("@", " ").replace("/", " ").split()
+    )

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from claimcheck.errors import IntegrityError, PayloadNotFoundError, PointerRejectedError, StoreUnavailableError
+from claimcheck.errors import (
+    ConfigError,
+    IntegrityError,
+    PayloadNotFoundError,
+    PointerRejectedError,
+    StoreError,
+    StoreUnavailableError,
+)
 from claimcheck.pointer import Pointer
 from claimcheck.stores.filesystem import FilesystemStore
 
@@ -134,6 +141,36 @@ def test_truncated_while_it_is_read(store, tmp_path):
         os.truncate(tmp_path / pointer.key, 2 << 20)
         with pytest.raises(IntegrityError):
             file.read()
+
+
+def test_a_path_that_is_none_is_refused():
+    for path in ("", "a\0b"):
+        with pytest.raises(ConfigError, match="path"):
+            FilesystemStore(path=path)
+
+
+def test_a_path_that_leads_through_a_file_leaves_nothing_to_tell_of(tmp_path, caplog):
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(StoreError) as caught:
+        FilesystemStore(path=str(tmp_path / "file" / "claims")).write(b"payload")
+
+    assert not hasattr(caught.value, "__notes__")
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("refused", [errno.EROFS, errno.EACCES])
+def test_what_cannot_be_removed_is_said_unless_it_is_gone(store, monkeypatch, refused):
+    there, gone = store.write(b"there"), store.write(b"gone")
+    store.rollback(gone)
+
+    def refuse(*_, **__):
+        raise OSError(refused, os.strerror(refused))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    store.rollback(gone)
+    with pytest.raises(StoreError):
+        store.rollback(there)
 
 
 @pytest.mark.parametrize("refused", [errno.EOPNOTSUPP, errno.EINVAL])

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from claimcheck import pointer as pointers
+from claimcheck.config import from_dict
 from claimcheck.errors import ClaimCheckError, EnvelopeError, PointerRejectedError, UnknownVersionError
 from claimcheck.pointer import Pointer
+from claimcheck.sealing import Seal
 from tests.vectors import golden
 
 SECRETS = {"k1": b"a secret of ours"}
@@ -143,3 +145,29 @@ def test_a_usual_pointer_has_about_a_third_of_a_kilobyte():
 
 def test_repr_shows_no_signature():
     assert "eaa57b" not in repr(pointers.decode(pointer_bytes("pointer_v2_signed")))
+
+
+class TestSeal:
+    """What a whole configuration makes of signatures."""
+
+    def seal(self, **signing):
+        stores = {"hot": {"type": "redis", "url": "redis://x"}}
+        return Seal(from_dict({"stores": stores, "signing": {"keys": {"k1": "a secret of ours"}} | signing}))
+
+    @pytest.mark.parametrize("require", [False, True])
+    def test_a_wrong_signature_is_refused_whether_one_is_required_or_not(self, require):
+        seal = self.seal(require=require)
+        good = pointers.sign(V2, key_id="k1", secret=SECRETS["k1"])
+        assert seal.accept(pointers.encode(good)) == good
+
+        for wrong in (replace(good, size=10), replace(good, mac="00" * 32), replace(good, key_id="k9")):
+            with pytest.raises(PointerRejectedError) as caught:
+                seal.accept(pointers.encode(wrong))
+            assert caught.value.reason == "signature"
+
+    def test_version_1_cannot_be_signed_and_passes_only_where_nothing_is_required(self):
+        assert self.seal(key_id="k1").sign(V1) == pointers.encode(V1)
+        assert self.seal(key_id="k1").accept(pointers.encode(V1)) == V1
+        with pytest.raises(PointerRejectedError, match="not signed") as caught:
+            self.seal(key_id="k1", require=True).accept(pointers.encode(V1))
+        assert caught.value.reason == "signature"

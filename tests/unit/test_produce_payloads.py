@@ -177,3 +177,12 @@ def test_a_strategy_of_a_stranger_may_read_a_file_as_files_are_read():
 class WholeStrategy(Strategy):
     def _offload(self, message):
         return Outbound([Envelope(message.payload.read())])
+
+
+@pytest.mark.parametrize("strategy", ["external", "hybrid"])
+def test_a_destination_may_have_a_lower_limit(strategy):
+    rig = Rig(strategy, destinations={"small.*": {"limits": {"max_payload_bytes": 5000}}})
+    rig.publisher()("large", BIG)
+    with pytest.raises(PayloadTooLargeError, match="5000"):
+        rig.publisher()("small.one", BIG)
+    assert (len(rig.sent), rig.stored) == (1, 1)

@@ -94,6 +94,27 @@ class TestCollect:
         finally:
             tracemalloc.stop()
 
+    @pytest.mark.parametrize("size", [5 << 30, None])
+    def test_memory_grows_with_what_comes_and_not_with_what_was_declared(self, size):
+        tracemalloc.start()
+        try:
+            with pytest.raises(IntegrityError):
+                collect(check([b"ten bytes.", b"more"], pointer(size=size or 15)), size)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+
+    @pytest.mark.parametrize("size", [96 << 20, None])
+    def test_a_large_one_takes_the_memory_of_one_payload(self, size):
+        piece = bytearray(b"x" * (1 << 20))
+        tracemalloc.start()
+        try:
+            payload = collect((memoryview(piece) for _ in range(96)), size)
+            assert tracemalloc.get_traced_memory()[1] < 1.2 * len(payload)  # an eighth may be asked for, never touched
+        finally:
+            tracemalloc.stop()
+        assert payload == piece * 96
+
 
 class TestPayloadReader:
     def reader(self, data=PAYLOAD):
@@ -132,6 +153,35 @@ class TestPayloadReader:
         for read in (file.read, file.read, lambda: file.read(1), lambda: file.readinto(bytearray(5))):
             with pytest.raises(IntegrityError):
                 read()
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+    def test_an_interruption_is_no_end(self, error):
+        def pieces():
+            yield PAYLOAD[:10]
+            raise error
+
+        for read in (lambda file: file.read(5), lambda file: file.read()):
+            reader = PayloadReader(pieces(), size=len(PAYLOAD))
+            assert reader.read(10) == PAYLOAD[:10]
+            for _ in range(3):
+                with pytest.raises(error):
+                    read(reader)
+
+    def test_an_interruption_while_pieces_are_joined_leaves_no_hole(self):
+        reader = PayloadReader(iter([PAYLOAD[:10], "no bytes", PAYLOAD[10:]]), size=len(PAYLOAD))
+        for _ in range(2):
+            with pytest.raises(TypeError):
+                reader.readall()
+
+    @pytest.mark.parametrize("read", [lambda file: file.read(5), lambda file: file.read()])
+    def test_pieces_that_just_end_are_no_payload(self, read):
+        """As those of a generator do that was interrupted where nobody could see it."""
+        reader = PayloadReader(iter([PAYLOAD[:10]]), size=len(PAYLOAD))
+        assert reader.read(10) == PAYLOAD[:10]
+        for _ in range(2):
+            with pytest.raises(IntegrityError, match=f"after 10 of {len(PAYLOAD)} bytes") as caught:
+                read(reader)
+        assert (caught.value.expected, caught.value.actual) == (len(PAYLOAD), 10)
 
     def test_closing_stops_the_source(self):
         closed = []

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import sys
 import threading
 import uuid
 import zlib
@@ -10,11 +11,23 @@ from dataclasses import replace
 import boto3
 import pytest
 from botocore.awsrequest import AWSResponse
-from botocore.exceptions import ClientError, EndpointConnectionError, IncompleteReadError, ReadTimeoutError
+from botocore.exceptions import (
+    ClientError,
+    EndpointConnectionError,
+    IncompleteReadError,
+    NoCredentialsError,
+    ReadTimeoutError,
+)
 from moto import mock_aws
 
 from claimcheck.config import StoreConfig
-from claimcheck.errors import ConfigError, PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.errors import (
+    ConfigError,
+    MissingDependencyError,
+    PayloadNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
 from claimcheck.registry import build_store
 from claimcheck.store import KeyTakenError, StoreContext
 from claimcheck.stores import s3
@@ -258,6 +271,40 @@ class TestErrors:
     def test_lines(self, open_store, error):
         assert raised_by_read(open_store(), error) is StoreUnavailableError
 
+    @pytest.mark.parametrize(
+        ("error", "undone"),
+        [
+            (EndpointConnectionError(endpoint_url="http://host"), 0),
+            (NoCredentialsError(), 0),
+            (ClientError({"Error": {"Code": "InvalidAccessKeyId"}}, "PutObject"), 0),
+            (ClientError({"Error": {"Code": "InternalError"}}, "PutObject"), 1),
+            (ReadTimeoutError(endpoint_url="http://host"), 1),
+        ],
+    )
+    def test_nothing_is_undone_where_nothing_was_admitted(self, open_store, monkeypatch, error, undone):
+        store, deleted = open_store(), []
+        monkeypatch.setattr(S3Store, "_delete", lambda _, pointer: deleted.append(pointer))
+
+        def fail(**_):
+            raise error
+
+        store._s3().put_object = fail
+        with pytest.raises(StoreError) as caught:
+            store.write(b"payload")
+
+        assert len(deleted) == undone
+        assert not hasattr(caught.value, "__notes__")
+
+    def test_missing_driver_is_not_undone(self, monkeypatch):
+        for name in ("boto3", "botocore.exceptions", "botocore.config"):
+            monkeypatch.setitem(sys.modules, name, None)
+        s3._session.cache_clear()
+
+        with pytest.raises(MissingDependencyError) as caught:
+            S3Store(bucket="b").write(b"payload")
+
+        assert not hasattr(caught.value, "__notes__")
+
     def test_unreachable_server(self):
         store = S3Store(bucket="b", endpoint_url="http://me:hunter2@127.0.0.1:1", connect_timeout_seconds=1)
 
@@ -266,6 +313,7 @@ class TestErrors:
         store.close()
 
         assert "hunter2" not in str(caught.value) + repr(store)
+        assert not hasattr(caught.value, "__notes__")
 
 
 def raised_by_read(store, error):
@@ -284,6 +332,20 @@ class TestOptions:
     @pytest.mark.parametrize(("given", "prefix"), [("", ""), ("/", ""), ("a", "a/"), ("a/", "a/"), ("/a/b/", "a/b/")])
     def test_prefix_is_a_folder(self, given, prefix):
         assert S3Store(bucket="b", prefix=given).prefix == prefix
+
+    @pytest.mark.parametrize("prefix", ["..", "a/../b", "/../a/", "a\t", "x" * 901])
+    def test_prefix_that_no_reader_would_follow_is_refused(self, prefix):
+        with pytest.raises(ConfigError, match="prefix"):
+            S3Store(bucket="b", prefix=prefix)
+
+    @pytest.mark.parametrize(
+        "url", ["localhost:7070", "me:hunter2@host", "ftp://host", "http://", "http://[x", "http://h:x"]
+    )
+    def test_endpoint_needs_a_scheme_and_a_host(self, url):
+        with pytest.raises(ConfigError, match="endpoint_url: found text") as caught:
+            S3Store(bucket="b", endpoint_url=url)
+
+        assert "hunter2" not in str(caught.value)
 
     def test_small_parts_are_refused(self):
         with pytest.raises(ConfigError, match="part_bytes"):

@@ -7,7 +7,9 @@ import uuid
 import pytest
 
 from claimcheck.errors import (
+    ConfigError,
     IntegrityError,
+    MissingDependencyError,
     PayloadNotFoundError,
     PayloadTooLargeError,
     PointerRejectedError,
@@ -122,23 +124,43 @@ class TestFailedWrite:
         assert [(p.size, p.segments) for p in store.deleted] == [(25, 3)]
         assert store.payloads == {}
 
-    def test_is_not_undone_when_nothing_was_taken(self):
+    @pytest.mark.parametrize("payload", [b"payload", b""])
+    @pytest.mark.parametrize(
+        "error", [ConnectionRefusedError("down"), TimeoutError(), OSError("full"), KeyboardInterrupt()]
+    )
+    def test_is_undone_even_when_nothing_was_taken(self, payload, error):
+        """Its place may have been opened already."""
         store = DictStore()
-        store._write = failing(ConnectionRefusedError("down"))
 
-        with pytest.raises(StoreUnavailableError):
+        def write(pointer, source):
+            store.payloads[pointer.key] = b""
+            raise error
+
+        store._write = write
+        with pytest.raises((StoreError, KeyboardInterrupt)):
+            store.write(payload)
+
+        assert store.payloads == {}
+
+    @pytest.mark.parametrize("error", [MissingDependencyError("no driver"), ConfigError("wrong")])
+    def test_is_not_undone_when_the_medium_was_never_asked(self, error):
+        store = DictStore()
+        store._write = failing(error)
+
+        with pytest.raises(type(error)):
             store.write(b"payload")
 
         assert store.deleted == []
 
-    def test_of_an_empty_payload_is_undone(self):
+    def test_never_begins_where_the_medium_cannot_be_reached(self):
         store = DictStore()
-        store._write = failing(TimeoutError())
+        store._reach = failing(ConnectionRefusedError("down"))
 
-        with pytest.raises(StoreUnavailableError):
-            store.write(b"")
+        with pytest.raises(StoreUnavailableError, match="write of .* failed: ConnectionRefusedError") as caught:
+            store.write(b"payload")
 
-        assert len(store.deleted) == 1
+        assert store.payloads == {}
+        assert store.deleted == getattr(caught.value, "__notes__", []) == []
 
     def test_leaves_a_taken_key_alone(self):
         store = DictStore()
@@ -177,6 +199,57 @@ class TestFailedWrite:
             store.write(bytes(3 << 20))
 
         assert len(store.deleted) == 1
+
+
+class TestOwnPointers:
+    @pytest.mark.parametrize("prefix", ["/p/", "../p", "p\t", "x" * 1000])
+    def test_that_would_not_be_followed_are_not_written(self, prefix):
+        store = DictStore()
+        store.prefix = prefix
+
+        with pytest.raises(StoreError, match="would not follow its own pointer, so nothing was written"):
+            store.write(b"payload")
+
+        assert store.payloads == {}
+
+    def test_of_a_version_that_is_not_read_are_not_written(self):
+        store = DictStore()
+        store.pointer_version = 1
+
+        with pytest.raises(StoreError, match="nothing was written"):
+            store.write(b"payload")
+
+    @pytest.mark.parametrize("ttl", [float("inf"), float("nan"), 1e300, -1])
+    def test_that_would_live_for_no_time_that_can_be_written_down(self, ttl):
+        store = DictStore()
+        store.ttl_seconds = ttl
+
+        with pytest.raises(ConfigError) as caught:
+            store.write(b"payload")
+
+        assert caught.value.path == "stores.mine.ttl_seconds"
+        assert store.payloads == {}
+
+
+class TestLimit:
+    @pytest.fixture
+    def store(self):
+        store = DictStore()
+        store.context = StoreContext(name="mine", max_payload_bytes=10)
+        return store
+
+    def test_of_one_write_may_be_lower(self, store):
+        with pytest.raises(PayloadTooLargeError) as caught:
+            store.write(bytes(6), limit=5)
+
+        assert caught.value.limit == 5
+        assert store.payloads == {}
+        assert store.write(bytes(5), limit=5).size == 5
+        assert store.write(bytes(10)).size == 10
+
+    def test_of_one_write_is_never_above_what_the_store_reads(self, store):
+        with pytest.raises(PayloadTooLargeError):
+            store.write(bytes(11), limit=20)
 
 
 class TestErrors:
@@ -220,6 +293,18 @@ class TestErrors:
             store.write(b"payload")
 
         assert "hunter2" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "address", ["redis://:hunt/er2@host", "redis://:hunt@er2@host", "unix:///s?password=hunter2&db=1"]
+    )
+    def test_odd_addresses_lose_them_too(self, address):
+        store = DictStore()
+        store._write = failing(RuntimeError(f"cannot reach {address} today"))
+
+        with pytest.raises(StoreError, match=r"cannot reach \S*\*\*\*\S* today") as caught:
+            store.write(b"payload")
+
+        assert "er2" not in str(caught.value)
 
     def test_missing_payload_says_since_when(self):
         store = DictStore()

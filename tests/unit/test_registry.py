@@ -1,0 +1,197 @@
+"""From names to classes, and from options to stores: whatever goes wrong is ours, and says where."""
+
+import pickle
+import sys
+import types
+
+import pytest
+
+from claimcheck.config import StoreConfig
+from claimcheck.errors import ConfigError, MissingDependencyError, StoreError, StoreUnavailableError
+from claimcheck.registry import STRATEGIES, build_store, check_store, import_vendor, load_class
+from claimcheck.store import Store
+from claimcheck.validation import fail
+
+
+class Stranger(Store):
+    def _write(self, pointer, source): ...
+    def _read(self, pointer): ...
+    def _delete(self, pointer): ...
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """Put a class where a configuration finds it."""
+
+    def put(cls, **options):
+        module = types.ModuleType("strangers")
+        module.Its = cls
+        monkeypatch.setitem(sys.modules, "strangers", module)
+        return StoreConfig("strangers:Its", options)
+
+    return put
+
+
+def failing_with(error):
+    class Its(Stranger):
+        def __init__(self, *, drive: int = 0) -> None:
+            raise error
+
+    return Its
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (OSError("no such tape"), StoreError),
+        (ConnectionError("down"), StoreUnavailableError),
+        (TimeoutError("slow"), StoreUnavailableError),
+        (ValueError("there is no drive 9"), ConfigError),
+        (RuntimeError("odd"), ConfigError),
+    ],
+)
+def test_what_a_constructor_raises_is_ours_and_names_the_store(use, raised, expected):
+    with pytest.raises(expected, match=r"store 'hot' \(stores.hot\) cannot be made") as caught:
+        build_store(use(failing_with(raised)), path="stores.hot")
+
+    assert type(caught.value) is expected
+    assert caught.value.__cause__ is raised
+    assert str(raised) in str(caught.value)
+    assert getattr(caught.value, "store", "hot") == "hot"
+    assert getattr(caught.value, "path", "stores.hot") == "stores.hot"
+    pickle.loads(pickle.dumps(caught.value))
+
+
+def test_what_a_constructor_raises_loses_its_password(use):
+    with pytest.raises(StoreError) as caught:
+        build_store(use(failing_with(OSError("cannot reach ftp://me:hunter2@host"))), path="stores.hot")
+
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("raised", [MissingDependencyError("no driver"), StoreError("ours already")])
+def test_what_is_ours_already_stays(use, raised):
+    with pytest.raises(type(raised)) as caught:
+        build_store(use(failing_with(raised)), path="stores.hot")
+
+    assert caught.value is raised
+
+
+def test_what_a_constructor_finds_wrong_gets_its_whole_path(use):
+    class Its(Stranger):
+        def __init__(self, *, drive: int) -> None:
+            fail("drive", found=str(drive), expected="1 to 8")
+
+    with pytest.raises(ConfigError, match=r"^stores\.hot\.drive: found 9, expected 1 to 8$") as caught:
+        build_store(use(Its, drive=9), path="stores.hot")
+
+    assert (caught.value.path, caught.value.found, caught.value.expected) == ("stores.hot.drive", "9", "1 to 8")
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"), [(ConfigError("no"), "stores.hot: no"), (ConfigError("no", path="x"), "no")]
+)
+def test_or_as_much_of_it_as_there_is(use, raised, text):
+    with pytest.raises(ConfigError, match=f"^stores.hot: {text.removeprefix('stores.hot: ')}$"):
+        build_store(use(failing_with(raised)), path="stores.hot")
+
+
+@pytest.mark.parametrize("url", ["", "not a url", "redis://:47/11@host"])
+def test_an_address_from_the_environment_is_judged_when_the_store_is_opened(monkeypatch, url):
+    monkeypatch.setenv("REDIS_URL", url)
+    config = StoreConfig("redis", {"url": "${REDIS_URL}"})
+    check_store(config, path="stores.r")
+
+    with pytest.raises(ConfigError, match=r"^stores\.r\.url: found text, expected redis://") as caught:
+        build_store(config, path="stores.r")
+
+    assert caught.value.path == "stores.r.url"
+
+
+class TestClasses:
+    @pytest.mark.parametrize("target", [dict, object, failing_with, "text", types.ModuleType("m")])
+    def test_that_are_no_stores(self, use, target):
+        for check in (check_store, build_store):
+            with pytest.raises(ConfigError) as caught:
+                check(use(target), path="stores.hot")
+            assert caught.value.path == "stores.hot.type"
+
+    def test_that_are_unfinished(self, use):
+        class Its(Store):
+            def _write(self, pointer, source): ...
+
+        with pytest.raises(ConfigError, match="all of its methods"):
+            check_store(use(Its), path="stores.hot")
+
+    def test_whose_options_cannot_be_read(self, use):
+        class Its(Stranger):
+            def __init__(self, *, drive: "NoSuchName") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+        with pytest.raises(ConfigError, match="NoSuchName") as caught:
+            check_store(use(Its), path="stores.hot")
+
+        assert caught.value.path == "stores.hot.type"
+
+    @pytest.mark.parametrize(
+        "source", ["1/0", "raise OSError('disk')", "import no_such_module", "x = ", "raise Exception"]
+    )
+    def test_in_modules_that_cannot_be_imported(self, tmp_path, monkeypatch, source):
+        (tmp_path / "broken_strangers.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+
+        with pytest.raises(ConfigError, match=r"^stores\.hot\.type: cannot import") as caught:
+            check_store(StoreConfig("broken_strangers:Its"), path="stores.hot")
+
+        assert caught.value.path == "stores.hot.type"
+        assert caught.value.__cause__ is not None
+
+    @pytest.mark.parametrize(
+        "name", ["", ":", ":X", ".a:X", ".:X", "..:X", "a:", "hybird", "os:path.join", "os.:x", "a b:c"]
+    )
+    def test_of_names_that_are_none(self, name):
+        with pytest.raises(ConfigError) as caught:
+            load_class(name, STRATEGIES, group="claimcheck.strategies", path="destinations.a.strategy")
+
+        assert caught.value.path == "destinations.a.strategy"
+
+
+class TestOptions:
+    def test_of_a_store_that_takes_any(self, use, monkeypatch):
+        class Its(Stranger):
+            def __init__(self, *, drive: int, **options: int) -> None:
+                self.got = options | {"drive": drive}
+
+        monkeypatch.setenv("SPEED", "5")
+        config = use(Its, drive=3, speed="${SPEED}", heads=2)
+        check_store(config, path="stores.hot")
+
+        assert build_store(config, path="stores.hot").got == {"drive": 3, "speed": 5, "heads": 2}
+        with pytest.raises(ConfigError) as caught:
+            check_store(use(Its, drive=3, heads="many"), path="stores.hot")
+        assert caught.value.path == "stores.hot.heads"
+        with pytest.raises(ConfigError, match="unknown key"):
+            build_store(StoreConfig("strangers:Its", {"drive": 3, 5: 5}), path="stores.hot")
+
+    def test_of_a_store_that_takes_none(self, use):
+        build_store(use(Stranger), path="stores.hot")
+
+        with pytest.raises(ConfigError, match="expected nothing: there are no options"):
+            check_store(use(Stranger, drive=3), path="stores.hot")
+
+    def test_are_never_quoted_where_they_may_be_secret(self, use):
+        class Its(Stranger):
+            def __init__(self, *, token: str = "", count: int = 0, both: int | str = 0) -> None: ...
+
+        for options in ({"token": 4711}, {"count": "4711"}, {"both": ["4711"]}, {"token": None}, {"both": 47.11}):
+            with pytest.raises(ConfigError) as caught:
+                check_store(use(Its, **options), path="stores.hot")
+            assert "4711" not in str(caught.value).replace(".", "")
+        with pytest.raises(ConfigError, match=r"found 1\.5"):
+            check_store(use(Its, count=1.5), path="stores.hot")
+
+
+def test_a_missing_vendor_names_its_extra():
+    with pytest.raises(MissingDependencyError, match=r"claimcheck\[s3\]") as caught:
+        import_vendor("no_such_vendor.errors", extra="s3")
+
+    assert (caught.value.package, caught.value.extra) == ("no_such_vendor", "s3")
