@@ -17,6 +17,7 @@ __all__ = [
     "EnvelopeError",
     "IncompletePayloadError",
     "IntegrityError",
+    "KeyTakenError",
     "MissingDependencyError",
     "PartialSendError",
     "PayloadError",
@@ -134,6 +135,10 @@ class StoreUnavailableError(StoreError):
     """The store could not be reached or did not answer; the outcome is unknown, rolling back is safe."""
 
     retryable = True
+
+
+class KeyTakenError(StoreError):
+    """A write found its key in use. Nothing was written, and what is stored there was left alone."""
 
 
 class PayloadNotFoundError(StoreError):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import io
 import logging
-import re
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -31,6 +30,7 @@ from claimcheck.errors import (
     ClaimCheckError,
     ConfigError,
     IntegrityError,
+    KeyTakenError,
     MissingDependencyError,
     PayloadNotFoundError,
     PayloadTooLargeError,
@@ -39,17 +39,16 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.hooks import Hooks
+from claimcheck.keys import is_key, slug
 from claimcheck.payload import Payload, Source
 from claimcheck.pointer import Pointer
 from claimcheck.reading import PayloadReader, check_size, collect, verified
-from claimcheck.validation import MAX_SECONDS, Check, fail, without_secrets
+from claimcheck.validation import MAX_SECONDS, fail, without_secrets
 
-__all__ = ["KEY_PREFIX", "KeyTakenError", "Store", "StoreContext", "is_key_prefix", "slug"]
+__all__ = ["Store", "StoreContext"]
 
 _log = logging.getLogger(__name__)
-_MAX_KEY = 1024
 _MAX_SEGMENTS = 1_000_000
-_MAX_PREFIX = 900  # bytes; the rest of a key is up to 104, and S3 takes 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +68,6 @@ class StoreContext:
     hooks: Hooks = field(default_factory=Hooks)
     clock: Callable[[], float] = time.time
     new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
-
-
-class KeyTakenError(StoreError):
-    """A write found its key in use. Nothing was written, and what is stored there was left alone."""
 
 
 class Store(ABC):
@@ -214,7 +209,7 @@ class Store(ABC):
             self._reject(pointer, "store", f"names the store {pointer.store!r}")
         if pointer.version == 1 and not self.reads_v1:
             self._reject(pointer, "version", "is of version 1, which this store does not read")
-        if not _is_sane(pointer.key) or not pointer.key.startswith(self._scope(pointer)):
+        if not is_key(pointer.key) or not pointer.key.startswith(self._scope(pointer)):
             self._reject(pointer, "scope", "has a key outside this store's prefix")
         if (pointer.size or 0) > self.context.max_payload_bytes:
             self._reject(
@@ -367,34 +362,12 @@ class Store(ABC):
         )
 
 
-def slug(destination: str) -> str:
-    """Make a destination fit for a key: 1 to 64 of ``A-Z a-z 0-9 . _ -``, never ``.`` or ``..``."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", destination).strip(".")[:64] or "_"
-
-
-def is_key_prefix(prefix: str) -> bool:
-    """Whether keys that begin so are keys that `Store.check` follows."""
-    return _is_sane(f"{prefix}x") and len(prefix.encode()) <= _MAX_PREFIX
-
-
-KEY_PREFIX = Check(
-    is_key_prefix, f"printable text of up to {_MAX_PREFIX} bytes that begins with no slash and has no '.' or '..' in it"
-)
-"""For the annotation of an option that keys begin with: ``Annotated[str, KEY_PREFIX]``."""
-
-
 def _segments(pointer: Pointer) -> int:
     if pointer.version == 1 and pointer.size is None:
         return pointer.segments
     if not pointer.segment_bytes or not pointer.size:
         return 1
     return -(-pointer.size // pointer.segment_bytes)
-
-
-def _is_sane(key: str) -> bool:
-    parts = key.replace("\\", "/").split("/")
-    printable = all(ch.isprintable() for ch in key)
-    return 0 < len(key) <= _MAX_KEY and printable and parts[0] != "" and not {"..", "."} & set(parts)
 
 
 def _when(word: str, moment: int | None) -> str:

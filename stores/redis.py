@@ -17,10 +17,11 @@ from urllib.parse import urlsplit
 
 from claimcheck.envelope import Buffer
 from claimcheck.errors import ConfigError, StoreError, StoreUnavailableError
+from claimcheck.keys import KEY_PREFIX, slug
 from claimcheck.payload import Source
 from claimcheck.pointer import Pointer
 from claimcheck.registry import import_vendor
-from claimcheck.store import KEY_PREFIX, Store, slug
+from claimcheck.store import Store
 from claimcheck.validation import MAX_SECONDS, Check, Range, Timeout, check_arguments
 
 __all__ = ["RedisStore"]

@@ -14,11 +14,12 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from claimcheck.envelope import Buffer
-from claimcheck.errors import PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.keys import KEY_PREFIX, is_key_prefix
 from claimcheck.payload import Source
 from claimcheck.pointer import Pointer
 from claimcheck.registry import import_vendor
-from claimcheck.store import KEY_PREFIX, KeyTakenError, Store, is_key_prefix
+from claimcheck.store import Store
 from claimcheck.validation import Check, Count, Range, Seconds, Size, Timeout, check_arguments
 
 from .s3_upload import Upload, ViewFile

@@ -16,7 +16,8 @@ class ExternalStrategy(Strategy):
 
     def _offload(self, message: Message) -> Outbound:
         store = self.context.store()
-        pointer = store.write(message.payload, destination=message.destination)
+        limit = self.context.config.limits.max_payload_bytes
+        pointer = store.write(message.payload, destination=message.destination, limit=limit)
         written = Outbound((), undo=lambda: store.rollback(pointer))
         try:
             envelope = self._envelope(message, self.context.seal(pointer), pointer.size or 0)

@@ -387,6 +387,7 @@ def test_every_error_has_its_code():
     codes = {name: exit_code(getattr(errors, name)("text")) for name in errors.__all__}
     assert {name for name, code in codes.items() if code == 1} == {
         "ClaimCheckError",
+        "KeyTakenError",
         "PayloadError",
         "PayloadTooLargeError",
         "PayloadTypeError",

@@ -23,13 +23,14 @@ from moto import mock_aws
 from claimcheck.config import StoreConfig
 from claimcheck.errors import (
     ConfigError,
+    KeyTakenError,
     MissingDependencyError,
     PayloadNotFoundError,
     StoreError,
     StoreUnavailableError,
 )
 from claimcheck.registry import build_store
-from claimcheck.store import KeyTakenError, StoreContext
+from claimcheck.store import StoreContext
 from claimcheck.stores import s3
 from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3_upload import ViewFile

@@ -9,6 +9,7 @@ import pytest
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,
+    KeyTakenError,
     MissingDependencyError,
     PayloadNotFoundError,
     PayloadTooLargeError,
@@ -17,8 +18,9 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.hooks import Hooks
+from claimcheck.keys import slug
 from claimcheck.pointer import Pointer
-from claimcheck.store import KeyTakenError, Store, StoreContext, slug
+from claimcheck.store import Store, StoreContext
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 NOW = 1_700_000_000.5
