@@ -327,16 +327,15 @@ def test_progress_shows_what_was_counted_and_hands_the_result_on(tmp_path, termi
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=80)
     ticks = iter(range(0, 10_000, 6))
-    tally, go = Tally(tmp_path / "tally"), threading.Event()
+    tally = Tally(tmp_path / "tally")
     watch = Watch(console, Folder(tmp_path, {"a": 500, "b": 1500}, {}), tally, clock=lambda: next(ticks))
 
     def work() -> str:
         tally.add(500)
-        go.wait(0.3)
+        until(lambda: "1 of 2 files, 500 B" in out.getvalue())
         return "done it"
 
-    assert watch.over("hybrid write", work, cancel=go.set) == "done it"
-    assert "1 of 2 files, 500 B" in out.getvalue()
+    assert watch.over("hybrid write", work, cancel=list) == "done it"
     assert "done" in out.getvalue()
 
 
