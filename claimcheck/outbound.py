@@ -154,8 +154,6 @@ class Outbound:
 
     def conclude(self, error: BaseException | None) -> None:
         """Keep or undo, by the outcome of the send itself: a delivery report, or a future that is done."""
-        if error is not None:
-            self._put_back()
         if error is None or self.judge(error) == "unknown":
             self.keep()
         else:
