@@ -279,15 +279,14 @@ def test_taking_what_was_given_back_does_not_undo_what_the_next_holder_gives_bac
         """Between looking and taking the lease ends, and the next holder gives the message back."""
         monkeypatch.setattr(GroupMember, "_take", looked)
         clock.now += 31
-        nonlocal heir
-        heir = join()
-        heir.nack(take(heir))
+        heirs.append(join())
+        heirs[0].nack(take(heirs[0]))
         looked(member, again)
 
-    heir = slow
+    heirs: list[GroupMember] = []
     monkeypatch.setattr(GroupMember, "_take", late)
     slow.poll()
-    assert [(d.message.offset, d.redelivery_count) for d in take(heir)] == [(0, 2)]
+    assert [(d.message.offset, d.redelivery_count) for d in take(heirs[0])] == [(0, 2)]
 
 
 # Sharing
