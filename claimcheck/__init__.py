@@ -4,6 +4,7 @@ The payload rests in a store, a pointer of a few hundred bytes travels through t
 payload back, whole and verified. Start with `load`.
 """
 
+from claimcheck.config import Config
 from claimcheck.envelope import HEADER, Envelope
 from claimcheck.errors import (
     ChunkConflictError,
@@ -37,6 +38,7 @@ from claimcheck.wiring import ClaimCheck, from_dict, load
 __all__ = [
     # the face
     "ClaimCheck",
+    "Config",
     "from_dict",
     "load",
     # what it hands out

@@ -17,7 +17,16 @@ from functools import partial
 from typing import Literal, Protocol
 
 from claimcheck.envelope import Buffer
-from claimcheck.errors import ClaimCheckError
+from claimcheck.errors import (
+    ChunkError,
+    ClaimCheckError,
+    EnvelopeError,
+    IntegrityError,
+    PayloadNotFoundError,
+    PayloadTooLargeError,
+    PayloadTypeError,
+    PointerRejectedError,
+)
 from claimcheck.payload import as_view
 from claimcheck.pointer import Pointer
 from claimcheck.validation import fail
@@ -31,6 +40,7 @@ __all__ = [
     "check_bytes",
     "check_choice",
     "check_reading",
+    "is_bad_message",
     "outcomes",
 ]
 
@@ -43,6 +53,15 @@ Outcome = bytes | None | ClaimCheckError
 MAX_INFLIGHT_BYTES = 64 << 20
 """Payload bytes that one task fetches ahead at most, unless told otherwise."""
 
+_OF_ONE_MESSAGE = (
+    ChunkError,
+    EnvelopeError,
+    IntegrityError,
+    PayloadNotFoundError,
+    PayloadTooLargeError,
+    PayloadTypeError,
+    PointerRejectedError,
+)
 _MAX_CONCURRENCY = 64
 _AUTO_THREADS = 16
 _SAMPLES = 4
@@ -154,6 +173,15 @@ def outcomes(
         line.close()
 
 
+def is_bad_message(error: ClaimCheckError) -> bool:
+    """Whether an error is about one message, so that a task may go on without it.
+
+    Everything else (a store out of reach, a driver that is not installed, a variable that is not set on this worker)
+    would befall every message of the task and turn an outage into data.
+    """
+    return isinstance(error, _OF_ONE_MESSAGE) and not error.retryable
+
+
 def check_reading(*, concurrency: Concurrency, max_inflight_bytes: int) -> None:
     """Refuse numbers that cannot be meant, on the driver and not in a thousand tasks.
 
@@ -176,7 +204,7 @@ def check_bytes(name: str, value: object) -> None:
         fail(name, found=repr(value), expected="a number of bytes, at least 1")
 
 
-def check_choice(name: str, value: object, *choices: str) -> None:
+def check_choice(name: str, value: object, *choices: object) -> None:
     """Refuse what is none of the choices.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from claimcheck.config import Config
 from claimcheck.envelope import Buffer
-from claimcheck.errors import ClaimCheckError, PayloadTooLargeError
+from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTooLargeError
 from claimcheck.pointer import Pointer
 from claimcheck.registry import import_vendor
 from claimcheck.spark.core import (
@@ -25,6 +25,7 @@ from claimcheck.spark.core import (
     check_bytes,
     check_choice,
     check_reading,
+    is_bad_message,
     outcomes,
 )
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check, pace
@@ -64,8 +65,9 @@ def resolve(
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
         payload: Name of the binary column to add.
         on_error: ``fail`` raises the first error, which fails the task; ``null`` leaves the payload null and adds a
-            text column with the error's type and message, null for every row that is well. Where trying again may
-            help (a store that is down) the task fails all the same: Spark tries again, and no outage becomes data.
+            text column with the error's type and message, null for every row that is well. What would befall all
+            rows (a store that is down, a driver or a variable that is missing on the worker) fails the task all the
+            same: Spark tries again, and no outage becomes data.
         error: Name of that column.
         concurrency: Fetches at once per task, 1 to 64, or ``auto``: threads where fetching means waiting.
         max_inflight_bytes: Bound on the payload bytes that a task fetches ahead.
@@ -96,6 +98,9 @@ def resolve(
 
 def _check_columns(df: DataFrame, column: str, added: tuple[str, ...]) -> int:
     """Find the column's place; names count as Spark counts them, whatever their case."""
+    for option, name in zip(("column", "payload", "error"), (column, *added), strict=False):
+        if not isinstance(name, str):
+            fail(option, found=f"a {type(name).__name__}", expected="the name of a column, as text")
     names = [name.lower() for name in df.columns]
     shown = ", ".join(df.columns) or "none"
     if names.count(column.lower()) != 1:
@@ -105,9 +110,9 @@ def _check_columns(df: DataFrame, column: str, added: tuple[str, ...]) -> int:
     kind = df.schema.fields[index].dataType.simpleString()
     if kind != "binary":
         fail("column", found=f"{column!r} of type {kind}", expected="a column of type binary")
-    for name in added:
+    for option, name in zip(("payload", "error"), added, strict=False):
         if name.lower() in names or [other.lower() for other in added].count(name.lower()) > 1:
-            fail("payload or error", found=f"{name!r}, which is taken", expected=f"a new name (taken: {shown})")
+            fail(option, found=f"{name!r}, which is taken", expected=f"a new name (taken: {shown})")
     return index
 
 
@@ -154,7 +159,7 @@ class _Stage:
         current: pa.RecordBatch | None = None
         start, held, done = 0, 0, list[Outcome]()
         for batch, row, outcome in rows:
-            if isinstance(outcome, ClaimCheckError) and (len(self.added) == 1 or outcome.retryable):
+            if isinstance(outcome, ClaimCheckError) and (len(self.added) == 1 or not is_bad_message(outcome)):
                 raise outcome
             size = len(outcome) if isinstance(outcome, bytes) else 0
             if done and (batch is not current or held + size > self.out_batch_bytes):
@@ -187,6 +192,17 @@ class _ColumnSized:
         self._cc = cc
 
     def resolve(self, message: Buffer | None, /) -> bytes | None:
+        try:
+            return self._resolve(message)
+        except ChunkError as error:
+            raise ChunkError(
+                f"a chunk of {error.uuid} is no row of its own: read the messages as an RDD, with "
+                'mapPartitions(resolver(..., chunks="reassemble")), where all chunks of a payload are in one partition',
+                uuid=error.uuid,
+                total=error.total,
+            ) from error
+
+    def _resolve(self, message: Buffer | None) -> bytes | None:
         pointer = None if message is None else self._cc.pointer(message)
         if pointer is not None and (pointer.size or 0) > MAX_COLUMN_BYTES:
             raise PayloadTooLargeError(

@@ -20,6 +20,7 @@ from claimcheck.spark.core import (
     Resolving,
     check_choice,
     check_reading,
+    is_bad_message,
     outcomes,
 )
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check, pace, partition_id
@@ -46,7 +47,8 @@ def resolver(
     Args:
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
         on_error: ``fail`` raises the first error, which fails the task; ``skip`` logs a warning and leaves the
-            message out, unless trying again may help (a store that is down): that fails the task all the same.
+            message out, if the error is about that message. What would befall all of them (a store that is down, a
+            driver or a variable that is missing on the worker) fails the task all the same.
         chunks: ``refuse`` fails a chunk; ``reassemble`` puts payloads together whose chunks are all in one
             partition, in any order, within the bounds of ``chunking`` in the configuration. A payload takes the
             place of the chunk that completes it.
@@ -63,6 +65,7 @@ def resolver(
     """
     check_choice("on_error", on_error, "fail", "skip")
     check_choice("chunks", chunks, "refuse", "reassemble")
+    check_choice("keyed", keyed, True, False)
     check_reading(concurrency=concurrency, max_inflight_bytes=max_inflight_bytes)
     return Resolver(
         config=as_config(config),
@@ -97,7 +100,7 @@ class Resolver:
     def _complain(self, error: ClaimCheckError) -> None:
         if isinstance(error, ChunkError) and not self.reassemble:
             error.add_note('In Spark: resolver(..., chunks="reassemble"), where all chunks are in one partition.')
-        if error.retryable or not self.skip_errors:
+        if not self.skip_errors or not is_bad_message(error):
             raise error
         _log.warning("skipped a message: %s: %s", type(error).__name__, error)
 

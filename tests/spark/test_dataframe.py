@@ -232,3 +232,16 @@ def test_a_column_that_is_there_twice(spark, config):
 def test_wrong_options(config, options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         resolve("value", config=config, **options)
+
+
+def test_a_chunk_says_where_chunks_can_be_read(spark, config):
+    chunk = b"PRF_wdkafcli_header_\x01" + b"6ba7b810-9dad-11d1-80b4-00c04fd430c8" + bytes(7) + b"\x02" + b"piece"
+    df = frame(spark, [chunk]).transform(resolve("value", config=config, on_error="null"))
+
+    assert 'resolver(..., chunks="reassemble")' in df.first().error
+
+
+@pytest.mark.parametrize("options", [{"column": None}, {"payload": None}, {"error": 5, "on_error": "null"}])
+def test_names_are_text(spark, config, options):
+    with pytest.raises(ConfigError, match="as text"):
+        frame(spark, []).transform(resolve(**{"column": "value", "config": config} | options))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import shutil
@@ -20,6 +21,7 @@ from claimcheck.errors import (
     PayloadTooLargeError,
     PayloadTypeError,
     PointerRejectedError,
+    StoreError,
     StoreUnavailableError,
 )
 from claimcheck.spark import resolver
@@ -333,3 +335,24 @@ def test_a_wrong_configuration_is_refused_on_the_driver(config, tmp_path):
         resolver(tmp_path / "nowhere.yaml")
     with pytest.raises(ConfigError, match="strategy"):
         resolver(config | {"strategy": "telepathy"})
+
+
+@pytest.mark.parametrize("on_error", ["skip", "fail"])
+def test_what_is_no_fault_of_a_message_fails_the_task(config, send, monkeypatch, on_error):
+    messages = send(bytes(3000))
+    elsewhere = {**config, "stores": {"disk": {**config["stores"]["disk"], "path": "${NOT_SET_ON_THIS_WORKER}"}}}
+    monkeypatch.delenv("NOT_SET_ON_THIS_WORKER", raising=False)
+
+    with pytest.raises(ConfigError, match="NOT_SET_ON_THIS_WORKER"):
+        list(resolver(elsewhere, on_error=on_error)([b"plain", *messages]))
+
+
+def test_a_store_that_may_not_be_read_fails_the_task(config, send, monkeypatch):
+    messages = send(bytes(3000))
+
+    def refused(*args, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(StoreError, match="Permission denied"):
+        list(resolver(config, on_error="skip")(messages))
