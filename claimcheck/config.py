@@ -26,8 +26,8 @@ from claimcheck.validation import (
     Size,
     build,
     fail,
-    read_yaml,
 )
+from claimcheck.yaml_file import read_yaml
 
 __all__ = [
     "ChunkingConfig",

@@ -1,8 +1,8 @@
-"""Read plain data (what YAML gives) and check it against the type hints of what it is to become.
+"""Check plain data (what YAML gives) against the type hints of what it is to become.
 
 One checker serves the configuration's dataclasses and the constructors of stores, strangers' stores included. It
-needs the standard library only, because the second job is also done in Spark workers that have nothing else; PyYAML
-is imported when a file is read. What may be a secret is never quoted: an error names its place and its kind.
+needs the standard library only, because the second job is also done in Spark workers that have nothing else. What may
+be a secret is never quoted: an error names its place and its kind.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import difflib
 import functools
 import inspect
 import math
-import os
 import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from claimcheck.errors import ConfigError
@@ -39,7 +37,6 @@ __all__ = [
     "check_options",
     "fail",
     "options_of",
-    "read_yaml",
     "without_secrets",
 ]
 
@@ -50,7 +47,6 @@ MAX_SECONDS = 10**10
 
 _REST = "**"  # the name under which a signature's `**options` stands among the options
 _PASSWORD = re.compile(r"(//)\S*(?=@)|(password=)[^&\s'\"]+", re.IGNORECASE)
-_QUOTED = re.compile(r"'(?!<)[^']{2,}'")  # a tag or an alias; the parser's own words stand in <>
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -274,55 +270,3 @@ def _leaves(hint: Any) -> Iterator[Any]:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else str(name)
-
-
-def read_yaml(path: str | os.PathLike[str]) -> Any:
-    """Read a YAML file of which every key stands there once; nothing of its text gets into an error.
-
-    Raises:
-        ConfigError: There is no such file, or it is no YAML; names the line.
-    """
-    import yaml
-
-    if not isinstance(path, (str, os.PathLike)):
-        fail("configuration", found=_describe(path), expected="the path of a YAML file")
-    name = os.fspath(path)
-    try:
-        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_loader())
-    except OSError as exc:
-        raise ConfigError(f"cannot read {name}: {exc.strerror or exc}", path=name) from exc
-    except ConfigError:
-        raise
-    except Exception as exc:  # tags that do not fit their values make PyYAML raise anything
-        why = _why(exc)
-    raise ConfigError(f"{name} is no YAML: {why}", path=name)  # not from the error, which quotes what may be a secret
-
-
-def _why(error: Exception) -> str:
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-    return where + (_QUOTED.sub("...", problem) if problem else f"it cannot be read ({type(error).__name__})")
-
-
-@functools.cache
-def _loader() -> type[Any]:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """PyYAML's own, but for keys that stand there twice: the last one would win in silence."""
-
-        def compose_mapping_node(self, anchor: Any) -> Any:
-            node = super().compose_mapping_node(anchor)
-            _no_duplicates([key for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
-            return node
-
-    return Loader
-
-
-def _no_duplicates(keys: list[Any]) -> None:
-    seen = set()
-    for key in keys:
-        if (key.tag, key.value) in seen and key.value != "<<":
-            line = key.start_mark.line + 1
-            raise ConfigError(f"line {line}: the key {key.value!r} stands there twice", path=key.value, found="twice")
-        seen.add((key.tag, key.value))
