@@ -178,6 +178,7 @@ class WritePromises(StoreKit):
 
 
 def sibling(pointer: Pointer) -> Pointer:
+    """Make the pointer of a write that might have happened and did not."""
     return replace(pointer, key=pointer.key.replace(_last_uuid(pointer.key), str(uuid.uuid4())))
 
 

@@ -23,19 +23,7 @@ from claimcheck.transports.local import (
 )
 from claimcheck.transports.local.groups import POLL_SECONDS, Delivery, GroupMember
 from claimcheck.transports.local.leases import fair_share
-
-
-class Clock:
-    """Time that passes only when somebody sleeps or the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+from tests.clocks import Clock
 
 
 @pytest.fixture

@@ -1,0 +1,52 @@
+"""What the tests of the embedded transport share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import claimcheck
+from claimcheck.envelope import Chunk, decode, encode_chunk
+from claimcheck.transports.local import (
+    LocalBroker,
+    LocalConsumer,
+)
+
+LIMIT = 4096
+BIG = os.urandom(10_000)
+STRATEGIES = ("external", "chunking", "hybrid")
+
+
+def stored(tmp_path: Path) -> list[str]:
+    return os.listdir(tmp_path / "store") if (tmp_path / "store").exists() else []
+
+
+def drain(consumer: LocalConsumer, *, timeout: float = 0.0) -> list:
+    """Receive and acknowledge everything that is there."""
+    found = []
+    while (message := consumer.receive(timeout=timeout)) is not None:
+        found.append(message)
+        consumer.ack(message)
+    return found
+
+
+def append_chunks(broker: LocalBroker, cc: claimcheck.ClaimCheck, payload: bytes, numbers: slice | None = None) -> int:
+    """Append some of the chunks of a payload, as a producer that is slow, or dies, would; returns how many it has."""
+    limit = claimcheck.WireLimit(LIMIT, lambda key, headers: 600)
+    with cc.outbound(payload, destination="orders", limit=limit) as out:
+        envelopes = list(out.envelopes)
+    for envelope in envelopes[numbers or slice(None)]:
+        broker.append("orders", envelope.data, key=envelope.key, headers=envelope.headers)
+    return len(envelopes)
+
+
+def rest_of(broker: LocalBroker, total: int):
+    """The chunks that are missing, made again with the uuid of those that are there."""
+    first = broker.fetch("orders", 0, 0, 1)[0]
+    chunk = decode(first.value or b"")
+    assert isinstance(chunk, Chunk)
+    size = len(chunk.piece)
+    for position in range(2, total):
+        piece = BIG[position * size : (position + 1) * size]
+        data = encode_chunk(chunk.uuid, position, total, piece)
+        yield claimcheck.Envelope(data, {}, first.key)
