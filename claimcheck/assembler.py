@@ -250,7 +250,8 @@ class Assembler:
         if self._open.pop((record.source, record.uuid), None) is not None:
             self._held -= len(record.slots)
         self._release(record)
-        record.state = state
+        self.forget(record.source, record.uuid)  # an abort may replace what is remembered of a payload
+        record.state, record.numbers = state, set()
         self._closed[record.source, record.uuid] = record
         self._remembered_positions += len(record.by_position)
         self._forget_oldest()

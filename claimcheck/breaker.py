@@ -26,6 +26,7 @@ class Breaker:
         self._clock = clock
         self._lock = threading.Lock()
         self._retry_at: float | None = None
+        self._probe: int | None = None  # the thread that tries after the pause
 
     @property
     def is_open(self) -> bool:
@@ -40,23 +41,24 @@ class Breaker:
             if self._clock() < self._retry_at:
                 return False
             self._retry_at = self._clock() + self._pause
+            self._probe = threading.get_ident()
             return True
 
     def give_back(self) -> None:
-        """The attempt that `allows` let through said nothing about the store: the next caller may try at once."""
+        """The single attempt after the pause, if this thread made it, said nothing: the next caller may try at once."""
         with self._lock:
-            if self._retry_at is not None:
-                self._retry_at = self._clock()
+            if self._retry_at is not None and self._probe == threading.get_ident():
+                self._retry_at, self._probe = self._clock(), None
 
     def failed(self) -> bool:
         """Open; returns whether it was closed before."""
         with self._lock:
             was_closed = self._retry_at is None
-            self._retry_at = self._clock() + self._pause
+            self._retry_at, self._probe = self._clock() + self._pause, None
             return was_closed
 
     def succeeded(self) -> bool:
         """Close; returns whether it was open before."""
         with self._lock:
-            was_open, self._retry_at = self._retry_at is not None, None
+            was_open, self._retry_at, self._probe = self._retry_at is not None, None, None
             return was_open

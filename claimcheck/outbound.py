@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, 
 from typing import Any, Literal
 
 from claimcheck.envelope import Envelope
-from claimcheck.errors import PartialSendError
+from claimcheck.errors import ConfigError, PartialSendError
 
 __all__ = ["Classifier", "Outbound", "Outcome", "classify_error", "verdict"]
 
@@ -39,6 +39,8 @@ def classify_error(error: BaseException) -> Outcome:
 
 def verdict(error: BaseException, classify: Classifier | None) -> Outcome:
     """Ask the caller's classifier; one that fails, or says anything odd, leaves the outcome unknown."""
+    if isinstance(error, ConfigError):  # ours, raised before anything was sent
+        return "failed"
     if not isinstance(error, Exception) or type(error).__name__ == "CancelledError":
         return "unknown"
     try:
@@ -143,7 +145,7 @@ class Outbound:
     def settle(self, error: BaseException | None) -> None:
         """Keep or undo, by how the block ended; a rollback that fails is noted on the error, never replaces it."""
         self._release()
-        if error is not None and (self._passed < self._taken or not self._taken):
+        if error is not None and self._passed < self.total:
             self._put_back()
         if self._taken == 0:
             self._undo_after(error)
@@ -209,7 +211,12 @@ class Outbound:
         if self._blocking:  # the next chunk is read from a file
             import asyncio  # a third of the whole import time, for those who need it
 
-            return await asyncio.to_thread(next, self.envelopes, None)
+            reading = asyncio.ensure_future(asyncio.to_thread(next, self.envelopes, None))
+            try:
+                return await asyncio.shield(reading)
+            except asyncio.CancelledError:
+                await asyncio.wait([reading])  # else the thread would go on moving the caller's file
+                raise
         return next(self.envelopes, None)
 
     def _counted(self) -> Iterator[Envelope]:

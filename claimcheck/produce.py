@@ -18,6 +18,7 @@ from claimcheck.envelope import Envelope
 from claimcheck.errors import ConfigError
 from claimcheck.futures import follow
 from claimcheck.outbound import Classifier, Outbound
+from claimcheck.payload import is_file
 from claimcheck.strategy import Message, Strategy
 from claimcheck.wire import WireLimit
 
@@ -102,17 +103,24 @@ def decorate(
 
 
 async def offload_async(strategy: Strategy, message: Message) -> Outbound:
-    """Offload without blocking the event loop; when cancelled meanwhile, what gets stored is removed again."""
+    """Offload without blocking the event loop; when cancelled meanwhile, what gets stored is removed again.
+
+    With a file the cancellation takes effect when the file is no longer read, so that its owner can send it again.
+    """
     if (quick := strategy.shortcut(message)) is not None:
         return quick
     import asyncio
 
     handover = _Handover(strategy, message)
+    storing = asyncio.ensure_future(asyncio.to_thread(handover.offload))
+    storing.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, even if nobody waits
     try:
-        return await asyncio.to_thread(handover.offload)
-    except asyncio.CancelledError:
+        return await asyncio.shield(storing)
+    except asyncio.CancelledError as error:
         if (out := handover.abandon()) is not None:
-            asyncio.get_running_loop().run_in_executor(None, out.settle, None)
+            await asyncio.shield(asyncio.to_thread(out.settle, error))
+        elif is_file(message.payload):
+            await asyncio.wait([storing])
         raise
 
 
@@ -131,7 +139,7 @@ class _Handover:
         with self._lock:
             self._out, abandoned = out, self._abandoned
         if abandoned:
-            out.settle(None)
+            out.settle(InterruptedError("nobody waits for this any more"))
         return out
 
     def abandon(self) -> Outbound | None:
@@ -295,7 +303,9 @@ class _Argument:
 
 async def _settle_async(out: Outbound, error: BaseException | None) -> None:
     """Undo off the event loop, and to the end even when this task is cancelled."""
-    if out.undoable:
+    if not out.undoable:
+        out.settle(error)
+    else:
         import asyncio
 
         await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(out.settle, error)))

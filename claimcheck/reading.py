@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from claimcheck.envelope import Buffer
+from claimcheck.envelope import Buffer, as_view
 from claimcheck.errors import IntegrityError, PayloadTooLargeError
 from claimcheck.payload import crc32_text
 from claimcheck.pointer import Pointer
@@ -28,7 +28,7 @@ def verified(pieces: Iterable[Buffer], pointer: Pointer, *, store: str, limit: i
     size, total, crc = pointer.size, 0, 0
     if size == 0:
         _check(pointer, total, crc, store)
-    for piece in pieces:
+    for piece in map(_flat, pieces):
         total += len(piece)
         if total > (limit if size is None else size):
             _too_long(pointer, total, limit, store)
@@ -72,6 +72,10 @@ def _grown(first: Buffer, pieces: Iterator[Buffer]) -> bytes:
     for piece in pieces:
         box.write(piece)
     return box.getvalue()
+
+
+def _flat(piece: Buffer) -> Buffer:
+    return piece if isinstance(piece, (bytes, bytearray)) else as_view(piece)
 
 
 class PayloadReader(io.RawIOBase):

@@ -176,7 +176,7 @@ class Strategy(ABC):
         size = remaining_bytes(file)
         if size is None:
             return replace(message, payload=_peeked(file, message.threshold))
-        if not self._fits(message, size):
+        if size > 0 and not self._fits(message, size):
             return message
         source = Source(file, limit=self.context.config.limits.max_payload_bytes)
         return replace(message, payload=bytes(source.take_all()))

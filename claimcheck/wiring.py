@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from claimcheck import config as configuration
@@ -242,8 +243,9 @@ class ClaimCheck:
         self._current()  # what a parent process has open is not ours to close
         with self._lock:
             stores, self._open = list(self._open.stores.values()), _Open(self.config)
-        for store in stores:
-            store.close()
+        with ExitStack() as closing:  # every one, even if another fails
+            for store in stores:
+                closing.callback(store.close)
 
     def __enter__(self) -> ClaimCheck:
         return self

@@ -387,3 +387,16 @@ def test_headers_are_kept_of_the_lowest_place_only_and_claims_of_all():
     kept = [(slot.position, slot.headers, slot.key) for slot in event.slots]
     assert kept == [(9, None, None), (3, {"mine": "1"}, b"k3")]
     assert event.declared == {("claimcheck-size", "2")}
+
+
+def test_what_is_remembered_weighs_little_and_is_counted_right():
+    rig = Rig(max_pending_payloads=1)
+    for number in range(1000):
+        rig.feed(A, number, 1000, b"x")
+    rig.assembler.acked("s", A)
+    assert rig.assembler._closed["s", A].numbers == set()
+    rig.feed(B, 0, 3, at=5000)
+    rig.feed(C, 0, 3, at=5001)
+    for at in (5002, 5003):
+        rig.assembler.abort("s", Slot(at, at), B)
+    assert rig.assembler._remembered_positions == sum(len(r.by_position) for r in rig.assembler._closed.values())

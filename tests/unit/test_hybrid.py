@@ -179,3 +179,16 @@ def test_destinations_share_what_is_known_of_their_store(monkeypatch):
     with rig.cc.outbound(BIG, destination="other") as out:
         assert {each.kind.name for each in out.envelopes} == {"CHUNK"}
     assert rig.asked == 1
+
+
+def test_only_the_one_who_tries_after_the_pause_can_give_the_attempt_back():
+    now = [0.0]
+    breaker = Breaker(retry_after_seconds=30, clock=lambda: now[0])
+    assert breaker.allows()
+    breaker.failed()
+    breaker.give_back()  # of a caller who was let through before it opened
+    assert not breaker.allows()
+    now[0] = 30
+    assert breaker.allows()
+    breaker.give_back()
+    assert breaker.allows()

@@ -310,3 +310,84 @@ def test_the_error_of_a_future_with_nothing_stored_stays_the_callers_to_look_at(
         assert complaints == ["Future exception was never retrieved"]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("payload", [b"small", BIG])
+@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid"])
+def test_a_coroutine_may_send_the_same_file_again_after_a_failure(strategy, payload):
+    rig, file, down = Rig(strategy), io.BytesIO(payload), [True]
+
+    @rig.cc.offload(payload="value", key="key", headers="headers")
+    async def publish(value, key=None, headers=None):
+        if down and down.pop():
+            raise QueueFullError
+        rig.sent.append(("t", value, key, headers))
+
+    async def main():
+        with pytest.raises(QueueFullError):
+            await publish(file)
+        await publish(file)
+
+    asyncio.run(main())
+    assert rig.received()[-1].payload == payload
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_file_whose_storing_was_cancelled_may_be_sent_again_at_once(monkeypatch, finished):
+    rig, file = Rig(), io.BytesIO(BIG * 50)
+    reading, go_on = threading.Event(), threading.Event()
+    store = rig.cc.store("hot")
+    write = store._write
+
+    def slow(pointer, source):
+        if finished:
+            write(pointer, source)
+        reading.set()
+        assert go_on.wait(10)
+        if not finished:
+            write(pointer, source)
+
+    @rig.cc.offload(payload="value")
+    async def publish(value):
+        rig.sent.append(("t", value, None, None))
+
+    async def main():
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "_write", slow)
+            task = asyncio.create_task(publish(file))
+            await asyncio.to_thread(reading.wait, 10)
+            task.cancel()
+            asyncio.get_running_loop().call_soon(go_on.set)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await publish(file)
+
+    asyncio.run(main())
+    assert [outcome.payload for outcome in rig.received()] == [BIG * 50]
+    assert rig.stored == 1
+
+
+def test_a_file_whose_chunks_were_cancelled_may_be_sent_again_at_once():
+    rig, tasks = Rig("chunking"), []
+
+    class Cancelling(io.BytesIO):
+        def read(self, size=-1):
+            if self.tell() > 3000 and tasks:
+                loop, task = tasks.pop()
+                loop.call_soon_threadsafe(task.cancel)
+            return super().read(size)
+
+    @rig.cc.offload(payload="value", key="key", headers="headers")
+    async def publish(value, key=None, headers=None):
+        rig.sent.append(("t", value, key, headers))
+
+    async def main():
+        file = Cancelling(BIG)
+        task = asyncio.create_task(publish(file))
+        tasks.append((asyncio.get_running_loop(), task))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await publish(file)
+
+    asyncio.run(main())
+    assert rig.received()[-1].payload == BIG

@@ -12,6 +12,7 @@ import pytest
 import claimcheck
 from claimcheck import envelope
 from claimcheck.errors import (
+    ConfigError,
     PartialSendError,
     PayloadError,
     PayloadTooLargeError,
@@ -185,3 +186,30 @@ def test_a_pointer_that_became_too_long_leaves_nothing_stored():
     with pytest.raises(PayloadTooLargeError, match="max_pointer_bytes"):
         cc.outbound(BIG, destination="orders").__enter__()
     assert cc.store(name)._payloads == {}
+
+
+def test_a_file_that_fails_in_the_middle_stands_where_it_stood():
+    class Flaky(io.BytesIO):
+        failures = 1
+
+        def read(self, size=-1):
+            if self.tell() > 3000 and self.failures:
+                self.failures -= 1
+                raise OSError("flaky")
+            return super().read(size)
+
+    rig, file = Rig("chunking"), Flaky(BIG)
+    with pytest.raises(PartialSendError):
+        rig.publisher()("orders", file)
+    rig.publisher()("orders", file)
+    assert rig.received()[-1].payload == BIG
+
+
+def test_our_own_refusal_is_definite_whatever_the_classifier_says(rig):
+    async def send(value):
+        raise AssertionError("nothing may run")
+
+    publish = rig.cc.offload(payload="value", classify=lambda _: "unknown")(lambda value: send(value))
+    with pytest.raises(ConfigError):
+        publish(BIG)
+    assert rig.stored == 0

@@ -186,3 +186,10 @@ def test_a_destination_may_have_a_lower_limit(strategy):
     with pytest.raises(PayloadTooLargeError, match="5000"):
         rig.publisher()("small.one", BIG)
     assert (len(rig.sent), rig.stored) == (1, 1)
+
+
+@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid"])
+def test_an_empty_file_stays_empty_however_large_its_headers(strategy):
+    rig = Rig(strategy)
+    rig.publisher()("orders", io.BytesIO(b""), headers={"h": "x" * 3000})
+    assert [sent[1] for sent in rig.sent] == [b""]

@@ -1,3 +1,4 @@
+import array
 import io
 import tracemalloc
 import zlib
@@ -5,7 +6,7 @@ import zlib
 import pytest
 
 from claimcheck.errors import IntegrityError, PayloadTooLargeError
-from claimcheck.payload import crc32_text
+from claimcheck.payload import crc32_of, crc32_text
 from claimcheck.pointer import Pointer
 from claimcheck.reading import PayloadReader, collect, verified
 
@@ -199,3 +200,9 @@ class TestPayloadReader:
         assert closed == [True]
         with pytest.raises(ValueError, match="closed"):
             reader.read(1)
+
+
+def test_pieces_of_wide_items_are_counted_in_bytes():
+    numbers = array.array("I", range(1000))
+    wide = pointer(size=4000, checksum=crc32_of(numbers.tobytes()))
+    assert collect(check([memoryview(numbers)], wide), 4000) == numbers.tobytes()

@@ -201,3 +201,17 @@ def test_an_override_may_pause_longer_for_the_same_store():
     )
     pauses = [cc._plan(topic)[0].context.breaker._pause for topic in ("fast", "slow")]
     assert pauses == [30, 99]
+
+
+def test_closing_reaches_every_store_even_if_one_fails(monkeypatch):
+    stores = {"a": {"type": "memory"}, "b": {"type": "memory"}, "c": {"type": "memory"}}
+    cc, closed = claimcheck.from_dict({"strategy": "inline", "stores": stores}), []
+
+    def fail():
+        raise OSError("cannot")
+
+    for name in stores:
+        monkeypatch.setattr(cc.store(name), "close", fail if name == "b" else lambda name=name: closed.append(name))
+    with pytest.raises(OSError, match="cannot"):
+        cc.close()
+    assert sorted(closed) == ["a", "c"]

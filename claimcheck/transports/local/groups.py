@@ -200,8 +200,12 @@ class GroupMember:
             self._renew()
         with self._broker.database.read() as connection:
             lost = self._update_leases(connection)
-            again = self._collect(connection, limit, self._due)
-            fresh = self._collect(connection, limit - len(again), self._fresh)
+            if self._turn % 2:  # else a message that is given back at once, again and again, would starve all others
+                fresh = self._collect(connection, limit, self._fresh)
+                again = self._collect(connection, limit - len(fresh), self._due)
+            else:
+                again = self._collect(connection, limit, self._due)
+                fresh = self._collect(connection, limit - len(again), self._fresh)
         self._turn += 1
         self._take(again)
         for delivery in fresh:
