@@ -15,8 +15,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Literal
 
-from claimcheck.chunks import Action, Assembled, Broken, Dropped, Event, Record, Slot
-from claimcheck.config import ChunkingConfig
+from claimcheck import hints
+from claimcheck.chunks import Assembled, Broken, Dropped, Event, Record, Slot
+from claimcheck.config import Action, ChunkingConfig
 from claimcheck.envelope import Chunk
 from claimcheck.errors import ChunkConflictError, ClaimCheckError, IncompletePayloadError, PayloadTooLargeError
 
@@ -57,7 +58,7 @@ class Assembler:
         Raises:
             PayloadTypeError: The message's headers are none; nothing was filed.
         """
-        _ = slot.claims
+        slot.claims = hints.declared(slot.headers)
         events = self.tick()
         known = self._closed.get((source, chunk.uuid))
         if known is not None:

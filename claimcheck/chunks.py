@@ -6,29 +6,23 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from claimcheck import hints
+from claimcheck.config import Action
 from claimcheck.errors import ClaimCheckError
 
 __all__ = ["Action", "Assembled", "Broken", "Dropped", "Event", "Record", "Slot"]
-
-Action = Literal["redeliver", "dead_letter", "ack"]
 
 _DECLARED = 8  # different claims about one payload; two are enough to refuse it
 
 
 @dataclass(slots=True)
 class Slot:
-    """One message: where it is, and what the transport calls it."""
+    """One message: where it is, what the transport calls it, and what its hints claim about the payload."""
 
     position: Any
     handle: Any
     headers: Any = field(default=None, repr=False)
     key: Any = field(default=None, repr=False)
-
-    @property
-    def claims(self) -> set[tuple[str, str]]:
-        """What its hints say about the payload."""
-        return hints.declared(self.headers)
+    claims: set[tuple[str, str]] = field(default_factory=set, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +86,7 @@ class Record:
     size: int = 0
 
     def hold(self, slot: Slot) -> bool:
-        """Add a message; returns whether it had come before, in which case only its handle is renewed.
-
-        Raises:
-            PayloadTypeError: Its headers are none; it was not added.
-        """
-        claims = slot.claims
+        """Add a message; returns whether it had come before, in which case only its handle is renewed."""
         known = self.by_position.get(slot.position)
         if known is not None:
             known.handle = slot.handle
@@ -105,7 +94,7 @@ class Record:
         self.by_position[slot.position] = slot
         self.slots.append(slot)
         if len(self.declared) < _DECLARED:
-            self.declared |= claims
+            self.declared |= slot.claims
         self._keep_headers_of_first(slot)
         return False
 

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from claimcheck.envelope import Envelope
-from claimcheck.outbound import Outbound
+from claimcheck.outbound import Outbound, in_background
 
 __all__ = ["follow"]
 
 _log = logging.getLogger(__name__)
-_aborts: set[Any] = set()
 
 AnyFuture = Any
 """`concurrent.futures.Future` or `asyncio.Future`: the same few methods, no common base, both slow to import."""
@@ -118,8 +117,6 @@ class _Joined:
         try:
             told = self._produce(self._out.abort) if self._out.abort else None
             if inspect.iscoroutine(told):
-                task = self.future.get_loop().create_task(told)
-                _aborts.add(task)  # a loop keeps only weak references to its tasks
-                task.add_done_callback(_aborts.discard)
+                in_background(self.future.get_loop(), told)
         except Exception as error:
             _log.warning("could not send the abort envelope: %s", type(error).__name__)

@@ -83,7 +83,7 @@ def without_reserved(headers: Any) -> Any:
     """The headers without the names that are ours: a caller's value under one would be taken for a hint."""
     if headers is None or not any(name in _OURS for name, _ in pairs(headers)):
         return headers
-    return strip(add(headers, {TYPE: "stale"}))
+    return _without(headers, _OURS)
 
 
 def check(claims: set[tuple[str, str]], *, size: int | None, checksum: Callable[[], str | None]) -> None:
@@ -126,8 +126,12 @@ def strip(headers: Any, *, uuid: str | None = None) -> Any:
     """Return the headers that the sender gave, in their shape: without our hints."""
     if not is_ours(headers):
         return headers
-    theirs = uuid is None or get(headers, _UUID) != uuid
-    kept = [(n, v) for n, v in pairs(headers) if n not in _OURS and (theirs or n not in _PIP_37)]
+    chunked = uuid is not None and get(headers, _UUID) == uuid  # else PIP-37's names are the sender's own
+    return _without(headers, _OURS | _PIP_37 if chunked else _OURS)
+
+
+def _without(headers: Any, names: frozenset[str]) -> Any:
+    kept = [(name, value) for name, value in pairs(headers) if name not in names]
     if isinstance(headers, Mapping):
         return dict(kept)
     return tuple(kept) if isinstance(headers, tuple) else kept

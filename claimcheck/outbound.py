@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from claimcheck.envelope import Envelope
 from claimcheck.errors import ConfigError, PartialSendError
 
-__all__ = ["Classifier", "Outbound", "Outcome", "classify_error", "verdict"]
+__all__ = ["Classifier", "Outbound", "Outcome", "classify_error", "in_background", "verdict"]
 
 _log = logging.getLogger(__name__)
 _ABORT_SECONDS = 5.0
-_aborts: set[Any] = set()
+_running: set[Any] = set()
 
 Outcome = Literal["failed", "unknown"]
 """``failed``: the message is definitely not in the broker. ``unknown``: it may be."""
@@ -258,8 +258,14 @@ async def _attempt_async(produce: Callable[[Envelope], Awaitable[Any]], abort: E
         except Exception as error:
             _log.warning("could not send the abort envelope: %s", type(error).__name__)
 
-    task = asyncio.get_running_loop().create_task(attempt())
-    _aborts.add(task)  # a loop keeps only weak references to its tasks
-    task.add_done_callback(_aborts.discard)
+    task = in_background(asyncio.get_running_loop(), attempt())
     if wait:
         await task
+
+
+def in_background(loop: Any, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Start a task that nobody has to wait for; it is held here, since a loop keeps only weak references to it."""
+    task = loop.create_task(coroutine)
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    return task

@@ -16,9 +16,9 @@ from typing import Any
 
 from claimcheck import hints
 from claimcheck.assembler import Assembler
-from claimcheck.chunks import Action, Broken, Event, Slot
+from claimcheck.chunks import Broken, Event, Slot
 from claimcheck.chunks import Dropped as DroppedChunks
-from claimcheck.config import ChunkingConfig
+from claimcheck.config import Action, ChunkingConfig
 from claimcheck.envelope import HEADER, Abort, Buffer, Chunk, Kind, Literal, Plain, PointerData, decode
 from claimcheck.errors import ClaimCheckError
 from claimcheck.hooks import DropEvent, Hooks

@@ -13,17 +13,11 @@ from claimcheck.chunks import Assembled, Broken, Dropped, Slot
 from claimcheck.config import ChunkingConfig
 from claimcheck.envelope import Chunk
 from claimcheck.errors import ChunkConflictError, IncompletePayloadError, PayloadTooLargeError
+from tests.clocks import Clock
 
 A = "aaaaaaaa-0000-4000-8000-000000000000"
 B = "bbbbbbbb-0000-4000-8000-000000000000"
 C = "cccccccc-0000-4000-8000-000000000000"
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Rig:

@@ -22,6 +22,19 @@ def rig():
     return Rig()
 
 
+def held_up(monkeypatch, store):
+    """Have a store's writes wait; returns the event that says that one began, and the one that lets it go on."""
+    writing, go_on, write = threading.Event(), threading.Event(), store._write
+
+    def slow(*args):
+        writing.set()
+        assert go_on.wait(10)
+        write(*args)
+
+    monkeypatch.setattr(store, "_write", slow)
+    return writing, go_on
+
+
 def test_store_io_never_runs_on_the_event_loop(monkeypatch):
     rig, threads = Rig(), []
     store = rig.cc.store("hot")
@@ -62,17 +75,10 @@ def test_a_coroutine_that_fails_is_undone_and_one_that_is_cancelled_is_kept():
 
 
 def test_cancelled_while_it_is_being_stored_leaves_nothing(monkeypatch):
-    rig, writing, go_on = Rig(), threading.Event(), threading.Event()
-    undone = threading.Event()
+    rig, undone = Rig(), threading.Event()
     store = rig.cc.store("hot")
-    write, delete = store._write, store._delete
-
-    def slow(*args):
-        writing.set()
-        assert go_on.wait(10)
-        write(*args)
-
-    monkeypatch.setattr(store, "_write", slow)
+    delete = store._delete
+    writing, go_on = held_up(monkeypatch, store)
     monkeypatch.setattr(store, "_delete", lambda pointer: (delete(pointer), undone.set()))
 
     @rig.cc.offload(payload="value")
@@ -230,16 +236,8 @@ def test_the_abort_of_a_coroutine_that_failed_is_sent_before_the_error_is_raised
 
 
 def test_cancelled_while_it_is_being_stored_leaves_nothing_even_if_the_program_ends_at_once(monkeypatch):
-    rig, writing, go_on = Rig(), threading.Event(), threading.Event()
-    store = rig.cc.store("hot")
-    write = store._write
-
-    def slow(*args):
-        writing.set()
-        assert go_on.wait(10)
-        write(*args)
-
-    monkeypatch.setattr(store, "_write", slow)
+    rig = Rig()
+    writing, go_on = held_up(monkeypatch, rig.cc.store("hot"))
 
     @rig.cc.offload(payload="value")
     async def publish(value):
