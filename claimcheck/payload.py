@@ -7,12 +7,13 @@ that nothing is read twice and nothing is copied that is in memory already.
 from __future__ import annotations
 
 import io
-import zlib
 from collections.abc import Iterator
 from typing import Any, NoReturn, Protocol
 
+from claimcheck import checksum
 from claimcheck.envelope import Buffer, as_view
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
+from claimcheck.interrupt import check_interrupt
 
 __all__ = ["Payload", "Readable", "Source", "as_view", "crc32_of", "crc32_text", "is_file", "remaining_bytes"]
 
@@ -65,7 +66,7 @@ def crc32_text(value: int) -> str:
 
 def crc32_of(payload: Buffer) -> str:
     """The checksum of a whole payload, in the form that pointers and headers carry."""
-    return crc32_text(zlib.crc32(payload))
+    return crc32_text(checksum.crc32(payload))
 
 
 class Source:
@@ -114,10 +115,11 @@ class Source:
         """
         pieces = self._from_file(piece_bytes) if self.view is None else self._from_view(self.view, piece_bytes)
         for piece in pieces:
+            check_interrupt()
             self.taken += len(piece)
             if self.taken > self._limit:
                 self._too_large(self.taken)
-            self.crc32 = zlib.crc32(piece, self.crc32)
+            self.crc32 = checksum.crc32(piece, self.crc32)
             yield piece
         self.size = self.taken
 

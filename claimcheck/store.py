@@ -20,10 +20,10 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from claimcheck.envelope import Buffer
 from claimcheck.errors import (
@@ -41,14 +41,16 @@ from claimcheck.errors import (
 from claimcheck.hooks import Hooks
 from claimcheck.keys import is_key, slug
 from claimcheck.payload import Payload, Source
+from claimcheck.payload_reader import Origin, PayloadReader, SeekableReader, read_range
 from claimcheck.pointer import Pointer
-from claimcheck.reading import PayloadReader, check_size, collect, verified
+from claimcheck.reading import PieceReader, Reader, check_size, fill, writable_view
 from claimcheck.validation import MAX_SECONDS, fail, without_secrets
 
-__all__ = ["Store", "StoreContext"]
+__all__ = ["RangeStore", "Store", "StoreContext"]
 
 _log = logging.getLogger(__name__)
 _MAX_SEGMENTS = 1_000_000
+_BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class Store(ABC):
     pointer_version: int = 2
     reads_v1: bool = False
     context: StoreContext = StoreContext()
+    _exact: ClassVar[bool] = False
 
     # What an author writes -------------------------------------------------------------------------------------
 
@@ -175,17 +178,59 @@ class Store(ABC):
             IntegrityError: Size or checksum differ from the pointer's.
             StoreUnavailableError: Not reached; the same call may succeed later.
         """
-        with self.context.hooks.operation("read", store=self.name, key=pointer.key, size=pointer.size):
-            return collect(self._pieces(pointer), pointer.size)
+        with self._reader(pointer) as reader:
+            return reader.readall()
+
+    def read_into(self, pointer: Pointer, buffer: Buffer) -> int:
+        """Read the payload, whole and verified, into the beginning of a buffer that can be written to.
+
+        Returns:
+            The payload's size in bytes.
+
+        Raises:
+            PayloadTypeError: The buffer is none, or is read-only; no I/O was done.
+            PayloadTooLargeError: The payload is larger than the buffer; of one whose size is known nothing was read.
+            StoreError: As `read` does; what is in the buffer then is worth nothing.
+        """
+        view = writable_view(buffer)
+        self.check(pointer)
+        if (pointer.size or 0) > len(view):
+            self._too_small(pointer, len(view))
+        with self._reader(pointer) as reader:
+            count = fill(reader, view)
+            if reader.readinto(bytearray(1)):
+                self._too_small(pointer, len(view))
+            return count
+
+    def read_range(self, pointer: Pointer, start: int, length: int) -> bytes:
+        """Return a part of the payload, as ``payload[start : start + length]`` would, without reading the rest.
+
+        Sizes are verified, the checksum is not: it belongs to the whole. A medium that cannot begin anywhere (see
+        `RangeStore`) is read from the start.
+
+        Args:
+            pointer: Of the payload.
+            start: Bytes from the payload's start, not negative.
+            length: Bytes, not negative; fewer come where the payload ends earlier.
+
+        Raises:
+            ValueError: A negative number, or a pointer of version 1, which knows no size.
+            StoreError: As `read` does.
+        """
+        if start < 0 or length < 0 or pointer.size is None:
+            raise ValueError(f"cannot read {length} bytes from {start} of a payload of {pointer.size} bytes")
+        return read_range(self._origin(pointer), start, min(start + length, pointer.size))
 
     def open(self, pointer: Pointer) -> io.BufferedReader:
         """Return the payload as a binary file, read piece by piece and verified before its last byte is handed out.
 
+        It can seek where the medium can begin anywhere; see `claimcheck.reading.SeekableReader` for what is verified
+        then.
+
         Raises:
             PointerRejectedError: Not a pointer of this store; no I/O was done. Reading raises as `read` does.
         """
-        self.check(pointer)
-        return io.BufferedReader(PayloadReader(self._observed(pointer), size=pointer.size), buffer_size=1 << 20)
+        return io.BufferedReader(self._reader(pointer), buffer_size=_BUFFER_BYTES)
 
     def rollback(self, pointer: Pointer) -> None:
         """Undo exactly one write; doing it twice is harmless.
@@ -325,14 +370,33 @@ class Store(ABC):
                 "it stays until it expires"
             )
 
-    def _pieces(self, pointer: Pointer) -> Iterator[Buffer]:
-        self.check(pointer)
-        with self._translated(pointer, "read"):
-            yield from verified(self._read(pointer), pointer, store=self.name, limit=self.context.max_payload_bytes)
+    def _reader(self, pointer: Pointer) -> PayloadReader:
+        origin = self._origin(pointer)
+        return SeekableReader(origin) if origin.exact else PayloadReader(origin)
 
-    def _observed(self, pointer: Pointer) -> Iterator[Buffer]:
-        with self.context.hooks.operation("read", store=self.name, key=pointer.key, size=pointer.size):
-            yield from self._pieces(pointer)
+    def _origin(self, pointer: Pointer) -> Origin:
+        self.check(pointer)
+        return Origin(
+            pointer=pointer,
+            opened=lambda start, stop: self._open_at(pointer, start, stop),
+            operation=lambda: self.context.hooks.operation("read", store=self.name, key=pointer.key, size=pointer.size),
+            translated=lambda: self._translated(pointer, "read"),
+            store=self.name,
+            limit=self.context.max_payload_bytes,
+            exact=self._exact and pointer.size is not None,
+        )
+
+    def _open_at(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
+        return PieceReader(self._read(pointer), start=start)
+
+    def _too_small(self, pointer: Pointer, size: int) -> NoReturn:
+        raise PayloadTooLargeError(
+            f"store {self.name!r}: {pointer.key!r} does not fit into a buffer of {size} bytes",
+            store=self.name,
+            key=pointer.key,
+            size=pointer.size,
+            limit=size,
+        )
 
     @contextmanager
     def _translated(self, pointer: Pointer, operation: str) -> Iterator[None]:
@@ -360,6 +424,29 @@ class Store(ABC):
             store=pointer.store,
             key=pointer.key,
         )
+
+
+class RangeStore(Store):
+    """Base of stores whose medium can begin to read anywhere: their files can seek, their ranges cost what they are."""
+
+    _exact = True
+
+    @abstractmethod
+    def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
+        """Return a `Reader` of the bytes from ``start`` up to ``stop``, written in place of `Store._read`.
+
+        ``stop`` is the payload's end unless a range was asked for, and ``None`` with a pointer of version 1, where it
+        may as well be a `PieceReader`. Where the medium knows how much is stored, call `check_size` before.
+        """
+
+    def _open_at(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
+        return self._open(pointer, start, stop)
+
+    def _read(self, pointer: Pointer) -> Iterable[Buffer]:
+        buffer = memoryview(bytearray(_BUFFER_BYTES))
+        with closing(self._open(pointer, 0, pointer.size)) as reader:
+            while count := reader.readinto(buffer):
+                yield buffer[:count]
 
 
 def _segments(pointer: Pointer) -> int:

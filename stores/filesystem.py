@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from claimcheck.envelope import Buffer
 from claimcheck.errors import PointerRejectedError, StoreError, StoreUnavailableError
 from claimcheck.payload import Source
 from claimcheck.pointer import Pointer
-from claimcheck.store import Store
+from claimcheck.reading import Reader
+from claimcheck.store import RangeStore
 from claimcheck.validation import Check, Seconds, check_arguments
 
 __all__ = ["PARTIAL_SUFFIX", "FilesystemStore"]
@@ -22,13 +23,12 @@ __all__ = ["PARTIAL_SUFFIX", "FilesystemStore"]
 PARTIAL_SUFFIX = ".partial"
 """How the hidden name of an unfinished payload ends; one that is long untouched was left by a writer that died."""
 
-_BUFFER_BYTES = 1 << 20
 _PATH = Check(lambda path: bool(path) and "\0" not in path, "the path of a directory")
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS}
 _NOT_REACHED = {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 
 
-class FilesystemStore(Store):
+class FilesystemStore(RangeStore):
     """One file per payload, complete or not there at all, for threads and processes alike.
 
     A payload grows under a hidden name in the same directory and gets its own name when it is whole.
@@ -71,15 +71,18 @@ class FilesystemStore(Store):
         if self._fsync:
             _fsync_directory(self._root)
 
-    def _read(self, pointer: Pointer) -> Iterable[Buffer]:
-        with self._open(pointer) as descriptor:
+    def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
+        descriptor = self._descriptor(pointer)
+        try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 self._not_a_payload(pointer)
             self.check_size(pointer, found.st_size)
-            buffer = memoryview(bytearray(min(_BUFFER_BYTES, found.st_size)))
-            while count := os.readv(descriptor, [buffer]) if len(buffer) else 0:
-                yield buffer[:count]
+            os.lseek(descriptor, start, os.SEEK_SET)
+            return io.FileIO(descriptor, "rb")
+        except BaseException:
+            os.close(descriptor)
+            raise
 
     def _delete(self, pointer: Pointer) -> None:
         path = self._root / pointer.key
@@ -105,12 +108,11 @@ class FilesystemStore(Store):
         with _closing(descriptor):
             yield descriptor
 
-    @contextlib.contextmanager
-    def _open(self, pointer: Pointer) -> Iterator[int]:
+    def _descriptor(self, pointer: Pointer) -> int:
         """Open without following a link and without waiting for the other end of a pipe."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            descriptor = os.open(self._root / pointer.key, flags)
+            return os.open(self._root / pointer.key, flags)
         except FileNotFoundError as error:
             self._check_mounted(pointer, error)
             raise
@@ -118,8 +120,6 @@ class FilesystemStore(Store):
             if error.errno == errno.ELOOP:
                 self._not_a_payload(pointer)
             raise
-        with _closing(descriptor):
-            yield descriptor
 
     def _check_mounted(self, pointer: Pointer, error: Exception) -> None:
         """A volume that is not mounted must not look like payloads that are gone."""

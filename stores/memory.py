@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 
-from claimcheck.envelope import Buffer
 from claimcheck.payload import Source
 from claimcheck.pointer import Pointer
-from claimcheck.store import Store
+from claimcheck.reading import PieceReader, Reader
+from claimcheck.store import RangeStore
 from claimcheck.validation import Seconds
 
 __all__ = ["MemoryStore"]
@@ -17,7 +16,7 @@ _SPACES: dict[str, dict[str, bytes]] = {}
 _LOCK = threading.Lock()
 
 
-class MemoryStore(Store):
+class MemoryStore(RangeStore):
     """A dictionary. Every store of one process with the same ``space`` sees the same payloads.
 
     Args:
@@ -33,11 +32,12 @@ class MemoryStore(Store):
     def _write(self, pointer: Pointer, source: Source) -> None:
         self._payloads[pointer.key] = b"".join(source)
 
-    def _read(self, pointer: Pointer) -> Iterable[Buffer]:
+    def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
         payload = self._payloads.get(pointer.key)
         if payload is None:
             raise self.missing(pointer)
-        yield payload
+        self.check_size(pointer, len(payload))
+        return PieceReader([payload], start=start)
 
     def _delete(self, pointer: Pointer) -> None:
         self._payloads.pop(pointer.key, None)

@@ -6,32 +6,32 @@ the memory. So a payload rests in segments of a little under 1 MiB, a few of whi
 
 from __future__ import annotations
 
-import re
-import threading
-from collections.abc import Callable, Iterable, Iterator
+import logging
+from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
-from types import ModuleType
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Literal
 
-from claimcheck.envelope import Buffer
-from claimcheck.errors import ConfigError, StoreError, StoreUnavailableError
+from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
 from claimcheck.keys import KEY_PREFIX, slug
 from claimcheck.payload import Source
 from claimcheck.pointer import Pointer
+from claimcheck.reading import PieceReader, Reader
 from claimcheck.registry import import_vendor
-from claimcheck.store import Store
+from claimcheck.store import RangeStore
 from claimcheck.validation import MAX_SECONDS, Check, Range, Timeout, check_arguments
+
+from .redis_address import Address
+from .redis_segments import SegmentReader, SegmentWriter, segment_key
+from .redis_server import RedisServer
 
 __all__ = ["RedisStore"]
 
+_log = logging.getLogger(__name__)
+
 _SEGMENT_BYTES = (1 << 20) - 64  # with Redis' own header just one megabyte for its allocator, not the next size up
 _MAX_SEGMENT_BYTES = 512 << 20  # proto-max-bulk-len; one byte more and the server hangs up without a word
-_IN_FLIGHT = 4 << 20  # bytes, reading: more would only pile up in the server's memory and ours; writing: the double
 _DELETE_KEYS = 16  # UNLINK frees strings at once and blocks the server meanwhile
 _V1_PREFIX = "kafka-over-redis-"
-_BY_REFERENCE = 6000  # arguments over this size are sent as they are, not copied into a command
 
 # Vendor's error to ours, first match wins; anything else is a StoreError.
 _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
@@ -42,37 +42,34 @@ _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
     ("ReadOnlyError", StoreUnavailableError),  # a replica, during a failover
     ("ClusterDownError", StoreUnavailableError),
     ("TryAgainError", StoreUnavailableError),
+    ("RedisClusterException", StoreUnavailableError),  # no node of a cluster answers
 )
-_DATABASE = re.compile(r"/?\d*/?")
 
 
 def _is_url(url: str) -> bool:
-    """Whether redis-py reads an address as it was meant; a ``/`` or ``#`` in a password would cut it short."""
     try:
-        parts = urlsplit(url)
-        parts.port  # noqa: B018 - raises where it is no number
+        Address.parse(url)
     except ValueError:
         return False
-    if not url.startswith(f"{parts.scheme}://"):
-        return False
-    if parts.scheme == "unix":
-        return bool(parts.path) and not parts.fragment
-    return parts.scheme in ("redis", "rediss") and not parts.fragment and bool(_DATABASE.fullmatch(parts.path))
+    return True
 
 
 _URL = Check(
-    _is_url, "redis://[user:password@]host[:port][/database], rediss://... or unix://path, escaped as URLs are"
+    _is_url,
+    "redis://[user:password@]host[:port][/database], rediss://..., unix://path, redis+cluster://host:port[,...] or "
+    "redis+sentinel://host:port[,...]/service[/database], escaped as URLs are",
 )
 
 
-class RedisStore(Store):
+class RedisStore(RangeStore):
     """Segments under ``{key}-{i}``, all with one absolute deadline and in one cluster slot. Needs Redis 6.2 or newer.
 
     Set ``maxmemory-policy noeviction`` on the server: every other policy throws away segments of payloads that
     messages still point at, which readers then report as gone.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``, as redis-py reads it.
+        url: ``redis://``, ``rediss://`` or ``unix://``, as redis-py reads it; ``redis+cluster://host:port,host:port``;
+            ``redis+sentinel://host:port,host:port/service/database``, with the login of Redis itself.
         ttl_seconds: How long payloads live, at least 1; ``None`` for ever.
         segment_bytes: Up to 512 MiB; a power of two wastes a quarter of the server's memory.
         key_prefix: What all keys begin with; pointers to anything else are refused.
@@ -96,10 +93,10 @@ class RedisStore(Store):
         connect_timeout_seconds: Timeout = 5,
     ) -> None:
         check_arguments(RedisStore, url=url, segment_bytes=segment_bytes, key_prefix=key_prefix)
-        self._url = url
-        self._timeouts = {"socket_timeout": timeout_seconds, "socket_connect_timeout": connect_timeout_seconds}
-        self._lock = threading.Lock()
-        self._redis: Any = None
+        timeouts = {"socket_timeout": timeout_seconds, "socket_connect_timeout": connect_timeout_seconds}
+        self._address = Address.parse(url)
+        self._server = RedisServer(self._address, timeouts, path=lambda: f"stores.{self.name}.url")
+        self._policy_known = False
         self.ttl_seconds = ttl_seconds
         self.segment_bytes = segment_bytes
         self.prefix = key_prefix
@@ -108,14 +105,11 @@ class RedisStore(Store):
         self.reads_v1 = v1_pointers is not False or pointer_version == 1
 
     def __repr__(self) -> str:
-        return f"<RedisStore {self.name!r} at {_location(self._url)}>"
+        return f"<RedisStore {self.name!r} at {self._address.location}>"
 
     def close(self) -> None:
         """Close the connections; the next use makes new ones."""
-        with self._lock:
-            client, self._redis = self._redis, None
-        if client is not None:
-            client.connection_pool.disconnect()
+        self._server.close()
 
     def _new_key(self, destination: str) -> str:
         unique = self.context.new_uuid()
@@ -127,104 +121,76 @@ class RedisStore(Store):
         return _V1_PREFIX if pointer.version == 1 else self.prefix
 
     def _reach(self) -> None:
-        with suppress(
-            import_vendor("redis", extra="redis").exceptions.ResponseError
-        ):  # an answer, if not to our liking
-            self._client().ping()
+        self._server.borrow("").give_back()
+        if not self._policy_known:
+            self._policy_known = True
+            self._warn_of_eviction()
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        pieces = source.pieces(self.segment_bytes or _SEGMENT_BYTES)
-        window, first = 2 * _window(self.segment_bytes), 0
-        while batch := list(islice(pieces, window)):
-            self._set(pointer, first, batch)
-            first += len(batch)
-        if not first:
-            self._set(pointer, 0, [memoryview(b"")])
+        writer = SegmentWriter(self._server, pointer)
+        try:
+            for i, segment in enumerate(source.pieces(self.segment_bytes or _SEGMENT_BYTES)):
+                writer.put(i, segment)
+            if not source.taken:
+                writer.put(0, memoryview(b""))
+            writer.finish()
+        finally:
+            writer.abandon()
 
-    def _set(self, pointer: Pointer, first: int, segments: list[memoryview]) -> None:
-        with self._client().pipeline(transaction=False) as pipeline:
-            for i, segment in enumerate(segments, first):
-                pipeline.set(_segment(pointer, i), segment, pxat=pointer.expires_ms)
-            for _ in self._replies(pipeline):
-                pass
+    def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
+        if pointer.size is None or not pointer.size:
+            return PieceReader(self._segments(pointer), start=start)
+        reader = SegmentReader(
+            self._server,
+            pointer,
+            start,
+            pointer.size if stop is None else stop,
+            missing=lambda what: self.missing(pointer, what),
+            wrong=lambda expected, actual: self._wrong(pointer, expected, actual),
+        )
+        reader.begin()
+        return reader
 
-    def _read(self, pointer: Pointer) -> Iterable[Buffer]:
-        window = _window(pointer.segment_bytes or pointer.size)
-        for first in range(0, pointer.segments, window):
-            with self._client().pipeline(transaction=False) as pipeline:
-                for i in range(first, min(first + window, pointer.segments)):
-                    pipeline.get(_segment(pointer, i))
-                replies = list(self._replies(pipeline))
-            for i, segment in enumerate(replies, first):
-                if segment is None:
-                    raise self.missing(pointer, f"segment {i} of {pointer.segments}")
-                yield segment
+    def _segments(self, pointer: Pointer) -> Iterator[bytes]:
+        """Segments of unknown size, one by one: only version 1 of the pointer has them, and the empty payload."""
+        for i in range(pointer.segments):
+            segment = self._server.client.execute_command("GET", segment_key(pointer, i))
+            if segment is None:
+                raise self.missing(pointer, f"segment {i} of {pointer.segments}")
+            yield segment
 
     def _delete(self, pointer: Pointer) -> None:
-        client = self._client()
+        client = self._server.client
         for first in range(0, pointer.segments, _DELETE_KEYS):
             last = min(first + _DELETE_KEYS, pointer.segments)
-            client.unlink(*(_segment(pointer, i) for i in range(first, last)))
+            client.unlink(*(segment_key(pointer, i) for i in range(first, last)))
 
-    def _replies(self, pipeline: Any) -> Iterator[Any]:
-        """Raise the first refusal as it came: redis-py's own text would quote the command and so the payload."""
-        for reply in pipeline.execute(raise_on_error=False):
-            if isinstance(reply, Exception):
-                if "syntax error" in str(reply):
-                    raise StoreError(
-                        f"store {self.name!r}: the server does not know SET with PXAT; Redis 6.2 or newer is needed",
-                        store=self.name,
-                    ) from reply
-                raise reply
-            yield reply
+    def _warn_of_eviction(self) -> None:
+        with suppress(Exception):  # not everybody may ask, or knows how to answer
+            memory = self._server.client.info("memory")
+            policy = memory.get("maxmemory_policy", "noeviction")
+            if memory.get("maxmemory") and policy != "noeviction":
+                _log.warning(
+                    "store %r: the server's maxmemory-policy is %s: when its memory is full it throws away payloads "
+                    "that messages still point at; set noeviction",
+                    self.name,
+                    policy,
+                )
+
+    def _wrong(self, pointer: Pointer, expected: int, actual: int) -> IntegrityError:
+        return IntegrityError(
+            f"store {self.name!r}: a segment of {pointer.key!r} has {actual} bytes, not {expected}",
+            store=self.name,
+            key=pointer.key,
+            expected=expected,
+            actual=actual,
+        )
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
-        exceptions = import_vendor("redis", extra="redis").exceptions
+        exceptions = import_vendor("redis.exceptions", extra="redis")
+        if "syntax error" in str(error):
+            error.args = ("the server does not know SET with PXAT; Redis 6.2 or newer is needed",)
         for name, ours in _ERRORS:
             if isinstance(error, getattr(exceptions, name, ())):
                 return ours
         return super()._translate(error)
-
-    def _client(self) -> Any:
-        with self._lock:
-            if self._redis is None:
-                redis = import_vendor("redis", extra="redis")
-                self._redis = redis.Redis(connection_pool=self._pool(redis))
-            return self._redis
-
-    def _pool(self, redis: ModuleType) -> Any:
-        # One retry is for connections that died in the pool; every command here may safely be sent twice.
-        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,))
-        with suppress(ValueError, TypeError):  # the vendor's text may quote a part of the password
-            return redis.ConnectionPool.from_url(self._url, **self._timeouts, retry=retry, **_packer(redis))
-        path = f"stores.{self.name}.url"
-        raise ConfigError(f"{path}: redis-py cannot read this address; is its query right?", path=path)
-
-
-def _packer(redis: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Have big values sent from where they lie. With hiredis installed, redis-py would copy each command whole."""
-    serializer = getattr(redis.connection, "PythonRespSerializer", None)
-    if serializer is None:
-        return {}
-    return {"command_packer": serializer(_BY_REFERENCE, redis.connection.Encoder("utf-8", "strict", False).encode)}
-
-
-def _segment(pointer: Pointer, i: int) -> str:
-    return f"{pointer.key}-{i}"
-
-
-def _window(segment_bytes: int | None) -> int:
-    """Segments in flight at a time: 4, or fewer large ones; 1 of unknown size."""
-    return max(1, min(4, _IN_FLIGHT // (segment_bytes or _IN_FLIGHT)))
-
-
-def _location(url: str) -> str:
-    """Host and database, without the password; nothing where that cannot be told apart."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", f":{parts.port}" if parts.port else ""
-    except ValueError:
-        return "(unreadable url)"
-    if "@" in parts.path + parts.query + parts.fragment or parts.fragment:
-        return "(unreadable url)"
-    return f"{host}{port}{parts.path}"

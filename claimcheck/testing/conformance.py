@@ -14,13 +14,14 @@ A store author writes a fixture and two back doors, in a test file of about 15 l
 
 from __future__ import annotations
 
+from claimcheck.testing.range_promises import RangePromises
 from claimcheck.testing.read_promises import ReadPromises
 from claimcheck.testing.write_promises import WritePromises
 
 __all__ = ["StoreConformance"]
 
 
-class StoreConformance(WritePromises, ReadPromises):
+class StoreConformance(WritePromises, ReadPromises, RangePromises):
     """Subclass it under a name that begins with ``Test`` and give `options`, `peek` and `damage`.
 
     What a store cannot promise is declared, with its reason, in `skip`, and shows in the report as skipped.

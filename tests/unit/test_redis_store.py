@@ -21,7 +21,7 @@ from claimcheck.errors import (
 )
 from claimcheck.pointer import Pointer, decode, encode
 from claimcheck.store import StoreContext
-from claimcheck.stores import redis as redis_store
+from claimcheck.stores import redis_server
 from claimcheck.stores.redis import RedisStore
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
@@ -123,67 +123,28 @@ class TestKeys:
 
 
 class TestCommands:
-    @pytest.fixture
-    def sent(self, monkeypatch):
-        """Each pipeline and command, as the names and keys in it."""
-        sent = []
-        execute, unlink = redis.client.Pipeline.execute, redis.Redis.unlink
-
-        def spy_execute(pipeline, **options):
-            sent.append([command[0][0] for command in pipeline.command_stack])
-            return execute(pipeline, **options)
-
-        monkeypatch.setattr(redis.client.Pipeline, "execute", spy_execute)
-        monkeypatch.setattr(redis.Redis, "unlink", lambda s, *keys: sent.append(["UNLINK", *keys]) or unlink(s, *keys))
-        return sent
-
-    def test_go_in_bounded_batches(self, open_store, sent):
+    def test_delete_in_small_batches(self, open_store, monkeypatch):
+        sent, unlink = [], redis.Redis.unlink
+        monkeypatch.setattr(redis.Redis, "unlink", lambda s, *keys: sent.append(len(keys)) or unlink(s, *keys))
         store = open_store()
 
-        pointer = store.write(bytes(200))
-        store.read(pointer)
-        store.rollback(pointer)
+        store.rollback(store.write(bytes(200)))
 
-        assert sent[:3] == [["SET"] * 8, ["SET"] * 8, ["SET"] * 4]
-        assert sent[3:8] == [["GET"] * 4] * 5
-        assert [len(keys) - 1 for keys in sent[8:]] == [16, 4]
-
-    def test_of_large_segments_go_fewer_at_a_time(self):
-        sizes = (1 << 10, (1 << 20) - 64, 2 << 20, 3 << 20, 64 << 20, None)
-
-        assert [redis_store._window(size) for size in sizes] == [4, 4, 2, 1, 1, 1]
+        assert sent == [16, 4]
 
     def test_carry_big_values_by_reference(self, open_store):
-        pytest.importorskip("hiredis")  # without it nothing else is possible
-        store = open_store()
-        connection = store._client().connection_pool.make_connection()
         value = memoryview(bytes(1 << 20))
 
-        assert any(part is value for part in connection.pack_command("SET", "key", value))
+        assert any(part is value for part in redis_server._packer()("SET", "key", value))
 
     def test_still_go_where_the_vendor_has_no_such_packer(self, open_store, monkeypatch):
-        monkeypatch.delattr(redis.connection, "PythonRespSerializer")
+        monkeypatch.setattr(redis_server, "_packer", lambda: None)
         store = open_store()
 
         assert store.read(store.write(bytes(25))) == bytes(25)
 
-    def test_of_many_segments_are_made_one_by_one(self, open_store, sent):
-        store = open_store(segment_bytes=1)
-        pointer = Pointer(key=f"claimcheck:x-{{{UUID}}}", store="hot", size=5000, segments=5000, segment_bytes=1)
-
-        store.rollback(pointer)
-
-        assert {len(keys) - 1 for keys in sent} == {16, 8}
-
 
 class TestErrors:
-    def test_old_server_is_named(self, open_store, monkeypatch):
-        answer = redis.exceptions.ResponseError("syntax error")
-        monkeypatch.setattr(redis.client.Pipeline, "execute", lambda *_, **__: [answer])
-
-        with pytest.raises(StoreError, match="6.2 or newer"):
-            open_store().write(b"payload")
-
     @pytest.mark.parametrize(
         ("raised", "expected"),
         [
@@ -192,6 +153,7 @@ class TestErrors:
             (redis.exceptions.BusyLoadingError("x"), StoreUnavailableError),
             (redis.exceptions.ReadOnlyError("x"), StoreUnavailableError),
             (redis.exceptions.ClusterDownError("x"), StoreUnavailableError),
+            (redis.exceptions.RedisClusterException("x"), StoreUnavailableError),
             (redis.exceptions.AuthenticationError("x"), StoreError),
             (redis.exceptions.OutOfMemoryError("x"), StoreError),
             (redis.exceptions.ResponseError("WRONGTYPE"), StoreError),
@@ -199,23 +161,17 @@ class TestErrors:
         ],
     )
     def test_table(self, open_store, monkeypatch, raised, expected):
+        def fail(*_):
+            raise raised
+
         store = open_store()
         pointer = store.write(b"payload")
-        monkeypatch.setattr(redis.client.Pipeline, "execute", lambda *_, **__: [raised])
+        monkeypatch.setattr(redis_server.RedisServer, "borrow", fail)
 
         with pytest.raises(StoreError) as caught:
             store.read(pointer)
 
         assert type(caught.value) is expected
-
-    def test_never_quote_the_payload(self, open_store, monkeypatch):
-        answer = redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'")
-        monkeypatch.setattr(redis.client.Pipeline, "execute", lambda *_, **__: [answer])
-
-        with pytest.raises(StoreError, match="maxmemory") as caught:
-            open_store().write(b"top secret")
-
-        assert "top secret" not in f"{caught.value}{caught.value.__cause__}"
 
     def test_unreachable_server_without_its_password(self, caplog):
         store = RedisStore(url="redis://me:hunter2@127.0.0.1:1/0")
@@ -237,6 +193,13 @@ class TestErrors:
             "redis://host:hunter2",
             "http://:hunter2@host/",
             "unix://",
+            "redis+cluster://:hunter2@host:x",
+            "redis+cluster://host/name",
+            "redis+cluster://host,,other",
+            "redis+sentinel://:hunter2@host",
+            "redis+sentinel://:hunter2@host/mymaster/x",
+            "redis+other://host",
+            "redis://host:99999",
         ],
     )
     def test_unreadable_url_without_its_password(self, url):
@@ -263,6 +226,8 @@ class TestErrors:
     [
         ("redis://localhost:6379/0", "localhost:6379/0"),
         ("rediss://me:hunter2@host/3", "host/3"),
+        ("redis+cluster://me:hunter2@one:7000,two:7001", "one:7000,two:7001"),
+        ("rediss+sentinel://me:hunter2@one,two:26380/mymaster/3", "one,two:26380/mymaster/3"),
         ("unix:///run/redis.sock?db=1", "/run/redis.sock"),
         ("unix:///run/redis.sock?password=hunt@er2", "(unreadable url)"),
     ],
@@ -314,22 +279,51 @@ class TestUndo:
         assert deleted == getattr(caught.value, "__notes__", []) == []
 
     def test_is_done_where_the_first_segment_failed(self, open_store, deleted, monkeypatch):
-        answer = redis.exceptions.OutOfMemoryError("maxmemory")
-        monkeypatch.setattr(redis.client.Pipeline, "execute", lambda *_, **__: [answer])
+        def refuse(*_):
+            raise redis.exceptions.OutOfMemoryError("maxmemory")
+
+        monkeypatch.setattr(redis_server.Borrowed, "receive", refuse)
 
         with pytest.raises(StoreError):
             open_store().write(b"payload")
 
         assert len(deleted) == 1
 
-    def test_nobody_needs_the_right_to_ping(self, open_store, monkeypatch):
-        def refuse(_):
-            raise redis.exceptions.NoPermissionError("this user has no permissions to run the 'ping' command")
 
-        monkeypatch.setattr(redis.Redis, "ping", refuse)
+class TestEviction:
+    """A server that may throw payloads away is worth one warning."""
+
+    def written(self, open_store, monkeypatch, memory, caplog):
+        def info(*_):
+            if isinstance(memory, Exception):
+                raise memory
+            return memory
+
+        monkeypatch.setattr(redis.Redis, "info", info)
         store = open_store()
+        store.write(b"payload")
+        store.write(b"payload")
+        return [record for record in caplog.records if record.levelname == "WARNING"]
 
-        assert store.read(store.write(bytes(25))) == bytes(25)
+    @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+    def test_is_warned_of_once(self, open_store, monkeypatch, caplog, policy):
+        memory = {"maxmemory": 1 << 30, "maxmemory_policy": policy}
+        [warning] = self.written(open_store, monkeypatch, memory, caplog)
+
+        assert policy in warning.getMessage()
+        assert "noeviction" in warning.getMessage()
+
+    @pytest.mark.parametrize(
+        "memory",
+        [
+            {"maxmemory": 1 << 30, "maxmemory_policy": "noeviction"},
+            {"maxmemory": 0, "maxmemory_policy": "allkeys-lru"},
+            {},
+            redis.exceptions.NoPermissionError("this user has no permissions to run the 'info' command"),
+        ],
+    )
+    def test_is_no_matter_where_it_cannot_happen_or_nobody_may_ask(self, open_store, monkeypatch, caplog, memory):
+        assert self.written(open_store, monkeypatch, memory, caplog) == []
 
 
 def test_closed_store_opens_again(open_store):

@@ -1,0 +1,242 @@
+"""From a stored payload to bytes or to a file: verified, and copied as rarely as the medium allows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from claimcheck import checksum
+from claimcheck.envelope import Buffer
+from claimcheck.errors import PayloadTooLargeError
+from claimcheck.fresh import FreshBytes
+from claimcheck.interrupt import check_interrupt
+from claimcheck.payload import crc32_text
+from claimcheck.pointer import Pointer
+from claimcheck.reading import STEP_BYTES, PieceReader, Reader, differs, fill
+
+__all__ = ["Origin", "PayloadReader", "SeekableReader", "read_range"]
+
+T = TypeVar("T")
+
+_TRUSTED_BYTES = 64 << 20  # up to here a declared size is allocated at once, above it memory grows with what comes
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a payload is read from.
+
+    Attributes:
+        pointer: What it must be.
+        opened: Gives a `Reader` of the bytes from the first number up to the second, ``None`` for all there are.
+        operation: Entered at the first read, left with the error or when there is nothing more to read.
+        translated: Around each access: turns the medium's errors into ours.
+        store: The store's name.
+        limit: Bytes that a payload of undeclared size may have.
+        exact: Whether ``opened`` can begin anywhere at no cost, and knows that the declared size is right.
+    """
+
+    pointer: Pointer
+    opened: Callable[[int, int | None], Reader]
+    operation: Callable[[], AbstractContextManager[None]]
+    translated: Callable[[], AbstractContextManager[None]]
+    store: str
+    limit: int
+    exact: bool
+
+
+class PayloadReader(io.RawIOBase):
+    """A payload as a raw file; the bytes that complete it are handed out only when size and checksum proved right.
+
+    Once reading has failed, or was interrupted, it fails again with the same error: a broken payload never looks like
+    a short one.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._size = origin.pointer.size
+        self._stack = ExitStack()
+        self._source: Reader | None = None
+        self._checked = 0
+        self._crc = 0
+        self._verified = False
+        self._error: BaseException | None = None
+
+    def readable(self) -> bool:
+        """Always true."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a part of the buffer; 0 only after the whole payload was found right."""
+        view = memoryview(buffer).cast("B")[:STEP_BYTES]
+        return self._guarded(lambda: self._step(view)) if len(view) else 0
+
+    def readall(self) -> bytes:
+        """Return what is left, in one allocation where the size can be believed."""
+        left = self._left()
+        if left is None or (left > _TRUSTED_BYTES and not self._origin.exact):
+            return self._grown()
+        whole = self._guarded(self._whole)
+        if whole is not None:
+            return whole
+        with FreshBytes(left) as fresh:
+            fill(self, fresh.view)
+            self.readinto(bytearray(1))  # of an empty payload, too, somebody has to say that it is there
+        return fresh.payload
+
+    def close(self) -> None:
+        """Stop reading; releases what the store holds for it."""
+        self._stack.close()
+        super().close()
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _guarded(self, read: Callable[[], T]) -> T:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        if self._error is not None:
+            raise self._error
+        try:
+            with self._origin.translated():
+                return read()
+        except BaseException as error:
+            self._error = error
+            self._stack.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def _step(self, view: memoryview) -> int:
+        check_interrupt()
+        if self._verified:
+            return 0
+        view = view if self._size is None else view[: self._size - self._checked]
+        count = (self._begun().readinto(view) or 0) if len(view) else 0
+        self._count(view[:count])
+        if not count or self._checked == self._size:
+            self._finish()
+        return count
+
+    def _begun(self) -> Reader:
+        if self._source is None:
+            self._stack.enter_context(self._origin.operation())
+            self._source = self._origin.opened(0, self._size)
+            self._stack.callback(self._source.close)
+        return self._source
+
+    def _count(self, piece: Buffer) -> None:
+        self._checked += len(piece)
+        self._crc = checksum.crc32(piece, self._crc)
+        if self._size is None and self._checked > self._origin.limit:
+            self._too_long()
+
+    def _finish(self) -> None:
+        pointer, found = self._origin.pointer, crc32_text(self._crc)
+        if self._size is not None and self._checked < self._size:
+            differs(pointer, "size", self._size, self._checked, self._origin.store)
+        if self._size is not None and self._begun().readinto(memoryview(bytearray(1))):
+            differs(pointer, "size", self._size, f"at least {self._size + 1}", self._origin.store)
+        if pointer.checksum is not None and pointer.checksum != found:
+            differs(pointer, "checksum", pointer.checksum, found, self._origin.store)
+        self._verified = True
+        self._stack.close()
+
+    def _left(self) -> int | None:
+        return None if self._size is None else self._size - self._checked
+
+    def _whole(self) -> bytes | None:
+        """A payload that the store has as one ``bytes`` goes through as it is."""
+        if self._checked or self._verified or self._size is None:
+            return None
+        source = self._begun()
+        whole = source.whole(self._size) if isinstance(source, PieceReader) else None
+        if whole is not None:
+            self._count(whole)
+            self._finish()
+        return whole
+
+    def _grown(self) -> bytes:
+        """Large buffers grow in place (by mremap), and the last one is handed out uncopied."""
+        box, buffer = io.BytesIO(), memoryview(bytearray(STEP_BYTES))
+        while count := self.readinto(buffer):
+            box.write(buffer[:count])
+        return box.getvalue()
+
+    def _too_long(self) -> NoReturn:
+        pointer, store, limit = self._origin.pointer, self._origin.store, self._origin.limit
+        text = f"store {store!r}: {pointer.key!r} is longer than limits.max_payload_bytes ({limit})"
+        raise PayloadTooLargeError(text, store=store, key=pointer.key, size=self._checked, limit=limit)
+
+
+class SeekableReader(PayloadReader):
+    """The same for a medium that can begin anywhere.
+
+    Read from start to end it is verified on the way. Before it hands out anything from another place, it verifies
+    the rest of the payload, once; from then on it reads what it is asked for and no more.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        super().__init__(origin)
+        self._position = 0
+
+    def seekable(self) -> bool:
+        """Always true."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes from the start."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a place, as files do; nothing is read yet."""
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size or 0}
+        if whence not in bases or bases[whence] + offset < 0:
+            raise ValueError(f"cannot seek to {offset} from {whence}")
+        self._position = bases[whence] + offset
+        return self._position
+
+    def _step(self, view: memoryview) -> int:
+        if self._position == self._checked and not self._verified:
+            count = super()._step(view)
+        else:
+            self._verify_rest()
+            count = self._read_at(view[: max(0, (self._size or 0) - self._position)])
+        self._position += count
+        return count
+
+    def _verify_rest(self) -> None:
+        scratch = memoryview(bytearray(0 if self._verified else STEP_BYTES))
+        while not self._verified:
+            super()._step(scratch)
+
+    def _read_at(self, view: memoryview) -> int:
+        check_interrupt()
+        if not len(view):
+            return 0
+        with closing(self._origin.opened(self._position, self._position + len(view))) as source:
+            return _filled(source, view, self._origin)
+
+    def _left(self) -> int | None:
+        return max(0, (self._size or 0) - self._position)
+
+    def _whole(self) -> bytes | None:
+        whole = None if self._position else super()._whole()
+        self._position += len(whole or b"")
+        return whole
+
+
+def read_range(origin: Origin, start: int, stop: int) -> bytes:
+    """Read one part of a payload; its size is verified, its checksum cannot be."""
+    with FreshBytes(max(0, stop - start)) as fresh, origin.operation(), origin.translated():
+        if len(fresh.view):
+            with closing(origin.opened(start, stop)) as source:
+                _filled(source, fresh.view, origin)
+    return fresh.payload
+
+
+def _filled(source: Reader, view: memoryview, origin: Origin) -> int:
+    """Read until the buffer is full; a source that ends earlier is not the payload that it was."""
+    count = fill(source, view)
+    if count < len(view):
+        differs(origin.pointer, "size", origin.pointer.size or 0, "less", origin.store)
+    return count

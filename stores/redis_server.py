@@ -1,0 +1,142 @@
+"""Connections to a Redis, whatever kind it is: always to the node where a payload's segments live.
+
+redis-py makes the connections (addresses, logins, TLS, database, protocol), keeps them in pools and finds the nodes.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from claimcheck.errors import ConfigError
+from claimcheck.registry import import_vendor
+
+from .redis_address import Address
+
+__all__ = ["Borrowed", "RedisServer"]
+
+_BY_REFERENCE = 6000  # arguments over this size are sent as they are, not copied into a command
+
+
+class RedisServer:
+    """One Redis, a sentinel's master or a cluster; connects at first use.
+
+    Args:
+        address: Which one.
+        timeouts: ``socket_timeout`` and ``socket_connect_timeout`` in seconds.
+        path: Says where in the configuration the address stands.
+    """
+
+    def __init__(self, address: Address, timeouts: dict[str, float], *, path: Callable[[], str]) -> None:
+        self._path = path
+        self._address = address
+        self._timeouts = timeouts
+        self._lock = threading.Lock()
+        self._made: Any = None
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether keys live on several nodes, and may move."""
+        return self._address.kind == "cluster"
+
+    @property
+    def client(self) -> Any:
+        """redis-py's client for commands where speed is not what counts; finds nodes and follows redirects itself."""
+        with self._lock:
+            if self._made is None:
+                self._made = self._connect(import_vendor("redis", extra="redis"))
+            return self._made
+
+    def borrow(self, key: str) -> Borrowed:
+        """Take a connection out of the pool of the node that has a key; it is connected, and has nothing to read."""
+        client = self.client
+        if self.is_cluster:
+            client = client.get_redis_connection(client.get_node_from_key(key))
+        return Borrowed(client.connection_pool)
+
+    def close(self) -> None:
+        """Close all connections; the next use makes new ones."""
+        with self._lock:
+            client, self._made = self._made, None
+        if client is not None:
+            client.close()
+            if not self.is_cluster:
+                client.connection_pool.disconnect()
+
+    def _connect(self, redis: ModuleType) -> Any:
+        with suppress(ValueError, TypeError):  # the vendor's text may quote a part of the password
+            return self._client(redis)
+        path = self._path()
+        raise ConfigError(f"{path}: redis-py cannot read this address; is its query right?", path=path)
+
+    def _client(self, redis: ModuleType) -> Any:
+        common = {**self._timeouts, "retry": _retry_once(redis)}
+        if self.is_cluster:
+            nodes = [redis.cluster.ClusterNode(host, port) for host, port in self._address.hosts]
+            return redis.cluster.RedisCluster.from_url(self._address.url, startup_nodes=nodes, **common)
+        pool = redis.ConnectionPool.from_url(self._address.url, **common)
+        if self._address.kind == "single":
+            return redis.Redis(connection_pool=pool)
+        return self._master(redis, pool.connection_kwargs)
+
+    def _master(self, redis: ModuleType, options: dict[str, Any]) -> Any:
+        tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+        if self._address.tls:
+            tls["ssl"] = True
+        own = {name: value for name, value in options.items() if name not in ("host", "port")}
+        sentinel = redis.sentinel.Sentinel(self._address.hosts, sentinel_kwargs={**self._timeouts, **tls})
+        return sentinel.master_for(self._address.service, **{**own, **tls})
+
+
+class Borrowed:
+    """A connection that is in nobody else's hands until it is given back or discarded."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._connection = pool.get_connection()
+
+    @property
+    def socket(self) -> socket.socket | None:
+        """Its socket, plain or TLS, to read large replies from without a copy; ``None`` where redis-py hides it."""
+        found = getattr(self._connection, "_sock", None)
+        return found if isinstance(found, socket.socket) else None
+
+    def send(self, *command: Any) -> None:
+        """Send one command, big values from where they lie."""
+        packer = _packer() or self._connection.pack_command
+        self._connection.send_packed_command(packer(*command))
+
+    def receive(self) -> Any:
+        """Return the reply to the oldest command that has none yet; raises the server's refusal."""
+        return self._connection.read_response()
+
+    def give_back(self) -> None:
+        """Return it to its pool, with nothing left to read."""
+        self._pool.release(self._connection)
+
+    def discard(self) -> None:
+        """Close it: what it would say next belongs to a question that nobody asks any more."""
+        with suppress(Exception):
+            self._connection.disconnect()
+        self._pool.release(self._connection)
+
+
+@functools.cache
+def _packer() -> Callable[..., Any] | None:
+    """What takes big values by reference. With hiredis installed, redis-py itself would copy each command whole."""
+    connection = import_vendor("redis.connection", extra="redis")
+    serializer = getattr(connection, "PythonRespSerializer", None)
+    if serializer is None:
+        return None
+    pack: Callable[..., Any] = serializer(_BY_REFERENCE, connection.Encoder("utf-8", "strict", False).encode).pack
+    return pack
+
+
+def _retry_once(redis: ModuleType) -> Any:
+    """For connections that died in the pool; every command that is sent here may safely be sent twice."""
+    return redis.retry.Retry(redis.backoff.NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,))

@@ -1,0 +1,345 @@
+import array
+import contextlib
+import io
+import tracemalloc
+import zlib
+
+import pytest
+
+from claimcheck.errors import IntegrityError, PayloadTooLargeError
+from claimcheck.interrupt import Interrupted, interruptible
+from claimcheck.payload import crc32_of, crc32_text
+from claimcheck.payload_reader import Origin, PayloadReader, SeekableReader
+from claimcheck.pointer import Pointer
+from claimcheck.reading import PieceReader
+
+MIB = 1 << 20
+PAYLOAD = bytes(range(256)) * 40
+
+
+def pointer(**changes):
+    facts = {"key": "k", "store": "s", "size": len(PAYLOAD), "checksum": crc32_text(zlib.crc32(PAYLOAD))}
+    return Pointer(**facts | changes)
+
+
+def cut(data, size=1000):
+    return [data[i : i + size] for i in range(0, len(data), size)]
+
+
+def origin(opened, expected=None, *, limit=1 << 30, exact=False):
+    return Origin(
+        pointer=expected or pointer(),
+        opened=opened,
+        operation=contextlib.nullcontext,
+        translated=contextlib.nullcontext,
+        store="s",
+        limit=limit,
+        exact=exact,
+    )
+
+
+def reader(pieces, expected=None, **options):
+    return PayloadReader(origin(lambda start, stop: PieceReader(pieces, start=start), expected, **options))
+
+
+def unknown():
+    return pointer(size=None, checksum=None)
+
+
+class Medium:
+    """Bytes that can be read from anywhere; remembers what was asked for."""
+
+    def __init__(self, data):
+        self.data, self.asked, self.open = data, [], 0
+
+    def __call__(self, start, stop):
+        self.asked.append((start, stop))
+        self.open += 1
+        medium, file = self, io.BytesIO(self.data)
+        file.seek(start)
+
+        class Part:
+            def readinto(self, buffer):
+                return file.readinto(buffer)
+
+            def close(self):
+                medium.open -= 1
+
+        return Part()
+
+
+class TestPayloadReader:
+    @pytest.mark.parametrize("expected", [pointer(), unknown()])
+    def test_reads_all(self, expected):
+        payload = reader(cut(PAYLOAD), expected).readall()
+
+        assert payload == PAYLOAD
+        assert type(payload) is bytes
+
+    @pytest.mark.parametrize("pieces", [[], [b""], [b"", b""]])
+    def test_reads_nothing(self, pieces):
+        assert reader(pieces, pointer(size=0, checksum="crc32:00000000")).readall() == b""
+
+    def test_an_empty_payload_has_a_checksum_too(self):
+        with pytest.raises(IntegrityError, match="checksum"):
+            reader([], pointer(size=0)).readall()
+
+    def test_one_piece_is_not_copied(self):
+        assert reader([PAYLOAD]).readall() is PAYLOAD
+
+    @pytest.mark.parametrize("piece", [PAYLOAD + b"x", PAYLOAD[:-1], PAYLOAD[:-1] + b"?", PAYLOAD[::-1]])
+    def test_one_piece_is_verified_all_the_same(self, piece):
+        with pytest.raises(IntegrityError):
+            reader([piece]).readall()
+
+    def test_what_comes_after_one_piece_is_still_looked_at(self):
+        with pytest.raises(IntegrityError):
+            reader([PAYLOAD, b"x"]).readall()
+
+    def test_is_a_file(self):
+        file = io.BufferedReader(reader(cut(PAYLOAD)))
+
+        assert file.readable()
+        assert not file.seekable()
+        assert file.read(10) == PAYLOAD[:10]
+        assert file.read() == PAYLOAD[10:]
+        assert file.read() == b""
+
+    def test_reads_into_buffers_of_any_size(self):
+        source, buffer, got = reader(cut(PAYLOAD)), bytearray(1700), b""
+        while count := source.readinto(buffer):
+            got += buffer[:count]
+
+        assert got == PAYLOAD
+
+    def test_keeps_the_end_back_until_all_is_known_to_be_right(self):
+        source, seen = reader(cut(PAYLOAD[:-1] + b"?")), 0
+
+        with pytest.raises(IntegrityError, match="checksum"):
+            while count := source.readinto(bytearray(999)):
+                seen += count
+
+        assert seen < len(PAYLOAD)
+
+    @pytest.mark.parametrize("data", [b"", PAYLOAD[:-1], PAYLOAD + b"x"])
+    def test_refuses_another_size(self, data):
+        with pytest.raises(IntegrityError, match="size") as caught:
+            reader(cut(data)).readall()
+
+        assert caught.value.expected == len(PAYLOAD)
+
+    def test_a_pointer_without_checksum_still_has_a_size(self):
+        assert reader([PAYLOAD[::-1]], pointer(checksum=None)).readall() == PAYLOAD[::-1]
+
+    def test_unknown_size_is_bounded_by_the_limit(self):
+        assert reader(cut(PAYLOAD), unknown(), limit=len(PAYLOAD)).readall() == PAYLOAD
+
+        with pytest.raises(PayloadTooLargeError):
+            reader(cut(PAYLOAD), unknown(), limit=len(PAYLOAD) - 1).readall()
+
+    def test_pieces_may_share_one_buffer(self):
+        buffer = bytearray(1000)
+
+        def reused():
+            for piece in cut(PAYLOAD):
+                buffer[: len(piece)] = piece
+                yield memoryview(buffer)[: len(piece)]
+
+        assert reader(reused()).readall() == PAYLOAD
+
+    def test_pieces_of_wide_items_are_counted_in_bytes(self):
+        numbers = array.array("I", range(1000))
+        wide = pointer(size=4000, checksum=crc32_of(numbers.tobytes()))
+
+        assert reader([memoryview(numbers)], wide).readall() == numbers.tobytes()
+
+
+class TestMemory:
+    """One payload, however it comes; nothing that was only declared."""
+
+    @pytest.fixture
+    def peak(self):
+        tracemalloc.start()
+        yield lambda: tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+    @pytest.mark.parametrize(("mib", "known", "most"), [(32, True, 1.1), (96, True, 1.2), (96, False, 1.2)])
+    def test_of_one_payload(self, peak, mib, known, most):
+        piece = bytearray(b"x" * MIB)
+        expected = pointer(size=mib * MIB if known else None, checksum=None)
+
+        payload = reader((memoryview(piece) for _ in range(mib)), expected).readall()
+
+        assert peak() < most * len(payload)  # of a large one an eighth more may be asked for, and is never touched
+        assert len(payload) == mib * MIB
+
+    @pytest.mark.parametrize("size", [5 << 30, 15])
+    def test_grows_with_what_comes_and_not_with_what_was_declared(self, peak, size):
+        with pytest.raises(IntegrityError):
+            reader([b"ten bytes.", b"more"], pointer(size=size)).readall()
+
+        assert peak() < 3 * MIB
+
+
+class TestErrors:
+    @pytest.mark.parametrize("damaged", [PAYLOAD[:-1], PAYLOAD + b"x", PAYLOAD[:-1] + b"?"])
+    def test_stay_errors(self, damaged):
+        """Whoever catches one and reads on must not find a clean end of the file."""
+        file = io.BufferedReader(reader(cut(damaged)))
+
+        for read in (file.read, file.read, lambda: file.read(1), lambda: file.readinto(bytearray(5))):
+            with pytest.raises(IntegrityError):
+                read()
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+    def test_an_interruption_is_no_end(self, error):
+        def pieces():
+            yield PAYLOAD[:10]
+            raise error
+
+        for read in (lambda file: file.read(5), lambda file: file.read()):
+            source = reader(pieces())
+            assert source.read(10) == PAYLOAD[:10]
+            for _ in range(3):
+                with pytest.raises(error):
+                    read(source)
+
+    def test_what_is_no_piece_leaves_no_hole(self):
+        source = reader(iter([PAYLOAD[:10], "no bytes", PAYLOAD[10:]]))
+        for _ in range(2):
+            with pytest.raises(TypeError):
+                source.readall()
+
+    @pytest.mark.parametrize("read", [lambda file: file.read(5), lambda file: file.read()])
+    def test_pieces_that_just_end_are_no_payload(self, read):
+        """As those of a generator do that was interrupted where nobody could see it."""
+        source = reader(iter([PAYLOAD[:10]]))
+        assert source.read(10) == PAYLOAD[:10]
+        for _ in range(2):
+            with pytest.raises(IntegrityError) as caught:
+                read(source)
+        assert (caught.value.expected, caught.value.actual) == (len(PAYLOAD), 10)
+
+    def test_a_stop_that_somebody_asked_for(self):
+        import threading
+
+        stop, source = threading.Event(), reader(cut(PAYLOAD))
+        assert interruptible(stop, source.read, 10) == PAYLOAD[:10]
+
+        stop.set()
+        with pytest.raises(Interrupted):
+            interruptible(stop, source.read, 10)
+
+
+class TestClosing:
+    def test_stops_the_source(self):
+        closed = []
+
+        def pieces():
+            try:
+                yield from cut(PAYLOAD)
+            finally:
+                closed.append(True)
+
+        with reader(pieces()) as source:
+            source.read(5)
+        source.close()
+
+        assert closed == [True]
+        with pytest.raises(ValueError, match="closed"):
+            source.read(1)
+
+    @pytest.mark.parametrize("damaged", [PAYLOAD, PAYLOAD[:-1]])
+    def test_happens_at_the_end_and_at_an_error(self, damaged):
+        """Whoever forgets to close a file that was read to its end holds no connection."""
+        medium = Medium(damaged)
+        source = PayloadReader(origin(medium))
+
+        with contextlib.suppress(IntegrityError):
+            source.readall()
+
+        assert (len(medium.asked), medium.open) == (1, 0)
+
+    def test_before_the_first_read_has_nothing_to_do(self):
+        medium = Medium(PAYLOAD)
+
+        PayloadReader(origin(medium)).close()
+
+        assert medium.asked == []
+
+
+class TestSeekableReader:
+    @pytest.fixture
+    def medium(self):
+        return Medium(PAYLOAD)
+
+    @pytest.fixture
+    def source(self, medium):
+        return SeekableReader(origin(medium, exact=True))
+
+    def test_reads_once_what_is_read_in_order(self, source, medium):
+        assert source.read(4000) + source.read(1) + source.readall() == PAYLOAD
+        assert medium.asked == [(0, len(PAYLOAD))]
+
+    def test_seeking_reads_nothing(self, source, medium):
+        assert source.seek(-5, io.SEEK_END) == len(PAYLOAD) - 5
+        assert source.seek(-5, io.SEEK_CUR) == source.tell() == len(PAYLOAD) - 10
+        assert medium.asked == []
+
+    def test_elsewhere_verifies_the_rest_once(self, source, medium):
+        source.read(10)
+        source.seek(5000)
+
+        assert source.read(7) == PAYLOAD[5000:5007]
+        source.seek(2)
+        assert source.read(7) == PAYLOAD[2:9]
+
+        assert medium.asked == [(0, len(PAYLOAD)), (5000, 5007), (2, 9)]
+        assert medium.open == 0
+
+    def test_back_in_order_needs_no_check_of_the_rest(self, source, medium):
+        source.read(10)
+        source.seek(5000)
+        source.seek(10)
+
+        assert source.read(10) == PAYLOAD[10:20]
+        assert medium.asked == [(0, len(PAYLOAD))]
+
+    def test_the_rest_after_a_jump(self, source):
+        source.seek(777)
+        assert source.readall() == PAYLOAD[777:]
+        assert source.readall() == b""
+
+    def test_beyond_the_end_is_nothing(self, source):
+        source.seek(100, io.SEEK_END)
+        assert source.read(5) == source.readall() == b""
+
+    @pytest.mark.parametrize("damaged", [PAYLOAD[:-1], PAYLOAD + b"x", PAYLOAD[:-1] + b"?"])
+    @pytest.mark.parametrize("place", [5, -1, 10**9])
+    def test_hands_out_nothing_of_a_broken_payload(self, damaged, place):
+        source = SeekableReader(origin(Medium(damaged), exact=True))
+        source.seek(*((place, io.SEEK_SET) if place > 0 else (place, io.SEEK_END)))
+
+        for _ in range(2):
+            with pytest.raises(IntegrityError):
+                source.read(1)
+
+    def test_notices_that_it_shrank_since(self, source, medium):
+        source.readall()
+        medium.data = PAYLOAD[:5000]
+        source.seek(4990)
+
+        with pytest.raises(IntegrityError, match="size"):
+            source.read(100)
+
+    @pytest.mark.parametrize(("offset", "whence"), [(-1, io.SEEK_SET), (-1, io.SEEK_CUR), (0, 7)])
+    def test_refuses_places_that_are_none(self, source, offset, whence):
+        with pytest.raises(ValueError, match="seek"):
+            source.seek(offset, whence)
+
+    def test_allocates_at_once_what_the_medium_confirmed(self, monkeypatch):
+        """No growing, no copying, however large it is."""
+        monkeypatch.setattr("claimcheck.payload_reader._TRUSTED_BYTES", 100)
+        monkeypatch.setattr(PayloadReader, "_grown", lambda *_: pytest.fail("grown"))
+
+        assert SeekableReader(origin(Medium(PAYLOAD), exact=True)).readall() == PAYLOAD

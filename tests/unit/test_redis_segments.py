@@ -1,0 +1,289 @@
+"""How segments come and go, against a server that answers what no real one would on demand."""
+
+import itertools
+import time
+import zlib
+from dataclasses import replace
+
+import pytest
+
+from claimcheck.errors import (
+    IntegrityError,
+    PayloadNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
+from claimcheck.payload import crc32_of
+from claimcheck.pointer import Pointer
+from claimcheck.store import StoreContext
+from claimcheck.stores.redis import RedisStore
+from claimcheck.stores.redis_server import Borrowed
+from tests.unit.scripted_redis import bulk, scripted_redis
+
+PAYLOAD = bytes(range(95))
+POINTER = Pointer(
+    key="claimcheck:x", store="hot", size=95, segments=10, segment_bytes=10, checksum=f"crc32:{zlib.crc32(PAYLOAD):08x}"
+)
+
+
+class Medium:
+    """Answers as Redis would for the segments of PAYLOAD, unless told otherwise for one of them."""
+
+    def __init__(self):
+        self.odd = {}  # (command, segment) -> answers, in turn; then as usual
+
+    def __call__(self, conversation, command):
+        name, key = command[0].decode(), command[1]
+        i = int(key.rpartition(b"-")[2])
+        segment = PAYLOAD[10 * i : 10 * i + 10]
+        usual = {
+            "GET": lambda: bulk(segment),
+            "GETRANGE": lambda: bulk(segment[int(command[2]) : int(command[3]) + 1]),
+            "STRLEN": lambda: b":%d\r\n" % len(segment),
+            "SET": lambda: b"+OK\r\n",
+        }
+        odd = next(self.odd.get((name, i), iter(())), "as usual")
+        if callable(odd):
+            return odd(conversation, usual[name]())
+        return usual[name]() if odd == "as usual" else odd
+
+    def answers(self, name, i, *odd):
+        self.odd[name, i] = iter(odd)
+
+    def always(self, name, i, odd):
+        self.odd[name, i] = itertools.repeat(odd)
+
+
+@pytest.fixture
+def medium():
+    return Medium()
+
+
+@pytest.fixture
+def server(medium):
+    with scripted_redis(medium) as server:
+        yield server
+
+
+@pytest.fixture
+def store(server):
+    store = RedisStore(url=server.url, segment_bytes=10, timeout_seconds=0.5)
+    store.context = StoreContext(name="hot")
+    yield store
+    store.close()
+
+
+def read_stream(store, pointer=POINTER):
+    with store.open(pointer) as file:
+        return b"".join(iter(lambda: file.read(7), b""))
+
+
+def read_into(store, pointer=POINTER):
+    buffer = bytearray(100)
+    return bytes(buffer[: store.read_into(pointer, buffer)])
+
+
+READS = {"read": lambda store: store.read(POINTER), "stream": read_stream, "into": read_into}
+
+
+@pytest.fixture(params=READS)
+def read(request, store):
+    return lambda: READS[request.param](store)
+
+
+def slowly(conversation, answer):
+    """One byte at a time, as a network may deliver it."""
+    for i in range(len(answer)):
+        conversation.wfile.write(answer[i : i + 1])
+        conversation.wfile.flush()
+    return b""
+
+
+def half(conversation, answer):
+    conversation.wfile.write(answer[: len(answer) // 2])
+    return
+
+
+class TestReading:
+    def test_asks_for_the_last_one_first_and_for_each_once(self, store, server):
+        assert store.read(POINTER) == PAYLOAD
+
+        assert [command[0] for command in server.asked] == [b"STRLEN", *[b"GET"] * 10]
+        assert server.connections == 1
+
+    def test_has_two_in_flight(self, store, server, medium):
+        """The second is asked for before the first was answered, the third is not."""
+        seen = []
+
+        def wait(conversation, answer):
+            seen.append(len(conversation.rfile.peek()) > 0)  # waits for what comes next: nothing would mean a deadlock
+            return answer
+
+        medium.answers("GET", 0, wait)
+        assert store.read(POINTER) == PAYLOAD
+        assert seen == [True]
+
+    def test_byte_by_byte(self, read, medium):
+        for i in range(10):
+            medium.always("GET", i, slowly)
+        assert read() == PAYLOAD
+
+    def test_keeps_its_connection_for_the_next(self, read, server):
+        assert read() == read() == PAYLOAD
+        assert server.connections == 1
+
+    def test_left_early_keeps_no_half_answer(self, store, server):
+        with store.open(POINTER) as file:
+            file.raw.readinto(bytearray(3))
+
+        assert store.read(POINTER) == PAYLOAD
+        assert server.connections == 2
+
+    @pytest.mark.parametrize("i", [0, 1, 4, 9])
+    @pytest.mark.parametrize("odd", [None, half])
+    def test_goes_on_where_a_connection_was_lost(self, read, server, medium, i, odd):
+        medium.answers("GET", i, odd)
+
+        assert read() == PAYLOAD
+        assert server.connections == 2
+
+    @pytest.mark.parametrize("i", [0, 4, 9])
+    def test_gives_up_when_the_same_one_is_lost_again(self, read, medium, i):
+        medium.always("GET", i, half)
+        medium.always("GETRANGE", i, None)
+
+        with pytest.raises(StoreUnavailableError):
+            read()
+
+    def test_asks_only_for_the_rest_of_one(self, store, server, medium):
+        medium.answers("GET", 0, lambda conversation, answer: conversation.wfile.write(answer[:9]) and None)
+        pointer = replace(POINTER, size=10, segments=1, segment_bytes=None, checksum=crc32_of(PAYLOAD[:10]))
+
+        with store.open(pointer) as file:
+            first = bytearray(4)
+            file.raw.readinto(first)
+            assert bytes(first) + file.read() == PAYLOAD[:10]
+
+        assert server.asked[-1][0] == b"GETRANGE"
+
+    def test_does_not_wait_for_ever(self, read, medium):
+        medium.always("GET", 4, lambda conversation, answer: time.sleep(2) or answer)
+
+        begin = time.monotonic()
+        with pytest.raises(StoreUnavailableError):
+            read()
+        assert time.monotonic() - begin < 1.5, "one time-out, not one for every try"
+
+    @pytest.mark.parametrize("i", [0, 5, 9])
+    @pytest.mark.parametrize("gone", [b"$-1\r\n", b"_\r\n"])
+    def test_gone(self, read, medium, i, gone):
+        medium.always("GET", i, gone)
+        medium.always("STRLEN", 9, b":0\r\n" if i == 9 else b":5\r\n")
+        if gone.startswith(b"_"):
+            medium.answers("GET", i, gone, b"$-1\r\n")  # RESP3's way, then as redis-py asks with RESP2
+
+        with pytest.raises(PayloadNotFoundError, match=f"segment {i} of 10"):
+            read()
+
+    @pytest.mark.parametrize("i", [0, 5, 9])
+    @pytest.mark.parametrize("wrong", [b"", b"short", b"a longer segment", b"x" * 1000])
+    def test_of_another_size(self, read, medium, i, wrong):
+        medium.always("GET", i, bulk(wrong))
+        if i == 9:
+            medium.always("STRLEN", 9, b":%d\r\n" % len(wrong))
+
+        with pytest.raises((IntegrityError, PayloadNotFoundError)) as caught:
+            read()
+        assert caught.value.key == POINTER.key
+
+    @pytest.mark.parametrize(
+        ("refusal", "expected"),
+        [
+            (b"-LOADING Redis is loading the dataset in memory\r\n", StoreUnavailableError),
+            (b"-READONLY You can't write against a read only replica.\r\n", StoreUnavailableError),
+            (b"-NOAUTH Authentication required.\r\n", StoreError),
+            (b"-WRONGTYPE Operation against a key\r\n", StoreError),
+        ],
+    )
+    def test_refused(self, read, medium, refusal, expected):
+        medium.always("GET", 3, refusal)
+
+        with pytest.raises(StoreError) as caught:
+            read()
+        assert type(caught.value) is expected
+
+    @pytest.mark.parametrize("i", [0, 4, 9])
+    @pytest.mark.parametrize("noise", [b">2\r\n+a\r\n+b\r\n", b"+OK\r\n", b":7\r\n", b"\r\n", b"\0" * 50])
+    def test_what_nobody_expects_never_becomes_payload(self, read, server, medium, i, noise):
+        medium.answers("GET", i, noise)
+
+        assert read() == PAYLOAD  # redis-py asked again
+        assert server.connections > 1
+
+    def test_without_a_socket_is_left_to_redis_py(self, read, server, monkeypatch):
+        monkeypatch.setattr(Borrowed, "socket", None)
+
+        assert read() == PAYLOAD
+        assert [command[0] for command in server.asked] == [b"STRLEN", *[b"GET"] * 10]
+
+    def test_of_a_range_asks_for_no_more(self, store, server):
+        assert store.read_range(POINTER, 17, 20) == PAYLOAD[17:37]
+
+        asked = [[part.decode() for part in command] for command in server.asked]
+        assert asked == [
+            ["GETRANGE", "claimcheck:x-1", "7", "9"],
+            ["GET", "claimcheck:x-2"],
+            ["GETRANGE", "claimcheck:x-3", "0", "6"],
+        ]
+
+
+class TestWriting:
+    def test_sends_each_once(self, store, server):
+        pointer = store.write(PAYLOAD)
+
+        assert [command[:3] for command in server.asked] == [
+            [b"SET", f"{pointer.key}-{i}".encode(), PAYLOAD[10 * i : 10 * i + 10]] for i in range(10)
+        ]
+        assert {command[4] for command in server.asked} == {str(pointer.expires_ms).encode()}
+        assert server.connections == 1
+
+    @pytest.mark.parametrize("i", [0, 1, 4, 9])
+    def test_sends_again_what_had_no_answer(self, store, server, medium, i):
+        medium.answers("SET", i, None)
+
+        store.write(PAYLOAD)
+
+        sent = [int(command[1].rpartition(b"-")[2]) for command in server.asked]
+        assert sorted(set(sent)) == list(range(10))
+        assert sent.count(i) == 2
+        assert server.connections == 2
+
+    @pytest.mark.parametrize("i", [0, 4, 9])
+    def test_gives_up_when_the_same_one_is_lost_again(self, store, medium, i):
+        medium.always("SET", i, None)
+
+        with pytest.raises(StoreUnavailableError):
+            store.write(PAYLOAD)
+
+    @pytest.mark.parametrize("i", [0, 4, 9])
+    def test_a_refusal_ends_it(self, store, server, medium, i):
+        medium.answers("SET", i, b"-OOM command not allowed when used memory > 'maxmemory'.\r\n")
+
+        with pytest.raises(StoreError, match="maxmemory"):
+            store.write(PAYLOAD)
+
+        assert store.write(PAYLOAD).size == 95
+
+    def test_old_server_is_named(self, store, medium):
+        medium.answers("SET", 0, b"-ERR syntax error\r\n")
+
+        with pytest.raises(StoreError, match=r"6\.2 or newer"):
+            store.write(PAYLOAD)
+
+    def test_never_quotes_the_payload(self, store, medium):
+        medium.answers("SET", 0, b"-OOM command not allowed when used memory > 'maxmemory'.\r\n")
+
+        with pytest.raises(StoreError) as caught:
+            store.write(b"top secret")
+
+        assert "top secret" not in f"{caught.value}{caught.value.__cause__}"
