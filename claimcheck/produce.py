@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
@@ -17,6 +16,7 @@ from claimcheck import hints
 from claimcheck.envelope import Envelope
 from claimcheck.errors import ConfigError
 from claimcheck.futures import follow
+from claimcheck.interrupt import in_thread
 from claimcheck.outbound import Classifier, Outbound
 from claimcheck.payload import is_file
 from claimcheck.strategy import Message, Strategy
@@ -109,44 +109,11 @@ async def offload_async(strategy: Strategy, message: Message) -> Outbound:
     """
     if (quick := strategy.shortcut(message)) is not None:
         return quick
-    import asyncio
-
-    handover = _Handover(strategy, message)
-    storing = asyncio.ensure_future(asyncio.to_thread(handover.offload))
-    storing.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, even if nobody waits
-    try:
-        return await asyncio.shield(storing)
-    except asyncio.CancelledError as error:
-        if (out := handover.abandon()) is not None:
-            await asyncio.shield(asyncio.to_thread(out.settle, error))
-        elif is_file(message.payload):
-            await asyncio.wait([storing])
-        raise
+    return await in_thread(lambda: strategy.offload(message), undo=_undo, to_the_end=is_file(message.payload))
 
 
-class _Handover:
-    """A payload that a thread offloads for a task, which may be gone when it is done: then the thread undoes it."""
-
-    def __init__(self, strategy: Strategy, message: Message) -> None:
-        self._strategy = strategy
-        self._message = message
-        self._lock = threading.Lock()
-        self._out: Outbound | None = None
-        self._abandoned = False
-
-    def offload(self) -> Outbound:
-        out = self._strategy.offload(self._message)
-        with self._lock:
-            self._out, abandoned = out, self._abandoned
-        if abandoned:
-            out.settle(InterruptedError("nobody waits for this any more"))
-        return out
-
-    def abandon(self) -> Outbound | None:
-        """Nobody waits any more; returns what was done already, which the caller must undo."""
-        with self._lock:
-            self._abandoned = True
-            return self._out
+def _undo(out: Outbound) -> None:
+    out.settle(InterruptedError("nobody waits for this any more"))
 
 
 class OutboundBlock:

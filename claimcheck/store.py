@@ -16,130 +16,36 @@ from __future__ import annotations
 
 import io
 import logging
-import time
-import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from abc import abstractmethod
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import replace
 from typing import ClassVar, NoReturn
 
 from claimcheck.envelope import Buffer
-from claimcheck.errors import (
-    ClaimCheckError,
-    ConfigError,
-    IntegrityError,
-    KeyTakenError,
-    MissingDependencyError,
-    PayloadNotFoundError,
-    PayloadTooLargeError,
-    PointerRejectedError,
-    StoreError,
-    StoreUnavailableError,
-)
-from claimcheck.hooks import Hooks
-from claimcheck.keys import is_key, slug
-from claimcheck.payload import Payload, Source
+from claimcheck.errors import PayloadTooLargeError, PointerRejectedError, StoreError
+from claimcheck.interrupt import in_thread
+from claimcheck.medium import MAX_SEGMENTS, Medium, StoreContext, segments_of
+from claimcheck.payload import Payload, Source, is_file
 from claimcheck.payload_reader import Origin, PayloadReader, SeekableReader, read_range
 from claimcheck.pointer import Pointer
-from claimcheck.reading import PieceReader, Reader, check_size, fill, writable_view
-from claimcheck.validation import MAX_SECONDS, fail, without_secrets
+from claimcheck.reading import PieceReader, Reader, fill, writable_view
+from claimcheck.validation import MAX_SECONDS, fail
 
 __all__ = ["RangeStore", "Store", "StoreContext"]
 
 _log = logging.getLogger(__name__)
-_MAX_SEGMENTS = 1_000_000
 _BUFFER_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class StoreContext:
-    """What a store is told by whoever opens it.
-
-    Attributes:
-        name: Its name in the configuration.
-        max_payload_bytes: Larger payloads are neither written nor read.
-        hooks: Who hears of operations.
-        clock: Seconds since 1970.
-        new_uuid: Makes keys unique.
-    """
-
-    name: str = "store"
-    max_payload_bytes: int = 5 << 30
-    hooks: Hooks = field(default_factory=Hooks)
-    clock: Callable[[], float] = time.time
-    new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
-
-
-class Store(ABC):
+class Store(Medium):
     """Base of all stores. Safe under threads; one instance serves one process.
 
-    Attributes:
-        prefix: What every key of this store begins with; pointers to anything else are refused.
-        segment_bytes: Size of the pieces that a payload is stored in; ``None`` for one piece.
-        ttl_seconds: How long a payload lives; ``None`` for ever.
-        pointer_version: Of the pointers that `write` returns.
-        reads_v1: Whether pointers of version 1, which name no store and no size, are followed.
-        context: Name, limits, hooks and clock; set once, before use.
+    Subclass it and write ``_write``, ``_read`` and ``_delete``; see `claimcheck.medium.Medium` for these and for what
+    else may be refined. Methods whose names begin with ``a`` do the same in a thread, for an event loop.
     """
 
-    prefix: str = ""
-    segment_bytes: int | None = None
-    ttl_seconds: float | None = None
-    pointer_version: int = 2
-    reads_v1: bool = False
-    context: StoreContext = StoreContext()
     _exact: ClassVar[bool] = False
-
-    # What an author writes -------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _write(self, pointer: Pointer, source: Source) -> None:
-        """Put the payload under ``pointer.key``, readable when this returns, until ``pointer.expires_ms``.
-
-        Size and checksum are not in the pointer yet; ``source.size`` is there unless a file cannot seek. Whatever is
-        raised here is followed by `_delete`, unless `_wrote_nothing` knows better.
-        """
-
-    @abstractmethod
-    def _read(self, pointer: Pointer) -> Iterable[Buffer]:
-        """Give the payload's bytes in order; a piece may be reused once the next one is asked for."""
-
-    @abstractmethod
-    def _delete(self, pointer: Pointer) -> None:
-        """Remove the payload, whole or in part, and nothing else; what is gone already is no error."""
-
-    def _reach(self) -> None:  # noqa: B027 - most media show soon enough that they are not there
-        """Raise if the medium cannot be reached; asked before each write, and not followed by `_delete`.
-
-        For media where undoing a write that never began would only wait once more for a server that is not there.
-        """
-
-    def _wrote_nothing(self, error: BaseException) -> bool:
-        """Whether an error of `_write`, translated already, leaves nothing to delete. Extend with ``super()``.
-
-        True here for a `KeyTakenError`, because nothing there is ours, a missing driver and a wrong configuration.
-        """
-        return isinstance(error, (KeyTakenError, MissingDependencyError, ConfigError))
-
-    def _translate(self, error: Exception) -> type[StoreError] | None:
-        """Say which of our errors a vendor's error is; ``None`` for no idea. Extend with ``super()``."""
-        if isinstance(error, FileNotFoundError):
-            return PayloadNotFoundError
-        if isinstance(error, (ConnectionError, TimeoutError)):
-            return StoreUnavailableError
-        return None
-
-    def close(self) -> None:  # noqa: B027 - most stores hold nothing
-        """Release connections. Payloads stay. A closed store may open again at the next use."""
-
-    # What callers use ------------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """Its name in the configuration."""
-        return self.context.name
 
     def write(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
         """Put one payload to rest and return the pointer that finds it again.
@@ -244,28 +150,23 @@ class Store(ABC):
         with operation, self._translated(pointer, "rollback"):
             self._delete(pointer)
 
-    def check(self, pointer: Pointer) -> None:
-        """Refuse what this store must not follow: another store's pointer, a key out of scope, absurd sizes.
+    # For event loops -------------------------------------------------------------------------------------------
 
-        Raises:
-            PointerRejectedError: With the reason in one word.
-        """
-        if pointer.store not in (None, self.name):
-            self._reject(pointer, "store", f"names the store {pointer.store!r}")
-        if pointer.version == 1 and not self.reads_v1:
-            self._reject(pointer, "version", "is of version 1, which this store does not read")
-        if not is_key(pointer.key) or not pointer.key.startswith(self._scope(pointer)):
-            self._reject(pointer, "scope", "has a key outside this store's prefix")
-        if (pointer.size or 0) > self.context.max_payload_bytes:
-            self._reject(
-                pointer,
-                "size",
-                f"declares {pointer.size} bytes, limits.max_payload_bytes is {self.context.max_payload_bytes}",
-            )
-        if pointer.segments > _MAX_SEGMENTS or pointer.segments != _segments(pointer):
-            self._reject(pointer, "size", f"declares {pointer.segments} segments for {pointer.size} bytes")
-        if pointer.codec or pointer.encryption or not (pointer.checksum or "crc32:").startswith("crc32:"):
-            self._reject(pointer, "feature", "needs a codec, encryption or checksum that this claimcheck does not know")
+    async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
+        """Do as `write`; cancelled meanwhile it leaves nothing, and a file of the caller's is no longer read."""
+        return await in_thread(
+            lambda: self.write(payload, destination=destination, limit=limit),
+            undo=self.rollback,
+            to_the_end=is_file(payload),
+        )
+
+    async def aread(self, pointer: Pointer) -> bytes:
+        """Do as `read`; cancelled meanwhile it soon ends, and closes its connection."""
+        return await in_thread(lambda: self.read(pointer))
+
+    async def arollback(self, pointer: Pointer) -> None:
+        """Do as `rollback`, to the end even if it is cancelled meanwhile."""
+        await in_thread(lambda: self.rollback(pointer))
 
     def __enter__(self) -> Store:
         return self
@@ -276,43 +177,15 @@ class Store(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
-    # What a store may refine -----------------------------------------------------------------------------------
-
-    def _new_key(self, destination: str) -> str:
-        return f"{self.prefix}{slug(destination)}-{self.context.new_uuid()}"
-
-    def _scope(self, pointer: Pointer) -> str:
-        return self.prefix
-
-    def missing(self, pointer: Pointer, what: str = "the payload") -> PayloadNotFoundError:
-        """Make the error for a payload, or a part of one, that is gone."""
-        written, ends = _when("written", pointer.created_ms), _when("expires or expired", pointer.expires_ms)
-        return PayloadNotFoundError(
-            f"store {self.name!r}: {what} of {pointer.key!r} is gone ({written}; {ends}): "
-            "it expired, was evicted, was rolled back or was deleted",
-            store=self.name,
-            key=pointer.key,
-            created_ms=pointer.created_ms,
-            expires_ms=pointer.expires_ms,
-        )
-
-    def check_size(self, pointer: Pointer, actual: int) -> None:
-        """Compare what is stored with ``pointer.size`` before it is read; for media that know sizes.
-
-        Raises:
-            IntegrityError: They differ.
-        """
-        check_size(pointer, actual, store=self.name)
-
     # Within ----------------------------------------------------------------------------------------------------
 
     def _source(self, payload: Payload, limit: int | None) -> Source:
         """A payload of more bytes or segments than `check` lets pass could be written, but never be read again."""
         most = self.context.max_payload_bytes
         limit = most if limit is None else min(limit, most)
-        if self.segment_bytes is not None and self.segment_bytes * _MAX_SEGMENTS < limit:
-            what = f"{_MAX_SEGMENTS} segments of {self.segment_bytes} bytes"
-            return Source(payload, limit=self.segment_bytes * _MAX_SEGMENTS, limit_name=what)
+        if self.segment_bytes is not None and self.segment_bytes * MAX_SEGMENTS < limit:
+            what = f"{MAX_SEGMENTS} segments of {self.segment_bytes} bytes"
+            return Source(payload, limit=self.segment_bytes * MAX_SEGMENTS, limit_name=what)
         return Source(payload, limit=limit)
 
     def _draft(self, destination: str) -> Pointer:
@@ -349,7 +222,7 @@ class Store(ABC):
     def _finish(self, draft: Pointer, source: Source) -> Pointer:
         piece = self.segment_bytes if self.segment_bytes and source.taken > self.segment_bytes else None
         done = replace(draft, size=source.taken, segment_bytes=piece, checksum=source.checksum)
-        return replace(done, segments=_segments(done))
+        return replace(done, segments=segments_of(done))
 
     def _check_drained(self, source: Source) -> None:
         if not source.drained:
@@ -398,33 +271,6 @@ class Store(ABC):
             limit=size,
         )
 
-    @contextmanager
-    def _translated(self, pointer: Pointer, operation: str) -> Iterator[None]:
-        try:
-            yield
-        except StoreError as error:
-            error.store, error.key = error.store or self.name, error.key or pointer.key
-            raise
-        except ClaimCheckError:
-            raise
-        except Exception as error:
-            kind = self._translate(error) or StoreError
-            if kind is PayloadNotFoundError and operation == "read":
-                raise self.missing(pointer) from error
-            if kind is PayloadNotFoundError or kind is PayloadTooLargeError or kind is IntegrityError:
-                kind = StoreError
-            why = without_secrets(str(error))[:300]
-            text = f"store {self.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {why}"
-            raise kind(text, store=self.name, key=pointer.key) from error
-
-    def _reject(self, pointer: Pointer, reason: str, why: str) -> NoReturn:
-        raise PointerRejectedError(
-            f"store {self.name!r} will not follow the pointer to {pointer.key[:200]!r}: it {why}",
-            reason=reason,
-            store=pointer.store,
-            key=pointer.key,
-        )
-
 
 class RangeStore(Store):
     """Base of stores whose medium can begin to read anywhere: their files can seek, their ranges cost what they are."""
@@ -447,20 +293,3 @@ class RangeStore(Store):
         with closing(self._open(pointer, 0, pointer.size)) as reader:
             while count := reader.readinto(buffer):
                 yield buffer[:count]
-
-
-def _segments(pointer: Pointer) -> int:
-    if pointer.version == 1 and pointer.size is None:
-        return pointer.segments
-    if not pointer.segment_bytes or not pointer.size:
-        return 1
-    return -(-pointer.size // pointer.segment_bytes)
-
-
-def _when(word: str, moment: int | None) -> str:
-    if moment is None:
-        return f"{word}: unknown"
-    try:
-        return f"{word} {datetime.fromtimestamp(moment / 1000, UTC).isoformat(timespec='seconds')}"
-    except (ValueError, OverflowError, OSError):  # a pointer may claim any year
-        return f"{word} {moment} ms"

@@ -16,6 +16,7 @@ from claimcheck.config import Config
 from claimcheck.envelope import Abort, Buffer, Chunk, Literal, Plain, PointerData, decode, encode_pointer
 from claimcheck.errors import ChunkError, ConfigError
 from claimcheck.hooks import Hook, Hooks
+from claimcheck.interrupt import in_thread
 from claimcheck.outbound import Classifier
 from claimcheck.pointer import Pointer
 from claimcheck.produce import OutboundBlock, ProduceCall, decorate
@@ -191,6 +192,15 @@ class ClaimCheck:
         if isinstance(envelope, PointerData):
             return self._read(envelope.data)
         return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)
+
+    async def aresolve(self, message: Buffer | None) -> Any:
+        """Do as `resolve` without blocking the event loop: stores are asked in a thread, all else is at hand.
+
+        A task that is cancelled meanwhile ends at once; the reading stops at the next piece and closes its connection.
+        """
+        if message is None or not isinstance(self._single(message), PointerData):
+            return self.resolve(message)
+        return await in_thread(lambda: self.resolve(message))
 
     def open(self, message: Buffer) -> BinaryIO:
         """Return the payload of one message as a binary file, in bounded memory and verified to its last byte.
