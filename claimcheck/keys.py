@@ -31,5 +31,4 @@ KEY_PREFIX = Check(
 def is_key(key: str) -> bool:
     """Whether a key can be followed: printable, not too long, and no way out of where a store keeps its payloads."""
     parts = key.replace("\\", "/").split("/")
-    printable = all(ch.isprintable() for ch in key)
-    return 0 < len(key) <= _MAX_KEY and printable and parts[0] != "" and not {"..", "."} & set(parts)
+    return 0 < len(key) <= _MAX_KEY and key.isprintable() and parts[0] != "" and not {"..", "."} & set(parts)

@@ -146,13 +146,17 @@ class Source:
         if left:
             raise PayloadError(f"the payload's file shrank while it was read: {left} of {self.size} bytes are missing")
 
-    def _read(self, size: int) -> bytes:
+    def _read(self, size: int) -> Buffer:
         """Read exactly ``size`` bytes, or what is left; raw files may give less than they are asked for."""
-        parts: list[bytes] = []
-        while size > 0 and (part := self._read_some(size)):
-            parts.append(part)
-            size -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        part = self._read_some(size)
+        if not part or len(part) == size:
+            return part
+        whole, done = memoryview(bytearray(size)), 0
+        while part:
+            whole[done : done + len(part)] = part
+            done += len(part)
+            part = self._read_some(size - done) if done < size else b""
+        return whole[:done]
 
     def _read_some(self, size: int) -> bytes:
         try:

@@ -35,7 +35,8 @@ from claimcheck.validation import MAX_SECONDS, fail
 __all__ = ["RangeStore", "Store", "StoreContext"]
 
 _log = logging.getLogger(__name__)
-_BUFFER_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 17  # of files: reads of more go past the buffer, straight to where they are wanted
 
 
 class Store(Medium):
@@ -289,7 +290,7 @@ class RangeStore(Store):
         return self._open(pointer, start, stop)
 
     def _read(self, pointer: Pointer) -> Iterable[Buffer]:
-        buffer = memoryview(bytearray(_BUFFER_BYTES))
+        buffer = memoryview(bytearray(_PIECE_BYTES))
         with closing(self._open(pointer, 0, pointer.size)) as reader:
             while count := reader.readinto(buffer):
                 yield buffer[:count]
