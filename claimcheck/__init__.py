@@ -30,7 +30,7 @@ from claimcheck.errors import (
 from claimcheck.outbound import Outbound
 from claimcheck.pointer import Pointer
 from claimcheck.resolver import Dropped, Failed, Resolved, Resolver
-from claimcheck.store import Store
+from claimcheck.store import RangeStore, Store
 from claimcheck.strategy import Strategy
 from claimcheck.wire import WireLimit
 from claimcheck.wiring import ClaimCheck, from_dict, load
@@ -51,6 +51,7 @@ __all__ = [
     "Resolver",
     # what others build on
     "HEADER",
+    "RangeStore",
     "Store",
     "Strategy",
     "WireLimit",

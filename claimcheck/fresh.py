@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
+import mmap
+from collections.abc import Callable
 
 __all__ = ["FreshBytes"]
+
+_HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
 
 
 class FreshBytes:
@@ -20,6 +26,8 @@ class FreshBytes:
     def __init__(self, size: int) -> None:
         self._box = io.BytesIO(bytes(size))
         self.view = self._box.getbuffer()
+        if size >= _HUGE_FROM_BYTES:
+            _ask_for_huge_pages(self.view)
 
     @property
     def payload(self) -> bytes:
@@ -31,3 +39,23 @@ class FreshBytes:
 
     def __exit__(self, *exc: object) -> None:
         self.view.release()
+
+
+def _ask_for_huge_pages(view: memoryview) -> None:
+    """A hint: to touch new memory in steps of 2 MiB is two to three times as fast as page by page (madvise(2))."""
+    with contextlib.suppress(Exception):  # another system, another interpreter: then it is only slower
+        import ctypes
+
+        first = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        begin = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+        _madvise()(begin, (first + len(view) - begin) // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int]:
+    import ctypes
+
+    call = ctypes.CDLL(None).madvise
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    madvise: Callable[[int, int, int], int] = call
+    return madvise

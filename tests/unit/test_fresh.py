@@ -1,0 +1,64 @@
+import mmap
+import tracemalloc
+
+import pytest
+
+from claimcheck import fresh
+from claimcheck.fresh import FreshBytes
+
+
+@pytest.fixture
+def advised(monkeypatch):
+    """What the system is asked, as (address, size) pairs; the same question is put to it then."""
+    calls, ask = [], fresh._madvise()
+    monkeypatch.setattr(fresh, "_HUGE_FROM_BYTES", 100_000)
+    monkeypatch.setattr(fresh, "_madvise", lambda: lambda *call: calls.append(call) or ask(*call))
+    return calls
+
+
+@pytest.mark.parametrize("size", [0, 1, 99_999, 100_000, 5_000_001])
+def test_becomes_what_was_filled_in(advised, size):
+    expected = bytes(range(251)) * (size // 251 + 1)
+
+    with FreshBytes(size) as room:
+        room.view[:] = expected[:size]
+
+    assert room.payload == expected[:size]
+    assert type(room.payload) is bytes
+
+
+def test_is_never_copied():
+    size = 10 << 20
+    tracemalloc.start()
+    try:
+        with FreshBytes(size) as room:
+            room.view[5] = 1
+        payload = room.payload
+        assert tracemalloc.get_traced_memory()[1] < 1.01 * size
+    finally:
+        tracemalloc.stop()
+    assert payload[:6] == b"\0\0\0\0\0\1"
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="only Linux has huge pages on demand")
+def test_large_room_asks_for_huge_pages_within_itself(advised):
+    FreshBytes(99_999)
+    with FreshBytes(1_000_000):
+        [(address, size, advice)] = advised
+
+    assert address % mmap.PAGESIZE == size % mmap.PAGESIZE == 0
+    assert 1_000_000 - 2 * mmap.PAGESIZE < size <= 1_000_000
+    assert advice == mmap.MADV_HUGEPAGE
+
+
+def test_a_system_without_them_is_only_slower(monkeypatch):
+    def fail():
+        raise OSError("no such function")
+
+    monkeypatch.setattr(fresh, "_HUGE_FROM_BYTES", 10)
+    monkeypatch.setattr(fresh, "_madvise", fail)
+
+    with FreshBytes(100) as room:
+        room.view[:] = b"x" * 100
+
+    assert room.payload == b"x" * 100
