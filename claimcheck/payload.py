@@ -90,6 +90,7 @@ class Source:
         self._file: Any = payload if is_file(payload) else None
         self._limit = limit
         self._limit_name = limit_name
+        self._checksummed = True
         if self.size is not None and self.size > limit:
             self._too_large(self.size)
 
@@ -119,9 +120,18 @@ class Source:
             self.taken += len(piece)
             if self.taken > self._limit:
                 self._too_large(self.taken)
-            self.crc32 = checksum.crc32(piece, self.crc32)
+            if self._checksummed:
+                self.crc32 = checksum.crc32(piece, self.crc32)
             yield piece
         self.size = self.taken
+
+    def leave_checksum(self) -> None:
+        """Hand out pieces without a look at them: whoever takes them computes checksums, and gives them back."""
+        self._checksummed = False
+
+    def add_checksum(self, crc32: int, size: int) -> None:
+        """Take the checksum of the next piece of this size, in the order in which they were handed out."""
+        self.crc32 = checksum.crc32_combine(self.crc32, crc32, size)
 
     def take_all(self) -> memoryview:
         """Hand out everything at once; a file is read into memory. Raises as `pieces` does."""

@@ -15,13 +15,11 @@ from claimcheck.fresh import FreshBytes
 from claimcheck.interrupt import check_interrupt
 from claimcheck.payload import crc32_text
 from claimcheck.pointer import Pointer
-from claimcheck.reading import STEP_BYTES, PieceReader, Reader, differs, fill
+from claimcheck.reading import STEP_BYTES, TRUSTED_BYTES, PieceReader, Reader, differs, fill
 
 __all__ = ["Origin", "PayloadReader", "SeekableReader", "read_range"]
 
 T = TypeVar("T")
-
-_TRUSTED_BYTES = 64 << 20  # up to here a declared size is allocated at once, above it memory grows with what comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +71,20 @@ class PayloadReader(io.RawIOBase):
         view = memoryview(buffer).cast("B")[:STEP_BYTES]
         return self._guarded(lambda: self._step(view)) if len(view) else 0
 
+    def fill(self, view: memoryview) -> int:
+        """Read until the buffer is full or the payload ends; returns the number of bytes."""
+        return self._guarded(lambda: self._fill(view))
+
     def readall(self) -> bytes:
         """Return what is left, in one allocation where the size can be believed."""
         left = self._left()
-        if left is None or (left > _TRUSTED_BYTES and not self._origin.exact):
+        if left is None or (left > TRUSTED_BYTES and not self._origin.exact):
             return self._grown()
         whole = self._guarded(self._whole)
         if whole is not None:
             return whole
         with FreshBytes(left) as fresh:
-            fill(self, fresh.view)
-            self.readinto(bytearray(1))  # of an empty payload, too, somebody has to say that it is there
+            self.fill(fresh.view)
         return fresh.payload
 
     def close(self) -> None:
@@ -105,6 +106,12 @@ class PayloadReader(io.RawIOBase):
             self._error = error
             self._stack.__exit__(type(error), error, error.__traceback__)
             raise
+
+    def _fill(self, view: memoryview) -> int:
+        done = 0
+        while (count := self._step(view[done : done + STEP_BYTES])) and done + count < len(view):
+            done += count
+        return done + count
 
     def _step(self, view: memoryview) -> int:
         check_interrupt()

@@ -9,10 +9,13 @@ from claimcheck.envelope import Buffer, as_view
 from claimcheck.errors import IntegrityError, PayloadTypeError
 from claimcheck.pointer import Pointer
 
-__all__ = ["STEP_BYTES", "PieceReader", "Reader", "check_size", "differs", "fill", "writable_view"]
+__all__ = ["STEP_BYTES", "TRUSTED_BYTES", "PieceReader", "Reader", "check_size", "differs", "fill", "writable_view"]
 
 STEP_BYTES = 1 << 20
 """What is read at a time: little enough to lie in the processor's cache still while it is checksummed."""
+
+TRUSTED_BYTES = 64 << 20
+"""Up to here a declared size is allocated at once; above it the medium has to confirm it first."""
 
 
 class Reader(Protocol):

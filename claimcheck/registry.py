@@ -24,6 +24,7 @@ __all__ = ["STORES", "STRATEGIES", "build_store", "check_store", "import_vendor"
 STORES = {
     "filesystem": "claimcheck.stores.filesystem:FilesystemStore",
     "memory": "claimcheck.stores.memory:MemoryStore",
+    "obstore": "claimcheck.stores.obstore:ObstoreStore",
     "redis": "claimcheck.stores.redis:RedisStore",
     "s3": "claimcheck.stores.s3:S3Store",
 }

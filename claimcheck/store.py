@@ -29,7 +29,7 @@ from claimcheck.medium import MAX_SEGMENTS, Medium, StoreContext, segments_of
 from claimcheck.payload import Payload, Source, is_file
 from claimcheck.payload_reader import Origin, PayloadReader, SeekableReader, read_range
 from claimcheck.pointer import Pointer
-from claimcheck.reading import PieceReader, Reader, fill, writable_view
+from claimcheck.reading import PieceReader, Reader, writable_view
 from claimcheck.validation import MAX_SECONDS, fail
 
 __all__ = ["RangeStore", "Store", "StoreContext"]
@@ -104,7 +104,7 @@ class Store(Medium):
         if (pointer.size or 0) > len(view):
             self._too_small(pointer, len(view))
         with self._reader(pointer) as reader:
-            count = fill(reader, view)
+            count = reader.fill(view)
             if reader.readinto(bytearray(1)):
                 self._too_small(pointer, len(view))
             return count

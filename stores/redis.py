@@ -21,8 +21,9 @@ from claimcheck.store import RangeStore
 from claimcheck.validation import MAX_SECONDS, Check, Range, Timeout, check_arguments
 
 from .redis_address import Address
-from .redis_segments import SegmentReader, SegmentWriter, segment_key
-from .redis_server import RedisServer
+from .redis_reader import SegmentReader
+from .redis_server import RedisServer, segment_key
+from .redis_writer import SegmentWriter
 
 __all__ = ["RedisStore"]
 

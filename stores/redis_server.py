@@ -14,13 +14,19 @@ from types import ModuleType
 from typing import Any
 
 from claimcheck.errors import ConfigError
+from claimcheck.pointer import Pointer
 from claimcheck.registry import import_vendor
 
 from .redis_address import Address
 
-__all__ = ["Borrowed", "RedisServer"]
+__all__ = ["Borrowed", "RedisServer", "segment_key"]
 
 _BY_REFERENCE = 6000  # arguments over this size are sent as they are, not copied into a command
+
+
+def segment_key(pointer: Pointer, i: int) -> str:
+    """The key of one segment, in every version of the pointer."""
+    return f"{pointer.key}-{i}"
 
 
 class RedisServer:

@@ -339,7 +339,7 @@ class TestSeekableReader:
 
     def test_allocates_at_once_what_the_medium_confirmed(self, monkeypatch):
         """No growing, no copying, however large it is."""
-        monkeypatch.setattr("claimcheck.payload_reader._TRUSTED_BYTES", 100)
+        monkeypatch.setattr("claimcheck.payload_reader.TRUSTED_BYTES", 100)
         monkeypatch.setattr(PayloadReader, "_grown", lambda *_: pytest.fail("grown"))
 
         assert SeekableReader(origin(Medium(PAYLOAD), exact=True)).readall() == PAYLOAD

@@ -16,6 +16,7 @@ from claimcheck.errors import (
 from claimcheck.payload import crc32_of
 from claimcheck.pointer import Pointer
 from claimcheck.store import StoreContext
+from claimcheck.stores import redis_reader
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.redis_server import Borrowed
 from tests.unit.scripted_redis import bulk, scripted_redis
@@ -66,7 +67,8 @@ def server(medium):
 
 
 @pytest.fixture
-def store(server):
+def store(server, monkeypatch):
+    monkeypatch.setattr(redis_reader, "TRUSTED_BYTES", 50)
     store = RedisStore(url=server.url, segment_bytes=10, timeout_seconds=0.5)
     store.context = StoreContext(name="hot")
     yield store
@@ -112,16 +114,24 @@ class TestReading:
         assert server.connections == 1
 
     def test_has_two_in_flight(self, store, server, medium):
-        """The second is asked for before the first was answered, the third is not."""
+        """The next is asked for when one has begun to come, so that the server never waits for a question."""
         seen = []
 
         def wait(conversation, answer):
-            seen.append(len(conversation.rfile.peek()) > 0)  # waits for what comes next: nothing would mean a deadlock
-            return answer
+            conversation.wfile.write(answer[:7])
+            seen.append(conversation.rfile.peek()[:3])  # waits for what comes next: nothing would mean a deadlock
+            return answer[7:]
 
-        medium.answers("GET", 0, wait)
+        for i in range(9):
+            medium.answers("GET", i, wait)
         assert store.read(POINTER) == PAYLOAD
-        assert seen == [True]
+        assert seen == [b"*2\r"] * 9
+
+    def test_of_a_small_payload_asks_for_nothing_first(self, store, server, monkeypatch):
+        monkeypatch.setattr(redis_reader, "TRUSTED_BYTES", 95)
+
+        assert store.read(POINTER) == PAYLOAD
+        assert [command[0] for command in server.asked] == [b"GET"] * 10
 
     def test_byte_by_byte(self, read, medium):
         for i in range(10):

@@ -1,0 +1,192 @@
+"""Segments out of a Redis, on one connection, two at a time: while one is received, the server prepares the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from claimcheck.pointer import Pointer
+from claimcheck.reading import TRUSTED_BYTES
+from claimcheck.registry import import_vendor
+
+from .redis_replies import OtherReplyError, RawReplies
+from .redis_server import RedisServer, segment_key
+
+__all__ = ["SegmentReader"]
+
+_IN_FLIGHT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A part of one segment.
+
+    Attributes:
+        i: Which segment.
+        start: Bytes into it.
+        length: Bytes of the part.
+        whole: Whether that is all of it.
+    """
+
+    i: int
+    start: int
+    length: int
+    whole: bool
+
+
+class SegmentReader:
+    """A `Reader` over the segments of one payload.
+
+    When the connection is lost, it goes on where it was on a new one, once for each segment. Replies that it does not
+    expect it leaves to redis-py, which follows redirects and raises what the server says.
+
+    Args:
+        server: Where from.
+        pointer: Of a payload with a known size.
+        start: Bytes into the payload.
+        stop: The same, behind the last byte wanted.
+        missing: Makes the error for what is gone.
+        wrong: Makes the error for a segment that has another size, given what was expected and what is there.
+    """
+
+    def __init__(
+        self,
+        server: RedisServer,
+        pointer: Pointer,
+        start: int,
+        stop: int,
+        *,
+        missing: Callable[[str], Exception],
+        wrong: Callable[[int, int], Exception],
+    ) -> None:
+        self._server = server
+        self._pointer = pointer
+        self._size = pointer.size or 0
+        self._segment_bytes = pointer.segment_bytes or max(1, self._size)
+        self._missing = missing
+        self._wrong = wrong
+        self._position = self._asked = start
+        self._stop = stop
+        self._lost_at = -1
+        self._replies: RawReplies | None = None
+        self._kept = memoryview(b"")  # read by redis-py, not handed out yet
+
+    def begin(self) -> None:
+        """Ask for the first segment; of a large payload the last one is known to be there after this."""
+        if self._position < self._stop:
+            self._attempt(lambda: self._begun().asked)
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill the buffer, at most to the end of the current segment."""
+        if self._position >= self._stop:
+            return 0
+        count = 0 if len(self._kept) else self._attempt(lambda: self._receive(buffer))
+        if len(self._kept):
+            count = min(len(buffer), len(self._kept))
+            buffer[:count] = self._kept[:count]
+            self._kept = self._kept[count:]
+        self._position += count
+        if self._position == self._stop:
+            self.close()
+        return count
+
+    def close(self) -> None:
+        """Give the connection back, or close it where a reply is still to come."""
+        replies, self._replies, self._asked = self._replies, None, self._position
+        if replies is not None:
+            replies.close()
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _attempt(self, step: Callable[[], int]) -> int:
+        try:
+            return step()
+        except TimeoutError:  # an OSError, too, but waiting again would double the time that was allowed
+            raise
+        except (import_vendor("redis.exceptions", extra="redis").ConnectionError, OSError) as error:
+            if not self._may_try_again():
+                raise
+            lost: Exception = error
+        except OtherReplyError as error:
+            lost = error
+        self.close()
+        if self._server.is_cluster or isinstance(lost, OtherReplyError):
+            self._ask_vendor()
+            return 0
+        return self._attempt(step)
+
+    def _may_try_again(self) -> bool:
+        current = self._position // self._segment_bytes
+        once, self._lost_at = self._lost_at != current, current
+        return once
+
+    def _begun(self) -> RawReplies:
+        """Have a reply at hand whose beginning was read, and the next one asked for.
+
+        That only now: the server answers what it gets at once only when it has worked on all of it.
+        """
+        replies = self._replies
+        if replies is None:
+            replies = self._replies = RawReplies(self._server.borrow(self._pointer.key))
+            if self._looks_ahead():
+                replies.ask_number(b"STRLEN", self._key(self._pointer.segments - 1), number=self._last_bytes())
+        self._ask_ahead(replies, 1)
+        replies.begin()
+        self._ask_ahead(replies, _IN_FLIGHT)
+        return replies
+
+    def _receive(self, buffer: memoryview) -> int:
+        replies = self._begun()
+        count = replies.fill(buffer)
+        self._ask_ahead(replies, _IN_FLIGHT)  # before this piece is looked at, so that the server has something to do
+        if not replies.asked:
+            replies.end()
+        return count
+
+    def _ask_ahead(self, replies: RawReplies, count: int) -> None:
+        while replies.asked < count and self._asked < self._stop:
+            span = self._span(self._asked)
+            replies.ask(*self._command(span), length=span.length)
+            self._asked += span.length
+
+    def _ask_vendor(self) -> None:
+        if self._looks_ahead():
+            self._check_last()
+        span = self._span(self._position)
+        reply = self._server.client.execute_command(*self._command(span))
+        if not reply:
+            raise self._missing(f"segment {span.i} of {self._pointer.segments}")
+        if len(reply) != span.length:
+            raise self._wrong(span.length, len(reply))
+        self._kept = memoryview(reply)
+        self._asked = self._position + len(reply)
+
+    def _check_last(self) -> None:
+        last = self._pointer.segments - 1
+        size = self._server.client.execute_command("STRLEN", self._key(last))
+        if not size:
+            raise self._missing(f"segment {last} of {last + 1}")
+        if size != self._last_bytes():
+            raise self._wrong(self._last_bytes(), size)
+
+    def _looks_ahead(self) -> bool:
+        """Whether the last segment is looked at first: before much is allocated, or transferred in vain."""
+        return self._position == 0 and self._stop == self._size > TRUSTED_BYTES and self._pointer.segments > 1
+
+    def _last_bytes(self) -> int:
+        return self._size - (self._pointer.segments - 1) * self._segment_bytes
+
+    def _span(self, position: int) -> _Span:
+        i, start = divmod(position, self._segment_bytes)
+        end = min(self._segment_bytes, self._size - i * self._segment_bytes)
+        length = min(end, self._stop - i * self._segment_bytes) - start
+        return _Span(i, start, length, whole=length == end)
+
+    def _command(self, span: _Span) -> tuple[bytes, ...]:
+        key = self._key(span.i)
+        if span.whole:
+            return b"GET", key
+        return b"GETRANGE", key, b"%d" % span.start, b"%d" % (span.start + span.length - 1)
+
+    def _key(self, i: int) -> bytes:
+        return segment_key(self._pointer, i).encode()
