@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 __all__ = ["BreakerEvent", "DropEvent", "Event", "FallbackEvent", "Hook", "Hooks", "OperationEvent"]
 
 _log = logging.getLogger(__name__)
+_NOBODY_LISTENS = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,21 +109,21 @@ class Hooks:
             except Exception:
                 _log.exception("hook %r failed on %s", listener, type(event).__name__)
 
-    @contextmanager
     def operation(
         self, operation: Literal["write", "read", "rollback"], *, store: str, key: str, size: int | None = None
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Emit ``started``, then ``completed`` or ``failed``, around a block."""
-        if not self.listeners:
-            yield
-            return
+        return self._told(operation, store, key, size) if self.listeners else _NOBODY_LISTENS
+
+    @contextmanager
+    def _told(
+        self, operation: Literal["write", "read", "rollback"], store: str, key: str, size: int | None
+    ) -> Iterator[None]:
         begin = time.perf_counter()
         self.emit(OperationEvent(operation=operation, phase="started", store=store, key=key, size=size))
         error: BaseException | None = None
         try:
             yield
-        except GeneratorExit:  # a reader that stops early has not failed
-            raise
         except BaseException as exc:
             error = exc
             raise

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NoReturn
@@ -31,7 +30,7 @@ from claimcheck.pointer import Pointer
 from claimcheck.reading import check_size
 from claimcheck.validation import without_secrets
 
-__all__ = ["MAX_SEGMENTS", "Medium", "StoreContext", "segments_of"]
+__all__ = ["MAX_SEGMENTS", "Medium", "StoreContext"]
 
 MAX_SEGMENTS = 1_000_000
 """The most pieces that a payload may rest in."""
@@ -140,7 +139,7 @@ class Medium(ABC):
                 "size",
                 f"declares {pointer.size} bytes, limits.max_payload_bytes is {self.context.max_payload_bytes}",
             )
-        if pointer.segments > MAX_SEGMENTS or pointer.segments != segments_of(pointer):
+        if pointer.segments > MAX_SEGMENTS or pointer.segments != _segments_of(pointer):
             self._reject(pointer, "size", f"declares {pointer.segments} segments for {pointer.size} bytes")
         if pointer.codec or pointer.encryption or not (pointer.checksum or "crc32:").startswith("crc32:"):
             self._reject(pointer, "feature", "needs a codec, encryption or checksum that this claimcheck does not know")
@@ -175,24 +174,19 @@ class Medium(ABC):
 
     # Within ----------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _translated(self, pointer: Pointer, operation: str) -> Iterator[None]:
-        try:
-            yield
-        except StoreError as error:
-            error.store, error.key = error.store or self.name, error.key or pointer.key
-            raise
-        except ClaimCheckError:
-            raise
-        except Exception as error:
-            kind = self._translate(error) or StoreError
-            if kind is PayloadNotFoundError and operation == "read":
-                raise self.missing(pointer) from error
-            if kind is PayloadNotFoundError or kind is PayloadTooLargeError or kind is IntegrityError:
-                kind = StoreError
-            why = without_secrets(str(error))[:300]
-            text = f"store {self.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {why}"
-            raise kind(text, store=self.name, key=pointer.key) from error
+    def _translated(self, pointer: Pointer, operation: str) -> _Translated:
+        """Around an access to the medium: its errors become ours."""
+        return _Translated(self, pointer, operation)
+
+    def _as_ours(self, error: Exception, pointer: Pointer, operation: str) -> StoreError:
+        kind = self._translate(error) or StoreError
+        if kind is PayloadNotFoundError and operation == "read":
+            return self.missing(pointer)
+        if kind is PayloadNotFoundError or kind is PayloadTooLargeError or kind is IntegrityError:
+            kind = StoreError
+        why = without_secrets(str(error))[:300]
+        text = f"store {self.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {why}"
+        return kind(text, store=self.name, key=pointer.key)
 
     def _reject(self, pointer: Pointer, reason: str, why: str) -> NoReturn:
         raise PointerRejectedError(
@@ -203,8 +197,27 @@ class Medium(ABC):
         )
 
 
-def segments_of(pointer: Pointer) -> int:
-    """Count the pieces that a payload of this size rests in."""
+class _Translated:
+    """A context manager of its own and no generator: small payloads feel the difference."""
+
+    __slots__ = ("_medium", "_operation", "_pointer")
+
+    def __init__(self, medium: Medium, pointer: Pointer, operation: str) -> None:
+        self._medium = medium
+        self._pointer = pointer
+        self._operation = operation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StoreError):
+            error.store, error.key = error.store or self._medium.name, error.key or self._pointer.key
+        elif isinstance(error, Exception) and not isinstance(error, ClaimCheckError):
+            raise self._medium._as_ours(error, self._pointer, self._operation) from error
+
+
+def _segments_of(pointer: Pointer) -> int:
     if pointer.version == 1 and pointer.size is None:
         return pointer.segments
     if not pointer.segment_bytes or not pointer.size:

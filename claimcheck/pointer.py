@@ -178,7 +178,7 @@ def _fields(pointer: Pointer) -> dict[str, Any]:
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _ENCODER.encode(body).encode()
 
 
 def _decode_v1(data: bytes) -> Pointer:
@@ -196,10 +196,12 @@ def _decode_v1(data: bytes) -> Pointer:
 
 def _decode_v2(data: bytes) -> Pointer:
     try:
-        body = json.loads(data[1:], object_pairs_hook=_unique, parse_constant=_damaged)
+        text = data[1:].decode()
+        body = _DECODER.decode(text)
         if not isinstance(body, dict):
             _damaged("it is no JSON object")
-        _canonical(body)  # a lone surrogate has no UTF-8 form and would fail later, in a store
+        if "\\u" in text:
+            _canonical(body)  # a lone surrogate has no UTF-8 form and would fail later, in a store
     except (ValueError, RecursionError) as exc:
         raise EnvelopeError("damaged pointer: no JSON of ours, it was cut or changed on its way", kind=2) from exc
     for name, kind in _REQUIRED.items():
@@ -240,3 +242,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _damaged(why: str) -> NoReturn:
     raise EnvelopeError(f"damaged pointer: {why}", kind=2)
+
+
+# Made once: json.dumps and json.loads make new ones for each call that is not like most.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_damaged)

@@ -19,13 +19,12 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import replace
 from typing import ClassVar, NoReturn
 
 from claimcheck.envelope import Buffer
 from claimcheck.errors import PayloadTooLargeError, PointerRejectedError, StoreError
 from claimcheck.interrupt import in_thread
-from claimcheck.medium import MAX_SEGMENTS, Medium, StoreContext, segments_of
+from claimcheck.medium import MAX_SEGMENTS, Medium, StoreContext
 from claimcheck.payload import Payload, Source, is_file
 from claimcheck.payload_reader import Origin, PayloadReader, SeekableReader, read_range
 from claimcheck.pointer import Pointer
@@ -205,7 +204,7 @@ class Store(Medium):
     def _check_draft(self, draft: Pointer) -> None:
         """What a store would not follow it must not write: nobody could ever read it."""
         try:
-            self.check(replace(draft, size=0))
+            self.check(draft)
         except PointerRejectedError as error:
             text = f"store {self.name!r} would not follow its own pointer, so nothing was written: {error}"
             raise StoreError(text, store=self.name, key=draft.key) from error
@@ -222,8 +221,17 @@ class Store(Medium):
 
     def _finish(self, draft: Pointer, source: Source) -> Pointer:
         piece = self.segment_bytes if self.segment_bytes and source.taken > self.segment_bytes else None
-        done = replace(draft, size=source.taken, segment_bytes=piece, checksum=source.checksum)
-        return replace(done, segments=segments_of(done))
+        return Pointer(
+            key=draft.key,
+            store=draft.store,
+            version=draft.version,
+            created_ms=draft.created_ms,
+            expires_ms=draft.expires_ms,
+            size=source.taken,
+            segment_bytes=piece,
+            segments=-(-source.taken // piece) if piece else 1,
+            checksum=source.checksum,
+        )
 
     def _check_drained(self, source: Source) -> None:
         if not source.drained:

@@ -55,7 +55,7 @@ class FilesystemStore(RangeStore):
             self._reject(pointer, "scope", "has a key that is no plain file name")
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        partial = self._root / f".{pointer.key}{PARTIAL_SUFFIX}"
+        partial = os.path.join(self._root, f".{pointer.key}{PARTIAL_SUFFIX}")
         try:
             with self._create(partial) as descriptor:
                 _reserve(descriptor, source.size)
@@ -63,10 +63,10 @@ class FilesystemStore(RangeStore):
                     _write_all(descriptor, piece)
                 if self._fsync:
                     os.fsync(descriptor)
-            os.replace(partial, self._root / pointer.key)
+            os.replace(partial, os.path.join(self._root, pointer.key))
         except BaseException:
             with contextlib.suppress(OSError):  # the first error says more, and a sweep knows these names
-                partial.unlink()
+                Path(partial).unlink()
             raise
         if self._fsync:
             _fsync_directory(self._root)
@@ -98,7 +98,7 @@ class FilesystemStore(RangeStore):
         return super()._translate(error)
 
     @contextlib.contextmanager
-    def _create(self, path: Path) -> Iterator[int]:
+    def _create(self, path: str) -> Iterator[int]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             descriptor = os.open(path, flags, 0o666)
@@ -112,7 +112,7 @@ class FilesystemStore(RangeStore):
         """Open without following a link and without waiting for the other end of a pipe."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            return os.open(self._root / pointer.key, flags)
+            return os.open(os.path.join(self._root, pointer.key), flags)
         except FileNotFoundError as error:
             self._check_mounted(pointer, error)
             raise
