@@ -1,16 +1,19 @@
 # make demo [DIR=folder]   every file of a folder through a small broker and back through Spark
 # make test                lint, types, layers and tests, as CI runs them
-# Both make their own environment in .venv; python3 (3.11 or newer) and pip are all they need.
+# make bench               what the stores cost, against the raw socket, raw HTTP and the vendors' own clients
+# make bench-peers         the same payloads through claimcheck and through what else there is for Python
+# All make their own environment in .venv; python3 (3.11 or newer) and pip are all they need.
 # Another Python: make demo PYTHON=python3.12
 
 PYTHON      ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
+BENCH_ARGS  ?=
 VENV        := .venv
 BIN         := $(VENV)/bin
 # folders too: a deleted file changes nothing else
 SOURCES     := pyproject.toml $(shell find claimcheck stores -name __pycache__ -prune -o -print)
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench bench-peers clean
 .DELETE_ON_ERROR:
 
 # PYTHONSAFEPATH: Python puts the working folder first on the path of Spark's workers, and here that is a claimcheck without
@@ -28,8 +31,15 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	cd $(VENV) && bin/lint-imports --config ../pyproject.toml --no-cache
 
+# Both write JSON and PNG into bench-results/. BENCH_ARGS="--quick" tries them, "--only redis,s3" measures a part.
+bench: $(VENV)/.bench
+	$(BIN)/python tests/benchmarks/bench.py $(BENCH_ARGS)
+
+bench-peers: $(VENV)/.bench
+	$(BIN)/python tests/benchmarks/peers.py $(BENCH_ARGS)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers bench-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -40,8 +50,9 @@ $(BIN)/python:
 # One stamp per extra. Not editable, so that tests, types and Spark's workers see what a user gets; after a change of the
 # sources only this package is installed again, which takes seconds. setuptools leaves build/ behind, and a stale one would
 # bring deleted modules back.
-$(VENV)/.demo $(VENV)/.test: $(VENV)/.%: $(SOURCES) | $(BIN)/python
+$(VENV)/.demo $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: $(SOURCES) | $(BIN)/python
 	@if [ -e $@ ]; then echo "Installing the changed sources ..."; \
+	 elif [ $* = bench ]; then echo "Installing what claimcheck[bench] needs (about 500 MB, once) ..."; \
 	 elif [ -e $(BIN)/claimcheck ]; then echo "Installing what claimcheck[$*] needs besides (about 400 MB, once) ..."; \
 	 else echo "Installing claimcheck[$*] into $(VENV) (about 1 GB with Spark and a Java, once; quietly, some minutes) ..."; fi
 	@rm -rf build *.egg-info

@@ -1,0 +1,164 @@
+"""What a run measures with: servers, raw connections and stores, each there from its first use to the run's end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import claimcheck
+from claimcheck import Store
+from claimcheck.pointer import Pointer
+from tests import servers
+from tests.benchmarks.raw import RawHttp, RawSocket
+from tests.benchmarks.rounds import Effort
+
+HERE = Path(__file__).resolve().parent
+BUCKET = "bench"
+REGION = "us-east-1"
+# Redis gives memory that it has freed back to the system, and touching new memory is most of the price of a large
+# write. With these settings of its allocator it keeps the memory and uses it again.
+RECYCLING = "dirty_decay_ms:60000,muzzy_decay_ms:-1"
+THRESHOLD = 1000  # bytes; everything that is measured is larger, or tells
+# The SDK's own chain of credentials ends here: no run can ever reach the account of whoever runs it.
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": servers.ACCESS_KEY,
+    "AWS_SECRET_ACCESS_KEY": servers.SECRET_KEY,
+    "AWS_DEFAULT_REGION": REGION,
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+
+
+class MissingProgramError(RuntimeError):
+    """A program that a step needs is not on PATH."""
+
+
+class Lab:
+    """Opens what a step asks for; a context manager that closes all of it.
+
+    Args:
+        effort: How much is measured.
+    """
+
+    def __init__(self, effort: Effort) -> None:
+        self.effort = effort
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Lab:
+        self._stack.enter_context(mock.patch.dict(os.environ, CREDENTIALS))
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+            os.environ.pop(name, None)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    @cached_property
+    def folder(self) -> Path:
+        """An empty one, for everything that this run leaves on a disk."""
+        return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="claimcheck-bench-")))
+
+    @cached_property
+    def redis(self) -> str:
+        """URL of a Redis that keeps the memory that it has freed; see `RECYCLING`."""
+        with mock.patch.dict(os.environ, {"MALLOC_CONF": RECYCLING, "JE_MALLOC_CONF": RECYCLING}):
+            return self._redis()
+
+    @cached_property
+    def redis_by_default(self) -> str:
+        """URL of a Redis with default settings."""
+        return self._redis()
+
+    @cached_property
+    def socket(self) -> RawSocket:
+        """A raw connection to a process that throws bytes away."""
+        port = self._stack.enter_context(helper(sys.executable, HERE / "sink.py"))
+        return self._stack.enter_context(contextlib.closing(RawSocket(port)))
+
+    @cached_property
+    def s3(self) -> str:
+        """URL of the S3 server that keeps nothing."""
+        program = self.folder / "discard_s3"
+        subprocess.run([needed("cc"), "-O2", "-pthread", HERE / "discard_s3.c", "-o", program], check=True)
+        port = self._stack.enter_context(helper(program))
+        return f"http://127.0.0.1:{port}"
+
+    def http(self, name: str) -> RawHttp:
+        """Open a raw HTTP connection for one object of the S3 server."""
+        return self._stack.enter_context(contextlib.closing(RawHttp(self.s3, f"/{BUCKET}/{name}")))
+
+    def boto3(self) -> Any:
+        """Make an S3 client with all defaults, as people use it."""
+        import boto3
+
+        return self._stack.enter_context(contextlib.closing(boto3.client("s3", endpoint_url=self.s3)))
+
+    def cc(self, **store: Any) -> claimcheck.ClaimCheck:
+        """Open a configuration with one store, ``hot``."""
+        raw = {"strategy": "external", "threshold_bytes": THRESHOLD, "stores": {"hot": store}}
+        return self._stack.enter_context(claimcheck.from_dict(raw))
+
+    def store(self, **options: Any) -> Store:
+        """Open one store."""
+        return self.cc(**options).store("hot")
+
+    def redis_store(self) -> Store:
+        """Open a Redis store with default options."""
+        return self.store(type="redis", url=self.redis)
+
+    def file_store(self) -> Store:
+        """Open a file system store with default options."""
+        return self.store(type="filesystem", path=str(self.folder / "claims"))
+
+    def s3_options(self, **more: Any) -> dict[str, Any]:
+        """Name the S3 server and its bucket."""
+        return {"type": "s3", "bucket": BUCKET, "endpoint_url": self.s3, "region_name": REGION, **more}
+
+    def s3_store(self, **more: Any) -> Store:
+        """Open an S3 store."""
+        return self.store(**self.s3_options(**more))
+
+    def _redis(self) -> str:
+        needed("redis-server")
+        return self._stack.enter_context(servers.redis())
+
+
+@contextlib.contextmanager
+def stored(store: Store, payload: bytes) -> Iterator[Pointer]:
+    """Put a payload there for as long as the block lasts."""
+    pointer = store.write(payload)
+    try:
+        yield pointer
+    finally:
+        store.rollback(pointer)
+
+
+@contextlib.contextmanager
+def helper(*command: str | Path) -> Iterator[int]:
+    """Run a program that prints its port and ends with its standard input."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    with process:  # closes its pipes, then waits
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+
+
+def needed(program: str) -> str:
+    """Find a program.
+
+    Raises:
+        MissingProgramError: It is not there.
+    """
+    path = shutil.which(program)
+    if path is None:
+        raise MissingProgramError(f"there is no {program} on PATH")
+    return path

@@ -1,0 +1,111 @@
+"""Variants of the same work, in turns: what disturbs the machine for a while disturbs all of them."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.benchmarks.series import Sample, Series
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long each interleaved run goes on, and with payloads of which sizes.
+
+    Attributes:
+        seconds: No new round begins after these, once there are enough.
+        least: Rounds in any case.
+        most: Rounds at most.
+        divisor: Of all sizes.
+    """
+
+    seconds: float
+    least: int
+    most: int
+    divisor: int = 1
+
+    def size(self, mib: float) -> int:
+        """Bytes of a payload that is ``mib`` MiB large in a full run."""
+        return int(mib * MIB) // self.divisor
+
+    def enough(self, rounds: int, seconds: float) -> bool:
+        """Whether so many rounds in so much time will do."""
+        return rounds >= self.most or (rounds >= self.least and seconds >= self.seconds)
+
+
+FULL = Effort(seconds=5, least=7, most=400)
+QUICK = Effort(seconds=0.05, least=2, most=4, divisor=16)
+
+
+def _nothing(result: Any) -> None:
+    """Leave no trace: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to do the work.
+
+    Attributes:
+        name: As it is printed.
+        run: The work; this is timed.
+        clean: Undoes it; gets what the work returned, and is not timed.
+    """
+
+    name: str
+    run: Callable[[], Any]
+    clean: Callable[[Any], object] = _nothing
+
+
+def compare(effort: Effort, amount: int, *variants: Variant, counts: str = "bytes") -> tuple[Series, ...]:
+    """Run all variants in turns and return their series, in the order of the variants.
+
+    Args:
+        effort: How many rounds.
+        amount: What one round of a variant moves.
+        variants: The first to go rotates from round to round.
+        counts: What the amount counts.
+    """
+    taken: dict[str, list[Sample]] = {variant.name: [] for variant in variants}
+    for variant in variants:
+        _once(variant)  # connections, caches and the server's memory are there before the count begins
+    begin = time.perf_counter()
+    for number in itertools.count():
+        if effort.enough(number, time.perf_counter() - begin):
+            break
+        for variant in _rotated(variants, number):
+            taken[variant.name].append(_once(variant))
+    return tuple(Series(name, amount, tuple(samples), counts) for name, samples in taken.items())
+
+
+def _rotated(variants: Sequence[Variant], number: int) -> Sequence[Variant]:
+    first = number % len(variants)
+    return [*variants[first:], *variants[:first]]
+
+
+def _once(variant: Variant) -> Sample:
+    """Time one run; what is frozen is not looked through by the garbage collector each time."""
+    gc.collect()
+    gc.freeze()
+    cpu, begin = time.process_time(), time.perf_counter()
+    result = variant.run()
+    seconds, spent = time.perf_counter() - begin, time.process_time() - cpu
+    variant.clean(result)
+    return Sample(seconds, spent)
+
+
+def payload_of(size: int) -> bytes:
+    """Make bytes that do not compress and lie in memory."""
+    block = os.urandom(min(size, MIB))
+    return (block * (size // max(1, len(block)) + 1))[:size]
+
+
+def size_text(size: int) -> str:
+    """Write a size as people do."""
+    return f"{size // MIB} MiB" if size >= MIB else f"{size // 1024} KiB"

@@ -1,0 +1,167 @@
+"""The machinery of the benchmarks, on small payloads; no test says how fast anything is."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.peer_environments import PEERS, Peer
+from tests.benchmarks.peer_process import PeerError
+from tests.benchmarks.peer_results import Results
+from tests.benchmarks.report import behind, count, table
+from tests.benchmarks.rounds import Effort, Variant, compare, payload_of, size_text
+from tests.benchmarks.rows import FAR, Findings, Row, Step, Target, take
+from tests.benchmarks.series import Sample, Series, spread, times_as_fast
+
+HERE = Path(__file__).resolve().parent
+
+
+def series(name, seconds, amount=1_000_000_000):
+    return Series(name, amount, tuple(Sample(one, one / 2) for one in seconds))
+
+
+def row(measured, bound, *, at_most=False):
+    return Row(Target("key", "what", bound, at_most=at_most), measured)
+
+
+def test_a_quick_run_measures_and_writes_it_down(tmp_path):
+    command = [sys.executable, str(HERE / "bench.py"), "--quick", "--only", "file", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "file write" in done.stdout
+    document = json.loads((tmp_path / "bench.json").read_text())
+    assert document["machine"]["congestion_control"]
+    [found] = document["rows"]
+    assert found["target"] == 1.3
+    assert found["ratio"] == pytest.approx(found["measured"] / 1.3)
+    assert found["met"] is (found["ratio"] >= 1)
+    assert [one["name"] for one in found["series"]] == ["open().write", "claimcheck"]
+
+
+def test_an_unknown_group_is_refused_before_anything_is_measured(tmp_path):
+    command = [sys.executable, str(HERE / "bench.py"), "--only", "files", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "no such group: files" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_spread_has_its_middle_half_and_its_ends():
+    found = spread([5.0, 1.0, 2.0, 4.0, 3.0])
+    assert (found.best, found.low, found.median, found.high, found.worst) == (1, 2, 3, 4, 5)
+
+
+def test_the_spread_of_one_round_is_that_round():
+    found = spread([2.0])
+    assert (found.best, found.low, found.median, found.high, found.worst) == (2, 2, 2, 2, 2)
+
+
+def test_rates_and_cpu_are_per_gigabyte():
+    found = series("x", [0.5, 0.25, 1.0])
+    assert found.rate == pytest.approx(2.0)
+    assert found.cpu_ms == pytest.approx(250.0)
+
+
+def test_a_ratio_is_taken_round_by_round():
+    base, ours = series("base", [1.0, 10.0, 1.0]), series("ours", [0.5, 5.0, 2.0])
+    assert times_as_fast(ours, base) == pytest.approx(2.0)  # one disturbed round changes nothing
+
+
+def test_variants_take_turns_and_each_begins_in_its_turn():
+    ran, cleaned = [], []
+    variants = [Variant(name, lambda name=name: ran.append(name) or name, cleaned.append) for name in "abc"]
+
+    found = compare(Effort(seconds=0, least=3, most=9), 1, *variants)
+
+    assert "".join(ran) == "abc" + "abc" + "bca" + "cab"  # the first three warm up
+    assert cleaned == ran
+    assert [(one.name, len(one.samples)) for one in found] == [("a", 3), ("b", 3), ("c", 3)]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "seconds", "enough"), [(2, 99.0, False), (3, 1.0, False), (3, 5.0, True), (9, 1.0, True)]
+)
+def test_a_run_goes_on_for_a_while_and_for_some_rounds(rounds, seconds, enough):
+    assert Effort(seconds=5, least=3, most=9).enough(rounds, seconds) is enough
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 1 << 20, (1 << 20) + 1])
+def test_payloads_have_the_size_that_was_asked_for(size):
+    assert len(payload_of(size)) == size
+
+
+def test_sizes_are_written_as_people_do():
+    assert [size_text(size) for size in (65536, 1 << 20, 256 << 20)] == ["64 KiB", "1 MiB", "256 MiB"]
+
+
+@pytest.mark.parametrize(
+    ("measured", "bound", "at_most", "ratio", "met"),
+    [
+        (0.9, 0.8, False, 1.125, True),
+        (0.4, 0.8, False, 0.5, False),
+        (100, 130, True, 1.3, True),
+        (260, 130, True, 0.5, False),
+        (0, 2, True, FAR, True),
+        (0, 0, True, FAR, True),
+        (1, 0, True, 0, False),
+        (-1, 5, True, FAR, True),
+        (None, 5, True, None, None),
+    ],
+)
+def test_a_target_is_met_from_a_ratio_of_one(measured, bound, at_most, ratio, met):
+    found = row(measured, bound, at_most=at_most)
+    assert (found.ratio, found.met) == (ratio if ratio is None else pytest.approx(ratio), met)
+
+
+def test_a_missed_target_always_comes_with_a_reason():
+    assert row(0.5, 1).reason
+    assert not row(2, 1).reason
+    assert not row(None, 1).reason
+
+
+def test_a_step_that_fails_costs_its_rows_only():
+    def fails(lab):
+        raise FileNotFoundError("no redis-server")
+
+    targets = (Target("a", "first", 1), Target("b", "second", 1))
+    found = take(Step(targets, fails), lab=None)
+
+    assert [one.met for one in found] == [None, None]
+    assert all("no redis-server" in one.note for one in found)
+
+
+def test_the_table_says_what_is_met_missed_and_unknown():
+    found = take(Step((Target("a", "good", 1), Target("b", "bad", 3)), lambda _: Findings((2.0, 2.0))), lab=None)
+    found.append(row(None, 1))
+
+    text = "\n".join([*table(found), *behind(found), count(found)])
+    for words in ("| good | 2.00x    | >= 1.00x | yes", "| NO", "| not measured", "missed because", "1 of 3 targets"):
+        assert words in text
+
+
+def test_every_library_has_an_adapter():
+    listed = (HERE / "peer_adapters.py").read_text()
+    assert all(f'"{peer.name}": ' in listed for peer in PEERS)
+
+
+def test_libraries_are_compared_by_their_median_and_their_first_peak():
+    results, peer = Results({}), Peer("thing one", "redis")
+    results.versions[peer.name] = "1.2"
+    for put, extra in ((9.0, 1 << 20), (1.0, 0), (3.0, 0), (2.0, 0)):
+        results.add(peer, 1 << 20, {"put": put, "get": 0.0, "extra": extra})
+
+    assert results.table()[2] == "| thing 1.2 one | redis | 2000.0, 1.0 |"
+
+
+def test_a_library_that_fails_is_named_and_left_out():
+    results, peer = Results({}), Peer("thing", "redis")
+    running = {peer: "process"}
+    with results.failure_of(peer, running):
+        raise PeerError("it broke")
+
+    assert not running
+    assert results.table()[-1] == "Left out: thing: it broke"
