@@ -29,6 +29,7 @@ Payload = Buffer | Readable
 """Bytes-like, or a readable binary file positioned where the payload begins."""
 
 _PIECE_BYTES = 1 << 20
+_STEP_BYTES = 256 << 10
 
 
 def is_file(payload: Any) -> bool:
@@ -132,6 +133,13 @@ class Source:
     def add_checksum(self, crc32: int, size: int) -> None:
         """Take the checksum of the next piece of this size, in the order in which they were handed out."""
         self.crc32 = checksum.crc32_combine(self.crc32, crc32, size)
+
+    def in_steps(self, piece: memoryview) -> Iterator[memoryview]:
+        """Take a piece apart, each step checksummed just before it is handed out: sent at once, it is in the cache."""
+        for start in range(0, len(piece), _STEP_BYTES):
+            step = piece[start : start + _STEP_BYTES]
+            self.crc32 = checksum.crc32(step, self.crc32)
+            yield step
 
     def take_all(self) -> memoryview:
         """Hand out everything at once; a file is read into memory. Raises as `pieces` does."""

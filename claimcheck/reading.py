@@ -11,7 +11,7 @@ from claimcheck.pointer import Pointer
 
 __all__ = ["STEP_BYTES", "TRUSTED_BYTES", "PieceReader", "Reader", "check_size", "differs", "fill", "writable_view"]
 
-STEP_BYTES = 1 << 20
+STEP_BYTES = 256 << 10
 """What is read at a time: little enough to lie in the processor's cache still while it is checksummed."""
 
 TRUSTED_BYTES = 64 << 20

@@ -136,11 +136,14 @@ class SegmentReader:
         return replies
 
     def _receive(self, buffer: memoryview) -> int:
-        replies = self._begun()
+        replies = self._replies
+        if replies is None or not replies.left:
+            replies = self._begun()
         count = replies.fill(buffer)
-        self._ask_ahead(replies, _IN_FLIGHT)  # before this piece is looked at, so that the server has something to do
-        if not replies.asked:
-            replies.end()
+        if not replies.left:
+            self._ask_ahead(replies, _IN_FLIGHT)  # before this piece is looked at: the server need not wait for that
+            if not replies.asked:
+                replies.end()
         return count
 
     def _ask_ahead(self, replies: RawReplies, count: int) -> None:

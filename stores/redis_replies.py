@@ -42,6 +42,11 @@ class RawReplies:
         """Replies that were asked for and not read to the end."""
         return len(self._lengths)
 
+    @property
+    def left(self) -> int:
+        """Bytes of the current reply that are still to come; 0 between two replies."""
+        return self._left
+
     def ask(self, *command: bytes, length: int) -> None:
         """Send a command whose reply is a string of ``length`` bytes."""
         self._socket.sendall(_packed(command))

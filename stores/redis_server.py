@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -112,10 +112,10 @@ class Borrowed:
         found = getattr(self._connection, "_sock", None)
         return found if isinstance(found, socket.socket) else None
 
-    def send(self, *command: Any) -> None:
-        """Send one command, big values from where they lie."""
-        packer = _packer() or self._connection.pack_command
-        self._connection.send_packed_command(packer(*command))
+    def send(self, *command: Any, big: memoryview, steps: Iterable[memoryview] | None = None) -> None:
+        """Send one command, its big value from where it lies, and in steps where some are given."""
+        parts = (_packer() or self._connection.pack_command)(*command)
+        self._connection.send_packed_command(parts if steps is None else _stepwise(parts, big, steps))
 
     def receive(self) -> Any:
         """Return the reply to the oldest command that has none yet; raises the server's refusal."""
@@ -130,6 +130,14 @@ class Borrowed:
         with suppress(Exception):
             self._connection.disconnect()
         self._pool.release(self._connection)
+
+
+def _stepwise(parts: Iterable[Any], big: memoryview, steps: Iterable[memoryview]) -> Iterator[Any]:
+    for part in parts:
+        if part is big:
+            yield from steps
+        else:
+            yield part
 
 
 @functools.cache

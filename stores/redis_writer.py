@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from claimcheck.pointer import Pointer
@@ -34,10 +34,20 @@ class SegmentWriter:
         self._unanswered: deque[tuple[int, memoryview]] = deque()
         self._lost_at = -1
 
-    def put(self, i: int, segment: memoryview) -> None:
-        """Send one segment; the answer to an earlier one may be waited for."""
+    def put(self, i: int, segment: memoryview, steps: Iterator[memoryview]) -> None:
+        """Send one segment; the answer to an earlier one may be waited for.
+
+        Args:
+            i: Its number.
+            segment: Its bytes.
+            steps: The same bytes, in steps that are to be sent when they are taken; all of them are taken in any case.
+        """
         self._unanswered.append((i, segment))
-        self._attempt(lambda: self._send(i, segment))
+        try:
+            self._attempt(lambda: self._send(i, segment, steps))
+        finally:
+            for _ in steps:
+                pass
         while len(self._unanswered) >= _IN_FLIGHT:
             self._attempt(self._receive)
 
@@ -64,10 +74,10 @@ class SegmentWriter:
         except tuple(getattr(exceptions, name) for name in _REDIRECTS):
             self._elsewhere()
 
-    def _send(self, i: int, segment: memoryview) -> None:
+    def _send(self, i: int, segment: memoryview, steps: Iterator[memoryview] | None = None) -> None:
         if self._borrowed is None:
             self._borrowed = self._server.borrow(self._pointer.key)
-        self._borrowed.send(*self._command(i, segment))
+        self._borrowed.send(*self._command(i, segment), big=segment, steps=steps)
 
     def _receive(self) -> None:
         if self._borrowed is not None:
