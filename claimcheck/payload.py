@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any, NoReturn, Protocol
 
 from claimcheck import checksum
@@ -135,11 +136,16 @@ class Source:
         self.crc32 = checksum.crc32_combine(self.crc32, crc32, size)
 
     def in_steps(self, piece: memoryview) -> Iterator[memoryview]:
-        """Take a piece apart, each step checksummed just before it is handed out: sent at once, it is in the cache."""
-        for start in range(0, len(piece), _STEP_BYTES):
-            step = piece[start : start + _STEP_BYTES]
-            self.crc32 = checksum.crc32(step, self.crc32)
-            yield step
+        """Take a piece apart, each step checksummed just before it is handed out: sent at once, it is in the cache.
+
+        No generator, which somebody could close: whoever sends may fail, and the rest must be taken all the same.
+        """
+        return map(self._checksummed_step, range(0, len(piece), _STEP_BYTES), repeat(piece))
+
+    def _checksummed_step(self, start: int, piece: memoryview) -> memoryview:
+        step = piece[start : start + _STEP_BYTES]
+        self.crc32 = checksum.crc32(step, self.crc32)
+        return step
 
     def take_all(self) -> memoryview:
         """Hand out everything at once; a file is read into memory. Raises as `pieces` does."""

@@ -162,10 +162,17 @@ class RedisStore(RangeStore):
             yield segment
 
     def _delete(self, pointer: Pointer) -> None:
-        client = self._server.client
         for first in range(0, pointer.segments, _DELETE_KEYS):
             last = min(first + _DELETE_KEYS, pointer.segments)
-            client.unlink(*(segment_key(pointer, i) for i in range(first, last)))
+            self._unlink([segment_key(pointer, i) for i in range(first, last)])
+
+    def _unlink(self, keys: list[str]) -> None:
+        exceptions = import_vendor("redis.exceptions", extra="redis")
+        try:
+            self._server.client.unlink(*keys)
+        except (exceptions.ClusterError, exceptions.TryAgainError):  # their slot is moving: some are here, some there
+            for key in keys:
+                self._server.client.unlink(key)
 
     def _warn_of_eviction(self) -> None:
         with suppress(Exception):  # not everybody may ask, or knows how to answer

@@ -73,8 +73,12 @@ class SegmentReader:
 
     def begin(self) -> None:
         """Ask for the first segment; of a large payload the last one is known to be there after this."""
-        if self._position < self._stop:
-            self._attempt(lambda: self._begun().asked)
+        try:
+            if self._position < self._stop:
+                self._attempt(lambda: self._begun().asked)
+        except BaseException:
+            self.close()
+            raise
 
     def readinto(self, buffer: memoryview, /) -> int:
         """Fill the buffer, at most to the end of the current segment."""
@@ -129,7 +133,8 @@ class SegmentReader:
         if replies is None:
             replies = self._replies = RawReplies(self._server.borrow(self._pointer.key))
             if self._looks_ahead():
-                replies.ask_number(b"STRLEN", self._key(self._pointer.segments - 1), number=self._last_bytes())
+                last = self._key(self._pointer.segments - 1)
+                replies.ask_number(b"STRLEN", last.encode(), number=self._last_bytes())
         self._ask_ahead(replies, 1)
         replies.begin()
         self._ask_ahead(replies, _IN_FLIGHT)
@@ -149,7 +154,7 @@ class SegmentReader:
     def _ask_ahead(self, replies: RawReplies, count: int) -> None:
         while replies.asked < count and self._asked < self._stop:
             span = self._span(self._asked)
-            replies.ask(*self._command(span), length=span.length)
+            replies.ask(*(part.encode() for part in self._command(span)), length=span.length)
             self._asked += span.length
 
     def _ask_vendor(self) -> None:
@@ -185,11 +190,11 @@ class SegmentReader:
         length = min(end, self._stop - i * self._segment_bytes) - start
         return _Span(i, start, length, whole=length == end)
 
-    def _command(self, span: _Span) -> tuple[bytes, ...]:
+    def _command(self, span: _Span) -> tuple[str, ...]:
         key = self._key(span.i)
         if span.whole:
-            return b"GET", key
-        return b"GETRANGE", key, b"%d" % span.start, b"%d" % (span.start + span.length - 1)
+            return "GET", key
+        return "GETRANGE", key, str(span.start), str(span.start + span.length - 1)
 
-    def _key(self, i: int) -> bytes:
-        return segment_key(self._pointer, i).encode()
+    def _key(self, i: int) -> str:
+        return segment_key(self._pointer, i)

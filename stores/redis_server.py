@@ -95,7 +95,8 @@ class RedisServer:
         if self._address.tls:
             tls["ssl"] = True
         own = {name: value for name, value in options.items() if name not in ("host", "port")}
-        sentinel = redis.sentinel.Sentinel(self._address.hosts, sentinel_kwargs={**self._timeouts, **tls})
+        asking = {**self._timeouts, **tls, "retry": _retry_once(redis)}
+        sentinel = redis.sentinel.Sentinel(self._address.hosts, sentinel_kwargs=asking)
         return sentinel.master_for(self._address.service, **{**own, **tls})
 
 
@@ -134,10 +135,7 @@ class Borrowed:
 
 def _stepwise(parts: Iterable[Any], big: memoryview, steps: Iterable[memoryview]) -> Iterator[Any]:
     for part in parts:
-        if part is big:
-            yield from steps
-        else:
-            yield part
+        yield from steps if part is big else (part,)
 
 
 @functools.cache

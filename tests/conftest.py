@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import hypothesis
 import pytest
@@ -69,12 +69,18 @@ def s3_server() -> Iterator[servers.S3Server]:
         yield server
 
 
-@pytest.fixture
-def s3_bucket(s3_server: servers.S3Server) -> Iterator[str]:
-    """Name of a fresh bucket on the real S3 server, removed with all that it holds."""
+@pytest.fixture(scope="session")
+def s3_back_door(s3_server: servers.S3Server) -> Any:
+    """boto3's own view of the real S3 server."""
     import boto3
 
-    bucket = boto3.resource("s3", endpoint_url=s3_server.endpoint_url).create_bucket(Bucket=f"test-{uuid.uuid4().hex}")
+    return boto3.resource("s3", endpoint_url=s3_server.endpoint_url)
+
+
+@pytest.fixture
+def s3_bucket(s3_back_door: Any) -> Iterator[str]:
+    """Name of a fresh bucket on the real S3 server, removed with all that it holds."""
+    bucket = s3_back_door.create_bucket(Bucket=f"test-{uuid.uuid4().hex}")
     yield bucket.name
     for upload in bucket.multipart_uploads.all():
         upload.abort()
@@ -82,11 +88,78 @@ def s3_bucket(s3_server: servers.S3Server) -> Iterator[str]:
     bucket.delete()
 
 
-def _started(program: str, start: Callable[[], AbstractContextManager[Server]]) -> AbstractContextManager[Server]:
-    if shutil.which(program):
-        return start()
+# Redis in its other shapes. No variable names these: they are always our own, and so is all that is in them.
+
+
+@pytest.fixture(scope="session")
+def redis_doors() -> Iterator[servers.RedisDoors]:
+    """A Redis behind passwords, with several ways in."""
+    with _started("redis-server openssl", servers.redis_doors) as doors:
+        yield doors
+
+
+@pytest.fixture(scope="session")
+def redis_tls_url(redis_doors: servers.RedisDoors) -> str:
+    """Of an encrypted line to a server whose certificate is checked."""
+    return redis_doors.tls_url
+
+
+@pytest.fixture(scope="session")
+def redis_unix_url(redis_doors: servers.RedisDoors) -> str:
+    """Of a socket in the file system."""
+    return redis_doors.unix_url
+
+
+@pytest.fixture(scope="session")
+def redis_acl_url(redis_doors: servers.RedisDoors) -> str:
+    """For a user who may do no more than a store needs, in database 3."""
+    return redis_doors.acl_url
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[servers.RedisCluster]:
+    """Three masters. Use unique keys; whoever moves slots asks for a cluster of his own."""
+    with _started("redis-server redis-cli", servers.redis_cluster) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def redis_cluster_url(redis_cluster: servers.RedisCluster) -> str:
+    """Of all three, as a store takes it."""
+    return redis_cluster.url
+
+
+@pytest.fixture(scope="session")
+def redis_sentinel() -> Iterator[servers.RedisSentinel]:
+    """A master and its replica, which any test may let change places."""
+    with _started("redis-server", servers.redis_sentinel) as sentinel:
+        yield sentinel
+
+
+@pytest.fixture(scope="session")
+def redis_programs() -> None:
+    """For tests that start a Redis of their own, to fill it up, to kill it, or to move its slots."""
+    _require("redis-server redis-cli")
+
+
+@pytest.fixture
+def own_redis(redis_programs: None) -> Iterator[servers.Server]:
+    """A plain one, for one test."""
+    with servers.redis_server() as server:
+        yield server
+
+
+def _started(programs: str, start: Callable[[], AbstractContextManager[Server]]) -> AbstractContextManager[Server]:
+    _require(programs)
+    return start()
+
+
+def _require(programs: str) -> None:
+    missing = [program for program in programs.split() if not shutil.which(program)]
+    if not missing:
+        return
     # A laptop without the server may skip; where servers are promised, a skipped test would be a lie.
-    reason = f"no {program} on PATH, and no CLAIMCHECK_TEST_* variable names a running server (see tests/servers.py)"
+    reason = f"no {' and no '.join(missing)} on PATH (which servers CLAIMCHECK_TEST_* may name: see tests/servers.py)"
     if SERVERS_REQUIRED:
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

@@ -42,6 +42,7 @@ class Medium:
             "GETRANGE": lambda: bulk(segment[int(command[2]) : int(command[3]) + 1]),
             "STRLEN": lambda: b":%d\r\n" % len(segment),
             "SET": lambda: b"+OK\r\n",
+            "EXISTS": lambda: b":%d\r\n" % (len(command) - 1),
         }
         odd = next(self.odd.get((name, i), iter(())), "as usual")
         if callable(odd):
@@ -263,7 +264,7 @@ class TestWriting:
 
         store.write(PAYLOAD)
 
-        sent = [int(command[1].rpartition(b"-")[2]) for command in server.asked]
+        sent = [int(command[1].rpartition(b"-")[2]) for command in server.asked if command[0] == b"SET"]
         assert sorted(set(sent)) == list(range(10))
         assert sent.count(i) == 2
         assert server.connections == 2
@@ -274,6 +275,21 @@ class TestWriting:
 
         with pytest.raises(StoreUnavailableError):
             store.write(PAYLOAD)
+
+    def test_of_a_server_that_came_back_empty_is_no_success(self, store, medium):
+        medium.answers("SET", 4, None)
+        medium.answers("EXISTS", 9, b":6\r\n")
+        medium.answers("EXISTS", 0, b":6\r\n")
+
+        with pytest.raises(StoreUnavailableError, match="lost segments"):
+            store.write(PAYLOAD)
+
+    def test_that_fails_has_its_large_segments_checksummed_all_the_same(self, server, medium):
+        """Sending breaks off in the middle of one; what is sent again has the checksum of the whole."""
+        payload = bytes(range(256)) * 20_000
+        medium.answers("SET", 1, None)
+        with RedisStore(url=server.url, segment_bytes=1_000_000) as store:
+            assert store.write(payload).checksum == crc32_of(payload)
 
     @pytest.mark.parametrize("i", [0, 4, 9])
     def test_a_refusal_ends_it(self, store, server, medium, i):

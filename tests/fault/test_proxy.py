@@ -1,0 +1,222 @@
+"""The tests of faults are worth what their proxy is: it breaks at the byte that was asked for, and nowhere else."""
+
+import socket
+import socketserver
+import threading
+import time
+
+import pytest
+
+from tests.fault.proxy import Proxy
+
+ANSWER = bytes(range(256)) * 400
+SIZE = len(ANSWER)
+
+
+class Talker(socketserver.ThreadingTCPServer):
+    """Writes down what it hears, and answers every line with a long one."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        self.heard = b""
+        self.ended = threading.Event()
+        super().__init__(("127.0.0.1", 0), Hearing)
+
+
+class Hearing(socketserver.BaseRequestHandler):
+    def handle(self):
+        try:
+            while data := self.request.recv(1 << 16):
+                self.server.heard += data
+                self.request.sendall(ANSWER * data.count(b"\n"))
+        except OSError:
+            pass
+        self.server.ended.set()
+
+
+@pytest.fixture
+def talker():
+    with Talker() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def proxy(talker):
+    with Proxy(*talker.server_address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def call(proxy):
+    """Connects through the proxy."""
+    made = []
+
+    def connect():
+        made.append(socket.create_connection(("127.0.0.1", proxy.port), timeout=10))
+        return made[-1]
+
+    yield connect
+    for line in made:
+        line.close()
+
+
+def hear(line, size=SIZE):
+    """Everything that comes, up to a size or to the end of the connection; and how it ended."""
+    heard = b""
+    try:
+        while len(heard) < size and (data := line.recv(size - len(heard))):
+            heard += data
+    except ConnectionResetError:
+        return heard, "reset"
+    return heard, "whole" if len(heard) == size else "cut"
+
+
+def ask(line, size=SIZE):
+    line.sendall(b"?\n")
+    return hear(line, size)
+
+
+def test_bytes_pass_both_ways(call, talker):
+    line = call()
+
+    assert ask(line) == ask(line) == (ANSWER, "whole")
+    assert talker.heard == b"?\n?\n"
+
+
+@pytest.mark.parametrize("count", [1, 1000, 65_536, 100_000, SIZE - 1])
+def test_answers_break_at_the_byte_and_only_once(call, proxy, count):
+    ask(call())
+    proxy.answers.break_after(count)
+
+    assert ask(call()) == (ANSWER[:count], "cut")
+    assert ask(call()) == (ANSWER, "whole")
+    assert proxy.connections == 3
+
+
+def test_the_count_runs_on_over_connections(call, proxy):
+    proxy.answers.break_after(SIZE + 10)
+
+    assert ask(call())[1] == "whole"
+    assert ask(call()) == (ANSWER[:10], "cut")
+
+
+def test_answers_break_as_often_as_is_asked(call, proxy):
+    proxy.answers.break_after(1000, times=2)
+
+    assert [len(ask(call())[0]) for _ in range(3)] == [1000, 1000, SIZE]
+
+
+def test_requests_break_at_the_byte(call, proxy, talker):
+    proxy.requests.break_after(5)
+    line = call()
+    line.sendall(b"0123456789\n")
+
+    assert hear(line)[0] == b""
+    assert talker.ended.wait(5)
+    assert talker.heard == b"01234"
+
+
+def test_a_break_may_be_a_reset(call, proxy):
+    proxy.answers.break_after(1000, reset=True)
+
+    assert ask(call()) == (ANSWER[:1000], "reset")
+
+
+def test_all_lines_are_cut_or_reset_on_demand(call, proxy):
+    first, second = call(), call()
+    ask(first), ask(second)
+
+    proxy.cut()
+    assert (hear(first), hear(second)) == ((b"", "cut"), (b"", "cut"))
+
+    third = call()
+    ask(third)
+    proxy.reset()
+    assert hear(third) == (b"", "reset")
+
+
+def test_answers_are_held_back(call, proxy):
+    go = proxy.answers.hold(after=10)
+    line = call()
+    line.settimeout(0.2)
+    line.sendall(b"?\n")
+
+    assert hear(line, 10) == (ANSWER[:10], "whole")
+    with pytest.raises(TimeoutError):
+        line.recv(1)
+
+    go.set()
+    line.settimeout(10)
+    assert hear(line, SIZE - 10) == (ANSWER[10:], "whole")
+
+
+def test_something_may_happen_at_a_byte(call, proxy):
+    seen = []
+    proxy.answers.at(1000, lambda: seen.append(proxy.answers.passed))
+
+    assert ask(call()) == (ANSWER, "whole")
+    assert seen == [1000]
+
+
+def test_one_byte_is_changed(call, proxy):
+    ask(call())
+    proxy.answers.flip(70_000)
+
+    heard, _ = ask(call())
+
+    assert [i for i, (a, b) in enumerate(zip(heard, ANSWER, strict=True)) if a != b] == [70_000]
+    assert ask(call()) == (ANSWER, "whole")
+
+
+def test_a_slow_lane_is_slow(call, proxy):
+    line = call()
+    proxy.answers.throttle(500_000)
+    began = time.monotonic()
+
+    assert ask(line) == (ANSWER, "whole")
+    assert time.monotonic() - began >= 0.2
+
+    proxy.answers.throttle(None)
+    assert ask(line) == (ANSWER, "whole")
+
+
+def test_lost_answers_were_heard_questions(call, proxy, talker):
+    proxy.lose_answers()
+
+    assert [ask(call()) for _ in range(2)] == [(b"", "cut")] * 2
+    assert talker.heard == b"?\n?\n"
+
+
+def test_a_dead_line_is_refused_until_it_comes_back_at_its_place(call, proxy):
+    line, port = call(), proxy.port
+    ask(line)
+    proxy.die()
+
+    assert hear(line) == (b"", "cut")
+    with pytest.raises(ConnectionRefusedError):
+        call()
+
+    proxy.revive()
+    assert proxy.port == port
+    assert ask(call()) == (ANSWER, "whole")
+
+
+def test_no_server_behind_it_is_an_end(call, proxy, talker):
+    talker.shutdown()
+    talker.server_close()
+
+    assert hear(call())[0] == b""
+
+
+def test_leaving_lets_go_what_is_held(talker):
+    with Proxy(*talker.server_address) as proxy:
+        proxy.answers.hold()
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as line:
+            line.sendall(b"?\n")
+            assert proxy.answers.passed == 0
+    assert not proxy._thread.is_alive()

@@ -1,0 +1,250 @@
+"""A cluster whose slots move, whose lines are lost and whose nodes die while payloads are written and read."""
+
+import contextlib
+import uuid
+
+import pytest
+import redis
+import redis.cluster
+
+from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
+from claimcheck.store import StoreContext
+from claimcheck.stores.redis import RedisStore
+from tests import servers
+from tests.fault.redis_rig import PAYLOAD
+from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_unavailable, content
+
+ALL_READINGS = pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
+
+
+class Slots:
+    """Moves the slot of one payload from the node that has it to another one, in the steps that Redis knows."""
+
+    def __init__(self, cluster):
+        self.nodes = [redis.Redis(port=node.port) for node in cluster.nodes]
+        self.ids = [node.execute_command("CLUSTER MYID").decode() for node in self.nodes]
+        self._moving = False
+
+    def begin(self, key):
+        """From now on the old owner asks clients to look for new keys at the new one."""
+        self.slot = redis.cluster.key_slot(key.encode())
+        self.old = next(i for i, node in enumerate(self.nodes) if self._owns(node, i))
+        self.new = (self.old + 1) % len(self.nodes)
+        self._moving = True
+        self._tell(self.new, "IMPORTING", self.ids[self.old])
+        self._tell(self.old, "MIGRATING", self.ids[self.new])
+
+    def move(self, *keys):
+        """Some keys lie at the new owner, while the slot is still the old one's."""
+        port = self.nodes[self.new].get_connection_kwargs()["port"]
+        for key in keys:
+            self.nodes[self.old].execute_command("MIGRATE", "127.0.0.1", port, key, 0, 5000)
+
+    def finish(self):
+        """The new owner it is, for whatever is there."""
+        left = self.nodes[self.old].execute_command("CLUSTER GETKEYSINSLOT", self.slot, 10_000)
+        self.move(*left)
+        for i in range(len(self.nodes)):
+            self._tell(i, "NODE", self.ids[self.new])
+        self._moving = False
+
+    def close(self):
+        if self._moving:  # a test that failed half way leaves the next one a whole cluster
+            self.finish()
+        for node in self.nodes:
+            node.close()
+
+    def _owns(self, node, i):
+        slots = node.execute_command("CLUSTER SLOTS")
+        return any(low <= self.slot <= high and owner[2].decode() == self.ids[i] for low, high, owner, *_ in slots)
+
+    def _tell(self, i, *what):
+        self.nodes[i].execute_command("CLUSTER", "SETSLOT", self.slot, *what)
+
+
+@pytest.fixture(scope="module")
+def cluster(redis_programs):
+    with servers.redis_cluster() as cluster:
+        yield cluster
+
+
+class TestMovingSlots:
+    @pytest.fixture
+    def slots(self, cluster):
+        with contextlib.closing(Slots(cluster)) as slots:
+            yield slots
+
+    @pytest.fixture
+    def known(self):
+        """A key's uuid that is known beforehand, and with it the slot of the next payload."""
+        return uuid.uuid4()
+
+    @pytest.fixture
+    def store(self, cluster, known):
+        fresh = [known]
+        with RedisStore(url=cluster.url, timeout_seconds=5) as store:
+            store.write(b"so that it knows where the slots are")
+            store.context = StoreContext(new_uuid=lambda: fresh.pop() if fresh else uuid.uuid4())
+            yield store
+            assert_healthy(store)
+
+    @ALL_READINGS
+    def test_read_after_the_move(self, store, slots, read):
+        pointer = store.write(PAYLOAD)
+        slots.begin(pointer.key)
+        slots.finish()
+
+        assert read(store, pointer) == PAYLOAD
+
+    @ALL_READINGS
+    @pytest.mark.parametrize("moved", [[0], [2, 3], [5], [0, 1, 2, 3, 4, 5], []])
+    def test_read_during_the_move(self, store, slots, read, moved):
+        pointer = store.write(PAYLOAD)
+        slots.begin(pointer.key)
+        slots.move(*(f"{pointer.key}-{i}" for i in moved))
+
+        assert read(store, pointer) == PAYLOAD
+
+        slots.finish()
+        assert read(store, pointer) == PAYLOAD
+
+    def test_moved_while_it_is_read(self, store, slots):
+        pointer = store.write(content(20 * MIB))
+
+        with store.open(pointer) as file:
+            got = file.read(MIB)
+            slots.begin(pointer.key)
+            got += file.read(MIB)
+            slots.finish()
+            assert got + file.read() == content(20 * MIB)
+
+    @ALL_READINGS
+    def test_gone_is_gone_during_the_move(self, store, slots, read):
+        pointer = store.write(PAYLOAD)
+        slots.begin(pointer.key)
+        slots.nodes[slots.old].delete(f"{pointer.key}-2")
+
+        with pytest.raises(PayloadNotFoundError, match="segment 2 of 6"):
+            read(store, pointer)
+        slots.finish()
+
+    @pytest.mark.parametrize("when", ["begin", "finish"])
+    def test_write_during_and_after_the_move(self, store, slots, known, when):
+        slots.begin(f"{{{known}}}")
+        if when == "finish":
+            slots.finish()
+        pointer = store.write(PAYLOAD)
+
+        assert f"{{{known}}}" in pointer.key
+        assert store.read(pointer) == PAYLOAD
+        if when == "begin":
+            slots.finish()
+        assert store.read(pointer) == PAYLOAD
+
+    @pytest.mark.parametrize("at", [0, MIB, 3 * MIB, 5 * MIB])
+    def test_moved_while_it_is_written(self, store, slots, known, at):
+        def move():
+            slots.begin(f"{{{known}}}")
+            slots.finish()
+
+        assert store.read(store.write(TriggerFile(PAYLOAD, move, at=at))) == PAYLOAD
+
+    @pytest.mark.parametrize("at", [0, MIB, 3 * MIB, 5 * MIB])
+    def test_on_the_move_while_it_is_written(self, store, slots, known, at):
+        pointer = store.write(TriggerFile(PAYLOAD, lambda: slots.begin(f"{{{known}}}"), at=at))
+
+        assert store.read(pointer) == PAYLOAD
+        slots.finish()
+        assert store.read(pointer) == PAYLOAD
+
+    def test_rollback_finds_all_segments_on_the_move(self, store, slots):
+        pointer = store.write(PAYLOAD)
+        slots.begin(pointer.key)
+        slots.move(*(f"{pointer.key}-{i}" for i in (1, 4)))
+
+        store.rollback(pointer)
+
+        slots.finish()
+        assert not any(node.exists(f"{pointer.key}-{i}") for node in slots.nodes[slots.new :][:1] for i in range(6))
+
+
+class TestClusterLines:
+    @pytest.fixture
+    def store(self, cluster):
+        with RedisStore(url=cluster.url, timeout_seconds=5, connect_timeout_seconds=1) as store:
+            store.write(b"so that connections are there")
+            yield store
+            assert_healthy(store)
+
+    @pytest.fixture
+    def hang_up(self, cluster):
+        def hang_up():
+            for node in cluster.nodes:
+                with redis.Redis(port=node.port) as client:
+                    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+        return hang_up
+
+    def test_lost_during_the_read(self, store, hang_up):
+        pointer = store.write(content(20 * MIB))
+
+        with store.open(pointer) as file:
+            got = file.read(MIB)
+            hang_up()
+            assert got + file.read() == content(20 * MIB)
+
+    @pytest.mark.parametrize("at", [0, MIB, 5 * MIB])
+    def test_lost_during_the_write(self, store, hang_up, at):
+        assert store.read(store.write(TriggerFile(PAYLOAD, hang_up, at=at))) == PAYLOAD
+
+    @ALL_READINGS
+    def test_lost_in_the_pool(self, store, hang_up, read):
+        pointer = store.write(PAYLOAD)
+        hang_up()
+
+        assert read(store, pointer) == PAYLOAD
+
+
+class TestDeadNode:
+    @pytest.fixture
+    def store(self, cluster):
+        with RedisStore(url=cluster.url, timeout_seconds=2, connect_timeout_seconds=1) as store:
+            yield store
+
+    def test_payloads_elsewhere_are_not_touched_and_its_own_come_later(self, store, cluster):
+        found = {owner(cluster, pointer.key): pointer for pointer in (store.write(PAYLOAD) for _ in range(30))}
+        assert len(found) == 3
+
+        with dead(cluster, cluster.nodes[0]) as (node,):
+            for port, pointer in found.items():
+                if port == node.port:
+                    assert_unavailable(lambda pointer=pointer: store.read(pointer))
+                else:
+                    assert store.read(pointer) == PAYLOAD
+
+        assert_healthy(store)
+
+    def test_killed_during_the_write(self, store, cluster):
+        with contextlib.ExitStack() as stack, pytest.raises(StoreUnavailableError) as caught:
+            store.write(TriggerFile(PAYLOAD, lambda: stack.enter_context(dead(cluster, *cluster.nodes))))
+
+        assert any("could not be removed" in note for note in caught.value.__notes__)
+        assert_healthy(store)
+
+
+@contextlib.contextmanager
+def dead(cluster, *nodes):
+    """Alive again afterwards, and part of a whole cluster."""
+    for node in nodes:
+        node.kill()
+    try:
+        yield nodes
+    finally:
+        for node in nodes:
+            node.start()
+        cluster.wait()
+
+
+def owner(cluster, key):
+    with redis.cluster.RedisCluster.from_url(cluster.node_url) as client:
+        return client.get_node_from_key(key).port

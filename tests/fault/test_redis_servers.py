@@ -1,0 +1,295 @@
+"""Servers that are killed, restarted, full, stopped, or not ours: what a store in Redis does then."""
+
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+import redis
+
+from claimcheck.errors import PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.stores.redis import RedisStore
+from tests import servers
+from tests.fault.redis_rig import PAYLOAD, SEGMENT
+from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_unavailable, content
+
+ALL_READINGS = pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
+
+
+class Rig:
+    """A store with one connection, on a server of its own."""
+
+    options = {"timeout_seconds": 1, "connect_timeout_seconds": 1}
+
+    @pytest.fixture
+    def url(self, own_redis):
+        return servers.redis_url(own_redis)
+
+    @pytest.fixture
+    def server(self, url):
+        with redis.Redis.from_url(url) as client:
+            yield client
+
+    @pytest.fixture
+    def store(self, url, own_redis):
+        with RedisStore(url=f"{url}?max_connections=1", **self.options) as store:
+            yield store
+
+    @pytest.fixture
+    def restart(self, own_redis):
+        def restart():
+            own_redis.kill()
+            own_redis.start()
+
+        return restart
+
+
+class TestKilled(Rig):
+    def test_before_the_write(self, store, own_redis):
+        store.write(b"so that a connection is there")
+        own_redis.kill()
+
+        assert_unavailable(lambda: store.write(PAYLOAD))
+
+        own_redis.start()
+        assert_healthy(store)
+
+    def test_during_the_write(self, store, own_redis):
+        assert_unavailable(lambda: store.write(TriggerFile(PAYLOAD, own_redis.kill)))
+
+        own_redis.start()
+        assert_healthy(store)
+
+    @ALL_READINGS
+    def test_before_the_read(self, store, own_redis, read):
+        pointer = store.write(PAYLOAD)
+        own_redis.kill()
+
+        assert_unavailable(lambda: read(store, pointer))
+
+        own_redis.start()
+        with pytest.raises(PayloadNotFoundError):  # it keeps nothing on disk
+            read(store, pointer)
+        assert_healthy(store)
+
+    def test_during_the_read(self, store, own_redis):
+        pointer = store.write(content(40 * MIB))
+
+        with store.open(pointer) as file:
+            file.read(MIB)
+            own_redis.kill()
+            assert_unavailable(file.read)
+            assert_unavailable(lambda: file.read(1))
+
+        own_redis.start()
+        assert_healthy(store)
+
+    def test_before_the_rollback(self, store, own_redis):
+        pointer = store.write(PAYLOAD)
+        own_redis.kill()
+
+        assert_unavailable(lambda: store.rollback(pointer))
+
+        own_redis.start()
+        store.rollback(pointer)
+        assert_healthy(store)
+
+
+class TestRestartedEmpty(Rig):
+    """A Redis that keeps nothing on disk comes back without what was acknowledged before."""
+
+    @pytest.mark.parametrize("at", [0, MIB, 3 * MIB, 5 * MIB])
+    def test_a_write_that_succeeds_can_be_read(self, store, restart, at):
+        try:
+            pointer = store.write(TriggerFile(PAYLOAD, restart, at=at))
+        except StoreUnavailableError:
+            pass
+        else:
+            assert store.read(pointer) == PAYLOAD
+        assert_healthy(store)
+
+    def test_a_read_finds_that_the_payload_is_gone(self, store, restart):
+        pointer = store.write(content(40 * MIB))
+
+        with store.open(pointer) as file:
+            got = bytearray(file.read(MIB))
+            restart()
+            with pytest.raises(PayloadNotFoundError):
+                while piece := file.read(MIB):
+                    got += piece
+
+        assert got == content(40 * MIB)[: len(got)]
+        assert_healthy(store)
+
+    def test_in_between_nobody_notices(self, store, restart):
+        for _ in range(2):
+            assert_healthy(store)
+            restart()
+        assert_healthy(store)
+
+
+class TestRestartedWithAll(Rig):
+    """A Redis that writes everything down comes back as it was, and payloads go on where they stopped."""
+
+    @pytest.fixture
+    def own_redis(self, redis_programs):
+        with servers.redis_server("--appendonly", "yes", "--appendfsync", "always") as server:
+            yield server
+
+    @pytest.mark.parametrize("at", [0, MIB, 3 * MIB, 5 * MIB])
+    def test_a_write_goes_on(self, store, restart, at):
+        assert store.read(store.write(TriggerFile(PAYLOAD, restart, at=at))) == PAYLOAD
+
+    def test_a_read_goes_on(self, store, restart):
+        pointer = store.write(content(40 * MIB))
+
+        with store.open(pointer) as file:
+            got = file.read(MIB)
+            restart()
+            assert got + file.read() == content(40 * MIB)
+
+
+class TestFull(Rig):
+    @pytest.fixture
+    def own_redis(self, redis_programs):
+        with servers.redis_server("--maxmemory", "16mb", "--maxmemory-policy", "noeviction") as server:
+            yield server
+
+    @pytest.mark.parametrize("source", [bytes, lambda size: TriggerFile(bytes(size), lambda: None)])
+    def test_in_the_middle_of_a_payload_leaves_nothing(self, store, server, source):
+        for _ in range(5):
+            with pytest.raises(StoreError, match="maxmemory") as caught:
+                store.write(source(32 * MIB))
+
+            assert type(caught.value) is StoreError
+            assert not hasattr(caught.value, "__notes__")
+            assert server.dbsize() == 0
+        assert_healthy(store)
+
+    def test_what_was_there_before_stays(self, store):
+        pointer = store.write(PAYLOAD)
+        with pytest.raises(StoreError, match="maxmemory"):
+            store.write(bytes(32 * MIB))
+
+        assert store.read(pointer) == PAYLOAD
+
+
+class TestEvicting(Rig):
+    @pytest.fixture
+    def own_redis(self, redis_programs):
+        with servers.redis_server("--maxmemory", "16mb", "--maxmemory-policy", "allkeys-lru") as server:
+            yield server
+
+    def test_a_payload_is_whole_or_gone(self, store, server, caplog):
+        pointers = [store.write(PAYLOAD) for _ in range(6)]
+        found = []
+        for pointer in pointers:
+            with contextlib.suppress(PayloadNotFoundError):
+                assert store.read(pointer) == PAYLOAD
+                found.append(pointer)
+
+        assert 0 < len(found) < 6
+        assert caplog.text.count("allkeys-lru") == 1
+
+    def test_a_payload_larger_than_all_memory_is_gone_at_once(self, store):
+        """The server says yes to every segment: only a reader can tell."""
+        with pytest.raises(PayloadNotFoundError):
+            store.read(store.write(content(32 * MIB)))
+        assert_healthy(store)
+
+
+class TestRefusing(Rig):
+    def test_wrong_password_is_not_worth_trying_again(self, server, url):
+        server.config_set("requirepass", "right")
+
+        with RedisStore(url=url.replace("//", "//:hunter2@")) as store, pytest.raises(StoreError) as caught:
+            store.write(b"payload")
+
+        assert not caught.value.retryable
+        assert not hasattr(caught.value, "__notes__")
+        assert "hunter2" not in str(caught.value)
+
+    def test_a_replica_takes_no_payload_for_now(self, server, store, own_redis):
+        server.replicaof("127.0.0.1", 1)
+
+        assert_unavailable(lambda: store.write(PAYLOAD))
+
+        server.replicaof("NO", "ONE")
+        assert_healthy(store)
+
+    def test_too_many_clients_are_too_many_for_now(self, server, store):
+        server.config_set("maxclients", 1)
+
+        assert_unavailable(lambda: store.write(PAYLOAD))
+
+        server.config_set("maxclients", 100)
+        assert_healthy(store)
+
+    def test_a_user_who_may_not_write_is_refused_for_good(self, server, store):
+        server.acl_setuser("default", enabled=True, nopass=True, keys=["*"], categories=["+@all"], commands=["-set"])
+
+        with pytest.raises(StoreError, match="no permissions") as caught:
+            store.write(PAYLOAD)
+
+        assert not caught.value.retryable
+        assert server.dbsize() == 0
+
+    def test_a_pause_is_waited_for(self, server, store):
+        server.client_pause(200)
+
+        assert store.read(store.write(PAYLOAD)) == PAYLOAD
+
+
+class TestStopped(Rig):
+    def test_is_waited_for_once_by_a_writer(self, store, own_redis, server, caplog):
+        with stopped(own_redis.pid), once():
+            error = assert_unavailable(lambda: store.write(bytes(100)))
+
+        assert not hasattr(error, "__notes__")
+        assert caplog.text == ""
+        assert server.dbsize() == 0
+        assert_healthy(store)
+
+    def test_leaves_what_it_may_have_heard_to_its_expiry(self, store, own_redis, server):
+        """On a connection that was there already, it may be on its way: undoing it is tried, and waits, too."""
+        store.write(b"so that a connection is there")
+        with stopped(own_redis.pid):
+            error = assert_unavailable(lambda: store.write(bytes(100)))
+
+        assert ["could not be removed" in note for note in error.__notes__] == [True]
+        assert all(server.pttl(key) > 0 for key in server.scan_iter())
+        assert_healthy(store)
+
+    @ALL_READINGS
+    def test_is_waited_for_once_by_a_reader(self, store, own_redis, read):
+        pointer = store.write(content(2 * SEGMENT))
+        with stopped(own_redis.pid), once():
+            assert_unavailable(lambda: read(store, pointer))
+
+        assert read(store, pointer) == content(2 * SEGMENT)
+
+    def test_encrypted_line_to_a_plain_redis_is_waited_for_once(self, url, caplog):
+        encrypted = RedisStore(url=url.replace("redis://", "rediss://"), **self.options)
+        with encrypted as store, once(), pytest.raises(StoreError) as caught:
+            store.write(bytes(100))
+
+        assert not hasattr(caught.value, "__notes__")
+        assert caplog.text == ""
+
+
+@contextlib.contextmanager
+def stopped(process):
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def once():
+    """It takes no longer than one time-out of a second."""
+    began = time.monotonic()
+    yield
+    assert 0.9 < time.monotonic() - began < 1.8
