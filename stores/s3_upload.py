@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import logging
-import zlib
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from operator import itemgetter
 from typing import Any
 
-__all__ = ["Upload", "ViewFile"]
+from .s3_body import ViewFile
+from .s3_errors import client_error, code_of
+
+__all__ = ["Upload"]
 
 _log = logging.getLogger(__name__)
-
-
-class ViewFile(io.RawIOBase):
-    """A read-only file over bytes in memory that copies nothing and can be read again when the SDK retries."""
-
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-        self._position = 0
-
-    def __len__(self) -> int:
-        return len(self._view)
-
-    def readable(self) -> bool:
-        """Always true."""
-        return True
-
-    def seekable(self) -> bool:
-        """Always true."""
-        return True
-
-    def tell(self) -> int:
-        """Bytes from the start."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a place, as files do."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._view)}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def read(self, size: int | None = -1, /) -> Any:
-        """Return up to ``size`` bytes as a view; without a size, which no sender asks for, the rest as ``bytes``."""
-        whole = size is None or size < 0
-        piece = self._view[self._position : None if whole else self._position + (size or 0)]
-        self._position += len(piece)
-        return bytes(piece) if whole else piece
+_LATE_ABORTS = 2
+_LATE_SECONDS = 0.1
 
 
 class Upload:
@@ -66,8 +34,10 @@ class Upload:
         self._place = {"Bucket": bucket, "Key": key}
         self._parallel_parts = parallel_parts
         self._parts: list[dict[str, Any]] = []
+        self._checksums: list[tuple[int, int, int]] = []
+        self._lost = False  # whether a part may be on its way still
 
-    def run(self, pieces: Iterable[memoryview], *, complete: Callable[[Callable[..., Any]], None]) -> None:
+    def run(self, pieces: Iterable[memoryview], *, complete: Callable[[Callable[..., Any]], Any]) -> None:
         """Send all pieces as parts.
 
         Args:
@@ -86,9 +56,13 @@ class Upload:
             self._abort(error)
             raise
 
-    def _complete(self, **more: Any) -> None:
-        parts = sorted(self._parts, key=lambda part: int(part["PartNumber"]))
-        self._client.complete_multipart_upload(**self._place, MultipartUpload={"Parts": parts}, **more)
+    def checksums(self) -> list[tuple[int, int]]:
+        """Give the checksum and the size of each part, in order."""
+        return [(crc32, size) for _, crc32, size in sorted(self._checksums)]
+
+    def _complete(self, **more: Any) -> Any:
+        parts = sorted(self._parts, key=itemgetter("PartNumber"))
+        return self._client.complete_multipart_upload(**self._place, MultipartUpload={"Parts": parts}, **more)
 
     def _send(self, pieces: Iterable[memoryview]) -> None:
         """A part that is still in flight when an abort comes would stay, so leaving waits for all of them."""
@@ -107,18 +81,34 @@ class Upload:
                 raise
 
     def _send_part(self, number: int, piece: memoryview) -> None:
-        checksum = base64.b64encode(zlib.crc32(piece).to_bytes(4, "big")).decode()
-        answer = self._client.upload_part(
-            **self._place, PartNumber=number, Body=ViewFile(piece), ChecksumCRC32=checksum
-        )
-        self._parts.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": checksum})
+        body = ViewFile(piece)
+        try:
+            answer = self._client.upload_part(**self._place, PartNumber=number, Body=body, ChecksumCRC32=body.checksum)
+        except BaseException:
+            self._lost = True
+            raise
+        self._parts.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": body.checksum})
+        self._checksums.append((number, body.crc32, len(body)))
 
     def _abort(self, error: BaseException) -> None:
-        try:
-            self._client.abort_multipart_upload(**self._place)
-        except Exception as second:
+        """A part whose connection was lost may arrive after an abort, and stay until the next one."""
+        second = self._try_abort()
+        for _ in range(_LATE_ABORTS if self._lost else 0):
+            if second is None or isinstance(second, client_error()):  # a server that is not there is asked once
+                time.sleep(_LATE_SECONDS)
+                second = self._try_abort()
+        if second is not None:
             _log.warning("could not abort the upload of %r: %s", self._place["Key"], type(second).__name__)
             error.add_note("and its parts could not be removed: they stay until a lifecycle rule aborts the upload")
+
+    def _try_abort(self) -> Exception | None:
+        try:
+            self._client.abort_multipart_upload(**self._place)
+        except client_error() as error:
+            return None if code_of(error) in ("NoSuchUpload", "404") else error
+        except Exception as error:
+            return error
+        return None
 
 
 def _first_landed(flying: set[Future[None]]) -> set[Future[None]]:

@@ -1,0 +1,60 @@
+"""The same promises by another engine: in memory, in a folder, and on a real S3 server."""
+
+import uuid
+from typing import ClassVar
+
+import obstore
+import pytest
+
+from claimcheck.stores import obstore_client
+from claimcheck.testing import StoreConformance
+from tests.conformance.s3_medium import PART_BYTES, S3Conformance
+
+
+class TestObstoreInMemory(StoreConformance):
+    skip: ClassVar = {"test_large_payload_in_bounded_memory": "memory is where its payloads rest"}
+
+    @pytest.fixture
+    def options(self):
+        self.objects = obstore_client._memory()
+        return {"type": "obstore", "url": f"memory:///{uuid.uuid4()}", "ttl_seconds": 600}
+
+    def peek(self, pointer):
+        try:
+            return obstore.get(self.objects, pointer.key).bytes().to_bytes()
+        except FileNotFoundError:
+            return None
+
+    def damage(self, pointer, payload):
+        if payload is None:
+            obstore.delete(self.objects, pointer.key)
+        else:
+            obstore.put(self.objects, pointer.key, payload)
+
+
+class TestObstoreInAFolder(StoreConformance):
+    memory_bytes = S3Conformance.memory_bytes
+
+    @pytest.fixture
+    def options(self, tmp_path):
+        self.root = tmp_path / "made at first use"
+        sizes = {"part_bytes": PART_BYTES, "single_put_bytes": 1 << 20}
+        return {"type": "obstore", "url": self.root.as_uri(), "ttl_seconds": 600, **sizes}
+
+    def peek(self, pointer):
+        """Unfinished files count: nothing may be left but complete payloads."""
+        found = [path for path in self.root.glob("*") if pointer.key in path.name]
+        return found[0].read_bytes() if found else None
+
+    def damage(self, pointer, payload):
+        (self.root / pointer.key).unlink()
+        if payload is not None:
+            (self.root / pointer.key).write_bytes(payload)
+
+
+class TestObstoreOnS3(S3Conformance):
+    @pytest.fixture
+    def options(self, s3_server, s3_bucket):
+        options = self.medium(s3_server.endpoint_url, s3_bucket)
+        place = f"s3://{options.pop('bucket')}/{options.pop('prefix')}"
+        return {**options, "type": "obstore", "url": place}

@@ -1,0 +1,63 @@
+"""An S3 store behind a proxy that knows requests; after each test it must be found in good health."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import pytest
+
+from claimcheck.store import StoreContext
+from claimcheck.stores.s3 import S3Store
+from tests.fault.http_proxy import HttpProxy
+from tests.fault.rig import MIB, assert_healthy, content
+from tests.real.process import wait_until
+
+PART = 5 * MIB
+SMALL = content(3 * MIB)  # goes in one request
+LARGE = content(2 * PART + 2 * MIB)  # goes in three parts
+
+
+class S3Line:
+    """Fixtures; whatever the tests leave in the bucket that no test speaks of fails them.
+
+    Attributes:
+        options: Of the store.
+    """
+
+    options: ClassVar[dict[str, Any]] = {"part_bytes": PART, "single_put_bytes": PART, "timeout_seconds": 5}
+
+    @pytest.fixture
+    def bucket(self, s3_back_door, s3_bucket):
+        """The back door."""
+        return s3_back_door.Bucket(s3_bucket)
+
+    @pytest.fixture
+    def proxy(self, s3_server):
+        place = urlsplit(s3_server.endpoint_url)
+        with HttpProxy(place.hostname, place.port) as proxy:
+            yield proxy
+
+    @pytest.fixture
+    def store(self, proxy, s3_bucket, monkeypatch):
+        monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))  # between tries
+        store = S3Store(bucket=s3_bucket, endpoint_url=proxy.url, **self.options)
+        store.context = StoreContext(name="cold")
+        yield store
+        proxy.free()
+        assert_healthy(store)
+        assert proxy.live <= 8, "one, and a few for parts that were sent side by side"
+        store.close()
+        if proxy.live:
+            gc.collect()  # the vendor's pool hangs up when nobody knows it any more, and the traceback of an error does
+        wait_until(lambda: proxy.live == 0, "closing leaves no connection")
+
+
+def left(bucket):
+    """What is in a bucket: keys of objects, and uploads that were never finished."""
+    return [found.key for found in bucket.objects.all()], [upload.id for upload in bucket.multipart_uploads.all()]
+
+
+NOTHING: tuple[list[str], list[str]] = ([], [])

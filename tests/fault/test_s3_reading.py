@@ -1,0 +1,211 @@
+"""Requests that are refused, torn, late or falsified while a payload is read from S3: whole, or an error says why."""
+
+import contextlib
+import time
+from urllib.parse import urlsplit
+
+import pytest
+
+from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.stores.s3 import S3Store
+from tests.fault.proxy import Proxy
+from tests.fault.rig import MIB, READINGS, assert_unavailable, content
+from tests.fault.s3_rig import S3Line
+
+PAYLOAD = content(6 * MIB)
+ALL_READINGS = pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
+ALL_PLACES = pytest.mark.parametrize(
+    "place", [0, 1000, 3 * MIB, len(PAYLOAD) - 1], ids=["nothing", "first", "middle", "last"]
+)
+ALL_ENDS = pytest.mark.parametrize("reset", [False, True], ids=["cut", "reset"])
+CHANGES = {
+    "shorter by one": lambda data: data[:-1],
+    "shorter by half": lambda data: data[: len(data) // 2],
+    "longer by one": lambda data: data + b"x",
+    "nothing": lambda data: b"",
+    "one byte": lambda data: data[:1000] + bytes([data[1000] ^ 1]) + data[1001:],
+    "the last byte": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+}
+
+
+class Reading(S3Line):
+    """A payload that was written in one request is written sooner; it is read in no other way."""
+
+    options = {**S3Line.options, "single_put_bytes": 64 * MIB}
+
+    @pytest.fixture
+    def pointer(self, store):
+        return store.write(PAYLOAD)
+
+
+class TestRefused(Reading):
+    @ALL_READINGS
+    @pytest.mark.parametrize("status", [500, 503])
+    def test_twice_is_asked_again(self, store, proxy, pointer, read, status):
+        proxy.fail("get", status=status, times=2)
+
+        assert read(store, pointer) == PAYLOAD
+
+    @ALL_READINGS
+    def test_for_ever_is_an_error(self, store, proxy, pointer, read):
+        proxy.fail("get", status=503, times=None)
+
+        assert_unavailable(lambda: read(store, pointer))
+
+    @ALL_READINGS
+    def test_for_want_of_rights_is_not_tried_again(self, store, proxy, pointer, read):
+        proxy.fail("get", status=403, times=None)
+
+        with pytest.raises(StoreError) as caught:
+            read(store, pointer)
+
+        assert not caught.value.retryable
+        assert not isinstance(caught.value, PayloadNotFoundError)
+
+
+class TestTorn(Reading):
+    @ALL_READINGS
+    @ALL_PLACES
+    @ALL_ENDS
+    def test_once_is_whole_or_an_error_that_says_perhaps_later(self, store, proxy, pointer, read, place, reset):
+        proxy.fail("get", break_answer=place, reset=reset)
+        try:
+            assert read(store, pointer) == PAYLOAD
+        except StoreUnavailableError:
+            assert read(store, pointer) == PAYLOAD
+
+    @ALL_READINGS
+    @pytest.mark.parametrize("place", [0, 1000])
+    def test_for_ever_is_an_error(self, store, proxy, pointer, read, place):
+        proxy.fail("get", break_answer=place, times=None)
+
+        assert_unavailable(lambda: read(store, pointer))
+
+    @ALL_READINGS
+    def test_unanswered_is_asked_again(self, store, proxy, pointer, read):
+        proxy.fail("get", lose_answer=True)
+
+        assert read(store, pointer) == PAYLOAD
+
+    @ALL_READINGS
+    def test_changed_on_the_way_is_noticed(self, store, proxy, pointer, read):
+        proxy.fail("get", flip_answer=MIB)
+
+        with pytest.raises(IntegrityError):
+            read(store, pointer)
+
+        assert read(store, pointer) == PAYLOAD
+
+    def test_a_reader_that_stops_early_costs_no_connection(self, store, proxy, pointer):
+        for _ in range(10):
+            with store.open(pointer) as file:
+                assert file.read(10) == PAYLOAD[:10]
+
+
+class TestLate(Reading):
+    options = {**Reading.options, "timeout_seconds": 0.4}
+
+    @ALL_READINGS
+    def test_silence_is_waited_for_and_no_longer(self, store, proxy, pointer, read):
+        faults = [proxy.fail("get", hold_answer=2 * MIB) for _ in range(20)]
+        began = time.monotonic()
+
+        assert_unavailable(lambda: read(store, pointer))
+
+        assert time.monotonic() - began < 3 * 0.4 + 1, "three tries at most"
+        for fault in faults:
+            fault.go.set()
+
+
+class TestDamaged(Reading):
+    @ALL_READINGS
+    def test_gone(self, store, bucket, pointer, read):
+        bucket.Object(pointer.key).delete()
+
+        with pytest.raises(PayloadNotFoundError):
+            read(store, pointer)
+
+    @ALL_READINGS
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_changed(self, store, bucket, pointer, read, change):
+        bucket.Object(pointer.key).put(Body=CHANGES[change](PAYLOAD))
+
+        with pytest.raises(IntegrityError):
+            read(store, pointer)
+
+    def test_gone_while_it_is_read_is_whole_or_gone(self, store, bucket, pointer):
+        with store.open(pointer) as file:
+            got = file.read(MIB)
+            bucket.Object(pointer.key).delete()
+            with contextlib.suppress(PayloadNotFoundError):
+                assert got + file.read() == PAYLOAD
+
+    def test_no_bucket(self, s3_server, pointer):
+        with S3Store(bucket="nobody-made-this-one", endpoint_url=s3_server.endpoint_url) as store:
+            store.context = type(store.context)(name="cold")
+            with pytest.raises(StoreError) as caught:
+                store.read(pointer)
+        assert not isinstance(caught.value, StoreUnavailableError)
+
+
+class TestBareLine(Reading):
+    """A line that knows nothing of requests."""
+
+    @pytest.fixture
+    def line(self, s3_server):
+        place = urlsplit(s3_server.endpoint_url)
+        with Proxy(place.hostname, place.port) as line:
+            yield line
+
+    @pytest.fixture
+    def far(self, line, s3_bucket, store):
+        options = {**self.options, "timeout_seconds": 1}
+        with S3Store(bucket=s3_bucket, endpoint_url=f"http://127.0.0.1:{line.port}", **options) as far:
+            far.context = store.context
+            yield far
+
+    @ALL_READINGS
+    def test_dead_before_the_read(self, far, line, pointer, read):
+        line.die()
+
+        assert_unavailable(lambda: read(far, pointer))
+
+        line.revive()
+        assert read(far, pointer) == PAYLOAD
+
+    @ALL_READINGS
+    def test_dead_during_the_read(self, far, line, pointer, read):
+        line.answers.at(3 * MIB, line.die)
+
+        assert_unavailable(lambda: read(far, pointer))
+
+        line.revive()
+        assert read(far, pointer) == PAYLOAD
+
+    @ALL_READINGS
+    @pytest.mark.parametrize("place", [100, 2 * MIB, 6 * MIB - 1000])
+    @ALL_ENDS
+    def test_torn_at_any_byte(self, far, line, pointer, read, place, reset):
+        line.answers.break_after(place, reset=reset)
+        try:
+            assert read(far, pointer) == PAYLOAD
+        except StoreUnavailableError:
+            assert read(far, pointer) == PAYLOAD
+
+    def test_slower_than_the_timeout_in_all_but_never_silent_is_whole(self, far, line):
+        pointer = far.write(content(3 * MIB))
+        line.answers.throttle(2 * MIB)
+        began = time.monotonic()
+
+        assert far.read(pointer) == content(3 * MIB)
+        assert time.monotonic() - began > 1.2
+
+    @ALL_READINGS
+    def test_changed_words_are_an_error_or_the_truth(self, far, line, pointer, read):
+        """Some bytes of the answer's head."""
+        for offset in range(0, 330, 30):
+            line.answers.flip(offset)
+            with contextlib.suppress(StoreError):
+                assert read(far, pointer) == PAYLOAD
+            line.free()
+        assert read(far, pointer) == PAYLOAD

@@ -1,0 +1,268 @@
+"""What the engine of obstore is asked to do; tests/conformance has the rest."""
+
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+import claimcheck
+from claimcheck.errors import (
+    IntegrityError,
+    KeyTakenError,
+    PayloadError,
+    StoreError,
+    StoreUnavailableError,
+)
+from claimcheck.store import StoreContext
+from claimcheck.stores.obstore import ObstoreStore
+from claimcheck.testing.payloads import Breaking, Unseekable, Zeros
+from tests.unit.tiny_s3 import Answer, TinyS3
+
+MIB = 1 << 20
+PART = 5 * MIB
+PAYLOAD = os.urandom(2 * MIB + 17)
+LARGE = os.urandom(3 * PART + 1000)
+
+
+@pytest.fixture
+def server():
+    with TinyS3() as server:
+        yield server
+
+
+@pytest.fixture
+def open_store(server):
+    opened = []
+
+    def build(**options):
+        place = {"url": "s3://b/claims", "endpoint_url": server.url, "region_name": "eu-west-1"}
+        store = ObstoreStore(**{**place, "part_bytes": PART, "single_put_bytes": PART, **options})
+        store.context = StoreContext(name="cold")
+        opened.append(store)
+        return store
+
+    yield build
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_store):
+    return open_store()
+
+
+class TestRequests:
+    def test_single_put(self, server, store):
+        pointer = store.write(PAYLOAD, destination="orders")
+
+        (request,) = server.requests
+        assert (request.method, request.path, request.body) == ("PUT", f"/b/{pointer.key}", PAYLOAD)
+        assert request.headers["if-none-match"] == "*"
+        assert request.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+        assert "/eu-west-1/s3/" in request.headers["authorization"]
+        assert pointer.key.startswith("claims/orders-")
+        assert pointer.checksum == f"crc32:{zlib.crc32(PAYLOAD):08x}"
+
+    def test_single_delete(self, server, store):
+        pointer = store.write(b"payload")
+        store.rollback(pointer)
+
+        assert [request.method for request in server.requests] == ["PUT", "DELETE"]
+        assert server.requests[1].path == f"/b/{pointer.key}"
+
+    @pytest.mark.parametrize("payload", [LARGE, Unseekable(Zeros(len(LARGE)))], ids=["bytes", "pipe"])
+    def test_parts(self, server, store, payload):
+        pointer = store.write(payload)
+
+        assert [request.method for request in server.requests] == ["POST", *["PUT"] * 4, "POST"]
+        assert sorted(len(request.body) for request in server.requests)[-4:] == [1000, PART, PART, PART]
+        assert store.read(pointer) == server.objects[f"/b/{pointer.key}"]
+        assert pointer.size == len(LARGE)
+
+    def test_short_pipe_is_a_single_put(self, server, store):
+        pointer = store.write(Unseekable(Zeros(1000)))
+
+        assert [request.method for request in server.requests] == ["PUT"]
+        assert store.read(pointer) == bytes(1000)
+
+    def test_ranges(self, server, store):
+        pointer = store.write(PAYLOAD)
+
+        assert store.read_range(pointer, 10, 20) == PAYLOAD[10:30]
+        assert server.requests[-1].headers["range"] == "bytes=10-29"
+
+    def test_parts_side_by_side(self, server, open_store):
+        store = open_store(parallel_gets=3)
+        pointer = store.write(LARGE)
+        server.requests.clear()
+
+        assert store.read(pointer) == LARGE
+        assert sorted(server.said("range")) == sorted(
+            f"bytes={start}-{min(start + PART, len(LARGE)) - 1}" for start in range(0, len(LARGE), PART)
+        )
+
+    def test_small_payload_is_one_request_and_a_byte_more(self, server, store):
+        pointer = store.write(b"payload")
+
+        assert store.read(pointer) == b"payload"
+        assert server.requests[-1].headers["range"] == "bytes=0-7"
+        server.objects[f"/b/{pointer.key}"] = b"payload and more"
+        with pytest.raises(IntegrityError):
+            store.read(pointer)
+
+
+class TestEndpoint:
+    def test_the_environment_names_another_one(self, server, open_store, monkeypatch):
+        for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+            monkeypatch.setenv(name, "http://127.0.0.1:1")
+        monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
+        store = open_store()
+
+        assert store.read(store.write(PAYLOAD)) == PAYLOAD
+        assert {request.path.split("/")[1] for request in server.requests} == {"b"}
+
+    @pytest.mark.parametrize("status", [301, 302, 307, 308])
+    @pytest.mark.parametrize("payload", [b"payload", LARGE], ids=["single", "parts"])
+    def test_payloads_are_never_sent_elsewhere(self, server, store, status, payload):
+        with TinyS3() as elsewhere:
+            begun = [Answer(200, body=b"<X><UploadId>u</UploadId></X>")] if payload is LARGE else []
+            server.answers += begun + [Answer(status, headers={"Location": f"{elsewhere.url}/b/x"})] * 20
+
+            with pytest.raises(StoreError):
+                store.write(payload)
+
+            assert not [request for request in elsewhere.requests if request.body]
+
+
+class TestTries:
+    @pytest.mark.parametrize("first", [Answer(503, "SlowDown"), Answer(500, "InternalError")])
+    def test_again_after_a_refusal(self, server, store, first):
+        server.answers += [first, first]
+
+        pointer = store.write(PAYLOAD)
+
+        assert [request.body == PAYLOAD for request in server.requests] == [True] * 3
+        server.answers += [first, first]
+        assert store.read(pointer) == PAYLOAD
+
+    def test_its_own_object_is_known_when_an_answer_was_lost(self, server, store):
+        server.answers += [Answer(500, "InternalError"), Answer(412, "PreconditionFailed")]
+
+        pointer = store.write(b"payload")
+
+        assert pointer.size == 7
+        assert len(server.requests) == 2
+
+    def test_somebody_elses_object_is_left_alone(self, server, store):
+        server.answers += [Answer(412, "PreconditionFailed")]
+
+        with pytest.raises(KeyTakenError):
+            store.write(b"payload")
+
+        assert [request.method for request in server.requests] == ["PUT"]
+
+    def test_does_without_the_condition_where_the_server_knows_none(self, server, store):
+        server.answers += [Answer(501, "NotImplemented")] * 3
+
+        store.write(b"payload")
+        store.write(b"payload")
+
+        assert server.said("if-none-match") == ["*", "*", "*", None, None]
+
+    def test_may_be_told_to_overwrite(self, server, open_store):
+        open_store(conditional=False).write(b"payload")
+
+        assert server.said("if-none-match") == [None]
+
+    @pytest.mark.parametrize("after", [0, 1, MIB, len(PAYLOAD) - 1])
+    def test_a_torn_download_is_whole_or_unavailable(self, server, store, after):
+        pointer = store.write(PAYLOAD)
+        headers = {"ETag": '"e"', "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
+        server.answers += [Answer(200, headers=headers, body=PAYLOAD, hang_up_after=after)]
+        try:
+            assert store.read(pointer) == PAYLOAD
+        except StoreUnavailableError:
+            assert store.read(pointer) == PAYLOAD
+
+
+class TestUploads:
+    @pytest.mark.parametrize("error", [OSError("the disk is on fire"), KeyboardInterrupt(), None])
+    def test_are_completed_and_removed_when_the_payload_fails(self, server, store, error):
+        """An abort would overtake the parts that are on their way, and a real server would keep them."""
+        with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else PayloadError):
+            store.write(Breaking(5 * PART, error))
+
+        assert [request.method for request in server.requests][-2:] == ["POST", "DELETE"]
+        assert server.objects == {}
+
+    @pytest.mark.parametrize("method", ["PUT", "POST"])
+    def test_are_aborted_when_the_server_refuses(self, server, store, method):
+        """A part, or to put them together."""
+        refuse(server, lambda request: request.method == method and "uploads" not in request.query)
+
+        with pytest.raises(StoreError, match=f"{method}.* 403 "):
+            store.write(LARGE)
+
+        assert "u" in [request.query.get("uploadId") for request in server.requests if request.method == "DELETE"]
+
+    def test_say_so_when_they_cannot_be_aborted(self, server, store):
+        refuse(server, lambda request: request.method in ("PUT", "DELETE"))
+
+        with pytest.raises(StoreError) as caught:
+            store.write(LARGE)
+
+        assert any("lifecycle rule" in note for note in caught.value.__cause__.__notes__)
+
+
+def refuse(server, condition):
+    answer = server.answer
+    server.answer = lambda request: Answer(403, "AccessDenied") if condition(request) else answer(request)
+
+
+FORKING = """
+import os, sys
+import claimcheck
+claimcheck.__path__.append(sys.argv[1])  # a bare checkout keeps stores/ beside the package
+from claimcheck.errors import StoreError
+from claimcheck.stores.obstore import ObstoreStore
+used = ObstoreStore(url="memory:///")
+if sys.argv[2] == "used":
+    pointer = used.write(b"payload")
+child = os.fork()
+if not child:
+    try:
+        print(used.read(used.write(b"of the child")), flush=True)
+    except StoreError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(used.read(used.write(b"of the parent")))
+"""
+
+
+class TestProcesses:
+    @pytest.mark.parametrize(
+        ("before", "expected"),
+        [("used", "does not work any more: use the store in the new processes"), ("", "b'of the child'")],
+    )
+    def test_a_forked_one_does_not_wait_for_ever(self, before, expected):
+        root = str(Path(claimcheck.__path__[0]).parent)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", FORKING, root, before],
+            env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=True, timeout=30,
+        )  # fmt: skip
+
+        first, second = done.stdout.splitlines()
+        assert expected in first
+        assert second == "b'of the parent'"
+
+    def test_connections_are_made_anew_after_closing(self, store):
+        first = store._objects()
+        pointer = store.write(b"payload")
+        store.close()
+
+        assert store.read(pointer) == b"payload"
+        assert store._objects() is not first

@@ -1,0 +1,187 @@
+"""As much of an S3 server as a test needs: remembers every request, and answers wrongly when it is told to."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import re
+import threading
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+__all__ = ["Answer", "Request", "TinyS3"]
+
+
+@dataclass
+class Request:
+    """What came over the line."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Answer:
+    """What goes back; without a status nothing does: the server hangs up."""
+
+    status: int = 0
+    code: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    hang_up_after: int | None = None
+
+
+class TinyS3:
+    """A context manager.
+
+    Args:
+        frames: What it does with bodies in frames: ``confirm`` their checksum, decode them and say ``nothing``,
+            ``store`` them as they are, or ``refuse`` them.
+
+    Attributes:
+        url: For clients.
+        requests: All that came.
+        objects: By path.
+        answers: What the next requests get, whatever they ask for; popped from the front.
+    """
+
+    def __init__(self, *, frames: str = "confirm") -> None:
+        self.frames = frames
+        self.requests: list[Request] = []
+        self.objects: dict[str, bytes] = {}
+        self.parts: dict[int, bytes] = {}
+        self.answers: list[Answer] = []
+        self.connections = 0
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.daemon_threads = True
+        self._server.tiny = self  # type: ignore[attr-defined]
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def said(self, name: str) -> list[str | None]:
+        """A header of all requests."""
+        return [request.headers.get(name) for request in self.requests]
+
+    def __enter__(self) -> TinyS3:
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def answer(self, request: Request) -> Answer:
+        """Do what is asked for."""
+        if self.answers:
+            return self.answers.pop(0)
+        return getattr(self, f"_{request.method.lower()}")(request)  # type: ignore[no-any-return]
+
+    def _put(self, request: Request) -> Answer:
+        if request.headers.get("if-none-match") == "*" and request.path in self.objects:
+            return Answer(412, "PreconditionFailed")
+        body, headers = request.body, {"ETag": '"e"'}
+        if request.headers.get("content-encoding") == "aws-chunked" and self.frames != "store":
+            if self.frames == "refuse":
+                return Answer(501, "NotImplemented")
+            body, confirmed = _decoded(body)
+            if confirmed is None:
+                return Answer(400, "BadDigest")
+            headers |= {"x-amz-checksum-crc32": confirmed} if self.frames == "confirm" else {}
+        if "partNumber" in request.query:
+            self.parts[int(request.query["partNumber"])] = body
+        else:
+            self.objects[request.path] = body
+        return Answer(200, headers=headers)
+
+    def _post(self, request: Request) -> Answer:
+        if "uploads" in request.query:
+            return Answer(
+                200, body=b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+            )
+        self.objects[request.path] = b"".join(part for _, part in sorted(self.parts.items()))
+        return Answer(200, body=b"<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>")
+
+    def _get(self, request: Request) -> Answer:
+        if request.path not in self.objects:
+            return Answer(404, "NoSuchKey")
+        body = self.objects[request.path]
+        headers = {"ETag": '"e"', "Last-Modified": formatdate(usegmt=True)}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("range", ""))
+        if asked is None:
+            return Answer(200, headers=headers, body=body)
+        first, last = int(asked[1]), min(int(asked[2]), len(body) - 1)
+        if first > last:
+            return Answer(416, "InvalidRange")
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(body)}"
+        return Answer(206, headers=headers, body=body[first : last + 1])
+
+    _head = _get
+
+    def _delete(self, request: Request) -> Answer:
+        if "uploadId" not in request.query:
+            self.objects.pop(request.path, None)
+        return Answer(204)
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients hang up when they please."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.tiny: TinyS3 = self.server.tiny  # type: ignore[attr-defined]
+        self.tiny.connections += 1
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(self.command, unquote(parts.path), query, headers, body)
+        self.tiny.requests.append(request)
+        self._give(self.tiny.answer(request))
+
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET  # noqa: N815
+
+    def _give(self, answer: Answer) -> None:
+        if not answer.status:
+            self.close_connection = True
+            return
+        body = answer.body or (f"<Error><Code>{answer.code}</Code></Error>".encode() if answer.code else b"")
+        self.send_response_only(answer.status)
+        for name, value in {"Content-Length": str(len(body)), **answer.headers}.items():
+            if answer.status != 204 or name != "Content-Length":
+                self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[: answer.hang_up_after])
+        self.close_connection = self.close_connection or answer.hang_up_after is not None
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def _decoded(body: bytes) -> tuple[bytes, str | None]:
+    """What was in frames, and its checksum if it is right."""
+    payload = b""
+    while True:
+        size_text, _, body = body.partition(b"\r\n")
+        size = int(size_text, 16)
+        if not size:
+            break
+        payload, body = payload + body[:size], body[size + 2 :]
+    said = body.strip().removeprefix(b"x-amz-checksum-crc32:").decode()
+    right = base64.b64encode(zlib.crc32(payload).to_bytes(4, "big")).decode()
+    return payload, said if said == right else None
