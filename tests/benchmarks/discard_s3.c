@@ -5,8 +5,8 @@
  * PUT throws its body away and remembers its size. POST ?uploads, PUT ?partNumber= and POST ?uploadId= make an object
  * of the size of its parts. GET, with or without a Range, gives that many bytes of a pattern that repeats every MiB,
  * HEAD the headers. DELETE forgets; POST ?delete, which names many in its body, only says that it did. Bodies may be
- * chunked, and a client that asks first (Expect) is told to go on. No signature and no checksum is looked at. One
- * thread per connection. */
+ * chunked, and a client that asks first (Expect) is told to go on. No signature is looked at, and a checksum behind a
+ * body is confirmed unseen. One thread per connection. */
 #define _GNU_SOURCE
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -205,7 +205,8 @@ struct request {
     long length;        /* of the body */
     long decoded;       /* of a body within a body (aws-chunked), or -1 */
     long first, last;   /* of a range, or -1 */
-    int chunked, asks;
+    int chunked, asks, trails;
+    char checksum[16];  /* as the client sent it behind the body; "" for none */
 };
 
 static int starts(const char *line, const char *name) { return !strncasecmp(line, name, strlen(name)); }
@@ -221,6 +222,7 @@ static void read_header(struct request *request, const char *line) {
     if (starts(line, "content-length:")) request->length = atol(line + 15);
     else if (starts(line, "x-amz-decoded-content-length:")) request->decoded = atol(line + 29);
     else if (starts(line, "transfer-encoding:")) request->chunked = 1;
+    else if (starts(line, "x-amz-trailer: x-amz-checksum-crc32")) request->trails = 1;
     else if (starts(line, "expect:")) request->asks = 1;
     else if (starts(line, "range:")) read_range(request, line);
 }
@@ -235,11 +237,21 @@ static int read_request(struct client *client, struct request *request) {
     return 0;
 }
 
+/* A body ends with the text of its checksum and an empty line: 8 and 4 bytes. */
+static int waste_trailed(struct client *client, struct request *request) {
+    if (request->length < 12 || waste(client, request->length - 12)) return -1;
+    char *checksum = receive_until(client, "\r\n\r\n");
+    if (!checksum) return -1;
+    snprintf(request->checksum, sizeof request->checksum, "%s", checksum);
+    return 0;
+}
+
 /* Throw the body away; its size replaces what the headers said. */
 static int waste_body(struct client *client, struct request *request) {
     if (request->asks && say(client, 0, "HTTP/1.1 100 Continue\r\n\r\n")) return -1;
     if (request->chunked) request->length = waste_chunks(client);
-    else if (waste(client, request->length)) return -1;
+    else if (request->trails && waste_trailed(client, request)) return -1;
+    else if (!request->trails && waste(client, request->length)) return -1;
     if (request->length < 0) return -1;
     if (request->decoded >= 0) request->length = request->decoded;
     return 0;
@@ -249,7 +261,9 @@ static int answer_put(struct client *client, struct request *request) {
     char *part = strstr(request->query, "partNumber=");
     if (part) remember_part(request->path, atoi(part + 11), request->length);
     else remember(request->path, request->length);
-    return say(client, 0, "HTTP/1.1 200 OK\r\n%sContent-Length: 0\r\n\r\n", COMMON);
+    const char *name = *request->checksum ? "x-amz-checksum-crc32: " : "", *end = *request->checksum ? "\r\n" : "";
+    const char *confirmed = request->checksum; /* as a server does that has compared it */
+    return say(client, 0, "HTTP/1.1 200 OK\r\n%s%s%s%sContent-Length: 0\r\n\r\n", COMMON, name, confirmed, end);
 }
 
 static int answer_post(struct client *client, struct request *request) {

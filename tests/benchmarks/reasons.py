@@ -9,7 +9,6 @@ _SERVER_COPIES = (
     "the server copies each reply before it sends it: bare GETs on a socket, with no library and no check, reached "
     "0.75 of it at 64 MiB and 0.67 at 1 MiB"
 )
-_OWN_PASS = "the discarding server confirms no checksum behind a body, so it is computed in a pass of its own before"
 _FIXED = "the way through envelope and pointer costs some 70 us of Python, whatever the size"
 
 REASONS: dict[str, str] = {
@@ -26,8 +25,6 @@ REASONS: dict[str, str] = {
     "redis-read-16": _SERVER_COPIES,
     "redis-py-set-16": "hiredis' copies of 16 MiB cost less where memory is fast; ours is bound by the server",
     "redis-py-stream-64": "redis-py's GET gains from fast memory; ours is bound by the server",
-    "s3-put-64": _OWN_PASS,
-    "s3-put-256": _OWN_PASS,
     "file-write-64": "reserving the space gains 1.04 to 1.14 on this kernel's ext4, and the check takes that back",
     "path-64k": _FIXED,
     "path-1024k": _FIXED,
