@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
 
-from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError
+from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.payload import Source
 from claimcheck.pointer import Pointer
 from claimcheck.reading import PieceReader, Reader
@@ -28,6 +29,7 @@ _log = logging.getLogger(__name__)
 _PIECE_BYTES = 256 << 10  # of a download: larger ones would only be put together from what comes off the line
 _WHOLE_BYTES = 1 << 20  # up to here an object is taken at once
 _WRITE_BYTES = 4 << 20
+_LATE_SECONDS = 0.1
 
 
 class ObstoreStore(RangeStore):
@@ -119,6 +121,7 @@ class ObstoreStore(RangeStore):
             if kind_of_error(error) is KeyTakenError and was_sent_again(error):
                 return  # taken by ourselves: only the first answer was lost
             if not knows_no_conditions(error):
+                _wait_if_lost(error)
                 raise
             put()
             self._conditional = False
@@ -200,11 +203,18 @@ def _whole(source: Source) -> memoryview:
     return pieces[0] if pieces else memoryview(b"")
 
 
+def _wait_if_lost(error: BaseException) -> None:
+    """Let the server come to an end with what a broken line has brought: it must not store that after our undoing."""
+    if isinstance(error, Exception) and kind_of_error(error) is StoreUnavailableError and not never_arrived(error):
+        time.sleep(_LATE_SECONDS)
+
+
 def _give_up(writer: Any, error: BaseException) -> None:
     """Complete what is there, for the base class to remove: an abort would overtake parts on their way, and they stay.
 
     Only where that cannot be done is the upload aborted.
     """
+    _wait_if_lost(error)
     try:
         writer.close()
         return
@@ -214,4 +224,4 @@ def _give_up(writer: Any, error: BaseException) -> None:
         writer.__exit__(type(error), error, error.__traceback__)
     except Exception as second:
         _log.warning("could not abort an upload: %s", type(second).__name__)
-        error.add_note("and its parts could not be removed: they stay until a lifecycle rule aborts the upload")
+        error.add_note("and parts that were on their way may stay until a lifecycle rule aborts the upload")

@@ -22,6 +22,7 @@ _KINDS: tuple[tuple[str, type[StoreError]], ...] = (
 _GONE = {None, "404", "NoSuchKey", "NotFound", "BlobNotFound"}  # and not a bucket, or whoever asks
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
+_NEVER_CONNECTED = re.compile(r"\bkind: Connect\b")
 _RETRIES = re.compile(r"after ([1-9]\d*) retries")
 
 
@@ -38,7 +39,7 @@ def kind_of_error(error: Exception) -> type[StoreError] | None:
 
 def never_arrived(error: BaseException | None) -> bool:
     """Whether nothing can have come of the request that ended so."""
-    return _code_of(error) in NOT_ADMITTED or "kind: Connect" in str(error)
+    return _code_of(error) in NOT_ADMITTED or _NEVER_CONNECTED.search(str(error)) is not None
 
 
 def knows_no_conditions(error: Exception) -> bool:

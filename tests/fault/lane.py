@@ -31,14 +31,14 @@ class Lane:
 
     def __init__(self) -> None:
         self.passed = 0
-        self._incidents: list[tuple[int, Callable[[], object]]] = []
+        self._incidents: list[tuple[int, int, Callable[[], object]]] = []
         self._flips: set[int] = set()
         self._held: list[threading.Event] = []
         self._rate: int | None = None
 
     def at(self, count: int, action: Callable[[], object]) -> None:
         """After so many bytes, and not before there is a byte, call something that may take its time or raise."""
-        self._incidents.append((self.passed + count, action))
+        self._incidents.append((self.passed + count, count, action))
         self._incidents.sort(key=lambda incident: incident[0])
 
     def break_after(self, count: int, *, reset: bool = False, times: int | None = 1) -> None:
@@ -83,17 +83,18 @@ class Lane:
         """
         data = self._falsified(data)
         while data:
-            await self._happen()
+            await self._happen(0)
             piece, data = data[: self._room()], data[self._room() :]
             self.passed += len(piece)
             if self._rate:
                 await asyncio.sleep(len(piece) / self._rate)
             await write(piece)
-            await self._happen()
+            await self._happen(1)
 
-    async def _happen(self) -> None:
-        while self._incidents and self._incidents[0][0] <= self.passed:
-            _, action = self._incidents.pop(0)
+    async def _happen(self, least: int) -> None:
+        """What is due; after a byte, nothing that was told since and is to wait for the next one."""
+        while self._incidents and self._incidents[0][0] <= self.passed and self._incidents[0][1] >= least:
+            *_, action = self._incidents.pop(0)
             await asyncio.to_thread(action)
 
     def _room(self) -> int:

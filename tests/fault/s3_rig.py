@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import pytest
 
-from claimcheck.store import StoreContext
+from claimcheck.store import Store, StoreContext
 from claimcheck.stores.s3 import S3Store
 from tests.fault.http_proxy import HttpProxy
 from tests.fault.rig import MIB, assert_healthy, content
@@ -24,9 +25,11 @@ class S3Line:
     """Fixtures; whatever the tests leave in the bucket that no test speaks of fails them.
 
     Attributes:
+        engine: What makes a store, of a bucket's name and options.
         options: Of the store.
     """
 
+    engine: ClassVar[Callable[..., Store]] = staticmethod(lambda bucket, **options: S3Store(bucket=bucket, **options))
     options: ClassVar[dict[str, Any]] = {"part_bytes": PART, "single_put_bytes": PART, "timeout_seconds": 5}
 
     @pytest.fixture
@@ -43,7 +46,7 @@ class S3Line:
     @pytest.fixture
     def store(self, proxy, s3_bucket, monkeypatch):
         monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))  # between tries
-        store = S3Store(bucket=s3_bucket, endpoint_url=proxy.url, **self.options)
+        store = self.engine(s3_bucket, endpoint_url=proxy.url, **self.options)
         store.context = StoreContext(name="cold")
         yield store
         proxy.free()

@@ -163,6 +163,16 @@ def test_something_may_happen_at_a_byte(call, proxy):
     assert seen == [1000]
 
 
+def test_nothing_happens_before_there_is_a_byte(call, proxy):
+    """Told at once after an answer, when the proxy may still be busy with it."""
+    line, asked = call(), []
+    for _ in range(50):
+        proxy.answers.at(0, lambda: asked.append(proxy.requests.passed))
+        assert ask(line) == (ANSWER, "whole")
+
+    assert asked == list(range(2, 102, 2))
+
+
 def test_one_byte_is_changed(call, proxy):
     ask(call())
     proxy.answers.flip(70_000)

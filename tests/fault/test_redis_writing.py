@@ -90,7 +90,7 @@ class TestLostLine(Writing):
         def kill():
             killed.append(server.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"))
 
-        killed: list[int] = []
+        killed = []
         assert store.read(store.write(TriggerFile(PAYLOAD, kill))) == PAYLOAD
         assert killed[0] >= 1
 

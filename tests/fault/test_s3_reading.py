@@ -1,6 +1,7 @@
 """Requests that are refused, torn, late or falsified while a payload is read from S3: whole, or an error says why."""
 
 import contextlib
+import threading
 import time
 from urllib.parse import urlsplit
 
@@ -10,7 +11,7 @@ from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, 
 from claimcheck.stores.s3 import S3Store
 from tests.fault.proxy import Proxy
 from tests.fault.rig import MIB, READINGS, assert_unavailable, content
-from tests.fault.s3_rig import S3Line
+from tests.fault.s3_rig import LARGE, S3Line
 
 PAYLOAD = content(6 * MIB)
 ALL_READINGS = pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
@@ -102,19 +103,72 @@ class TestTorn(Reading):
                 assert file.read(10) == PAYLOAD[:10]
 
 
+class TestSideBySide(Reading):
+    """Several parts are fetched at once; whichever fails, the payload is whole or it is none."""
+
+    options = {**Reading.options, "parallel_gets": 3}
+
+    @pytest.fixture
+    def pointer(self, store):
+        return store.write(LARGE)
+
+    @ALL_READINGS
+    def test_goes_well(self, store, proxy, pointer, read):
+        assert read(store, pointer) == LARGE
+        assert proxy.seen.count("get") == 3
+
+    @ALL_READINGS
+    @pytest.mark.parametrize("after", [0, 1, 2])
+    def test_refused_for_ever_is_an_error(self, store, proxy, pointer, read, after):
+        proxy.fail("get", status=503, after=after, times=None)
+
+        assert_unavailable(lambda: read(store, pointer))
+
+    @ALL_READINGS
+    @pytest.mark.parametrize("after", [0, 1, 2])
+    @ALL_ENDS
+    def test_torn_is_whole_or_an_error_that_says_perhaps_later(self, store, proxy, pointer, read, after, reset):
+        proxy.fail("get", break_answer=MIB, reset=reset, after=after)
+        try:
+            assert read(store, pointer) == LARGE
+        except StoreUnavailableError:
+            assert read(store, pointer) == LARGE
+
+    @ALL_READINGS
+    @pytest.mark.parametrize("after", [0, 1, 2])
+    def test_changed_on_the_way_is_noticed(self, store, proxy, pointer, read, after):
+        proxy.fail("get", flip_answer=MIB, after=after)
+
+        with pytest.raises(IntegrityError):
+            read(store, pointer)
+
+    def test_gone_while_it_is_read(self, store, bucket, pointer):
+        with store.open(pointer) as file:
+            got = file.read(MIB)
+            bucket.Object(pointer.key).delete()
+            with contextlib.suppress(PayloadNotFoundError):
+                assert got + file.read() == LARGE
+
+    def test_a_reader_that_stops_early_costs_no_thread(self, store, pointer):
+        for _ in range(5):
+            with store.open(pointer) as file:
+                assert file.read(10) == LARGE[:10]
+
+        assert not any("claimcheck" in thread.name for thread in threading.enumerate())
+
+
 class TestLate(Reading):
-    options = {**Reading.options, "timeout_seconds": 0.4}
+    options = {**Reading.options, "timeout_seconds": 0.6}
 
     @ALL_READINGS
     def test_silence_is_waited_for_and_no_longer(self, store, proxy, pointer, read):
-        faults = [proxy.fail("get", hold_answer=2 * MIB) for _ in range(20)]
+        late = proxy.fail("get", hold_answer=2 * MIB, times=None)
         began = time.monotonic()
 
         assert_unavailable(lambda: read(store, pointer))
 
-        assert time.monotonic() - began < 3 * 0.4 + 1, "three tries at most"
-        for fault in faults:
-            fault.go.set()
+        assert time.monotonic() - began < 4 * 0.6 + 1, "four tries at most"
+        late.go.set()
 
 
 class TestDamaged(Reading):

@@ -13,7 +13,7 @@ from tests.fault.s3_rig import LARGE, NOTHING, PART, SMALL, S3Line, left
 REQUESTS = {"put": SMALL, "begin": LARGE, "part": LARGE, "complete": LARGE}
 ALL_REQUESTS = pytest.mark.parametrize(("request_", "payload"), REQUESTS.items(), ids=REQUESTS)
 WITH_BODY = pytest.mark.parametrize(("request_", "payload"), [("put", SMALL), ("part", LARGE)], ids=["put", "part"])
-ALL_PLACES = pytest.mark.parametrize("place", [0, MIB, 3 * MIB - 1], ids=["first", "middle", "last"])
+ALL_PLACES = pytest.mark.parametrize("place", [0, MIB, 2 * MIB - 1], ids=["first", "middle", "last"])
 ALL_ENDS = pytest.mark.parametrize("reset", [False, True], ids=["cut", "reset"])
 
 
@@ -146,12 +146,12 @@ class TestUnanswered(S3Line):
         assert objects == []
         assert request_ == "begin" or uploads == []
 
-    def test_late_is_an_error_too(self, proxy, bucket, s3_bucket, monkeypatch, store):
+    def test_late_is_an_error_too(self, proxy, bucket, s3_bucket, store):
+        late = proxy.fail("put", hold_answer=0, times=None)
         with S3Store(bucket=s3_bucket, endpoint_url=proxy.url, timeout_seconds=0.3) as hasty:
-            faults = [proxy.fail("put", hold_answer=0) for _ in range(8)]  # more than the SDK tries
-            assert_unavailable(lambda: hasty.write(SMALL))
-            for fault in faults:
-                fault.go.set()
+            assert_unavailable(lambda: hasty.write(b"payload"))
+
+        late.go.set()
         assert left(bucket) == NOTHING
 
 

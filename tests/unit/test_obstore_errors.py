@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,6 +96,34 @@ class TestErrors:
 
         assert type(caught.value) is expected
         assert [request.method for request in server.requests].count("DELETE") == undone
+
+    def test_what_was_heard_is_undone_though_the_line_was_reset(self, server, store, monkeypatch):
+        """A line that breaks has been a line; the server is given time to come to an end with what it brought."""
+        answer, pauses = server.answer, []
+        monkeypatch.setattr("claimcheck.stores.obstore.time", SimpleNamespace(sleep=pauses.append))
+
+        def reset(request):
+            if request.method == "PUT":
+                answer(request)
+                return Answer(reset=True)
+            return answer(request)
+
+        server.answer = reset
+        with pytest.raises(StoreUnavailableError):
+            store.write(PAYLOAD)
+
+        assert [request.method for request in server.requests][-1] == "DELETE"
+        assert server.objects == {}
+        assert len(pauses) == 1
+
+    def test_nobody_waits_for_a_server_that_is_not_there(self, open_store, monkeypatch):
+        pauses = []
+        monkeypatch.setattr("claimcheck.stores.obstore.time", SimpleNamespace(sleep=pauses.append))
+
+        with pytest.raises(StoreUnavailableError):
+            open_store(endpoint_url="http://127.0.0.1:1").write(b"payload")
+
+        assert pauses == []
 
     def test_removing_what_is_not_there_is_fine_but_not_in_the_wrong_bucket(self, server, store):
         pointer = store.write(b"payload")

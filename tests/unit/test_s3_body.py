@@ -4,11 +4,13 @@ import base64
 import io
 import logging
 import os
+import threading
 import zlib
 
 import pytest
 
 from claimcheck.errors import KeyTakenError, StoreError, StoreUnavailableError
+from claimcheck.interrupt import Interrupted, interruptible
 from claimcheck.store import StoreContext
 from claimcheck.stores import s3_body
 from claimcheck.stores.s3 import S3Store
@@ -252,6 +254,28 @@ class TestChecksumBehindTheBody:
 
         assert server.said("x-amz-trailer") == [None]
         assert store.read(pointer) == LARGE
+
+
+class TestInterrupted:
+    @pytest.mark.parametrize("cls", [ViewFile, FramedFile])
+    def test_a_write_ends_at_the_next_piece_and_leaves_nothing(self, server, open_store, monkeypatch, cls):
+        stop, pieces = threading.Event(), cls.pieces
+        store, payload = open_store(server), bytes(20 * MIB)
+        store._creator._takes_frames = cls is FramedFile
+
+        def stopping(self):
+            for piece in pieces(self):
+                yield piece
+                stop.set()
+
+        monkeypatch.setattr(cls, "pieces", stopping)
+        with pytest.raises(Interrupted):
+            interruptible(stop, store.write, payload)
+
+        monkeypatch.undo()
+        assert server.objects == {}
+        assert store.read(store.write(payload)) == payload
+        assert server.connections == 2, "the line with half a payload on it is gone"
 
 
 class TestParts:

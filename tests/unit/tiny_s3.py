@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import http.server
 import re
+import socket
+import struct
 import threading
 import zlib
 from collections.abc import Mapping
@@ -29,13 +31,14 @@ class Request:
 
 @dataclass
 class Answer:
-    """What goes back; without a status nothing does: the server hangs up."""
+    """What goes back; without a status nothing does: the server hangs up, or breaks the line."""
 
     status: int = 0
     code: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     hang_up_after: int | None = None
+    reset: bool = False
 
 
 class TinyS3:
@@ -146,7 +149,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        size = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(size)
+        if len(body) < size:  # the client hung up
+            self.close_connection = True
+            return
         query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         headers = {name.lower(): value for name, value in self.headers.items()}
         request = Request(self.command, unquote(parts.path), query, headers, body)
@@ -158,6 +165,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _give(self, answer: Answer) -> None:
         if not answer.status:
             self.close_connection = True
+            if answer.reset:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
             return
         body = answer.body or (f"<Error><Code>{answer.code}</Code></Error>".encode() if answer.code else b"")
         self.send_response_only(answer.status)
