@@ -65,12 +65,15 @@ class TestWriting(Line):
 
     @WITH_BODY
     @pytest.mark.parametrize("reset", [False, True], ids=["cut", "reset"])
-    def test_torn_for_ever_is_an_error_and_leaves_nothing(self, store, proxy, bucket, request_, payload, reset):
+    def test_torn_for_ever_is_an_error_and_leaves_no_object(self, store, proxy, bucket, request_, payload, reset):
+        """The engine aborts by itself when a part fails, and a straggling part may come after: for a lifecycle rule."""
         proxy.fail(request_, break_request=MIB, reset=reset, times=None)
 
         assert_unavailable(lambda: store.write(payload))
 
-        assert left(bucket) == NOTHING
+        objects, uploads = left(bucket)
+        assert objects == []
+        assert request_ == "part" or uploads == []
 
     @ALL_REQUESTS
     def test_unanswered_once_is_true_whatever_is_said(self, store, proxy, bucket, request_, payload):
