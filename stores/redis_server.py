@@ -69,10 +69,19 @@ class RedisServer:
         """Close all connections; the next use makes new ones."""
         with self._lock:
             client, self._made = self._made, None
-        if client is not None:
-            client.close()
-            if not self.is_cluster:
-                client.connection_pool.disconnect()
+        if client is None:
+            return
+        for pool in self._pools(client):  # redis-py itself leaves the pools of a client that was made from an address
+            pool.disconnect()
+        client.close()
+
+    def _pools(self, client: Any) -> list[Any]:
+        if self.is_cluster:
+            clients = [node.redis_connection for node in client.get_nodes()]
+        else:
+            sentinel = getattr(client.connection_pool, "sentinel_manager", None)
+            clients = [client, *(sentinel.sentinels if sentinel else ())]
+        return [one.connection_pool for one in clients if one is not None]
 
     def _connect(self, redis: ModuleType) -> Any:
         with suppress(ValueError, TypeError):  # the vendor's text may quote a part of the password

@@ -61,7 +61,7 @@ class TestCluster(RedisVariant):
 
     @pytest.fixture
     def back_door(self, redis_cluster):
-        return redis.cluster.RedisCluster.from_url(redis_cluster.node_url)
+        return redis.cluster.RedisCluster("127.0.0.1", redis_cluster.nodes[0].port)
 
 
 class TestSentinel(RedisVariant):

@@ -1,6 +1,7 @@
 """A cluster whose slots move, whose lines are lost and whose nodes die while payloads are written and read."""
 
 import contextlib
+import gc
 import uuid
 
 import pytest
@@ -204,6 +205,27 @@ class TestClusterLines:
 
         assert read(store, pointer) == PAYLOAD
 
+    def test_closing_leaves_no_connection_for_the_garbage_collector(self, cluster):
+        def lines():
+            return [lines_of(node, "closes") for node in cluster.nodes]
+
+        store = RedisStore(url=f"{cluster.url}?client_name=closes")
+        for _ in range(20):
+            store.read(store.write(PAYLOAD))
+        assert lines() == [1, 1, 1]
+
+        gc.disable()
+        try:
+            store.close()
+            servers.wait_until(lambda: lines() == [0, 0, 0], "no connection is left")
+        finally:
+            gc.enable()
+
+
+def lines_of(node, name):
+    with redis.Redis(port=node.port) as client:
+        return sum(line["name"] == name for line in client.client_list())
+
 
 class TestDeadNode:
     @pytest.fixture
@@ -246,5 +268,5 @@ def dead(cluster, *nodes):
 
 
 def owner(cluster, key):
-    with redis.cluster.RedisCluster.from_url(cluster.node_url) as client:
+    with redis.cluster.RedisCluster("127.0.0.1", cluster.nodes[0].port) as client:
         return client.get_node_from_key(key).port

@@ -1,8 +1,10 @@
 """A master that changes places with its replica, or dies, and a sentinel that is not there to be asked."""
 
+import gc
 import time
 
 import pytest
+import redis
 
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
 from claimcheck.stores.redis import RedisStore
@@ -50,6 +52,24 @@ class TestFailover:
 
         with pytest.raises(PayloadNotFoundError):
             store.read(pointer)
+
+
+def test_closing_leaves_no_connection_for_the_garbage_collector(redis_sentinel):
+    def lines():
+        with redis.Redis(port=redis_sentinel.sentinel.port) as client:
+            return {line["id"] for line in client.client_list()} - {str(client.client_id())}
+
+    before = lines()
+    store = RedisStore(url=redis_sentinel.url)
+    assert store.read(store.write(PAYLOAD)) == PAYLOAD
+    assert lines() - before
+
+    gc.disable()
+    try:
+        store.close()
+        servers.wait_until(lambda: not lines() - before, "no connection is left")
+    finally:
+        gc.enable()
 
 
 def test_a_master_that_dies_is_replaced(redis_programs):

@@ -25,11 +25,6 @@ class RedisCluster:
         """As a store takes it; the other nodes are found through these."""
         return f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}"
 
-    @property
-    def node_url(self) -> str:
-        """Of one node, for a client of one's own."""
-        return f"redis://127.0.0.1:{self.nodes[0].port}"
-
     def wait(self) -> None:
         """Until every node finds the cluster complete."""
         wait_until(lambda: all(map(_complete, self.nodes)), "every node of the cluster says that it is complete")
