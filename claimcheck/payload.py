@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from itertools import repeat
 from typing import Any, NoReturn, Protocol
 
 from claimcheck import checksum
@@ -30,7 +29,6 @@ Payload = Buffer | Readable
 """Bytes-like, or a readable binary file positioned where the payload begins."""
 
 _PIECE_BYTES = 1 << 20
-_STEP_BYTES = 256 << 10
 
 
 def is_file(payload: Any) -> bool:
@@ -74,20 +72,23 @@ def crc32_of(payload: Buffer) -> str:
 class Source:
     """One payload, passing by once.
 
+    A piece is checksummed when the next one, or the checksum, is asked for: whoever took it has sent or written it by
+    then, so that it lies in the processor's cache.
+
     Iterating gives views of up to 1 MiB; `pieces` gives them in another size. A view stays valid as long as it is
     referenced; bytes of the caller's own buffer, so keep it no longer than the write.
 
     Attributes:
         size: Bytes to come; ``None`` until the end of a file that cannot seek.
         taken: Bytes handed out so far.
-        crc32: Of the bytes handed out so far.
         view: The whole payload where it is in memory, else ``None``; use `take_all` to have it counted.
     """
 
     def __init__(self, payload: Payload, *, limit: int, limit_name: str = "limits.max_payload_bytes") -> None:
         self.size = remaining_bytes(payload)
         self.taken = 0
-        self.crc32 = 0
+        self._crc32 = 0
+        self._last = memoryview(b"")  # handed out, and not checksummed yet
         self.view = None if is_file(payload) else as_view(payload)
         self._file: Any = payload if is_file(payload) else None
         self._limit = limit
@@ -99,7 +100,8 @@ class Source:
     @property
     def checksum(self) -> str:
         """Of the bytes handed out so far, as ``crc32:`` and eight hexadecimal digits."""
-        return crc32_text(self.crc32)
+        self._look_at_last()
+        return crc32_text(self._crc32)
 
     @property
     def drained(self) -> bool:
@@ -123,7 +125,8 @@ class Source:
             if self.taken > self._limit:
                 self._too_large(self.taken)
             if self._checksummed:
-                self.crc32 = checksum.crc32(piece, self.crc32)
+                self._look_at_last()
+                self._last = piece
             yield piece
         self.size = self.taken
 
@@ -133,19 +136,7 @@ class Source:
 
     def add_checksum(self, crc32: int, size: int) -> None:
         """Take the checksum of the next piece of this size, in the order in which they were handed out."""
-        self.crc32 = checksum.crc32_combine(self.crc32, crc32, size)
-
-    def in_steps(self, piece: memoryview) -> Iterator[memoryview]:
-        """Take a piece apart, each step checksummed just before it is handed out: sent at once, it is in the cache.
-
-        No generator, which somebody could close: whoever sends may fail, and the rest must be taken all the same.
-        """
-        return map(self._checksummed_step, range(0, len(piece), _STEP_BYTES), repeat(piece))
-
-    def _checksummed_step(self, start: int, piece: memoryview) -> memoryview:
-        step = piece[start : start + _STEP_BYTES]
-        self.crc32 = checksum.crc32(step, self.crc32)
-        return step
+        self._crc32 = checksum.crc32_combine(self._crc32, crc32, size)
 
     def take_all(self) -> memoryview:
         """Hand out everything at once; a file is read into memory. Raises as `pieces` does."""
@@ -154,6 +145,10 @@ class Source:
         for _ in self:  # counts and checksums, copies nothing
             pass
         return self.view
+
+    def _look_at_last(self) -> None:
+        self._crc32 = checksum.crc32(self._last, self._crc32)
+        self._last = memoryview(b"")
 
     def _from_view(self, view: memoryview, piece_bytes: int) -> Iterator[memoryview]:
         for start in range(0, len(view), piece_bytes):

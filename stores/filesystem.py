@@ -24,7 +24,7 @@ PARTIAL_SUFFIX = ".partial"
 """How the hidden name of an unfinished payload ends; one that is long untouched was left by a writer that died."""
 
 _PATH = Check(lambda path: bool(path) and "\0" not in path, "the path of a directory")
-_STEP_BYTES = 256 << 10  # little enough to lie in the processor's cache still when it was checksummed and is written
+_STEP_BYTES = 256 << 10  # little enough to lie in the processor's cache still when it was written and is checksummed
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS}
 _NOT_REACHED = {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 

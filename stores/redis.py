@@ -129,12 +129,11 @@ class RedisStore(RangeStore):
 
     def _write(self, pointer: Pointer, source: Source) -> None:
         writer = SegmentWriter(self._server, pointer)
-        source.leave_checksum()
         try:
             for i, segment in enumerate(source.pieces(self.segment_bytes or _SEGMENT_BYTES)):
-                writer.put(i, segment, source.in_steps(segment))
+                writer.put(i, segment)
             if not source.taken:
-                writer.put(0, memoryview(b""), iter(()))
+                writer.put(0, memoryview(b""))
             writer.finish()
         finally:
             writer.abandon()

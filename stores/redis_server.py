@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -122,10 +122,9 @@ class Borrowed:
         found = getattr(self._connection, "_sock", None)
         return found if isinstance(found, socket.socket) else None
 
-    def send(self, *command: Any, big: memoryview, steps: Iterable[memoryview] | None = None) -> None:
-        """Send one command, its big value from where it lies, and in steps where some are given."""
-        parts = (_packer() or self._connection.pack_command)(*command)
-        self._connection.send_packed_command(parts if steps is None else _stepwise(parts, big, steps))
+    def send(self, *command: Any) -> None:
+        """Send one command, a big value in it from where it lies."""
+        self._connection.send_packed_command((_packer() or self._connection.pack_command)(*command))
 
     def receive(self) -> Any:
         """Return the reply to the oldest command that has none yet; raises the server's refusal."""
@@ -140,11 +139,6 @@ class Borrowed:
         with suppress(Exception):
             self._connection.disconnect()
         self._pool.release(self._connection)
-
-
-def _stepwise(parts: Iterable[Any], big: memoryview, steps: Iterable[memoryview]) -> Iterator[Any]:
-    for part in parts:
-        yield from steps if part is big else (part,)
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -38,21 +38,16 @@ class SegmentWriter:
         self._count = 0
         self._lost_at = -1
 
-    def put(self, i: int, segment: memoryview, steps: Iterator[memoryview]) -> None:
+    def put(self, i: int, segment: memoryview) -> None:
         """Send one segment; the answer to an earlier one may be waited for.
 
         Args:
             i: Its number.
             segment: Its bytes.
-            steps: The same bytes, in steps that are to be sent when they are taken; all of them are taken in any case.
         """
         self._unanswered.append((i, segment))
         self._count += 1
-        try:
-            self._attempt(lambda: self._send(i, segment, steps))
-        finally:
-            for _ in steps:
-                pass
+        self._attempt(lambda: self._send(i, segment))
         while len(self._unanswered) >= _IN_FLIGHT:
             self._attempt(self._receive)
 
@@ -102,10 +97,10 @@ class SegmentWriter:
         if borrowed is not None:
             borrowed.discard()
 
-    def _send(self, i: int, segment: memoryview, steps: Iterator[memoryview] | None = None) -> None:
+    def _send(self, i: int, segment: memoryview) -> None:
         if self._borrowed is None:
             self._borrowed = self._server.borrow(self._pointer.key)
-        self._borrowed.send(*self._command(i, segment), big=segment, steps=steps)
+        self._borrowed.send(*self._command(i, segment))
         self._on_the_way += 1
 
     def _receive(self) -> None:

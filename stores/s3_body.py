@@ -3,8 +3,8 @@
 The SDK reads files 16 KiB at a time. Here it gets views of the caller's memory, MiB by MiB, through two of its events.
 
 A checksum in the headers has to be known before the first byte is sent: a pass of its own over memory that has long
-left the processor's cache. Behind the body it costs next to nothing, because it is computed piece by piece as they
-are sent. The SDK itself does so over https, in its own, slower way: ``aws-chunked`` with a trailer.
+left the processor's cache. Behind the body it costs next to nothing, because it is computed piece by piece when they
+were sent. The SDK itself does so over https, in its own, slower way: ``aws-chunked`` with a trailer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FRAMED_FROM_BYTES = 4 << 20
 
 _ASK_FROM_BYTES = 1 << 20  # smaller bodies are sent before a server could say that it does not want them
 _SEND_BYTES = 4 << 20  # at a time: each send must end within the socket's timeout
-_STEP_BYTES = 256 << 10  # the same where it is checksummed before: still in the second-level cache when it is sent
+_STEP_BYTES = 256 << 10  # the same where it is checksummed: still in the processor's cache when it was sent
 _FRAME_BYTES = 8 << 20
 _TRAILER = "x-amz-checksum-crc32"
 _FRAMED = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
@@ -129,8 +129,8 @@ class FramedFile(ViewFile):
             for place in range(0, len(frame), _STEP_BYTES):
                 check_interrupt()
                 step = frame[place : place + _STEP_BYTES]
-                crc32 = checksum.crc32(step, crc32)
                 yield step
+                crc32 = checksum.crc32(step, crc32)
             before = b"\r\n"
         self._file.crc32 = crc32
         yield before + _tail(self._file.checksum)

@@ -44,9 +44,9 @@ def test_a_source_takes_checksums_from_whoever_sends_its_pieces(payload):
     source.leave_checksum()
 
     pieces = list(source.pieces(3000))
-    assert (source.taken, source.crc32) == (10_000, 0)
+    assert (source.taken, source.checksum) == (10_000, "crc32:00000000")
     for piece in pieces:
         source.add_checksum(zlib.crc32(piece), len(piece))
 
-    assert source.crc32 == zlib.crc32(data)
+    assert source.checksum == f"crc32:{zlib.crc32(data):08x}"
     assert source.drained

@@ -1,10 +1,9 @@
 import io
-import zlib
 
 import pytest
 
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
-from claimcheck.payload import Source, as_view, remaining_bytes
+from claimcheck.payload import Source, as_view, crc32_of, remaining_bytes
 
 LIMIT = 1 << 30
 
@@ -33,7 +32,7 @@ class OnlyRead:
 
 
 def facts(source):
-    return source.size, source.taken, source.crc32, source.drained
+    return source.size, source.taken, source.checksum, source.drained
 
 
 def test_bytes_are_never_copied():
@@ -56,7 +55,18 @@ def test_a_source_counts_and_checksums_what_passes(data):
     for payload in (data, io.BytesIO(data), Pipe(data)):
         source = Source(payload, limit=LIMIT)
         assert b"".join(source.pieces(100)) == data
-        assert facts(source) == (len(data), len(data), zlib.crc32(data), True)
+        assert facts(source) == (len(data), len(data), crc32_of(data), True)
+
+
+def test_the_checksum_covers_every_piece_that_was_handed_out_so_far():
+    """A store that takes only as many pieces as it needs never asks for one behind the last."""
+    source = Source(b"abcdef", limit=LIMIT)
+    pieces = source.pieces(3)
+
+    next(pieces)
+    assert source.checksum == source.checksum == crc32_of(b"abc")
+    next(pieces)
+    assert source.checksum == crc32_of(b"abcdef")
 
 
 @pytest.mark.parametrize("data", [b"", b"payload" * 1000])
@@ -64,7 +74,7 @@ def test_take_all_counts_the_same(data):
     for payload in (data, io.BytesIO(data), Pipe(data)):
         source = Source(payload, limit=LIMIT)
         assert bytes(source.take_all()) == data
-        assert facts(source) == (len(data), len(data), zlib.crc32(data), True)
+        assert facts(source) == (len(data), len(data), crc32_of(data), True)
 
 
 def test_take_all_keeps_the_limit_for_a_file_of_unknown_size():
