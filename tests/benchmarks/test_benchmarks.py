@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.bench import GROUPS
 from tests.benchmarks.peer_environments import PEERS, Peer
 from tests.benchmarks.peer_process import PeerError
 from tests.benchmarks.peer_results import Results
+from tests.benchmarks.reasons import REASONS
 from tests.benchmarks.report import behind, count, table
-from tests.benchmarks.rounds import Effort, Variant, compare, payload_of, size_text
+from tests.benchmarks.rounds import FULL, Effort, Variant, compare, payload_of, size_text
 from tests.benchmarks.rows import FAR, Findings, Row, Step, Target, take
 from tests.benchmarks.series import Sample, Series, spread, times_as_fast
 
@@ -121,6 +123,11 @@ def test_a_missed_target_always_comes_with_a_reason():
     assert row(0.5, 1).reason
     assert not row(2, 1).reason
     assert not row(None, 1).reason
+
+
+def test_every_reason_is_one_of_a_row():
+    keys = {target.key for steps in GROUPS.values() for step in steps(FULL) for target in step.targets}
+    assert not REASONS.keys() - keys
 
 
 def test_a_step_that_fails_costs_its_rows_only():
