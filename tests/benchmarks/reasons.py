@@ -12,8 +12,8 @@ _SERVER_COPIES = (
 _FIXED = "the way through envelope and pointer costs some 70 to 100 us of Python, whatever the size"
 _SDK = "boto3 takes more than 1 ms of CPU for any request, and the check takes what its own row says"
 _GIL = (
-    "our some 100 Python calls for each object (key, pointer, check, events) run one at a time: obstore called directly "
-    "by the same threads, with no check, made 2.4 times as many"
+    "our some 100 Python calls for each object (key, pointer, check, events) run one at a time: obstore itself, called "
+    "by the same threads with no check, made 2.4 times as many"
 )
 _MEMORY = "the check reads each byte once more, and the memory here gives little more than the copy itself takes"
 
