@@ -47,10 +47,12 @@ class WireLimit:
     Attributes:
         max_message_bytes: Value, key, headers and framing together.
         overhead: From key and headers to the bytes beside the value.
+        chunk_message_bytes: What the message of one chunk should have at most; by default as much as any other.
     """
 
     max_message_bytes: int = 1_000_000
     overhead: Callable[[Any, Any], int] = kafka_overhead
+    chunk_message_bytes: int | None = None
 
 
 DEFAULT_LIMIT = WireLimit()

@@ -63,7 +63,8 @@ class ChunkingStrategy(Strategy):
     def _room(self, message: Message, uuid: str) -> int:
         """Bytes of payload per chunk, with the widest hints that any of them carries."""
         configured = self.context.config.chunking.max_message_bytes
-        limit = message.threshold if configured == "auto" else min(configured, message.limit.max_message_bytes)
+        best = min(message.threshold, message.limit.chunk_message_bytes or message.threshold)
+        limit = best if configured == "auto" else min(configured, message.limit.max_message_bytes)
         widest = self._hints(message, uuid, _WIDEST, _WIDEST, _WIDEST) | {hints.CHECKSUM: "crc32:00000000"}
         framing = message.limit.overhead(message.key, message.hinted(widest))
         overhead = framing + len(self.context.config.header) + CHUNK_OVERHEAD_BYTES

@@ -1,0 +1,26 @@
+"""Apache Pulsar: wrap the producer, consumer or reader that you have; payloads may then be of any size."""
+
+from claimcheck.transports.pulsar.consumer import PulsarConsumer
+from claimcheck.transports.pulsar.errors import ChunkArgumentError, SendDeadlineError, SharedSubscriptionError
+from claimcheck.transports.pulsar.ids import WholeMessageId, deserialize
+from claimcheck.transports.pulsar.limit import ask_limit
+from claimcheck.transports.pulsar.message import PulsarMessage
+from claimcheck.transports.pulsar.producer import PulsarProducer
+from claimcheck.transports.pulsar.reader import PulsarReader
+
+__all__ = [
+    # payloads in, payloads out
+    "PulsarConsumer",
+    "PulsarMessage",
+    "PulsarProducer",
+    "PulsarReader",
+    # where they are
+    "WholeMessageId",
+    "deserialize",
+    # how large they may be
+    "ask_limit",
+    # what is refused and how it fails
+    "ChunkArgumentError",
+    "SendDeadlineError",
+    "SharedSubscriptionError",
+]

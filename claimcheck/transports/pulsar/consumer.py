@@ -1,0 +1,343 @@
+"""Receives payloads of any size from a consumer of the Pulsar client, whatever their writers made of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from claimcheck.errors import ClaimCheckError, ConfigError
+from claimcheck.resolver import Dropped, Outcome
+from claimcheck.transports.pulsar.dead_letters import put_aside
+from claimcheck.transports.pulsar.errors import SharedSubscriptionError, vendor
+from claimcheck.transports.pulsar.ids import WholeMessageId, natives
+from claimcheck.transports.pulsar.inbox import Arrival, Inbox
+from claimcheck.transports.pulsar.message import PulsarMessage
+from claimcheck.transports.pulsar.needs import Resolves
+
+__all__ = ["PulsarConsumer", "shared_refusal"]
+
+_log = logging.getLogger(__name__)
+_TICK_SECONDS = 1.0  # how long chunks that wait too long may go unnoticed while nothing comes
+
+
+class PulsarConsumer:
+    """Has the methods of a `pulsar.Consumer`; a message that it gives is a whole payload.
+
+    A chunk is acknowledged with its payload and never before; given back, all of them come again. Chunks that never
+    become a payload are given back, too, unless the configuration says otherwise (``chunking.on_expire``,
+    ``on_evict``), after the consumer's ``negative_ack_redelivery_delay_ms``.
+
+    Chunks need a subscription on which one consumer gets all of them: Exclusive, Failover or Key_Shared. Do not set the
+    consumer's own ``dead_letter_policy``, which would tear payloads apart; give ``dead_letter_producer`` here.
+
+    Args:
+        consumer: A `pulsar.Consumer`, without a message listener.
+        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
+        consumer_type: As it was subscribed. Where it is not given, chunks are refused on a subscription that could be
+            Shared, which the client does not tell from Key_Shared.
+        start_message_id_inclusive: As it was subscribed; decides where `seek` goes.
+        dead_letter_producer: A native producer, to which payloads go that came too often. It stays open. With it,
+            chunks are in memory twice until they are settled.
+        max_redeliveries: How often a payload comes again after it was given back, from 0.
+        clock: Seconds, monotonic.
+
+    Raises:
+        ConfigError: ``max_redeliveries`` without a producer for the dead letters, or less than 0.
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        cc: Resolves,
+        *,
+        consumer_type: Any = None,
+        start_message_id_inclusive: bool = False,
+        dead_letter_producer: Any = None,
+        max_redeliveries: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if max_redeliveries is not None and (max_redeliveries < 0 or dead_letter_producer is None):
+            raise ConfigError("max_redeliveries is a number from 0, and needs a dead_letter_producer")
+        self._native = consumer
+        self._inclusive = start_message_id_inclusive
+        self._dead_letters = dead_letter_producer
+        self._max_redeliveries = max_redeliveries
+        self._clock = clock
+        self._ready: deque[PulsarMessage] = deque()
+        refusal = shared_refusal(consumer_type, lambda: consumer.acknowledge_cumulative(vendor().MessageId.earliest))
+        keep = dead_letter_producer is not None
+        self._inbox = Inbox(cc, consumer._schema, refusal=refusal, keep=keep, clock=clock)
+
+    # Receiving -------------------------------------------------------------------------------------------------
+
+    def receive(self, timeout_millis: int | None = None) -> PulsarMessage:
+        """Wait for the next payload; a bad one is handed out, too, and says so when its data is asked for.
+
+        Args:
+            timeout_millis: By default for ever.
+
+        Raises:
+            pulsar.Timeout: No payload came in time.
+            Exception: The client's own.
+        """
+        until = None if timeout_millis is None else self._clock() + timeout_millis / 1000
+        while not self._ready:
+            self._step(until)
+        return self._ready.popleft()
+
+    def batch_receive(self) -> list[PulsarMessage]:
+        """Receive payloads as the consumer's batch policy says; it counts messages, of which a payload may be many."""
+        for native in self._native.batch_receive():
+            self._act(self._inbox.take(native))
+        self._act(self._inbox.tick())
+        messages, self._ready = list(self._ready), deque()
+        return messages
+
+    # Settling --------------------------------------------------------------------------------------------------
+
+    def acknowledge(self, message: Any) -> None:
+        """Acknowledge a payload with all its messages.
+
+        Args:
+            message: A `PulsarMessage`, its id, or a native message or id; an id may come from another process.
+
+        Raises:
+            Exception: The client's own; some of a payload's messages may be acknowledged by then.
+        """
+        for native in natives(_id_of(message)):
+            self._native.acknowledge(native)
+        self._inbox.settle(self._outcome_of(message), acked=True)
+
+    def acknowledge_cumulative(self, message: Any) -> None:
+        """Acknowledge everything up to a payload, but never beyond the beginning of one that is not settled.
+
+        What lies between that and this payload is acknowledged by a later call, when the older one is settled.
+
+        Args:
+            message: As `acknowledge` takes it.
+
+        Raises:
+            Exception: The client's own, for example on a Shared subscription.
+        """
+        message_id = _id_of(message)
+        topic = message.topic_name() if hasattr(message, "topic_name") else getattr(message_id, "topic", None)
+        up_to = self._inbox.settle_up_to(message_id, topic)
+        if up_to is not None:
+            self._native.acknowledge_cumulative(up_to)
+
+    def negative_acknowledge(self, message: Any) -> None:
+        """Give a payload back with all its messages; they come again after the consumer's delay.
+
+        One that came ``max_redeliveries`` times again goes to the dead letters instead. Raises as `acknowledge`.
+        """
+        count = message.redelivery_count() if isinstance(message, PulsarMessage) else 0
+        if self._max_redeliveries is not None and count >= self._max_redeliveries:
+            reason = f"given back after {count} redeliveries"
+            if self._put_aside(message.natives, reason):
+                self.acknowledge(message)
+                return
+        self._give_back(natives(_id_of(message)), self._outcome_of(message))
+
+    def dead_letter(self, message: PulsarMessage, *, reason: str = "rejected") -> None:
+        """Put a payload's messages aside, as they came, and acknowledge them.
+
+        Raises:
+            ConfigError: There is no producer for dead letters.
+            Exception: The client's own; nothing was acknowledged.
+        """
+        if self._dead_letters is None:
+            raise ConfigError("there is no dead_letter_producer")
+        put_aside(self._dead_letters, message.natives, reason=reason)
+        self.acknowledge(message)
+
+    def redeliver_unacknowledged_messages(self) -> None:
+        """Have everything come again that is not acknowledged."""
+        self._forget()
+        self._native.redeliver_unacknowledged_messages()
+
+    # The rest of the client's consumer -------------------------------------------------------------------------
+
+    def seek(self, messageid: Any) -> None:
+        """Go to a payload, or to a time in milliseconds; chunks from before never complete with chunks from after.
+
+        To a `WholeMessageId` it goes as the consumer was subscribed: so that this payload is the next, or the one
+        behind its last message.
+        """
+        if isinstance(messageid, PulsarMessage):
+            messageid = messageid.message_id()
+        if isinstance(messageid, WholeMessageId):
+            messageid = messageid.first if self._inclusive else messageid.last
+        self._forget()
+        self._native.seek(messageid)
+        self._forget()
+
+    def pause_message_listener(self) -> None:
+        """As the client has it."""
+        self._native.pause_message_listener()
+
+    def resume_message_listener(self) -> None:
+        """As the client has it."""
+        self._native.resume_message_listener()
+
+    def get_last_message_id(self) -> Any:
+        """The native id of the last message in the topic, which may be a chunk."""
+        return self._native.get_last_message_id()
+
+    def unsubscribe(self) -> None:
+        """End the subscription; what is held is forgotten."""
+        self._native.unsubscribe()
+        self._forget()
+
+    def close(self) -> None:
+        """Close the consumer; what was not acknowledged comes again, to others."""
+        self._forget()
+        self._native.close()
+
+    def topic(self) -> Any:
+        """The topic's whole name."""
+        return self._native.topic()
+
+    def subscription_name(self) -> Any:
+        """As it was subscribed."""
+        return self._native.subscription_name()
+
+    def consumer_name(self) -> Any:
+        """Given by its user or by the client."""
+        return self._native.consumer_name()
+
+    def is_connected(self) -> Any:
+        """Whether it is connected just now."""
+        return self._native.is_connected()
+
+    @property
+    def pending_payloads(self) -> int:
+        """Payloads of which some chunks are held."""
+        return self._inbox.pending_payloads
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the chunks that are held."""
+        return self._inbox.pending_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<PulsarConsumer {self.subscription_name()!r} of {self.topic()}, {self.pending_payloads} incomplete>"
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _step(self, until: float | None) -> None:
+        """Take one message, or wait for one; while chunks are held, no longer than they may go unnoticed."""
+        left = None if until is None else until - self._clock()
+        if left is None and not self._inbox.pending_payloads:
+            self._act(self._inbox.take(self._native.receive()))
+            return
+        pause = _TICK_SECONDS if left is None else max(0.0, min(left, _TICK_SECONDS))
+        try:
+            native = self._native.receive(int(pause * 1000))
+        except vendor().Timeout:
+            self._act(self._inbox.tick())
+            if until is not None and not self._ready and self._clock() >= until:
+                raise
+        else:
+            self._act(self._inbox.take(native))
+
+    def _act(self, arrivals: Iterable[Arrival]) -> None:
+        for arrival in arrivals:
+            if isinstance(arrival, Dropped):
+                self._let_go(arrival)
+            else:
+                self._ready.append(arrival)
+
+    def _let_go(self, dropped: Dropped) -> None:
+        """Do with messages that became no payload what the configuration says; in doubt they come again."""
+        ids = tuple(handle.facts.message_id for handle in dropped.handles)
+        if dropped.action == "redeliver" and not self._came_too_often(dropped):
+            self._give_back(ids, dropped)
+        elif dropped.action == "ack" or self._put_aside(
+            tuple(handle.native for handle in dropped.handles), f"{dropped.reason}: {dropped.error}"
+        ):
+            for message_id in ids:
+                self._native.acknowledge(message_id)
+            self._inbox.settle(dropped, acked=True)
+        else:
+            self._give_back(ids, dropped)
+
+    def _came_too_often(self, dropped: Dropped) -> bool:
+        count = max(handle.facts.redelivery_count for handle in dropped.handles)
+        return self._max_redeliveries is not None and count >= self._max_redeliveries
+
+    def _give_back(self, ids: Iterable[Any], outcome: Outcome | None) -> None:
+        for message_id in ids:
+            self._native.negative_acknowledge(message_id)
+        self._inbox.settle(outcome, acked=False)
+
+    def _put_aside(self, messages: tuple[Any, ...], reason: str) -> bool:
+        """Whether they are in the dead-letter topic now."""
+        if self._dead_letters is None:
+            _log.warning("%s: messages come again, for there is no dead_letter_producer: %s", self.topic(), reason)
+            return False
+        try:
+            put_aside(self._dead_letters, messages, reason=reason)
+        except Exception as error:
+            _log.warning("%s: messages come again, for they could not be put aside: %s", self.topic(), error)
+            return False
+        return True
+
+    def _outcome_of(self, message: Any) -> Outcome | None:
+        return message.outcome if isinstance(message, PulsarMessage) else self._inbox.find(message)
+
+    def _forget(self) -> None:
+        self._inbox.clear()
+        self._ready.clear()
+
+
+def shared_refusal(consumer_type: Any, probe: Callable[[], Any]) -> Callable[[], ClaimCheckError | None]:
+    """Make the answer to the question whether chunks can be put together on a subscription.
+
+    Args:
+        consumer_type: As its user says; ``None`` for an unknown one.
+        probe: Acknowledges nothing, in a way that subscriptions of several consumers refuse.
+    """
+    known: list[ClaimCheckError | None] = []
+
+    def refusal() -> ClaimCheckError | None:
+        if not known:
+            known.append(_refusal(consumer_type, probe))
+        return known[0]
+
+    return refusal
+
+
+def _refusal(consumer_type: Any, probe: Callable[[], Any]) -> ClaimCheckError | None:
+    pulsar = vendor()
+    if consumer_type == pulsar.ConsumerType.Shared:
+        return SharedSubscriptionError(
+            "chunks cannot be put together on a Shared subscription, where each may go to another consumer: subscribe "
+            "Key_Shared, Failover or Exclusive, or send pointers (strategy external, for example to a store of type "
+            "pulsar-topic)"
+        )
+    if consumer_type is None:
+        try:
+            probe()
+        except pulsar.exceptions.CumulativeAcknowledgementNotAllowedError:
+            return SharedSubscriptionError(
+                "chunks on a subscription that may be Shared, where each may go to another consumer: say "
+                "consumer_type=pulsar.ConsumerType.KeyShared if it is that, or send pointers (strategy external)"
+            )
+    return None
+
+
+def _id_of(message: Any) -> Any:
+    """The id of a message, or the id itself."""
+    return message.message_id() if callable(getattr(message, "message_id", None)) else message

@@ -1,0 +1,45 @@
+"""Puts the messages of a payload aside, as they are, with what is known of their origin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from claimcheck.transports.pulsar.errors import vendor
+
+__all__ = ["put_aside"]
+
+_ORIGIN_ID, _ORIGIN_TOPIC = "ORIGIN_MESSAGE_ID", "REAL_TOPIC"  # as the clients' own dead letters say it
+_REASON = "dead-letter-reason"
+_REASON_CHARACTERS = 300
+
+
+def put_aside(producer: Any, natives: tuple[Any, ...], *, reason: str) -> None:
+    """Send messages to the dead-letter topic, one by one, and return when all are there.
+
+    They are sent as they came, so that whoever wraps a consumer of that topic gets the payload; chunks keep their key,
+    and with it their partition.
+
+    Args:
+        producer: A native producer.
+        natives: Native messages.
+        reason: Goes into the property ``dead-letter-reason``, at most 300 characters of it.
+
+    Raises:
+        Exception: The client's own; some of them may be there by then, and would be there twice after a second try.
+    """
+    pulsar = vendor()
+    raw = pulsar.Producer()
+    raw._producer, raw._schema, raw._client = producer._producer, pulsar.schema.BytesSchema(), producer._client
+    for native in natives:
+        origin = {
+            _ORIGIN_ID: str(native.message_id()),
+            _ORIGIN_TOPIC: native.topic_name(),
+            _REASON: reason[:_REASON_CHARACTERS],
+        }
+        raw.send(
+            None if native.has_null_value() else native.data(),
+            properties={**native.properties(), **origin},
+            partition_key=native.partition_key() or None,
+            ordering_key=native.ordering_key() or None,
+            event_timestamp=native.event_timestamp() or None,
+        )
