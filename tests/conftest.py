@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import shutil
 import sys
@@ -149,6 +150,43 @@ def own_redis(redis_programs: None) -> Iterator[servers.Server]:
         yield server
 
 
+# Pulsar: one broker for all, since it takes seconds to start; whoever kills one asks for one of his own.
+
+
+@pytest.fixture(scope="session")
+def pulsar_broker(pulsar_jars: None) -> Iterator[servers.PulsarBroker]:
+    """A real broker with a small limit. It may be shared: use topics of your own."""
+    given, admin = (os.environ.get(f"CLAIMCHECK_TEST_PULSAR_{name}URL", "") for name in ("", "ADMIN_"))
+    known = servers.PulsarBroker(given, admin)
+    with contextlib.nullcontext(known) if given else _started("java", servers.pulsar) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def pulsar_jars() -> None:
+    """Skips or fails where no broker is named and none can be started."""
+    if servers.JARS not in os.environ and not os.environ.get("CLAIMCHECK_TEST_PULSAR_URL"):
+        _missing(f"no Pulsar: neither CLAIMCHECK_TEST_PULSAR_URL nor {servers.JARS} is set (see tests/real/pulsar.xml)")
+
+
+@pytest.fixture(scope="session")
+def pulsar_client(pulsar_broker: servers.PulsarBroker) -> Iterator[Any]:
+    """One client for all tests; it says in the log what it would print."""
+    import pulsar
+
+    logger = logging.getLogger("pulsar-client")
+    logger.setLevel(logging.CRITICAL)
+    client = pulsar.Client(pulsar_broker.service_url, logger=logger, operation_timeout_seconds=30)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that nobody else has."""
+    return f"test-{uuid.uuid4().hex}"
+
+
 def _started(programs: str, start: Callable[[], AbstractContextManager[Server]]) -> AbstractContextManager[Server]:
     _require(programs)
     return start()
@@ -158,8 +196,11 @@ def _require(programs: str) -> None:
     missing = [program for program in programs.split() if not shutil.which(program)]
     if not missing:
         return
-    # A laptop without the server may skip; where servers are promised, a skipped test would be a lie.
-    reason = f"no {' and no '.join(missing)} on PATH (which servers CLAIMCHECK_TEST_* may name: see tests/servers.py)"
+    _missing(f"no {' and no '.join(missing)} on PATH (which servers CLAIMCHECK_TEST_* may name: see tests/servers.py)")
+
+
+def _missing(reason: str) -> None:
+    """A laptop without the server may skip; where servers are promised, a skipped test would be a lie."""
     if SERVERS_REQUIRED:
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

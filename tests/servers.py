@@ -1,4 +1,4 @@
-"""Real servers for tests: Redis in all its shapes and an S3 gateway, started natively on free ports of this machine.
+"""Real servers for tests: Redis in all its shapes, an S3 gateway and Pulsar, started natively on free ports.
 
 The fixtures in conftest.py use it, and so does a person who wants to run something against a Redis and a gateway:
 
@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 if __name__ == "__main__":  # a script finds its neighbours, but not the folder that holds them
@@ -21,11 +22,13 @@ if __name__ == "__main__":  # a script finds its neighbours, but not the folder 
 
 from tests.real.gateway import ACCESS_KEY, SECRET_KEY, S3Server, s3
 from tests.real.process import Server, ServerError, Spot, wait_until
+from tests.real.pulsar_broker import JARS, PulsarBroker, pulsar
 from tests.real.redis_alone import RedisDoors, redis, redis_doors, redis_server, redis_url
 from tests.real.redis_groups import RedisCluster, RedisSentinel, redis_cluster, redis_sentinel
 
 __all__ = [
     "ACCESS_KEY", "SECRET_KEY", "S3Server", "s3",
+    "JARS", "PulsarBroker", "pulsar",
     "Server", "ServerError", "Spot", "wait_until",
     "RedisDoors", "redis", "redis_doors", "redis_server", "redis_url",
     "RedisCluster", "RedisSentinel", "redis_cluster", "redis_sentinel",
@@ -33,10 +36,12 @@ __all__ = [
 
 
 def main(command: list[str]) -> int:
-    """Run a command with both servers up and named in its environment; gives the command's exit status."""
+    """Run a command with the servers up and named in its environment; gives the command's exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a killed run still stops its servers
-    with redis() as url, s3() as gateway:
+    with redis() as url, s3() as gateway, pulsar() if JARS in os.environ else nullcontext() as broker:
         environment = {
+            "CLAIMCHECK_TEST_PULSAR_URL": broker.service_url if broker else "",
+            "CLAIMCHECK_TEST_PULSAR_ADMIN_URL": broker.admin_url if broker else "",
             "CLAIMCHECK_TEST_REDIS_URL": url,
             "CLAIMCHECK_TEST_S3_ENDPOINT": gateway.endpoint_url,
             "CLAIMCHECK_TEST_S3_ACCESS_KEY": gateway.access_key,

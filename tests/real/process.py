@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import os
 import random
@@ -42,15 +43,22 @@ class Server:
         spot: Where.
         answers: Whether it takes requests by now; may raise as long as it does not.
         environment: Variables besides those of this process.
+        ready_within: Seconds that it may take to start.
     """
 
     def __init__(
-        self, command: list[str], spot: Spot, answers: Callable[[], bool], environment: dict[str, str] | None = None
+        self,
+        command: list[str],
+        spot: Spot,
+        answers: Callable[[], bool],
+        environment: dict[str, str] | None = None,
+        ready_within: float = READY_WITHIN_SECONDS,
     ) -> None:
         self.port = spot.port
         self.spot = spot
         self._command = command
         self._answers = answers
+        self._ready_within = ready_within
         self._environment = {**os.environ, **(environment or {})}
         self._log = spot.folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,7 +80,7 @@ class Server:
                 self._command, env=self._environment, stdout=output, stderr=subprocess.STDOUT
             )
         try:
-            wait_until(lambda: self._ready(self._process), f"{self._command[0]} answers")
+            wait_until(lambda: self._ready(self._process), f"{self._command[0]} answers", self._ready_within)
         except BaseException:
             self.stop()
             raise
@@ -103,11 +111,12 @@ def running(
     answers: Callable[[Spot], bool],
     environment: dict[str, str] | None = None,
     prepare: Callable[[Path], None] = lambda folder: None,
+    ready_within: float = READY_WITHIN_SECONDS,
 ) -> Iterator[Server]:
     """Run a server in a temporary folder, which `prepare` may furnish; both are gone afterwards."""
     with temporary_folder() as folder:
         prepare(folder)
-        server = _start_somewhere(command, answers, folder, environment)
+        server = _start_somewhere(command, answers, folder, environment, ready_within)
         try:
             yield server
         finally:
@@ -119,10 +128,12 @@ def _start_somewhere(
     answers: Callable[[Spot], bool],
     folder: Path,
     environment: dict[str, str] | None,
+    ready_within: float,
 ) -> Server:
     for left in (2, 1, 0):  # between choosing a free port and binding it, someone else may take it
         spot = Spot(folder, *free_ports(2))
-        server = Server(command(spot), spot, lambda spot=spot: answers(spot), environment)  # type: ignore[misc]
+        answer = functools.partial(answers, spot)
+        server = Server(command(spot), spot, answer, environment, ready_within)
         try:
             server.start()
             break

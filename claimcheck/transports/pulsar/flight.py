@@ -76,6 +76,11 @@ class Flight:
             self._wait(lambda: not self._flying)
         return [self.ids[number] for number in range(self.launched)]
 
+    def drain(self) -> None:
+        """Wait until the client has taken all of them. Raises as `launch` does."""
+        with self._changed:
+            self._wait(lambda: True)
+
     def settle(self) -> None:
         """After an error: wait for the messages that are still on their way, as long as they have time."""
         with self._changed:

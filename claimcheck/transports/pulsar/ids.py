@@ -22,7 +22,9 @@ Position = tuple[int, int, int]
 
 @functools.total_ordering
 class WholeMessageId:
-    """Of one payload; compares with native ids by its last message, and is accepted wherever the wrappers take an id.
+    """Of one payload; accepted wherever the wrappers take an id.
+
+    It compares with native ids, too, by its last message, where it stands on the left: theirs refuse all strangers.
 
     Attributes:
         ids: The native ids of all its messages, lowest first; at least one.

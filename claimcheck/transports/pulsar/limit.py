@@ -83,8 +83,8 @@ def _path(topic: str) -> str:
 
 
 def _field(size: int) -> int:
-    """A field of this many bytes with its number and its length."""
-    return 2 + _varint_bytes(size) + size  # a number from 16 takes two bytes
+    """A field of this many bytes with its number, where that is below 16, and its length."""
+    return 1 + _varint_bytes(size) + size
 
 
 def _varint_bytes(number: int) -> int:
@@ -97,4 +97,4 @@ def _option_bytes(option: tuple[str, Any]) -> int:
         return 0
     if name == "replication_clusters":
         return sum(_field(byte_length(cluster)) for cluster in value)
-    return _field(byte_length(value)) if name == "ordering_key" else 12
+    return 1 + _field(byte_length(value)) if name == "ordering_key" else 12

@@ -127,7 +127,8 @@ class PulsarProducer:
                     if flight.launched == out.total:
                         ids = flight.wait()  # within the block that undoes what was stored
             except Exception as error:
-                raise self._broken_off(out, flight, options, error) from error.__cause__
+                self._break_off(out, flight, options, error)
+                raise
         return self._id(out, ids)
 
     def send_async(
@@ -168,6 +169,7 @@ class PulsarProducer:
             for envelope in out.envelopes:
                 _check_options(out, options)
                 flight.launch(envelope)
+            flight.drain()
         except Exception as error:
             if not flight.launched:  # nobody knows of the callback yet
                 out.settle(error)
@@ -275,17 +277,14 @@ class PulsarProducer:
 
     # Failures --------------------------------------------------------------------------------------------------
 
-    def _broken_off(self, out: Outbound, flight: Flight, options: Mapping[str, Any], error: Exception) -> Exception:
-        """The error to raise: of chunks of which some may be in the topic, one that says how many."""
+    def _break_off(self, out: Outbound, flight: Flight, options: Mapping[str, Any], error: Exception) -> None:
+        """Of chunks of which some may be in the topic, tell readers, and raise an error that says how many."""
         if out.abort is None:
-            return error
+            return
         flight.settle()
-        if not flight.ids and classify(error) == "failed":
-            return error
-        self._send_abort(out.abort, options)
-        partial = out.partial([flight.ids[number] for number in sorted(flight.ids)], error)
-        partial.__cause__ = error
-        return partial
+        if flight.ids or classify(error) == "unknown":
+            self._send_abort(out.abort, options)
+            raise out.partial([flight.ids[number] for number in sorted(flight.ids)], error) from error
 
     def _send_abort(self, abort: Envelope, options: Mapping[str, Any]) -> None:
         heard = threading.Event()

@@ -1,0 +1,103 @@
+"""What the tests against a real Pulsar share: a configuration of each kind, and a topic with everything on it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pulsar
+
+import claimcheck
+from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
+from tests import servers
+
+LIMIT = 102_400
+"""What the broker of the tests takes in one message."""
+
+STRATEGIES = ("external", "chunking")
+
+
+def content(size: int, seed: int = 0) -> bytes:
+    """Bytes that are the same each time, and different for each seed."""
+    return random.Random(f"{size} {seed}").randbytes(size)
+
+
+def opened(strategy: str, **more: Any) -> claimcheck.ClaimCheck:
+    """A configuration with one store, in this process's memory."""
+    return claimcheck.from_dict({"strategy": strategy, "stores": {"m": {"type": "memory"}}, **more})
+
+
+class Rig:
+    """One topic, and whatever is wrapped on it; closed at the end."""
+
+    def __init__(self, broker: Any, client: Any, topic: str, stack: contextlib.ExitStack) -> None:
+        self.broker, self.client, self.topic, self._stack = broker, client, topic, stack
+        self.cc = stack.enter_context(opened("external"))
+
+    def claimcheck(self, strategy: str, **more: Any) -> claimcheck.ClaimCheck:
+        """Another configuration; pointers of all of them lead to the same store."""
+        cc = self._stack.enter_context(opened(strategy, **more))
+        if "stores" not in more:
+            cc._open.stores["m"] = self.cc.store("m")
+        return cc
+
+    def producer(self, strategy: str = "external", *, wrap: dict[str, Any] | None = None, **native: Any) -> Any:
+        """A wrapped producer; `native` goes to the client."""
+        made = self.client.create_producer(self.topic, **native)
+        cc = strategy if isinstance(strategy, claimcheck.ClaimCheck) else self.claimcheck(strategy)
+        wrapped = PulsarProducer(made, cc, **{"max_message_bytes": LIMIT, **(wrap or {})})
+        self._stack.callback(_quietly, wrapped.close)
+        return wrapped
+
+    def subscribe(self, name: str = "s", **native: Any) -> Any:
+        """A native consumer, which sees the topic from its beginning."""
+        options = {"initial_position": pulsar.InitialPosition.Earliest, "negative_ack_redelivery_delay_ms": 100}
+        made = self.client.subscribe(self.topic, name, **{**options, **native})
+        self._stack.callback(_quietly, made.close)
+        return made
+
+    def consumer(self, name: str = "s", *, wrap: dict[str, Any] | None = None, cc: Any = None, **native: Any) -> Any:
+        """A wrapped consumer, told of its own type."""
+        told = {"consumer_type": native.get("consumer_type", pulsar.ConsumerType.Exclusive)}
+        return PulsarConsumer(self.subscribe(name, **native), cc or self.cc, **{**told, **(wrap or {})})
+
+    def settled(self, name: str = "s", *, backlog: int = 0) -> None:
+        """Wait until the broker has so many left for a subscription; of none no hole may be left either."""
+        wanted = (backlog,) if backlog else (0, "")
+        servers.wait_until(lambda: self._left(name)[: len(wanted)] == wanted, f"the backlog of {name} is {backlog}")
+
+    def _left(self, name: str) -> tuple[int, str]:
+        holes, backlog = "", 0
+        for topic in self.client.get_topic_partitions(self.topic):
+            backlog += self.broker.stats(topic)["subscriptions"][name]["msgBacklog"]
+            cursor = self.broker.internal_stats(topic)["cursors"][name]
+            holes += cursor["individuallyDeletedMessages"].strip("[]")
+        return backlog, holes
+
+
+@contextlib.contextmanager
+def rig(broker: Any, client: Any, topic: str) -> Iterator[Rig]:
+    """Open one."""
+    with contextlib.ExitStack() as stack:
+        yield Rig(broker, client, topic, stack)
+
+
+def receive(consumer: Any, count: int, *, seconds: float = 10) -> list[Any]:
+    """Exactly so many payloads."""
+    return [consumer.receive(int(seconds * 1000)) for _ in range(count)]
+
+
+def nothing_comes(consumer: Any, millis: int = 300) -> bool:
+    """Whether no payload comes for a while."""
+    try:
+        consumer.receive(millis)
+    except pulsar.Timeout:
+        return True
+    return False
+
+
+def _quietly(close: Any) -> None:
+    with contextlib.suppress(pulsar.exceptions.AlreadyClosed, ValueError):  # the test did so itself
+        close()

@@ -1,0 +1,355 @@
+"""What is acknowledged, given back, sought and put aside is a whole payload; the broker's books show it."""
+
+import subprocess
+import sys
+
+import pulsar
+import pytest
+
+from claimcheck.envelope import encode_abort, encode_chunk
+from claimcheck.errors import ConfigError
+from claimcheck.transports.pulsar import PulsarConsumer, SharedSubscriptionError, deserialize
+from tests import servers
+from tests.integration.pulsar_rig import LIMIT, STRATEGIES, Rig, content, nothing_comes, receive, rig
+
+UUID = "00000000-0000-4000-8000-00000000000{}"
+SHARED, KEYED = pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared
+MANY = pytest.mark.parametrize("kind", [SHARED, KEYED], ids=str)
+
+
+@pytest.fixture
+def lab(pulsar_broker, pulsar_client, topic):
+    with rig(pulsar_broker, pulsar_client, topic) as lab:
+        yield lab
+
+
+def chunk(which, position, count, piece):
+    return encode_chunk(UUID.format(which), position, count, memoryview(piece))
+
+
+class TestAcknowledge:
+    def test_a_chunk_never_before_its_payload_and_none_is_left_behind(self, lab):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        for message in (chunk(1, 0, 2, b"a"), b"plain", chunk(2, 0, 2, b"c"), chunk(1, 1, 2, b"b")):
+            native.send(message)
+
+        for message in receive(consumer, 2):
+            consumer.acknowledge(message)
+        lab.settled(backlog=1)  # the lone head
+
+        native.send(chunk(2, 1, 2, b"d"))
+        consumer.acknowledge(consumer.receive(5000))
+        lab.settled()
+
+    @pytest.mark.parametrize("partitions", [0, 2])
+    def test_by_an_id_that_comes_from_another_process(self, lab, partitions):
+        if partitions:
+            lab.broker.create_partitioned(lab.topic, partitions)
+        consumer = lab.consumer()
+        lab.producer("chunking").send(content(5 * LIMIT))
+        data = consumer.receive(5000).message_id().serialize()
+        again = subprocess.run(
+            [sys.executable, "-c", _SERIALIZED_AGAIN], input=data, capture_output=True, check=True
+        ).stdout
+
+        consumer.acknowledge(deserialize(again))
+
+        lab.settled()
+
+    def test_duplicates_go_with_their_payload(self, lab):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        for message in (chunk(1, 0, 2, b"a"), chunk(1, 0, 2, b"a"), chunk(1, 1, 2, b"b"), chunk(1, 1, 2, b"b")):
+            native.send(message)
+        message = consumer.receive(5000)
+        assert message.data() == b"ab"
+        assert nothing_comes(consumer)
+
+        consumer.acknowledge(message)
+        native.send(chunk(1, 0, 2, b"a"))
+        assert nothing_comes(consumer)
+
+        lab.settled()
+
+    def test_an_aborted_payload_leaves_nothing(self, lab):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        native.send(chunk(1, 0, 3, b"a"))
+        native.send(encode_abort(UUID.format(1)))
+        native.send(chunk(1, 1, 3, b"late"))
+
+        assert nothing_comes(consumer)
+        assert consumer.pending_payloads == 0
+        lab.settled()
+
+    def test_a_payload_that_contradicts_itself_can_be_acknowledged(self, lab):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        for message in (chunk(1, 0, 2, b"a"), chunk(1, 0, 2, b"X"), chunk(1, 1, 2, b"b")):
+            native.send(message)
+
+        message = consumer.receive(5000)
+
+        assert "different bytes" in str(message.error)
+        consumer.acknowledge(message)
+        lab.settled()
+
+
+class TestCumulatively:
+    def test_everything(self, lab):
+        consumer, producer = lab.consumer(), lab.producer("chunking")
+        for i in range(6):
+            producer.send(content([10, 3 * LIMIT][i % 2], i))
+
+        consumer.acknowledge_cumulative(receive(consumer, 6)[-1])
+
+        lab.settled()
+
+    def test_never_past_the_beginning_of_an_incomplete_payload(self, lab):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        for message in (b"1", chunk(1, 0, 2, b"a"), b"2", b"3"):
+            native.send(message)
+
+        consumer.acknowledge_cumulative(receive(consumer, 3)[-1])
+        lab.settled(backlog=3)
+
+        native.send(chunk(1, 1, 2, b"b"))
+        consumer.acknowledge_cumulative(consumer.receive(5000))
+        lab.settled()
+
+    def test_never_past_a_payload_that_is_complete_but_goes_on_behind(self, lab):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        for message in (b"1", chunk(1, 0, 2, b"a"), b"2", chunk(1, 1, 2, b"b")):
+            native.send(message)
+        _, plain, whole = receive(consumer, 3)
+
+        consumer.acknowledge_cumulative(plain)
+        lab.settled(backlog=3)
+
+        consumer.acknowledge_cumulative(whole)
+        lab.settled()
+
+    def test_where_nothing_is_known_of_what_lies_before(self, lab):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        for message in (chunk(1, 0, 2, b"a"), b"2"):
+            native.send(message)
+
+        consumer.acknowledge_cumulative(consumer.receive(5000))
+
+        lab.settled(backlog=2)
+
+
+class TestGiveBack:
+    @pytest.mark.parametrize(("strategy", "kind"), [("external", SHARED), ("external", KEYED), ("chunking", KEYED)])
+    def test_it_comes_again_whole(self, lab, kind, strategy):
+        consumer = lab.consumer(consumer_type=kind)
+        lab.producer(strategy).send(payload := content(7 * LIMIT))
+        for count in range(3):
+            message = consumer.receive(5000)
+            assert (message.data(), message.redelivery_count()) == (payload, count)
+            consumer.negative_acknowledge(message)
+
+        consumer.acknowledge(consumer.receive(5000))
+
+        lab.settled()
+
+    def test_all_that_is_not_acknowledged(self, lab):
+        consumer, producer = lab.consumer(), lab.producer("chunking")
+        payloads = [content(size, i) for i, size in enumerate([10, 3 * LIMIT, 20])]
+        for payload in payloads:
+            producer.send(payload)
+        receive(consumer, 3)
+
+        consumer.redeliver_unacknowledged_messages()
+
+        again = receive(consumer, 3)
+        assert [message.data() for message in again] == payloads
+        for message in again:
+            consumer.acknowledge(message)
+        lab.settled()
+
+    def test_what_expires_comes_again_until_it_is_complete(self, lab):
+        time = [0.0]
+        consumer = lab.consumer(wrap={"clock": lambda: time[0]})
+        native = lab.client.create_producer(lab.topic)
+        native.send(chunk(1, 0, 2, b"a"))
+        with pytest.raises(pulsar.Timeout):
+            consumer.receive(0)
+        servers.wait_until(lambda: _pending(consumer) == 1, "the head is held")
+
+        time[0] += 61
+        with pytest.raises(pulsar.Timeout):
+            consumer.receive(0)
+        assert consumer.pending_payloads == 0
+        servers.wait_until(lambda: _pending(consumer) == 1, "the head came again")
+
+        native.send(chunk(1, 1, 2, b"b"))
+        time[0] += 1
+        servers.wait_until(lambda: _acknowledged_one(consumer), "it is complete")
+        lab.settled()
+
+    @MANY
+    def test_when_its_consumer_goes_it_comes_whole_to_another(self, lab, kind):
+        strategy = "external" if kind == pulsar.ConsumerType.Shared else "chunking"
+        first = lab.consumer(consumer_type=kind)
+        payloads = [content(3 * LIMIT, i) for i in range(4)]
+        for payload in payloads:
+            lab.producer(strategy).send(payload)
+        receive(first, 2)
+        second = lab.consumer(consumer_type=kind)
+
+        first.close()
+
+        got = receive(second, 4)
+        assert sorted(message.data() for message in got) == sorted(payloads)
+        for message in got:
+            second.acknowledge(message)
+        lab.settled()
+
+
+class TestDeadLetters:
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_a_payload_that_came_too_often(self, lab, strategy):
+        aside = lab.client.create_producer(f"{lab.topic}-dlq")
+        kind = pulsar.ConsumerType.KeyShared
+        wrap = {"dead_letter_producer": aside, "max_redeliveries": 2}
+        consumer = lab.consumer(consumer_type=kind, wrap=wrap)
+        sent = lab.producer(strategy).send(payload := content(5 * LIMIT), properties={"a": "b"}, partition_key="k")
+        for _ in range(3):
+            consumer.negative_acknowledge(consumer.receive(5000))
+        lab.settled()
+
+        other = rig_on(lab, f"{lab.topic}-dlq").consumer()
+        letter = other.receive(5000)
+
+        about = letter.properties()
+        assert (letter.data(), letter.partition_key(), about.pop("a")) == (payload, "k", "b")
+        assert about["REAL_TOPIC"].endswith(lab.topic)
+        assert about["ORIGIN_MESSAGE_ID"] == str(getattr(sent, "first", sent))
+        assert "2 redeliveries" in about["dead-letter-reason"]
+
+    def test_by_hand(self, lab):
+        aside = lab.client.create_producer(f"{lab.topic}-dlq")
+        consumer = lab.consumer(wrap={"dead_letter_producer": aside})
+        lab.producer("chunking").send(payload := content(2 * LIMIT))
+
+        consumer.dead_letter(consumer.receive(5000), reason="no sense in it")
+
+        lab.settled()
+        letter = rig_on(lab, f"{lab.topic}-dlq").consumer().receive(5000)
+        assert (letter.data(), letter.properties()["dead-letter-reason"]) == (payload, "no sense in it")
+
+    def test_a_chunk_of_the_largest_size_has_room_for_its_origin(self, lab):
+        aside = lab.client.create_producer(f"{lab.topic}-dlq", producer_name="n" * 60)
+        consumer = lab.consumer(wrap={"dead_letter_producer": aside})
+        lab.producer("chunking").send(content(LIMIT + 1), properties={"p": "v" * 300}, partition_key="k" * 100)
+
+        consumer.dead_letter(consumer.receive(5000), reason="x" * 1000)
+
+        lab.settled()
+
+    def test_options_that_make_no_sense(self, lab):
+        with pytest.raises(ConfigError, match="dead_letter_producer"):
+            lab.consumer("a", wrap={"max_redeliveries": 3})
+        with pytest.raises(ConfigError, match="dead_letter_producer"):
+            lab.consumer("b").dead_letter(object())
+
+
+class TestShared:
+    def test_chunks_are_refused_and_the_way_out_is_named(self, lab):
+        consumer = lab.consumer(consumer_type=pulsar.ConsumerType.Shared)
+        lab.producer("chunking").send(content(LIMIT + 1))
+        lab.producer("external").send(payload := content(LIMIT + 2))
+
+        first, second, pointer = receive(consumer, 3)
+
+        for refused in (first, second):
+            with pytest.raises(SharedSubscriptionError, match="Key_Shared"):
+                refused.data()
+            consumer.acknowledge(refused)
+        assert pointer.data() == payload
+        consumer.acknowledge(pointer)
+        lab.settled()
+
+    @MANY
+    def test_a_type_that_nobody_told_is_found_out(self, lab, kind):
+        consumer = PulsarConsumer(lab.subscribe(consumer_type=kind), lab.cc)
+        lab.producer("chunking").send(content(LIMIT + 1))
+
+        assert "consumer_type" in str(consumer.receive(5000).error)
+
+    @pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover], ids=str)
+    def test_of_others_nothing_has_to_be_told(self, lab, kind):
+        consumer = PulsarConsumer(lab.subscribe(consumer_type=kind), lab.cc)
+        lab.producer("chunking").send(payload := content(LIMIT + 1))
+
+        assert consumer.receive(5000).data() == payload
+
+
+class TestSeek:
+    @pytest.mark.parametrize("inclusive", [True, False])
+    def test_to_the_whole(self, lab, inclusive):
+        told = {"start_message_id_inclusive": inclusive}
+        consumer, producer = lab.consumer(wrap=told, **told), lab.producer("chunking")
+        payloads = [content(3 * LIMIT, i) for i in range(3)]
+        ids = [producer.send(payload) for payload in payloads]
+        receive(consumer, 3)
+
+        consumer.seek(deserialize(ids[1].serialize()))
+
+        assert consumer.receive(5000).data() == payloads[1 if inclusive else 2]
+
+    def test_chunks_from_before_never_complete_with_chunks_from_after(self, lab):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        ids = [native.send(chunk(1, i, 4, b"%d" % i)) for i in range(2)]
+        assert nothing_comes(consumer)
+
+        consumer.seek(ids[1])
+        for i in (2, 3):
+            native.send(chunk(1, i, 4, b"%d" % i))
+        assert nothing_comes(consumer)
+        assert consumer.pending_payloads == 1
+
+        consumer.seek(pulsar.MessageId.earliest)
+        assert consumer.receive(5000).data() == b"0123"
+
+
+class TestBroker:
+    def test_a_topic_that_is_unloaded_in_the_middle_of_a_payload(self, lab):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        for i in range(3):
+            native.send(chunk(1, i, 4, b"%d" % i))
+        assert nothing_comes(consumer)
+
+        lab.broker.unload(lab.topic)
+        native.send(chunk(1, 3, 4, b"3"))
+
+        message = consumer.receive(30_000)
+        assert message.data() == b"0123"
+        assert nothing_comes(consumer)
+        consumer.acknowledge(message)
+        lab.settled()
+
+
+_SERIALIZED_AGAIN = """
+import sys
+from claimcheck.transports.pulsar import deserialize
+sys.stdout.buffer.write(deserialize(sys.stdin.buffer.read()).serialize())
+"""
+
+
+def rig_on(lab, topic):
+    """The same, on another topic, with the same stores."""
+    other = Rig(lab.broker, lab.client, topic, lab._stack)
+    other.cc = lab.cc
+    return other
+
+
+def _pending(consumer):
+    assert nothing_comes(consumer, 0)
+    return consumer.pending_payloads
+
+
+def _acknowledged_one(consumer):
+    try:
+        consumer.acknowledge(consumer.receive(0))
+    except pulsar.Timeout:
+        return False
+    return True

@@ -1,0 +1,191 @@
+"""Payloads of any size through a real Pulsar: whole, with everything that the native message has."""
+
+import io
+import json
+
+import pulsar
+import pytest
+
+from claimcheck.errors import PayloadNotFoundError
+from claimcheck.transports.pulsar import PulsarReader, WholeMessageId
+from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig
+
+SIZES = [0, 1, 1000, LIMIT - 200, LIMIT, LIMIT + 1, 10 * LIMIT, 3_000_000]
+
+
+@pytest.fixture
+def lab(pulsar_broker, pulsar_client, topic):
+    with rig(pulsar_broker, pulsar_client, topic) as lab:
+        yield lab
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+class TestEveryStrategy:
+    @pytest.mark.parametrize("size", SIZES)
+    def test_any_size_comes_back_with_its_key_and_properties(self, lab, strategy, size):
+        consumer, producer = lab.consumer(), lab.producer(strategy)
+        payload, about = content(size), {"name": "value", "claim": "check"}
+
+        sent = producer.send(payload, properties=about, partition_key="k", ordering_key="o", event_timestamp=123_456)
+        message = consumer.receive(10_000)
+
+        assert message.data() == message.value() == payload
+        assert (message.properties(), message.partition_key(), message.ordering_key()) == (about, "k", "o")
+        assert (message.event_timestamp(), message.message_id()) == (123_456, sent)
+        assert (message.producer_name(), message.redelivery_count()) == (producer.producer_name(), 0)
+        assert message.topic_name().endswith(lab.topic)
+        assert message.publish_timestamp() > 1_700_000_000_000
+        consumer.acknowledge(message)
+        lab.settled()
+
+    def test_a_payload_without_a_key_has_none_at_its_reader(self, lab, strategy):
+        consumer = lab.consumer()
+        lab.producer(strategy).send(content(3 * LIMIT))
+
+        message = consumer.receive(10_000)
+
+        assert (message.partition_key(), message.properties()) == ("", {})
+
+    def test_asynchronously_in_order_and_each_callback_once(self, lab, strategy):
+        consumer, producer, heard = lab.consumer(), lab.producer(strategy), []
+        payloads = [content(size, i) for i, size in enumerate([10, 3 * LIMIT, 20, LIMIT, 30 * LIMIT, 0, 5])]
+        for payload in payloads:
+            producer.send_async(payload, lambda result, message_id: heard.append((result, message_id)))
+        producer.flush()
+
+        messages = receive(consumer, len(payloads))
+
+        assert [message.data() for message in messages] == payloads
+        assert heard == [(pulsar.Result.Ok, message.message_id()) for message in messages]
+
+    @pytest.mark.parametrize("known", [True, False])
+    def test_a_file(self, lab, strategy, known):
+        payload = content(3_000_000)
+        consumer = lab.consumer()
+
+        lab.producer(strategy).send(io.BytesIO(payload) if known else io.BufferedReader(Pipe(payload)))
+
+        assert consumer.receive(10_000).data() == payload
+
+    def test_a_schema_of_the_users_own(self, lab, strategy):
+        class Order(pulsar.schema.Record):
+            number = pulsar.schema.Integer()
+            text = pulsar.schema.String()
+
+        schema = pulsar.schema.JsonSchema(Order)
+        consumer, producer = lab.consumer(schema=schema), lab.producer(strategy, schema=schema)
+        for order in (small := Order(number=1, text="a"), large := Order(number=2, text="b" * 2 * LIMIT)):
+            producer.send(order)
+
+        for order in (small, large):
+            message = consumer.receive(10_000)
+            assert message.value() == order
+            assert json.loads(message.data())["text"] == order.text
+
+    def test_a_reader(self, lab, strategy):
+        producer = lab.producer(strategy)
+        payloads = [content(size) for size in (5, 4 * LIMIT, 6)]
+        first, second, _ = [producer.send(payload) for payload in payloads]
+        with PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), lab.cc) as reader:
+            assert [reader.read_next(10_000).data() for _ in payloads] == payloads
+            assert not reader.has_message_available()
+
+            reader.seek(first)
+            assert reader.has_message_available()
+            assert reader.read_next(10_000).data() == payloads[1]
+            reader.seek(second)
+            assert reader.read_next(10_000).data() == payloads[2]
+
+    @pytest.mark.parametrize("partitions", [0, 3])
+    def test_several_producers_of_all_kinds_on_one_topic(self, lab, strategy, partitions):
+        if partitions:
+            lab.broker.create_partitioned(lab.topic, partitions)
+        consumer = lab.consumer()
+        producers = [lab.producer(strategy), lab.producer("chunking"), lab.producer("external"), lab.producer()]
+        payloads = [content([7, 2 * LIMIT, 11 * LIMIT][i % 3], i) for i in range(40)]
+        for i, payload in enumerate(payloads):
+            producers[i % 4].send_async(payload, lambda *_: None, partition_key=f"k{i % 5}" if i % 2 else None)
+        for producer in producers:
+            producer.flush()
+
+        messages = receive(consumer, len(payloads))
+
+        assert sorted(message.data() for message in messages) == sorted(payloads)
+        for message in messages:
+            consumer.acknowledge(message)
+        lab.settled()
+
+
+class Pipe(io.RawIOBase):
+    """Cannot seek."""
+
+    def __init__(self, data):
+        self.inner = io.BytesIO(data)
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        return self.inner.readinto(buffer)
+
+
+def test_tombstones_and_look_alikes(lab):
+    consumer, producer = lab.consumer(), lab.producer("chunking")
+    fake = lab.cc.config.header + b"\x02\x02{}"
+    producer.send(None, partition_key="gone")
+    producer.send(fake)
+    producer.send(lab.cc.config.header)
+
+    tombstone, escaped, bare = receive(consumer, 3)
+
+    assert (tombstone.has_null_value(), tombstone.data(), tombstone.partition_key()) == (True, b"", "gone")
+    assert (escaped.data(), bare.data(), escaped.has_null_value()) == (fake, lab.cc.config.header, False)
+
+
+def test_one_bad_message_stops_no_other(lab):
+    consumer, producer = lab.consumer(), lab.producer()
+    pointer = lab.cc.store("m").write(b"soon gone")
+    lab.cc.store("m").rollback(pointer)
+    native = lab.client.create_producer(lab.topic)
+    native.send(b"plain")
+    native.send(lab.cc.seal(pointer))
+    native.send(lab.cc.config.header + b"\x09 no such type")
+    producer.send(content(2 * LIMIT))
+
+    plain, gone, strange, good = receive(consumer, 4)
+
+    assert (plain.error, good.error) == (None, None)
+    with pytest.raises(PayloadNotFoundError):
+        gone.data()
+    with pytest.raises(PayloadNotFoundError):
+        gone.value()
+    assert "type" in str(strange.error)
+    for message in (plain, gone, strange, good):
+        consumer.acknowledge(message)
+    lab.settled()
+
+
+def test_an_id_of_the_whole_survives_bytes_and_compares(lab):
+    producer = lab.producer("chunking")
+    before, whole, after = producer.send(b"a"), producer.send(content(5 * LIMIT)), producer.send(b"b")
+
+    again = WholeMessageId.deserialize(whole.serialize())
+
+    assert again == whole
+    assert hash(again) == hash(whole)
+    assert len(again.ids) == 6
+    assert again > before
+    assert again < after
+    assert again.first <= again.last
+
+
+def test_the_native_consumer_sees_chunks_with_the_names_of_pip_37(lab):
+    lab.producer("chunking").send(content(2 * LIMIT), partition_key="k")
+    native = lab.subscribe("native")
+
+    chunks = [native.receive(5000) for _ in range(3)]
+
+    assert [chunk.properties()["chunk_id"] for chunk in chunks] == ["0", "1", "2"]
+    assert {chunk.properties()["num_chunks_from_msg"] for chunk in chunks} == {"3"}
+    assert {chunk.partition_key() for chunk in chunks} == {"k"}
+    assert nothing_comes(native)

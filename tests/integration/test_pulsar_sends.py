@@ -1,0 +1,289 @@
+"""Sends to a real Pulsar that are large, many, refused or never answered; and what is left of them in the store."""
+
+import threading
+from datetime import timedelta
+
+import pulsar
+import pytest
+
+from claimcheck.errors import PartialSendError, PayloadTooLargeError, TransportError
+from claimcheck.transports.pulsar import ChunkArgumentError, SendDeadlineError, ask_limit
+from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig
+
+RESULT = pulsar.Result
+BATCHES = {"batching_enabled": True, "batching_max_allowed_size_in_bytes": LIMIT // 2}
+
+
+@pytest.fixture
+def lab(pulsar_broker, pulsar_client, topic):
+    with rig(pulsar_broker, pulsar_client, topic) as lab:
+        yield lab
+
+
+class Watched:
+    """What was written to a configuration's store, and what of it was removed."""
+
+    def __init__(self, lab, strategy="external"):
+        self.events = []
+        self.cc = lab.claimcheck(strategy)
+        store = self.cc.store("m")
+        write, rollback = store.write, store.rollback
+        store.write = lambda *a, **k: self._note("write", write(*a, **k))
+        store.rollback = lambda pointer: (self.events.append(("rollback", pointer.key)), rollback(pointer))
+
+    def _note(self, what, pointer):
+        self.events.append((what, pointer.key))
+        return pointer
+
+    @property
+    def names(self):
+        return [name for name, _ in self.events]
+
+
+class Heard:
+    """A callback, and what it was told."""
+
+    def __init__(self):
+        self.calls, self.called = [], threading.Event()
+
+    def __call__(self, result, message_id):
+        self.calls.append((result, message_id))
+        self.called.set()
+
+    def wait(self):
+        assert self.called.wait(20)
+        return self.calls[0]
+
+
+class TestLimit:
+    @pytest.mark.parametrize("properties", [{}, {"a": "b"}, {f"name {i}": "ü" * 200 for i in range(50)}])
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_around_it_nothing_is_refused_and_plain_is_what_can_be(self, lab, strategy, properties):
+        consumer = lab.consumer()
+        producer = lab.producer(strategy, producer_name=f"{'n' * 50}-{lab.topic}")
+        room = _largest_plain(producer, properties)
+        for size in range(room - 3, room + 4):
+            producer.send(content(size), properties=properties, partition_key="key", ordering_key="o" * 100)
+
+        assert [len(message.data()) for message in receive(consumer, 7)] == list(range(room - 3, room + 4))
+        native = producer._native
+        native.send(content(room), properties=properties, partition_key="key", ordering_key="o" * 100)
+        with pytest.raises(pulsar.exceptions.MessageTooBig):  # our arithmetic is at most some bytes careful
+            native.send(content(room + 64), properties=properties, partition_key="key", ordering_key="o" * 100)
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize("native", [BATCHES, {"compression_type": pulsar.CompressionType.ZSTD}])
+    def test_with_the_clients_own_batches_and_compression(self, lab, strategy, native):
+        consumer, producer, heard = lab.consumer(), lab.producer(strategy, **native), []
+        payloads = [content(size, i) for i, size in enumerate([LIMIT - 100, 10, 3 * LIMIT, LIMIT - 150, 20, 5, LIMIT])]
+        for payload in payloads:
+            producer.send_async(payload, lambda result, _: heard.append(result))
+        producer.flush()
+
+        assert sorted(len(message.data()) for message in receive(consumer, 7)) == sorted(map(len, payloads))
+        assert set(heard) == {RESULT.Ok}
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_properties_that_are_too_large_alone(self, lab, strategy):
+        producer, properties = lab.producer(strategy), {"p": "v" * LIMIT}
+        consumer = lab.consumer()
+
+        with pytest.raises(PayloadTooLargeError):
+            producer.send(content(LIMIT), properties=properties)
+
+        assert nothing_comes(consumer)
+
+    def test_the_broker_is_asked(self, lab):
+        lab.producer().send(b"so that the topic is there")
+        assert ask_limit(lab.broker.admin_url, lab.topic) == LIMIT
+
+        lab.broker.set_policy(lab.topic, "maxMessageSize", 50_000)
+
+        assert ask_limit(lab.broker.admin_url, lab.topic) == 50_000
+        consumer = lab.consumer()
+        producer = lab.producer("chunking", wrap={"admin_url": lab.broker.admin_url})
+        producer.send(payload := content(LIMIT))
+        messages = receive(consumer, 2)
+        assert messages[1].data() == payload
+        assert len(messages[1].message_id().ids) == 3
+
+    def test_a_web_service_that_does_not_tell(self, lab):
+        with pytest.raises(TransportError, match="did not tell"):
+            ask_limit("http://127.0.0.1:1", lab.topic)
+        with pytest.raises(TransportError, match="http"):
+            ask_limit("file:///etc/passwd", lab.topic)
+
+
+class TestQueue:
+    @pytest.mark.parametrize("blocking", [True, False])
+    @pytest.mark.parametrize("queue", [1, 3])
+    def test_more_chunks_than_the_clients_queue_holds(self, lab, blocking, queue):
+        consumer = lab.consumer()
+        producer = lab.producer("chunking", max_pending_messages=queue, block_if_queue_full=blocking)
+        heard = Heard()
+        producer.send_async(first := content(20 * LIMIT), heard)
+        assert heard.wait()[0] == RESULT.Ok
+
+        producer.send(second := content(30 * LIMIT, 1))
+
+        assert [message.data() for message in receive(consumer, 2)] == [first, second]
+
+    def test_several_threads(self, lab):
+        consumer = lab.consumer()
+        producer = lab.producer("chunking", max_pending_messages=5, block_if_queue_full=True)
+        payloads = [content(10 * LIMIT, i) for i in range(6)]
+        threads = [threading.Thread(target=producer.send, args=(payload,)) for payload in payloads]
+        for thread in threads:
+            thread.start()
+
+        assert sorted(message.data() for message in receive(consumer, 6)) == sorted(payloads)
+        for thread in threads:
+            thread.join()
+
+
+class TestRefused:
+    def test_what_was_stored_for_a_pointer_is_removed(self, lab):
+        watched = Watched(lab)
+        producer = lab.producer(watched.cc, wrap={"max_message_bytes": LIMIT})
+        lab.broker.request("POST", f"persistent/public/default/{lab.topic}/terminate")
+
+        with pytest.raises((pulsar.exceptions.TopicTerminated, pulsar.exceptions.AlreadyClosed)) as caught:
+            producer.send(content(2 * LIMIT))
+
+        definitely = caught.type is pulsar.exceptions.TopicTerminated
+        assert watched.names == (["write", "rollback"] if definitely else ["write"])
+
+    def test_a_payload_that_is_too_big_after_all(self, lab):
+        watched = Watched(lab)
+        producer = lab.producer(watched.cc, wrap={"max_message_bytes": 10 * LIMIT})
+        with pytest.raises(pulsar.exceptions.MessageTooBig):
+            producer.send(content(2 * LIMIT))
+
+        with pytest.raises(pulsar.exceptions.MessageTooBig):
+            producer.send(content(20 * LIMIT), properties={"p": "v" * LIMIT})
+
+        assert watched.names == ["write", "rollback"]
+
+    def test_asynchronously_the_callback_hears_of_it_and_the_store_is_clean_after_a_flush(self, lab):
+        watched, heard = Watched(lab), Heard()
+        producer = lab.producer(watched.cc, wrap={"max_message_bytes": 10 * LIMIT})
+
+        producer.send_async(content(20 * LIMIT), heard, properties={"p": "v" * LIMIT})
+
+        assert heard.wait()[0] == RESULT.MessageTooBig
+        producer.flush()
+        assert watched.names == ["write", "rollback"]
+        assert len(heard.calls) == 1
+
+    def test_chunks_that_are_all_refused_are_a_plain_refusal(self, lab):
+        consumer = lab.consumer()
+        producer = lab.producer("chunking", wrap={"max_message_bytes": 10 * LIMIT})
+
+        with pytest.raises(pulsar.exceptions.MessageTooBig):
+            producer.send(content(30 * LIMIT))
+
+        assert nothing_comes(consumer)
+
+    def test_chunks_that_break_off_are_aborted_and_the_error_says_how_many_went(self, lab):
+        consumer, producer = lab.consumer(), lab.producer("chunking", wrap={"window_bytes": 1})
+        real, calls = producer._raw.send_async, []
+
+        def breaks(data, callback, **options):
+            calls.append(len(data))
+            if len(calls) == 3:
+                raise pulsar.exceptions.InvalidMessage("refused")
+            real(data, callback, **options)
+
+        producer._raw.send_async = breaks
+
+        with pytest.raises(PartialSendError, match="2 of 6 chunks") as caught:
+            producer.send(content(5 * LIMIT))
+
+        assert (caught.value.seen, len(caught.value.results)) == (2, 2)
+        assert isinstance(caught.value.__cause__, pulsar.exceptions.InvalidMessage)
+        assert nothing_comes(consumer)
+        assert consumer.pending_payloads == 0
+        lab.settled()
+
+    @pytest.mark.parametrize(
+        "option", [{"sequence_id": 7}, {"deliver_at": 99}, {"deliver_after": timedelta(seconds=1)}]
+    )
+    def test_what_chunks_cannot_keep_is_refused_before_anything_is_sent(self, lab, option):
+        consumer, producer = lab.consumer(), lab.producer("chunking")
+
+        with pytest.raises(ChunkArgumentError, match=next(iter(option))):
+            producer.send(content(LIMIT), **option)
+        with pytest.raises(ChunkArgumentError):
+            producer.send_async(content(LIMIT), Heard(), **option)
+
+        assert nothing_comes(consumer)
+        producer.send(content(10), **option)
+
+
+class TestNoAnswer:
+    """A limit of the topic's own makes the client try for ever, without a word to anybody."""
+
+    @pytest.fixture
+    def stuck(self, lab):
+        lab.client.create_producer(lab.topic).close()
+        lab.broker.set_policy(lab.topic, "maxMessageSize", 5000)
+        return lab
+
+    @pytest.fixture
+    def client(self, pulsar_broker):
+        client = pulsar.Client(pulsar_broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        yield client
+        client.close()
+
+    def test_the_deadline_ends_it_and_what_was_stored_stays(self, stuck, client):
+        stuck.client = client
+        watched = Watched(stuck)
+        producer = stuck.producer(watched.cc, wrap={"deadline_seconds": 1.0}, send_timeout_millis=500)
+
+        with pytest.raises(SendDeadlineError, match="topic's own"):
+            producer.send(content(10_000))
+        with pytest.raises(SendDeadlineError):
+            producer.send(content(2 * LIMIT), properties={"p": "v" * 6000})
+
+        assert watched.names == ["write"]
+
+    def test_the_callback_is_called_then(self, stuck, client):
+        stuck.client = client
+        plain, stored = Heard(), Heard()
+        producer = stuck.producer(wrap={"deadline_seconds": 1.0}, send_timeout_millis=500)
+
+        producer.send_async(content(10_000), plain)
+        producer.send_async(content(2 * LIMIT), stored, properties={"p": "v" * 6000})
+
+        assert (plain.wait()[0], stored.wait()[0]) == (RESULT.Timeout, RESULT.Timeout)
+        assert (len(plain.calls), len(stored.calls)) == (1, 1)
+
+
+def test_closing_waits_for_what_is_on_its_way(lab):
+    consumer, producer, heard = lab.consumer(), lab.producer("chunking"), []
+    payloads = [content(5 * LIMIT, i) for i in range(10)]
+    for payload in payloads:
+        producer.send_async(payload, lambda result, _: heard.append(result))
+
+    producer.close()
+
+    assert heard == [RESULT.Ok] * 10
+    assert [message.data() for message in receive(consumer, 10)] == payloads
+
+
+def test_a_callback_that_fails_ends_nothing(lab, caplog):
+    consumer, producer = lab.consumer(), lab.producer()
+
+    producer.send_async(b"small", lambda result, message_id: 1 / 0)
+    producer.send_async(content(2 * LIMIT), lambda result, message_id: 1 / 0)
+    producer.flush()
+
+    assert len(receive(consumer, 2)) == 2
+    assert caplog.text.count("ZeroDivisionError") == 2
+
+
+def _largest_plain(producer, properties):
+    """The largest payload that is not offloaded, by bisection of what the producer says of itself."""
+    options = {"ordering_key": "o" * 100}
+    limit = producer._limit_for(options)
+    return limit.max_message_bytes - limit.overhead("key", properties)
