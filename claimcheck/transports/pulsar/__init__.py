@@ -1,5 +1,7 @@
 """Apache Pulsar: wrap the producer, consumer or reader that you have; payloads may then be of any size."""
 
+from claimcheck.transports.pulsar.aio_consumer import AsyncPulsarConsumer, AsyncPulsarReader
+from claimcheck.transports.pulsar.aio_producer import AsyncPulsarProducer
 from claimcheck.transports.pulsar.consumer import PulsarConsumer
 from claimcheck.transports.pulsar.errors import ChunkArgumentError, SendDeadlineError, SharedSubscriptionError
 from claimcheck.transports.pulsar.ids import WholeMessageId, deserialize
@@ -14,6 +16,10 @@ __all__ = [
     "PulsarMessage",
     "PulsarProducer",
     "PulsarReader",
+    # the same for pulsar.asyncio
+    "AsyncPulsarConsumer",
+    "AsyncPulsarProducer",
+    "AsyncPulsarReader",
     # where they are
     "WholeMessageId",
     "deserialize",

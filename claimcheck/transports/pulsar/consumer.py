@@ -92,8 +92,8 @@ class PulsarConsumer:
     def batch_receive(self) -> list[PulsarMessage]:
         """Receive payloads as the consumer's batch policy says; it counts messages, of which a payload may be many."""
         for native in self._native.batch_receive():
-            self._act(self._inbox.take(native))
-        self._act(self._inbox.tick())
+            self.take(native)
+        self.tick()
         messages, self._ready = list(self._ready), deque()
         return messages
 
@@ -156,7 +156,7 @@ class PulsarConsumer:
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Have everything come again that is not acknowledged."""
-        self._forget()
+        self.forget()
         self._native.redeliver_unacknowledged_messages()
 
     # The rest of the client's consumer -------------------------------------------------------------------------
@@ -171,9 +171,9 @@ class PulsarConsumer:
             messageid = messageid.message_id()
         if isinstance(messageid, WholeMessageId):
             messageid = messageid.first if self._inclusive else messageid.last
-        self._forget()
+        self.forget()
         self._native.seek(messageid)
-        self._forget()
+        self.forget()
 
     def pause_message_listener(self) -> None:
         """As the client has it."""
@@ -190,11 +190,11 @@ class PulsarConsumer:
     def unsubscribe(self) -> None:
         """End the subscription; what is held is forgotten."""
         self._native.unsubscribe()
-        self._forget()
+        self.forget()
 
     def close(self) -> None:
         """Close the consumer; what was not acknowledged comes again, to others."""
-        self._forget()
+        self.forget()
         self._native.close()
 
     def topic(self) -> Any:
@@ -234,23 +234,42 @@ class PulsarConsumer:
     def __repr__(self) -> str:
         return f"<PulsarConsumer {self.subscription_name()!r} of {self.topic()}, {self.pending_payloads} incomplete>"
 
+    # For whoever receives in another way -----------------------------------------------------------------------
+
+    def take(self, native: Any) -> None:
+        """Take a native message that was received elsewhere; what came of it is `take_ready`'s."""
+        self._act(self._inbox.take(native))
+
+    def take_ready(self) -> PulsarMessage | None:
+        """Give a payload that is there; ``None`` where none is."""
+        return self._ready.popleft() if self._ready else None
+
+    def tick(self) -> None:
+        """Let go of chunks whose time is over."""
+        self._act(self._inbox.tick())
+
+    def forget(self) -> None:
+        """Forget everything that is held; what was not acknowledged comes again."""
+        self._inbox.clear()
+        self._ready.clear()
+
     # Within ----------------------------------------------------------------------------------------------------
 
     def _step(self, until: float | None) -> None:
         """Take one message, or wait for one; while chunks are held, no longer than they may go unnoticed."""
         left = None if until is None else until - self._clock()
         if left is None and not self._inbox.pending_payloads:
-            self._act(self._inbox.take(self._native.receive()))
+            self.take(self._native.receive())
             return
         pause = _TICK_SECONDS if left is None else max(0.0, min(left, _TICK_SECONDS))
         try:
             native = self._native.receive(int(pause * 1000))
         except vendor().Timeout:
-            self._act(self._inbox.tick())
+            self.tick()
             if until is not None and not self._ready and self._clock() >= until:
                 raise
         else:
-            self._act(self._inbox.take(native))
+            self.take(native)
 
     def _act(self, arrivals: Iterable[Arrival]) -> None:
         for arrival in arrivals:
@@ -296,10 +315,6 @@ class PulsarConsumer:
 
     def _outcome_of(self, message: Any) -> Outcome | None:
         return message.outcome if isinstance(message, PulsarMessage) else self._inbox.find(message)
-
-    def _forget(self) -> None:
-        self._inbox.clear()
-        self._ready.clear()
 
 
 def shared_refusal(consumer_type: Any, probe: Callable[[], Any]) -> Callable[[], ClaimCheckError | None]:

@@ -178,6 +178,10 @@ class PulsarProducer:
         flight.close()
         self._deadlines.watch(ticket)
 
+    def sends_plain(self, content: Any, properties: dict[str, str] | None, partition_key: str | None) -> bool:
+        """Whether this payload would go as it is, with nothing stored and nothing to wait for."""
+        return self._plain(content, properties, partition_key) is not None
+
     def flush(self) -> None:
         """Wait until everything that was sent is in the topic, and what failed is undone."""
         self._native.flush()

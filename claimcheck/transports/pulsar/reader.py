@@ -66,7 +66,7 @@ class PulsarReader:
     def has_message_available(self) -> bool:
         """Whether a whole payload is there: chunks are read on, as far as there are any."""
         while not self._ready and self._native.has_message_available():
-            self._act(self._inbox.take(self._native.read_next()))
+            self.take(self._native.read_next())
         return bool(self._ready)
 
     def seek(self, messageid: Any) -> None:
@@ -80,13 +80,11 @@ class PulsarReader:
         if isinstance(messageid, WholeMessageId):
             messageid = messageid.first if self._inclusive else messageid.last
         self._native.seek(messageid)
-        self._inbox.clear()
-        self._ready.clear()
+        self.forget()
 
     def close(self) -> None:
         """Close the reader."""
-        self._inbox.clear()
-        self._ready.clear()
+        self.forget()
         self._native.close()
 
     def topic(self) -> Any:
@@ -96,6 +94,11 @@ class PulsarReader:
     def is_connected(self) -> Any:
         """Whether it is connected just now."""
         return self._native.is_connected()
+
+    @property
+    def pending_payloads(self) -> int:
+        """Payloads of which some chunks are held."""
+        return self._inbox.pending_payloads
 
     def __enter__(self) -> Self:
         return self
@@ -108,22 +111,41 @@ class PulsarReader:
     def __repr__(self) -> str:
         return f"<PulsarReader of {self.topic()}, {self._inbox.pending_payloads} payloads incomplete>"
 
+    # For whoever receives in another way -----------------------------------------------------------------------
+
+    def take(self, native: Any) -> None:
+        """Take a native message that was received elsewhere; what came of it is `take_ready`'s."""
+        self._act(self._inbox.take(native))
+
+    def take_ready(self) -> PulsarMessage | None:
+        """Give a payload that is there; ``None`` where none is."""
+        return self._ready.popleft() if self._ready else None
+
+    def tick(self) -> None:
+        """Let go of chunks whose time is over."""
+        self._act(self._inbox.tick())
+
+    def forget(self) -> None:
+        """Forget everything that is held; what was not acknowledged comes again."""
+        self._inbox.clear()
+        self._ready.clear()
+
     # Within ----------------------------------------------------------------------------------------------------
 
     def _step(self, until: float | None) -> None:
         left = None if until is None else until - self._clock()
         if left is None and not self._inbox.pending_payloads:
-            self._act(self._inbox.take(self._native.read_next()))
+            self.take(self._native.read_next())
             return
         pause = _TICK_SECONDS if left is None else max(0.0, min(left, _TICK_SECONDS))
         try:
             native = self._native.read_next(int(pause * 1000))
         except vendor().Timeout:
-            self._act(self._inbox.tick())
+            self.tick()
             if until is not None and not self._ready and self._clock() >= until:
                 raise
         else:
-            self._act(self._inbox.take(native))
+            self.take(native)
 
     def _act(self, arrivals: Iterable[Arrival]) -> None:
         for arrival in arrivals:

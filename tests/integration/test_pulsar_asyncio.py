@@ -1,0 +1,163 @@
+"""The wrappers of `pulsar.asyncio`, on a real Pulsar: the same promises, and an event loop that is never blocked."""
+
+import asyncio
+import contextlib
+
+import pulsar
+import pulsar.asyncio
+import pytest
+
+from claimcheck.errors import PayloadNotFoundError
+from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer, AsyncPulsarReader
+from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, rig
+
+EARLIEST = {"initial_position": pulsar.InitialPosition.Earliest, "negative_ack_redelivery_delay_ms": 100}
+
+
+@pytest.fixture
+def lab(pulsar_broker, pulsar_client, topic):
+    with rig(pulsar_broker, pulsar_client, topic) as lab:
+        yield lab
+
+
+@contextlib.asynccontextmanager
+async def wrapped(lab, strategy="external"):
+    """A producer and a consumer of one topic."""
+    client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    native = await client.create_producer(lab.topic, batching_enabled=False)
+    producer = AsyncPulsarProducer(native, lab.claimcheck(strategy), max_message_bytes=LIMIT)
+    consumer = AsyncPulsarConsumer(await client.subscribe(lab.topic, "s", **EARLIEST), lab.cc)
+    try:
+        yield producer, consumer
+    finally:
+        await producer.close()
+        await consumer.close()
+        await client.close()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_any_size_comes_back(lab, strategy):
+    async def main():
+        async with wrapped(lab, strategy) as (producer, consumer):
+            for size in (0, 10, LIMIT - 200, LIMIT, 30 * LIMIT):
+                sent = await producer.send(content(size), properties={"a": "b"}, partition_key="k")
+                message = await consumer.receive()
+                assert (message.data(), message.properties()) == (content(size), {"a": "b"})
+                assert message.partition_key() == "k"
+                assert message.message_id() == (sent if hasattr(sent, "ids") else message.message_id())
+                await consumer.acknowledge(message)
+            await producer.send(None)
+            assert (await consumer.receive()).has_null_value()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_many_at_once_and_given_back(lab, strategy):
+    async def main():
+        async with wrapped(lab, strategy) as (producer, consumer):
+            payloads = [content([20, 3 * LIMIT][i % 2], i) for i in range(20)]
+            await asyncio.gather(*map(producer.send, payloads))
+            first = [await consumer.receive() for _ in payloads]
+            assert sorted(message.data() for message in first) == sorted(payloads)
+            for message in first:
+                await consumer.negative_acknowledge(message)
+            again = [await consumer.receive() for _ in payloads]
+            assert sorted(message.data() for message in again) == sorted(payloads)
+            for message in again:
+                await consumer.acknowledge(message)
+
+    asyncio.run(main())
+    lab.settled()
+
+
+def test_a_receive_that_is_cancelled_loses_nothing(lab):
+    async def main():
+        async with wrapped(lab) as (producer, consumer):
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(consumer.receive(), 0.05)
+            await producer.send(b"once")
+            assert (await asyncio.wait_for(consumer.receive(), 10)).data() == b"once"
+
+    asyncio.run(main())
+
+
+def test_two_tasks_that_receive_get_each_message_once(lab):
+    async def main():
+        async with wrapped(lab, "chunking") as (producer, consumer):
+            payloads = [content([5, 2 * LIMIT][i % 2], i) for i in range(10)]
+
+            async def some():
+                return [(await consumer.receive()).data() for _ in range(5)]
+
+            tasks = [asyncio.create_task(some()) for _ in range(2)]
+            for payload in payloads:
+                await producer.send(payload)
+            got = await asyncio.gather(*tasks)
+            assert sorted(got[0] + got[1]) == sorted(payloads)
+
+    asyncio.run(main())
+
+
+def test_the_loop_goes_on_while_a_payload_is_stored_and_read(lab):
+    async def main():
+        async with wrapped(lab) as (producer, consumer):
+            beats, store = 0, lab.cc.store("m")
+            write, read, loop = store.write, store.read, asyncio.get_running_loop()
+
+            def waits(function):
+                def call(*args, **kwargs):
+                    beaten = asyncio.run_coroutine_threadsafe(beat(), loop)  # never done if the loop were blocked
+                    assert beaten.result(10)
+                    return function(*args, **kwargs)
+
+                return call
+
+            async def beat():
+                nonlocal beats
+                beats += 1
+                return True
+
+            store.write, store.read = waits(write), waits(read)
+            await producer.send(content(2 * LIMIT))
+            assert (await consumer.receive()).data() == content(2 * LIMIT)
+            assert beats == 2
+
+    asyncio.run(main())
+
+
+def test_errors_are_those_of_the_asyncio_client_and_ours(lab):
+    async def main():
+        async with wrapped(lab) as (producer, consumer):
+            pointer = lab.cc.store("m").write(b"gone")
+            lab.cc.store("m").rollback(pointer)
+            await producer.send(lab.cc.seal(pointer), properties={"claimcheck-type": "pointer"})
+            message = await consumer.receive()
+            with pytest.raises(PayloadNotFoundError):
+                message.data()
+            await consumer.acknowledge(message)
+
+            lab.broker.request("POST", f"persistent/public/default/{lab.topic}/terminate")
+            with pytest.raises(pulsar.asyncio.PulsarException) as caught:
+                await producer.send(b"small")
+            assert caught.value.error() in (pulsar.Result.TopicTerminated, pulsar.Result.AlreadyClosed)
+
+    asyncio.run(main())
+
+
+def test_a_reader(lab):
+    async def main():
+        client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        producer = lab.producer("chunking")
+        ids = [producer.send(content(3 * LIMIT, i)) for i in range(2)]
+        reader = AsyncPulsarReader(await client.create_reader(lab.topic, pulsar.MessageId.earliest), lab.cc)
+        assert await reader.has_message_available()
+        assert [(await reader.read_next()).data() for _ in range(2)] == [content(3 * LIMIT, i) for i in range(2)]
+        assert not await reader.has_message_available()
+        await reader.seek(ids[0])
+        assert (await reader.read_next()).message_id() == ids[1]
+        await reader.close()
+        await client.close()
+
+    asyncio.run(main())
