@@ -30,7 +30,8 @@ async def wrapped(lab, strategy="external"):
     try:
         yield producer, consumer
     finally:
-        await producer.close()
+        with contextlib.suppress(pulsar.asyncio.PulsarException):  # its topic was terminated
+            await producer.close()
         await consumer.close()
         await client.close()
 
