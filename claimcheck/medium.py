@@ -77,11 +77,14 @@ class Medium(ABC):
     # What an author writes -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _write(self, pointer: Pointer, source: Source) -> None:
+    def _write(self, pointer: Pointer, source: Source) -> str | None:
         """Put the payload under ``pointer.key``, readable when this returns, until ``pointer.expires_ms``.
 
         Size and checksum are not in the pointer yet; ``source.size`` is there unless a file cannot seek. Whatever is
         raised here is followed by `_delete`, unless `_wrote_nothing` knows better.
+
+        Returns:
+            The key that readers need, where the medium has a say in it, such as a log with its positions; else nothing.
         """
 
     @abstractmethod

@@ -25,6 +25,7 @@ STORES = {
     "filesystem": "claimcheck.stores.filesystem:FilesystemStore",
     "memory": "claimcheck.stores.memory:MemoryStore",
     "obstore": "claimcheck.stores.obstore:ObstoreStore",
+    "pulsar-topic": "claimcheck.stores.pulsar_topic:PulsarTopicStore",
     "redis": "claimcheck.stores.redis:RedisStore",
     "s3": "claimcheck.stores.s3:S3Store",
 }

@@ -72,8 +72,8 @@ class Store(Medium):
         with self.context.hooks.operation("write", store=self.name, key=draft.key, size=source.size):
             with self._translated(draft, "write"):
                 self._reach()
-            self._write_or_undo(draft, source)
-        return self._finish(draft, source)
+            key = self._write_or_undo(draft, source)
+        return self._finish(draft, source, key)
 
     def read(self, pointer: Pointer) -> bytes:
         """Return the payload, whole and verified.
@@ -209,20 +209,21 @@ class Store(Medium):
             text = f"store {self.name!r} would not follow its own pointer, so nothing was written: {error}"
             raise StoreError(text, store=self.name, key=draft.key) from error
 
-    def _write_or_undo(self, draft: Pointer, source: Source) -> None:
+    def _write_or_undo(self, draft: Pointer, source: Source) -> str:
         try:
             with self._translated(draft, "write"):
-                self._write(draft, source)
+                key = self._write(draft, source)
                 self._check_drained(source)
+            return key or draft.key
         except BaseException as error:
             if not self._wrote_nothing(error):
-                self._undo(self._finish(draft, source), error)
+                self._undo(self._finish(draft, source, draft.key), error)
             raise
 
-    def _finish(self, draft: Pointer, source: Source) -> Pointer:
+    def _finish(self, draft: Pointer, source: Source, key: str) -> Pointer:
         piece = self.segment_bytes if self.segment_bytes and source.taken > self.segment_bytes else None
         return Pointer(
-            key=draft.key,
+            key=key,
             store=draft.store,
             version=draft.version,
             created_ms=draft.created_ms,

@@ -1,0 +1,202 @@
+"""A side topic as the store: any subscription type, several writers, and a log that forgets what it may."""
+
+import threading
+from dataclasses import replace
+
+import pulsar
+import pytest
+
+from claimcheck.errors import ConfigError, IntegrityError, PayloadNotFoundError, PointerRejectedError, StoreError
+from claimcheck.payload import crc32_of
+from claimcheck.stores.pulsar_topic import PulsarTopicStore
+from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
+from tests import servers
+from tests.integration.pulsar_rig import LIMIT, content, receive, rig
+
+KEEPS = {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1}
+
+
+@pytest.fixture
+def lab(pulsar_broker, pulsar_client, topic):
+    with rig(pulsar_broker, pulsar_client, topic) as lab:
+        yield lab
+
+
+@pytest.fixture
+def side(lab):
+    """A side topic that keeps what it gets."""
+    name = f"{lab.topic}-side"
+    lab.client.create_producer(name).close()
+    lab.broker.set_policy(name, "retention", KEEPS)
+    return name
+
+
+@pytest.fixture
+def entry(lab, side):
+    """The store's entry in a configuration."""
+    return {
+        "type": "pulsar-topic", "url": lab.broker.service_url, "topic": side, "ttl_seconds": 600,
+        "segment_bytes": 50_000, "admin_url": lab.broker.admin_url,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def store(entry):
+    with PulsarTopicStore(**{name: value for name, value in entry.items() if name != "type"}) as store:
+        yield store
+
+
+def test_a_shared_subscription_and_no_service_but_pulsar(lab, entry):
+    cc = lab.claimcheck("external", stores={"side": entry})
+    wrap = {"consumer_type": pulsar.ConsumerType.Shared}
+    consumers = [PulsarConsumer(lab.subscribe(consumer_type=pulsar.ConsumerType.Shared), cc, **wrap) for _ in range(2)]
+    producer = PulsarProducer(lab.client.create_producer(lab.topic), cc, max_message_bytes=LIMIT)
+    payloads = [content(5 * LIMIT, i) for i in range(8)]
+    for payload in payloads:
+        producer.send(payload)
+
+    got = []
+    for consumer in consumers:  # the broker gives each its turn
+        for message in receive(consumer, 4):
+            got.append(message.data())
+            consumer.acknowledge(message)
+
+    assert sorted(got) == sorted(payloads)
+    lab.settled()
+
+
+def test_several_writers_side_by_side(store):
+    payloads = [content(300_000, i) for i in range(6)]
+    pointers = {}
+
+    def write(i):
+        pointers[i] = store.write(payloads[i])
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [store.read(pointers[i]) for i in range(6)] == payloads
+
+
+@pytest.mark.parametrize("partitions", [2])
+def test_a_partitioned_topic(lab, partitions):
+    name = f"{lab.topic}-side"
+    lab.broker.create_partitioned(name, partitions)
+    with PulsarTopicStore(url=lab.broker.service_url, topic=name, segment_bytes=50_000) as store:
+        payloads = [content(200_000, i) for i in range(8)]
+        pointers = [store.write(payload) for payload in payloads]
+
+        assert [store.read(pointer) for pointer in pointers] == payloads
+        assert {pointer.key.partition("@")[2].split(".")[0] for pointer in pointers} == {"0", "1"}
+
+
+class TestWhatLiesThere:
+    """Chunks as others wrote them: a test's own producer."""
+
+    @pytest.fixture
+    def sends(self, lab, side):
+        native = lab.client.create_producer(side)
+
+        def send(number, piece, key="_-k"):
+            about = {"claimcheck-uuid": key, "claimcheck-chunk": str(number)}
+            return native.send(piece, properties=about, partition_key=key)
+
+        return send
+
+    @pytest.fixture
+    def pointer(self, store):
+        written = store.write(content(150_000))
+
+        def at(place, payload, **facts):
+            key = f"_-k@-1.{place.ledger_id()}.{place.entry_id()}"
+            return replace(written, key=key, size=len(payload), segment_bytes=10, checksum=crc32_of(payload), **facts)
+
+        return at
+
+    def test_twice_out_of_order_and_between_those_of_others(self, store, sends, pointer):
+        payload = content(40)
+        pieces = [payload[i : i + 10] for i in range(0, 40, 10)]
+        first = sends(0, pieces[0])
+        sends(1, b"x" * 10, key="_-other")
+        for number in (0, 3, 1, 1, 2, 3):
+            sends(number, pieces[number])
+
+        assert store.read(pointer(first, payload, segments=4)) == payload
+
+    def test_a_chunk_that_is_missing(self, store, sends, pointer):
+        payload = content(40)
+        first = sends(0, payload[:10])
+        sends(2, payload[20:30])
+
+        with pytest.raises(PayloadNotFoundError, match="chunk 1 of 4"):
+            store.read(pointer(first, payload, segments=4))
+
+    def test_other_bytes(self, store, sends, pointer):
+        payload = content(20)
+        first = sends(0, payload[:10])
+        sends(1, b"x" * 10)
+
+        with pytest.raises(IntegrityError):
+            store.read(pointer(first, payload, segments=2))
+
+    def test_a_place_that_somebody_made_up(self, store, sends, pointer):
+        first = sends(0, b"x" * 10)
+        good = pointer(first, b"x" * 10, segments=1)
+        assert store.read(replace(good, segment_bytes=None)) == b"x" * 10
+
+        for key in ("_-k@-1.999999.0", "_-k", "_-k@0.1.1.1", f"_-other@-1.{first.ledger_id()}.{first.entry_id()}"):
+            with pytest.raises((PayloadNotFoundError, StoreError)):
+                store.read(replace(good, key=key, segment_bytes=None))
+        with pytest.raises(PointerRejectedError):
+            store.read(replace(good, key="../x@-1.1.1", segment_bytes=None))
+
+
+class TestRetention:
+    def test_a_topic_that_forgets_too_soon_is_refused_before_anything_is_written(self, lab):
+        store = PulsarTopicStore(url=lab.broker.service_url, topic=f"{lab.topic}-short", admin_url=lab.broker.admin_url)
+        with store:
+            with pytest.raises(ConfigError, match="retention"):
+                store.write(b"payload")
+            lab.broker.set_policy(f"{lab.topic}-short", "retention", {**KEEPS, "retentionTimeInMinutes": 60})
+            with pytest.raises(ConfigError, match="60 minutes"):
+                store.write(b"payload")
+            lab.broker.set_policy(f"{lab.topic}-short", "retention", {**KEEPS, "retentionTimeInMinutes": -1})
+            servers.wait_until(lambda: _writes(store), "the broker knows of the new retention")
+
+    def test_where_nobody_can_look_the_log_says_so(self, lab, caplog):
+        with PulsarTopicStore(url=lab.broker.service_url, topic=f"{lab.topic}-any") as store:
+            store.write(b"payload")
+            store.write(b"payload")
+
+        assert caplog.text.count("nobody has checked") == 1
+
+    def test_what_was_trimmed_is_gone_and_never_something_else(self, lab):
+        name = f"{lab.topic}-forgets"
+        with PulsarTopicStore(url=lab.broker.service_url, topic=name) as store:
+            pointer = store.write(b"payload")
+            assert store.read(pointer) == b"payload"
+            lab.broker.unload(name)
+            later = store.write(b"later")
+            lab.broker.trim(name)
+            servers.wait_until(lambda: _is_gone(store, pointer), "the topic was trimmed")
+
+            assert store.read(later) == b"later"
+
+
+def _writes(store):
+    try:
+        store.write(b"payload")
+    except ConfigError:
+        return False
+    return True
+
+
+def _is_gone(store, pointer):
+    try:
+        store.read(pointer)
+    except PayloadNotFoundError:
+        return True
+    return False
