@@ -23,12 +23,13 @@ if __name__ == "__main__":  # a script finds its neighbours, but not the folder 
 from tests.real.gateway import ACCESS_KEY, SECRET_KEY, S3Server, s3
 from tests.real.process import Server, ServerError, Spot, wait_until
 from tests.real.pulsar_broker import JARS, PulsarBroker, pulsar
+from tests.real.pulsar_broker import MAX_MESSAGE_BYTES as PULSAR_MAX_MESSAGE_BYTES
 from tests.real.redis_alone import RedisDoors, redis, redis_doors, redis_server, redis_url
 from tests.real.redis_groups import RedisCluster, RedisSentinel, redis_cluster, redis_sentinel
 
 __all__ = [
     "ACCESS_KEY", "SECRET_KEY", "S3Server", "s3",
-    "JARS", "PulsarBroker", "pulsar",
+    "JARS", "PULSAR_MAX_MESSAGE_BYTES", "PulsarBroker", "pulsar",
     "Server", "ServerError", "Spot", "wait_until",
     "RedisDoors", "redis", "redis_doors", "redis_server", "redis_url",
     "RedisCluster", "RedisSentinel", "redis_cluster", "redis_sentinel",

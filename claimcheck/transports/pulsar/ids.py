@@ -75,14 +75,14 @@ class WholeMessageId:
             TransportError: These are other bytes.
         """
         try:
-            assert data.startswith(_MARK)
             (length,) = struct.unpack_from(">H", data, len(_MARK))
             start = len(_MARK) + 2 + length
             topic = data[len(_MARK) + 2 : start].decode()
             ids = tuple(_native(topic, *parts) for parts in _ID.iter_unpack(data[start:]))
-            assert ids
-        except (AssertionError, struct.error, UnicodeDecodeError) as error:
+        except (struct.error, UnicodeDecodeError) as error:
             raise TransportError("these bytes are no id of a whole payload") from error
+        if not ids or not data.startswith(_MARK):
+            raise TransportError("these bytes are no id of a whole payload")
         return WholeMessageId(ids, topic)
 
     def __eq__(self, other: object) -> bool:

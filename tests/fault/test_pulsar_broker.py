@@ -1,0 +1,130 @@
+"""A broker that is killed and started again under load: what was reported sent is delivered, every byte of it."""
+
+import logging
+import os
+import threading
+import time
+
+import pulsar
+import pytest
+
+import claimcheck
+from claimcheck.errors import ClaimCheckError
+from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
+from tests import servers
+from tests.integration.pulsar_rig import content
+
+LIMIT = servers.PULSAR_MAX_MESSAGE_BYTES
+SIZES = [1_000, 50_000, 300_000, 2_000_000, 20_000_000]
+
+
+@pytest.fixture
+def broker(pulsar_jars):
+    """One of our own, to be killed."""
+    if servers.JARS not in os.environ:
+        pytest.skip("no jars to start a broker of one's own")
+    with servers.pulsar() as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker):
+    logger = logging.getLogger("pulsar-client-of-a-killed-broker")
+    logger.setLevel(logging.CRITICAL)
+    client = pulsar.Client(broker.service_url, logger=logger)
+    yield client
+    client.close()
+
+
+class Sender(threading.Thread):
+    """Sends one payload after another, as many as there are, and notes what it was told."""
+
+    def __init__(self, producer, number, payloads):
+        super().__init__()
+        self.producer, self.number, self.payloads = producer, number, payloads
+        self.sent, self.failed = [], []
+
+    def run(self):
+        for i, payload in enumerate(self.payloads):
+            name = f"{self.number}-{i}"
+            try:
+                self.producer.send(payload, properties={"name": name})
+            except (ClaimCheckError, pulsar.exceptions.PulsarException) as error:
+                self.failed.append((name, type(error).__name__))
+            else:
+                self.sent.append(name)
+
+
+class Receiver(threading.Thread):
+    """Receives and acknowledges until it has what it was promised."""
+
+    def __init__(self, consumer, expected):
+        super().__init__()
+        self.consumer, self.expected = consumer, expected
+        self.got, self.wrong, self.stop = {}, [], threading.Event()
+
+    def run(self):
+        while not self.stop.is_set():
+            try:
+                message = self.consumer.receive(1000)
+            except pulsar.Timeout:
+                continue
+            name = message.properties().get("name")
+            if message.error is not None or message.data() != self.expected[name]:
+                self.wrong.append(name)
+            self.got[name] = self.got.get(name, 0) + 1
+            self.consumer.acknowledge(message)
+
+
+@pytest.mark.timeout(300)
+def test_everything_that_was_reported_sent_is_delivered_whole(broker, client, topic, record_property):
+    stores = {"stores": {"m": {"type": "memory", "space": topic}}, "chunking": {"expire_after_seconds": 20}}
+    external, chunking = (
+        claimcheck.from_dict({"strategy": strategy, **stores}) for strategy in ("external", "chunking")
+    )
+    payloads = {f"{n}-{i}": content(SIZES[i % len(SIZES)], i) for n in range(4) for i in range(10)}
+    consumer = PulsarConsumer(
+        client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=50),
+        external,
+    )
+    senders = [
+        Sender(
+            PulsarProducer(
+                client.create_producer(topic, send_timeout_millis=60_000, block_if_queue_full=True),
+                (external, chunking)[n % 2],
+                max_message_bytes=LIMIT,
+                deadline_seconds=90,
+            ),
+            n,
+            [payloads[f"{n}-{i}"] for i in range(10)],
+        )
+        for n in range(4)
+    ]
+    receiver = Receiver(consumer, payloads)
+    receiver.start()
+    for sender in senders:
+        sender.start()
+
+    for _ in range(2):
+        servers.wait_until(lambda: len(receiver.got) >= 5, "the load is on", 60)
+        broker.server.kill()
+        time.sleep(1.0)  # an outage, not a blink
+        broker.server.start()
+    for sender in senders:
+        sender.join()
+    sent = {name for sender in senders for name in sender.sent}
+    try:
+        servers.wait_until(lambda: sent <= receiver.got.keys(), "all that was sent has come", 120)
+    finally:
+        receiver.stop.set()
+        receiver.join()
+
+    twice = sum(count > 1 for count in receiver.got.values())
+    failed = [failure for sender in senders for failure in sender.failed]
+    record_property("counts", f"sent {len(sent)}, failed {len(failed)}, delivered {len(receiver.got)}, twice {twice}")
+    print(f"sent {len(sent)}, failed {failed}, delivered {len(receiver.got)}, twice {twice}")
+    assert not receiver.wrong
+    assert len(sent) + len(failed) == len(payloads)
+    consumer.close()
+    for sender in senders:
+        sender.producer.close()

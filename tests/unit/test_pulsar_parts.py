@@ -1,0 +1,261 @@
+"""The parts of the Pulsar transport that need no broker: ids, limits, deadlines, and messages on their way."""
+
+import pickle
+import threading
+
+import pulsar
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from claimcheck.envelope import Envelope
+from claimcheck.errors import TransportError
+from claimcheck.transports.pulsar.deadlines import Deadlines, Ticket
+from claimcheck.transports.pulsar.errors import SendDeadlineError, classify, error_of
+from claimcheck.transports.pulsar.flight import Flight
+from claimcheck.transports.pulsar.ids import WholeMessageId, before, deserialize, natives, position_of
+from claimcheck.transports.pulsar.limit import metadata_bytes, wire_limit
+
+OK = pulsar.Result.Ok
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
+PLACES = st.tuples(st.integers(-1, 9), st.integers(0, 2**40), st.integers(0, 2**40), st.integers(-1, 100))
+
+
+def message_id(partition=-1, ledger=1, entry=0, batch_index=-1):
+    return pulsar.MessageId(partition, ledger, entry, batch_index)
+
+
+class TestIds:
+    @given(st.lists(PLACES, min_size=1, max_size=50), NAMES)
+    def test_serialized_and_back(self, places, topic):
+        whole = WholeMessageId(tuple(message_id(*place) for place in places), topic)
+
+        again = deserialize(whole.serialize())
+
+        assert again == whole
+        assert again.topic == topic
+        assert list(map(position_of, again.ids)) == sorted(map(position_of, whole.ids))
+        assert pickle.loads(pickle.dumps(whole)) == whole
+
+    @given(st.binary(max_size=200))
+    def test_damaged_bytes_are_refused_with_a_typed_error(self, tail):
+        cut = tail if len(tail) % 24 else tail + b"x"
+        for damaged in (tail, b"\x00claimcheck-id\x01\x00\x01t" + cut):
+            with pytest.raises(TransportError):
+                WholeMessageId.deserialize(damaged)
+
+    def test_a_native_id_stays_one(self):
+        native = message_id(ledger=7, entry=8)
+        assert position_of(deserialize(native.serialize())) == position_of(native)
+        assert natives(native) == (native,)
+
+    def test_an_entry_comes_behind_each_of_its_messages(self):
+        assert position_of(message_id(batch_index=5)) < position_of(message_id()) < position_of(message_id(entry=1))
+
+    def test_before_an_entry(self):
+        found = before(message_id(partition=2, ledger=7, entry=8), "t-partition-2")
+        assert (found.partition(), found.ledger_id(), found.entry_id(), found.batch_index()) == (2, 7, 7, -1)
+        assert before(message_id(entry=0), "t") is None
+
+
+class TestLimit:
+    @given(
+        TEXTS,
+        st.dictionaries(TEXTS, TEXTS, max_size=8),
+    )
+    def test_metadata_is_counted_to_the_byte_but_for_the_fixed_fields(self, key, properties):
+        def field(payload):
+            return bytes([0]) + _varint(len(payload)) + payload
+
+        expected = len(field(key.encode())) if key else 0
+        for name, value in properties.items():
+            expected += len(field(field(name.encode()) + field(value.encode())))
+
+        assert metadata_bytes(key, properties) - metadata_bytes(None, None) == expected
+
+    def test_options_take_room(self):
+        bare = wire_limit(1000, producer_name="p", options={})
+        rich = wire_limit(1000, producer_name="p", options={"ordering_key": "o" * 10, "event_timestamp": 5})
+        assert bare.max_message_bytes - rich.max_message_bytes == 13 + 12
+        assert wire_limit(1000, producer_name="p" * 20, options={}).max_message_bytes < bare.max_message_bytes
+
+
+def _varint(number):
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
+@pytest.mark.parametrize("name", ["MessageTooBig", "ProducerQueueIsFull", "TopicTerminated", "AuthorizationError"])
+def test_a_refusal_is_definite(name):
+    assert classify(error_of(getattr(pulsar.Result, name))) == "failed"
+
+
+@pytest.mark.parametrize(
+    "name", ["Timeout", "AlreadyClosed", "ConnectError", "UnknownError", "NotConnected", "ReadError"]
+)
+def test_everything_else_is_not(name):
+    assert classify(error_of(getattr(pulsar.Result, name))) == "unknown"
+
+
+def test_every_result_has_its_error():
+    for name, result in pulsar.Result.__members__.items():
+        if name != "Ok":
+            assert isinstance(error_of(result), pulsar.exceptions.PulsarException)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Client:
+    """Takes messages, and lands them when it is told to."""
+
+    def __init__(self, room=1000):
+        self.flying, self.room, self.taken = [], room, []
+
+    def send(self, envelope, callback):
+        if len(self.flying) >= self.room:
+            callback(pulsar.Result.ProducerQueueIsFull, None)
+            return
+        self.taken.append(envelope.data)
+        self.flying.append(callback)
+
+    def land(self, result=OK):
+        self.flying.pop(0)(result, len(self.taken) - len(self.flying))
+
+    def landing(self):
+        """Lands one after the other, in a thread of its own, as the real one does."""
+        stop = threading.Event()
+
+        def run():
+            while not stop.is_set():
+                if self.flying:
+                    self.land()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return stop
+
+
+def flight(client, **options):
+    return Flight(client.send, topic="t", **{"window_bytes": 30, "deadline_seconds": 5.0, **options})
+
+
+class TestFlight:
+    def test_the_window_bounds_what_is_on_its_way(self):
+        client, seen = Client(), []
+        one, stop = flight(client), client.landing()
+        for _ in range(50):
+            one.launch(Envelope(b"x" * 10))
+            seen.append(one._bytes())
+        ids = one.wait()
+        stop.set()
+
+        assert max(seen) <= 30
+        assert sorted(ids) == list(range(1, 51))
+
+    def test_one_message_is_always_let_through(self):
+        client = Client()
+        one = flight(client, window_bytes=1)
+        one.launch(Envelope(b"x" * 10))
+        assert len(client.taken) == 1
+
+    @pytest.mark.parametrize("room", [1, 2])
+    def test_a_full_queue_is_tried_again_when_there_is_room(self, room):
+        client = Client(room=room)
+        one, stop = flight(client), client.landing()
+        for i in range(20):
+            one.launch(Envelope(b"%d" % i))
+        one.drain()
+        assert len(one.wait()) == 20
+        stop.set()
+        assert sorted(client.taken, key=int) == [b"%d" % i for i in range(20)]
+
+    def test_a_queue_that_is_full_of_others_is_a_refusal(self):
+        client = Client(room=0)
+        one = flight(client)
+        one.launch(Envelope(b"x"))
+        with pytest.raises(pulsar.exceptions.ProducerQueueIsFull):
+            one.wait()
+
+    def test_the_first_error_ends_it_and_the_others_are_waited_for(self):
+        client = Client()
+        one = flight(client)
+        for _ in range(3):
+            one.launch(Envelope(b"x" * 10))
+        client.land()
+        client.land(pulsar.Result.MessageTooBig)
+
+        with pytest.raises(pulsar.exceptions.MessageTooBig):
+            one.launch(Envelope(b"x"))
+        client.land()
+        one.settle()
+        assert sorted(one.ids) == [0, 2]
+
+    def test_no_answer(self):
+        clock, client = Clock(), Client()
+        one = flight(client, clock=clock)
+        one.launch(Envelope(b"x" * 30))
+        clock.now = 5.1
+        with pytest.raises(SendDeadlineError, match="t: no answer in 5 s"):
+            one.launch(Envelope(b"x"))
+        one.settle()  # does not wait for what is overdue
+
+    def test_landed_is_called_once_when_the_last_one_has(self):
+        client, landed = Client(), []
+        one = flight(client, landed=landed.append)
+        one.launch(Envelope(b"x"))
+        one.launch(Envelope(b"y"))
+        client.land()
+        one.close()
+        assert landed == []
+        client.land()
+        assert landed == [one]
+
+    def test_landed_is_called_even_if_all_had_landed_before(self):
+        client, landed = Client(), []
+        one = flight(client, landed=landed.append)
+        one.launch(Envelope(b"x"))
+        client.land()
+        one.close()
+        assert landed == [one]
+
+
+class TestDeadlines:
+    def test_a_ticket_is_called_once(self):
+        heard = []
+        ticket = Ticket(lambda *what: heard.append(what))
+        ticket(1, 2)
+        ticket(3, 4)
+        assert heard == [(1, 2)]
+        assert not ticket.open
+
+    def test_what_a_callback_raises_is_logged(self, caplog):
+        Ticket(lambda *_: 1 / 0)(OK, None)
+        assert "ZeroDivisionError" in caplog.text
+
+    def test_who_hears_nothing_is_called_when_time_is_up(self):
+        heard = threading.Event()
+        deadlines = Deadlines(0.01, lambda: ("late", None))
+        said = []
+        deadlines.watch(Ticket(lambda *what: (said.append(what), heard.set())))
+        assert heard.wait(10)
+        deadlines.close()
+        assert said == [("late", None)]
+
+    def test_landed_tickets_are_not_kept(self):
+        deadlines = Deadlines(1000, lambda: ("late", None))
+        for _ in range(100):
+            ticket = Ticket(lambda *_: None)
+            deadlines.watch(ticket)
+            ticket(OK, None)
+        assert len(deadlines._watched) <= 2
+        deadlines.close()
