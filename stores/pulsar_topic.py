@@ -111,8 +111,7 @@ class PulsarTopicStore(Store):
             else:
                 flight.launch(envelope)
         flight.wait()
-        assert first is not None
-        return f"{pointer.key}@{first.partition()}.{first.ledger_id()}.{first.entry_id()}"
+        return f"{pointer.key}@{_text(first)}"
 
     def _pieces(self, source: Source) -> Iterator[memoryview]:
         yield from source.pieces(self.segment_bytes or 1)
@@ -252,6 +251,10 @@ class PulsarTopicStore(Store):
         if isinstance(error, SendDeadlineError) or (type(error).__module__ == "_pulsar" and name not in refused):
             return StoreUnavailableError
         return super()._translate(error)
+
+
+def _text(message_id: Any) -> str:
+    return f"{message_id.partition()}.{message_id.ledger_id()}.{message_id.entry_id()}"
 
 
 def _place(message_id: Any) -> tuple[int, int]:

@@ -199,8 +199,7 @@ class PulsarMessage:
                 return self._load()
             except ClaimCheckError as error:
                 self._error = error
-        assert self._error is not None
-        raise self._error
+        raise self._error or ClaimCheckError("this message has no payload")
 
     @property
     def _facts(self) -> Facts:
