@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 
 import pulsar
 import pytest
@@ -140,6 +141,46 @@ def test_tombstones_and_look_alikes(lab):
 
     assert (tombstone.has_null_value(), tombstone.data(), tombstone.partition_key()) == (True, b"", "gone")
     assert (escaped.data(), bare.data(), escaped.has_null_value()) == (fake, lab.cc.config.header, False)
+
+
+class TestPrefetch:
+    def test_the_next_ones_are_read_meanwhile_and_within_the_bound(self, lab):
+        reading, store, most = threading.Semaphore(0), lab.cc.store("m"), 0
+        read = store.read
+        store.read = lambda pointer: (reading.release(), read(pointer))[1]
+        producer = lab.producer()
+        for i in range(20):
+            producer.send(content(200_000, i))
+        consumer = lab.consumer(wrap={"prefetch_bytes": 500_000})
+
+        for i in range(20):
+            message = consumer.receive(5000)
+            most = max(most, consumer._prefetch._held)
+            if i == 10:
+                assert message.data() == content(200_000, 10)  # the only one that is asked for
+
+        assert 200_000 <= most <= 500_000
+        for _ in range(5):
+            assert reading.acquire(timeout=10)
+
+    def test_everything_comes_in_order_and_errors_with_their_own_message(self, lab):
+        consumer, producer = lab.consumer(wrap={"prefetch_bytes": 10**9}), lab.producer()
+        pointer = lab.cc.store("m").write(content(500_000))
+        lab.cc.store("m").rollback(pointer)
+        payloads = [content([10, 200_000][i % 2], i) for i in range(10)]
+        for payload in payloads:
+            producer.send(payload)
+        lab.client.create_producer(lab.topic).send(lab.cc.seal(pointer))
+        producer.send(b"last")
+
+        *good, gone, last = receive(consumer, 12)
+
+        assert [message.data() for message in good] == payloads
+        assert isinstance(gone.error, PayloadNotFoundError)
+        assert last.data() == b"last"
+        for message in (*good, gone, last):
+            consumer.acknowledge(message)
+        lab.settled()
 
 
 def test_one_bad_message_stops_no_other(lab):

@@ -17,6 +17,7 @@ from claimcheck.transports.pulsar.ids import WholeMessageId, natives
 from claimcheck.transports.pulsar.inbox import Arrival, Inbox
 from claimcheck.transports.pulsar.message import PulsarMessage
 from claimcheck.transports.pulsar.needs import Resolves
+from claimcheck.transports.pulsar.prefetch import Prefetch
 
 __all__ = ["PulsarConsumer", "shared_refusal"]
 
@@ -43,6 +44,8 @@ class PulsarConsumer:
         dead_letter_producer: A native producer, to which payloads go that came too often. It stays open. With it,
             chunks are in memory twice until they are settled.
         max_redeliveries: How often a payload comes again after it was given back, from 0.
+        prefetch_bytes: Stored payloads of the next messages that are read meanwhile, in order; 0 for none.
+        prefetch_threads: How many at once.
         clock: Seconds, monotonic.
 
     Raises:
@@ -58,6 +61,8 @@ class PulsarConsumer:
         start_message_id_inclusive: bool = False,
         dead_letter_producer: Any = None,
         max_redeliveries: int | None = None,
+        prefetch_bytes: int = 0,
+        prefetch_threads: int = 4,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if max_redeliveries is not None and (max_redeliveries < 0 or dead_letter_producer is None):
@@ -68,9 +73,11 @@ class PulsarConsumer:
         self._max_redeliveries = max_redeliveries
         self._clock = clock
         self._ready: deque[PulsarMessage] = deque()
+        self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
         refusal = shared_refusal(consumer_type, lambda: consumer.acknowledge_cumulative(vendor().MessageId.earliest))
         keep = dead_letter_producer is not None
-        self._inbox = Inbox(cc, consumer._schema, refusal=refusal, keep=keep, clock=clock)
+        sizes = prefetch_bytes > 0
+        self._inbox = Inbox(cc, consumer._schema, refusal=refusal, sizes=sizes, keep=keep, clock=clock)
 
     # Receiving -------------------------------------------------------------------------------------------------
 
@@ -85,17 +92,18 @@ class PulsarConsumer:
             Exception: The client's own.
         """
         until = None if timeout_millis is None else self._clock() + timeout_millis / 1000
-        while not self._ready:
+        while (message := self.take_ready()) is None:
             self._step(until)
-        return self._ready.popleft()
+        while self._prefetch.room and self._take_one_that_is_there():
+            pass
+        return message
 
     def batch_receive(self) -> list[PulsarMessage]:
         """Receive payloads as the consumer's batch policy says; it counts messages, of which a payload may be many."""
         for native in self._native.batch_receive():
             self.take(native)
         self.tick()
-        messages, self._ready = list(self._ready), deque()
-        return messages
+        return list(iter(self.take_ready, None))
 
     # Settling --------------------------------------------------------------------------------------------------
 
@@ -242,7 +250,11 @@ class PulsarConsumer:
 
     def take_ready(self) -> PulsarMessage | None:
         """Give a payload that is there; ``None`` where none is."""
-        return self._ready.popleft() if self._ready else None
+        if not self._ready:
+            return None
+        message = self._ready.popleft()
+        self._prefetch.remove(message)
+        return message
 
     def tick(self) -> None:
         """Let go of chunks whose time is over."""
@@ -252,6 +264,7 @@ class PulsarConsumer:
         """Forget everything that is held; what was not acknowledged comes again."""
         self._inbox.clear()
         self._ready.clear()
+        self._prefetch.forget()
 
     # Within ----------------------------------------------------------------------------------------------------
 
@@ -271,11 +284,19 @@ class PulsarConsumer:
         else:
             self.take(native)
 
+    def _take_one_that_is_there(self) -> bool:
+        try:
+            self.take(self._native.receive(0))
+        except vendor().Timeout:
+            return False
+        return True
+
     def _act(self, arrivals: Iterable[Arrival]) -> None:
         for arrival in arrivals:
             if isinstance(arrival, Dropped):
                 self._let_go(arrival)
             else:
+                self._prefetch.add(arrival)
                 self._ready.append(arrival)
 
     def _let_go(self, dropped: Dropped) -> None:

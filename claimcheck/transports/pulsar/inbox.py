@@ -33,6 +33,7 @@ class Inbox:
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         schema: The consumer's.
         refusal: Says why chunks cannot be put together here; asked at each chunk.
+        sizes: Whether messages are to know the sizes of their stored payloads.
         keep: Whether native messages are kept until they are settled, to be sent on as dead letters.
         clock: Seconds, monotonic.
     """
@@ -43,6 +44,7 @@ class Inbox:
         schema: Any,
         *,
         refusal: Callable[[], ClaimCheckError | None] = lambda: None,
+        sizes: bool = False,
         keep: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -50,6 +52,7 @@ class Inbox:
         self._schema = schema
         self._header = cc.config.header
         self._refusal = refusal
+        self._sizes = sizes
         self._keep = keep
         self._resolver = cc.resolver(clock=clock)
         self._lock = threading.RLock()
@@ -76,7 +79,8 @@ class Inbox:
         except EnvelopeError as error:
             return (PulsarMessage(native, self._schema, error=error),)
         if isinstance(envelope, PointerData):
-            return (PulsarMessage(native, self._schema, load=lambda: self._load(native, data)),)
+            size = self._size(data) if self._sizes else 0
+            return (PulsarMessage(native, self._schema, load=lambda: self._load(native, data), stored_bytes=size),)
         if isinstance(envelope, Literal):
             return (PulsarMessage(native, self._schema, payload=bytes(envelope.payload)),)
         if hasattr(envelope, "payload"):  # the header alone
@@ -161,6 +165,13 @@ class Inbox:
         kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
         self._delivered[_place(kept)] = kept  # the payload is the user's, to be let go of before it is settled
         return PulsarMessage(None, self._schema, outcome=kept, payload=payload, error=error)
+
+    def _size(self, data: bytes) -> int:
+        try:
+            pointer = self._cc.pointer(data)
+        except ClaimCheckError:  # `data` says so
+            return 0
+        return (pointer.size or 0) if pointer is not None else 0
 
     def _load(self, native: Any, data: bytes) -> bytes:
         payload: bytes = self._cc.resolve(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,11 +75,12 @@ class PulsarMessage:
         schema: The consumer's.
         payload: Where it is known: for a plain message its own bytes.
         load: Gives the payload, at the first use of it.
+        stored_bytes: Size of what ``load`` gives, where it is known.
         outcome: What became of chunks.
         error: What is known to be wrong.
     """
 
-    __slots__ = ("_error", "_first", "_load", "_native", "_payload", "_schema", "outcome")
+    __slots__ = ("_error", "_first", "_load", "_native", "_payload", "_schema", "outcome", "stored_bytes")
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class PulsarMessage:
         *,
         payload: bytes | None = None,
         load: Callable[[], bytes] | None = None,
+        stored_bytes: int = 0,
         outcome: Outcome | None = None,
         error: ClaimCheckError | None = None,
     ) -> None:
@@ -97,6 +100,7 @@ class PulsarMessage:
         self._error = error
         self._first: Facts | None = None
         self.outcome = outcome
+        self.stored_bytes = stored_bytes
 
     def data(self) -> bytes:
         """The payload, whole and verified; a stored one is read at the first call.
@@ -181,6 +185,16 @@ class PulsarMessage:
     def encryption_context(self) -> Any:
         """As the native message has it; ``None`` for chunks."""
         return None if self.outcome is not None else self._native.encryption_context()
+
+    @property
+    def held_bytes(self) -> int:
+        """What its payload takes, or will take when it was read."""
+        return self.stored_bytes or len(self._payload or b"")
+
+    def fetch(self, pool: Executor) -> None:
+        """Begin to read its payload; `data` then waits for that."""
+        if self._load is not None:
+            self._load = pool.submit(self._load).result
 
     @property
     def natives(self) -> tuple[Any, ...]:

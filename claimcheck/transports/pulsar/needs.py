@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from claimcheck.outbound import Classifier
+from claimcheck.pointer import Pointer
 from claimcheck.produce import OutboundBlock
 from claimcheck.resolver import Resolver
 from claimcheck.wire import WireLimit
@@ -47,6 +48,9 @@ class Resolves(Protocol):
 
     def resolve(self, message: bytes) -> Any:
         """Return the payload of a pointer."""
+
+    def pointer(self, message: bytes) -> Pointer | None:
+        """Read a pointer without following it."""
 
     def resolver(self, *, clock: Callable[[], float]) -> Resolver:
         """Return what puts chunks together."""
