@@ -127,6 +127,8 @@ def as_view(payload: Any) -> memoryview:
     """
     try:
         view = memoryview(payload)
+        if "O" in view.format:
+            raise TypeError("it holds references to objects, not their bytes")
         if view.nbytes == 0:
             return memoryview(b"")  # a shape with a zero in it has no flat form
         return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())

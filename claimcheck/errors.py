@@ -109,7 +109,8 @@ class PointerRejectedError(ClaimCheckError):
     """A pointer that will not be followed; no store was asked.
 
     Attributes:
-        reason: One word for metrics: ``store``, ``scope``, ``size``, ``signature``, ``version`` or ``feature``.
+        reason: One word for metrics: ``store``, ``scope``, ``size``, ``signature``, ``version``, ``feature`` or
+            ``type``.
         store: The store that the pointer names.
         key: The key that the pointer names.
     """

@@ -37,8 +37,10 @@ class FreshBytes:
     def __enter__(self) -> FreshBytes:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.view.release()
+        if error is not None:  # which may live long, and knows of this object
+            self._box = io.BytesIO()
 
 
 def _ask_for_huge_pages(view: memoryview) -> None:

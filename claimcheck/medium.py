@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from claimcheck.envelope import Buffer
 from claimcheck.errors import (
@@ -128,8 +128,12 @@ class Medium(ABC):
         """Refuse what this store must not follow: another store's pointer, a key out of scope, absurd sizes.
 
         Raises:
-            PointerRejectedError: With the reason in one word.
+            PointerRejectedError: With the reason in one word; also for what is no pointer at all.
         """
+        given: Any = pointer
+        if not isinstance(given, Pointer):
+            expected = "a claimcheck.pointer.Pointer is expected; an envelope is for ClaimCheck.resolve"
+            raise PointerRejectedError(f"{type(given).__name__} is no pointer: {expected}", reason="type")
         if pointer.store not in (None, self.name):
             self._reject(pointer, "store", f"names the store {pointer.store!r}")
         if pointer.version == 1 and not self.reads_v1:

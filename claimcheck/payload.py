@@ -6,9 +6,10 @@ that nothing is read twice and nothing is copied that is in memory already.
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 from claimcheck import checksum
 from claimcheck.envelope import Buffer, as_view
@@ -49,14 +50,26 @@ def remaining_bytes(payload: Payload) -> int | None:
     if isinstance(file, io.TextIOBase):
         _text_file(file)
     try:
+        if hasattr(file, "readable") and not file.readable():
+            raise PayloadTypeError(f"{type(file).__name__} is open for writing only: open it in mode 'rb'")
         if not hasattr(file, "seekable") or not file.seekable():
             return None
         here = file.tell()
-        end = file.seek(0, io.SEEK_END)
+        end = _end_of(file)
         file.seek(here)
     except (OSError, ValueError, AttributeError) as exc:
         raise PayloadError(f"the payload's file cannot be used: {exc}") from exc
-    return max(0, int(end - here))
+    return None if end is None else max(0, int(end - here))
+
+
+def _end_of(file: Any) -> int | None:
+    """Where a file ends; ``None`` for those of the kernel, which can seek, but not to their end."""
+    try:
+        return cast(int, file.seek(0, io.SEEK_END))
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return None
+        raise
 
 
 def crc32_text(value: int) -> str:
@@ -186,6 +199,8 @@ class Source:
             _text_file(self._file)
         if part is None:
             raise PayloadError("the payload's file does not block: nothing could be read just now")
+        if len(part) > size:
+            raise PayloadError(f"the payload's file gave {len(part)} bytes when it was asked for {size}")
         return bytes(part) if not isinstance(part, bytes) else part
 
     def _too_large(self, size: int) -> NoReturn:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 from claimcheck import checksum
 from claimcheck.envelope import Buffer
 from claimcheck.errors import PayloadTooLargeError
+from claimcheck.frames import let_go
 from claimcheck.fresh import FreshBytes
 from claimcheck.interrupt import check_interrupt
 from claimcheck.payload import crc32_text
@@ -20,6 +21,10 @@ from claimcheck.reading import STEP_BYTES, TRUSTED_BYTES, PieceReader, Reader, d
 __all__ = ["Origin", "PayloadReader", "SeekableReader", "read_range"]
 
 T = TypeVar("T")
+
+_NOTHING: Reader = PieceReader(())
+_GROWTH = 4
+_MAX_RUN_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,7 @@ class PayloadReader(io.RawIOBase):
         except BaseException as error:
             self._error = error
             self._stack.__exit__(type(error), error, error.__traceback__)
+            let_go(error)
             raise
 
     def _fill(self, view: memoryview) -> int:
@@ -185,6 +191,9 @@ class SeekableReader(PayloadReader):
     def __init__(self, origin: Origin) -> None:
         super().__init__(origin)
         self._position = 0
+        self._run = _NOTHING  # where it was sought to: one range of the payload, and the next where it goes on
+        self._run_at = self._run_end = -1
+        self._run_bytes = 0
 
     def seekable(self) -> bool:
         """Always true."""
@@ -211,17 +220,41 @@ class SeekableReader(PayloadReader):
         self._position += count
         return count
 
+    def _end_run(self) -> None:
+        run, self._run = self._run, _NOTHING
+        run.close()
+
     def _verify_rest(self) -> None:
         scratch = memoryview(bytearray(0 if self._verified else STEP_BYTES))
         while not self._verified:
             super()._step(scratch)
 
+    def close(self) -> None:
+        """Stop reading; releases what the store holds for it."""
+        self._end_run()
+        super().close()
+
     def _read_at(self, view: memoryview) -> int:
         check_interrupt()
         if not len(view):
             return 0
-        with closing(self._origin.opened(self._position, self._position + len(view))) as source:
-            return _filled(source, view, self._origin)
+        if self._position != self._run_at or self._run_at == self._run_end:
+            self._begin_run(len(view))
+        view = view[: self._run_end - self._run_at]
+        count = _filled(self._run, view, self._origin)
+        self._run_at += count
+        if self._run_at == self._run_end:
+            self._end_run()
+        return count
+
+    def _begin_run(self, wanted: int) -> None:
+        """Ask for what is wanted now; whoever reads on will go on: each range is larger than the one before."""
+        self._end_run()
+        goes_on = self._position == self._run_end
+        self._run_bytes = min(self._run_bytes * _GROWTH, _MAX_RUN_BYTES) if goes_on else wanted
+        self._run_at = self._position
+        self._run_end = min(self._position + max(wanted, self._run_bytes), self._size or 0)
+        self._run = self._origin.opened(self._run_at, self._run_end)
 
     def _left(self) -> int | None:
         return max(0, (self._size or 0) - self._position)

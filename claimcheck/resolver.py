@@ -16,11 +16,12 @@ from typing import Any
 
 from claimcheck import hints
 from claimcheck.assembler import Assembler
-from claimcheck.chunks import Broken, Event, Slot
+from claimcheck.chunks import Assembled, Broken, Event, Slot
 from claimcheck.chunks import Dropped as DroppedChunks
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.envelope import HEADER, Abort, Buffer, Chunk, Kind, Literal, Plain, PointerData, decode
 from claimcheck.errors import ClaimCheckError
+from claimcheck.frames import let_go
 from claimcheck.hooks import DropEvent, Hooks
 from claimcheck.payload import as_view, crc32_of
 
@@ -249,11 +250,9 @@ class Resolver:
             self._tell(event)
             return Dropped(reason=event.reason, action=event.action, error=event.error, **common)
         try:
-            payload = _join(event.pieces)
-            hints.check(event.declared, size=len(payload), checksum=lambda: crc32_of(payload))
+            return Resolved(payload=_joined(event), kind=Kind.CHUNK, **common)
         except Exception as error:
             return Failed(error=_typed(error), **common)
-        return Resolved(payload=payload, kind=Kind.CHUNK, **common)
 
     def _tell(self, event: DroppedChunks) -> None:
         if self._hooks:
@@ -290,6 +289,12 @@ class _Unsettled:
         return self._heap[0] if self._heap else None
 
 
+def _joined(event: Assembled) -> bytes:
+    payload = _join(event.pieces)
+    hints.check(event.declared, size=len(payload), checksum=lambda: crc32_of(payload))
+    return payload
+
+
 def _join(pieces: list[memoryview]) -> bytes:
     """Join and let go of each piece in turn, so that little more than one payload is held at a time."""
     if len(pieces) == 1:
@@ -305,6 +310,7 @@ def _join(pieces: list[memoryview]) -> bytes:
 
 
 def _typed(error: Exception) -> ClaimCheckError:
+    let_go(error)
     if isinstance(error, ClaimCheckError):
         return error
     typed = ClaimCheckError(f"the message could not be resolved: {type(error).__name__}: {str(error)[:200]}")

@@ -214,7 +214,7 @@ class Store(Medium):
             with self._translated(draft, "write"):
                 key = self._write(draft, source)
                 self._check_drained(source)
-            return key or draft.key
+            return key if isinstance(key, str) else draft.key
         except BaseException as error:
             if not self._wrote_nothing(error):
                 self._undo(self._finish(draft, source, draft.key), error)

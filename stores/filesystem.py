@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import stat
 from collections.abc import Iterator
@@ -79,8 +78,7 @@ class FilesystemStore(RangeStore):
             if not stat.S_ISREG(found.st_mode):
                 self._not_a_payload(pointer)
             self.check_size(pointer, found.st_size)
-            os.lseek(descriptor, start, os.SEEK_SET)
-            return io.FileIO(descriptor, "rb")
+            return _FileReader(descriptor, start)
         except BaseException:
             os.close(descriptor)
             raise
@@ -138,6 +136,24 @@ class FilesystemStore(RangeStore):
             store=pointer.store,
             key=pointer.key,
         )
+
+
+class _FileReader:
+    """Reads at places that it knows itself: a process that was forked meanwhile would move on in the same file."""
+
+    def __init__(self, descriptor: int, start: int) -> None:
+        self._file = os.fdopen(descriptor, "rb", buffering=0)
+        self._position = start
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill the beginning of a buffer."""
+        count = os.preadv(self._file.fileno(), [buffer], self._position)
+        self._position += count
+        return count
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from claimcheck.store import RangeStore
 from claimcheck.validation import Count, Range, Seconds, Size, Timeout, check_arguments, fail
 
 from .objects import ENDPOINT, in_parts, part_size
-from .obstore_client import URL, Place, Timeouts, connect
+from .obstore_client import URL, Place, Timeouts, check_process, connect
 from .obstore_errors import kind_of_error, knows_no_conditions, never_arrived, was_sent_again
 
 __all__ = ["ObstoreStore"]
@@ -100,6 +100,9 @@ class ObstoreStore(RangeStore):
         with self._lock:
             self._client = None
 
+    def _reach(self) -> None:
+        self._objects()  # in a process that was forked there is nothing to undo
+
     def _write(self, pointer: Pointer, source: Source) -> None:
         keep = bytes if self._place.scheme == "memory" else _as_it_is  # it would keep the caller's own buffer
         if source.size is not None and source.size <= self._single_put_bytes:
@@ -156,7 +159,7 @@ class ObstoreStore(RangeStore):
         call = partial(_obstore().get, self._objects(), pointer.key)
         found = call() if whole else self._within(pointer, partial(call, options={"range": (start, stop)}))
         self.check_size(pointer, found.meta["size"])
-        return PieceReader(found.stream(min_chunk_size=_PIECE_BYTES))
+        return PieceReader(_in_this_process(found.stream(min_chunk_size=_PIECE_BYTES)))
 
     def _within(self, pointer: Pointer, call: Callable[[], Any]) -> Any:
         """Ask for a range, which may not be there: each medium says in its own way that it begins behind the end."""
@@ -191,6 +194,17 @@ class ObstoreStore(RangeStore):
 
 def _obstore() -> Any:
     return import_vendor("obstore", extra="obstore")
+
+
+def _in_this_process(pieces: Iterable[Any]) -> Iterator[Any]:
+    """Pieces that nobody waits for in a process that was forked meanwhile, where they would never come."""
+    iterator = iter(pieces)
+    while True:
+        check_process()
+        piece = next(iterator, None)
+        if piece is None:
+            return
+        yield piece
 
 
 def _as_it_is(piece: memoryview) -> memoryview:

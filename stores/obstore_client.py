@@ -15,7 +15,7 @@ from claimcheck.validation import Check
 
 from .objects import folder
 
-__all__ = ["URL", "Place", "Timeouts", "connect"]
+__all__ = ["URL", "Place", "Timeouts", "check_process", "connect"]
 
 _CLASSES = {
     "s3": "S3Store",
@@ -87,7 +87,7 @@ def connect(place: Place, endpoint_url: str | None, region_name: str | None, tim
         StoreError: The process was forked from one that had used obstore.
     """
     kind = getattr(import_vendor("obstore.store", extra="obstore"), _CLASSES[place.scheme])
-    _check_process()
+    check_process()
     if place.scheme == "memory":
         return _memory()
     if place.scheme == "file":
@@ -130,7 +130,7 @@ def _retries(timeouts: Timeouts) -> dict[str, Any]:
     return {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=timeouts.answer), "backoff": backoff}
 
 
-def _check_process() -> None:
+def check_process() -> None:
     """Refuse to wait for ever: obstore's threads, of which a process has one set, are not there after a fork."""
     global _used_by
     _used_by = _used_by or os.getpid()

@@ -68,7 +68,7 @@ class S3Store(RangeStore):
         parallel_parts: Count = 4,
         parallel_gets: Count = 1,
         conditional: bool = True,
-        timeout_seconds: Timeout = 60,
+        timeout_seconds: Timeout = 30,
         connect_timeout_seconds: Timeout = 5,
     ) -> None:
         check_arguments(S3Store, bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)

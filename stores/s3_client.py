@@ -28,7 +28,7 @@ def connect(place: dict[str, str | None], timeouts: dict[str, float], *, connect
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={"payload_signing_enabled": False},
-        retries={"mode": "standard", "max_attempts": 3},
+        retries={"mode": "standard", "total_max_attempts": 3},
         parameter_validation=False,  # of arguments that are all our own
         user_agent=_user_agent(),
         max_pool_connections=connections,

@@ -224,7 +224,7 @@ def test_a_file_that_is_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("store", "path", "why"),
     [
-        ({"type": "reddis"}, "stores.hot.type", "filesystem, memory, obstore, redis, s3"),
+        ({"type": "reddis"}, "stores.hot.type", "filesystem, memory, obstore, pulsar-topic, redis, s3"),
         ({"type": "no.such.module:Store"}, "stores.hot.type", "cannot import"),
         ({"type": "claimcheck.keys:slug"}, "stores.hot.type", "a class"),
         ({"type": "memory", "spcae": "x"}, "stores.hot.spcae", "did you mean 'space'"),

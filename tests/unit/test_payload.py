@@ -149,7 +149,7 @@ def test_files_that_cannot_be_read_are_payload_errors(tmp_path):
     path.write_bytes(b"payload")
     with path.open("ab") as writable:
         writable.seek(0)
-        with pytest.raises(PayloadError, match="cannot be read"):
+        with pytest.raises(PayloadError, match="writing only"):
             Source(writable, limit=LIMIT).take_all()
 
 
@@ -195,3 +195,27 @@ def test_limit_is_named_and_checked_before_anything_is_read():
 
     assert (caught.value.size, caught.value.limit, file.tell()) == (101, 100, 0)
     Source(io.BytesIO(bytes(100)), limit=100).take_all()
+
+
+def test_a_file_that_is_open_for_writing_is_no_empty_payload(tmp_path):
+    with open(tmp_path / "out", "wb") as file:
+        file.write(b"hello")
+        with pytest.raises(PayloadTypeError, match="'rb'"):
+            Source(file, limit=LIMIT)
+
+
+def test_a_file_that_cannot_seek_to_its_end_is_of_unknown_length():
+    with open("/proc/self/status", "rb") as file:
+        assert remaining_bytes(file) is None
+        assert b"Name:" in bytes(Source(file, limit=LIMIT).take_all())
+
+
+def test_a_file_that_gives_more_than_it_is_asked_for():
+    with pytest.raises(PayloadError, match="asked for 10"):
+        list(Source(OnlyRead(b"x" * 11), limit=LIMIT).pieces(10))
+
+
+def test_objects_are_not_their_addresses():
+    array = pytest.importorskip("numpy").array(["a", None], dtype=object)
+    with pytest.raises(PayloadTypeError, match="references"):
+        as_view(array)

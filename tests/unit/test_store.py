@@ -21,6 +21,7 @@ from claimcheck.hooks import Hooks
 from claimcheck.keys import slug
 from claimcheck.pointer import Pointer
 from claimcheck.store import Store, StoreContext
+from claimcheck.stores.memory import MemoryStore
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 NOW = 1_700_000_000.5
@@ -405,3 +406,12 @@ def test_repr_and_context_manager():
     with store as same:
         assert same is store
     assert repr(store) == "<DictStore 'mine'>"
+
+
+@pytest.mark.parametrize("wrong", [None, "key", b"an envelope"])
+def test_what_is_no_pointer_is_refused_with_the_way_out(wrong):
+    store = MemoryStore()
+    for use in (store.read, store.open, store.rollback):
+        with pytest.raises(PointerRejectedError, match="resolve") as caught:
+            use(wrong)
+        assert caught.value.reason == "type"
