@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py") if not path.name.startswith("pulsar_"))
 
 
-def run(script: str, *arguments: str) -> str:
+def run(script: str, *arguments: str, **environment: str) -> str:
     command = [sys.executable, str(ROOT / "examples" / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT / "examples")
+    known = {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT / "examples", env=known)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -23,6 +24,23 @@ def run(script: str, *arguments: str) -> str:
 @pytest.mark.parametrize("script", EXAMPLES)
 def test_it_runs_on_its_own_folder(script):
     assert "spark_job.py" in run(script)
+
+
+@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid"])
+def test_pulsar_files(pulsar_broker, tmp_path, strategy):
+    sizes = {"empty": 0, "small": 10, "large": 700_000}
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(os.urandom(size))
+    said = run("pulsar_files.py", str(tmp_path), "--strategy", strategy, PULSAR_URL=pulsar_broker.service_url)
+    assert [line.split()[:2] for line in said.splitlines()] == [["0", "empty"], ["700,000", "large"], ["10", "small"]]
+
+
+def test_pulsar_workers(pulsar_broker):
+    where = {"PULSAR_URL": pulsar_broker.service_url, "PULSAR_ADMIN_URL": pulsar_broker.admin_url}
+    said = run("pulsar_workers.py", "--payloads", "6", "--size", "500000", **where)
+    assert said.count("500,000 bytes") == 6
+    assert "first: " in said
+    assert "second: " in said
 
 
 def test_files_of_all_sizes_come_back(tmp_path):
