@@ -1,6 +1,7 @@
 # make demo [DIR=folder]   every file of a folder through a small broker and back through Spark
 # make test                lint, types, layers and tests, as CI runs them
 # make bench               what the stores cost, against the raw socket, raw HTTP and the vendors' own clients
+# make bench-pulsar        Pulsar through the wrappers, against the native producer and consumer
 # make bench-peers         the same payloads through claimcheck and through what else there is for Python
 # All make their own environment in .venv; python3 (3.11 or newer) and pip are all they need.
 # Another Python: make demo PYTHON=python3.12
@@ -13,7 +14,7 @@ BIN         := $(VENV)/bin
 # folders too: a deleted file changes nothing else
 SOURCES     := pyproject.toml $(shell find claimcheck stores -name __pycache__ -prune -o -print)
 
-.PHONY: demo test lint bench bench-peers clean
+.PHONY: demo test lint bench bench-peers bench-pulsar clean
 .DELETE_ON_ERROR:
 
 # PYTHONSAFEPATH: Python puts the working folder first on the path of Spark's workers, and here that is a claimcheck without
@@ -37,6 +38,10 @@ bench: $(VENV)/.bench
 
 bench-peers: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/peers.py $(BENCH_ARGS)
+
+# Needs java, and CLAIMCHECK_TEST_PULSAR_JARS: see tests/real/pulsar.xml.
+bench-pulsar: $(VENV)/.bench
+	$(BIN)/python tests/benchmarks/bench.py --only pulsar --out bench-results/pulsar $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-peers bench-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,7 +13,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BreakerEvent", "DropEvent", "Event", "FallbackEvent", "Hook", "Hooks", "OperationEvent"]
+__all__ = [
+    "AssembledEvent",
+    "BreakerEvent",
+    "DropEvent",
+    "Event",
+    "FallbackEvent",
+    "Hook",
+    "Hooks",
+    "OperationEvent",
+    "SendEvent",
+]
 
 _log = logging.getLogger(__name__)
 _NOBODY_LISTENS = nullcontext()
@@ -87,6 +97,42 @@ class DropEvent(Event):
     reason: str
     action: str
     messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssembledEvent(Event):
+    """The reassembly has a payload whole.
+
+    Attributes:
+        source: Where the chunks came from.
+        uuid: The payload's identity.
+        messages: How many messages brought it, duplicates included.
+        size: Payload bytes.
+    """
+
+    source: object
+    uuid: str
+    messages: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendEvent(Event):
+    """A transport has sent a payload that did not go as it was, or has failed to.
+
+    Attributes:
+        destination: Topic or queue.
+        outcome: ``sent``; ``failed`` for certain; ``unknown``; or ``partial``, when some chunks went and no more will.
+        messages: How many were to be sent.
+        uuid: The payload's identity, where it goes as chunks.
+        error: Why not.
+    """
+
+    destination: str
+    outcome: Literal["sent", "failed", "unknown", "partial"]
+    messages: int
+    uuid: str | None = None
+    error: BaseException | None = None
 
 
 Hook = Callable[[Event], None]

@@ -22,7 +22,7 @@ from claimcheck.payload import is_file
 from claimcheck.strategy import Message, Strategy
 from claimcheck.wire import WireLimit
 
-__all__ = ["OutboundBlock", "ProduceCall", "decorate", "offload_async", "stays_plain"]
+__all__ = ["OutboundBlock", "ProduceCall", "decorate", "offload_async"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -102,14 +102,6 @@ def decorate(
     return wrapper
 
 
-def stays_plain(plan: tuple[Strategy, int, WireLimit], payload: bytes, key: Any, headers: Any) -> bool:
-    """Whether a payload is small, and can be taken for nothing but itself; the headers are no envelope's."""
-    strategy, threshold, limit = plan
-    if len(payload) + limit.overhead(key, headers) > threshold:
-        return False
-    return not payload.startswith(strategy.context.config.header)
-
-
 async def offload_async(strategy: Strategy, message: Message) -> Outbound:
     """Offload without blocking the event loop; when cancelled meanwhile, what gets stored is removed again.
 
@@ -179,7 +171,10 @@ class _Sender:
         payload, destination, key, headers = (argument.find(args, kwargs) for argument in self._arguments)
         if type(payload) is not bytes or hints.is_ours(headers):
             return False
-        return stays_plain(self._plan(self._destination(destination)), payload, key, headers)
+        strategy, threshold, limit = self._plan(self._destination(destination))
+        if len(payload) + limit.overhead(key, headers) > threshold:
+            return False
+        return not payload.startswith(strategy.context.config.header)
 
     def send(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.passes(args, kwargs):

@@ -22,7 +22,7 @@ from claimcheck.config import Action, ChunkingConfig
 from claimcheck.envelope import HEADER, Abort, Buffer, Chunk, Kind, Literal, Plain, PointerData, decode
 from claimcheck.errors import ClaimCheckError
 from claimcheck.frames import let_go
-from claimcheck.hooks import DropEvent, Hooks
+from claimcheck.hooks import AssembledEvent, DropEvent, Hooks
 from claimcheck.payload import as_view, crc32_of
 
 __all__ = ["Dropped", "Failed", "Outcome", "Resolved", "Resolver"]
@@ -250,9 +250,13 @@ class Resolver:
             self._tell(event)
             return Dropped(reason=event.reason, action=event.action, error=event.error, **common)
         try:
-            return Resolved(payload=_joined(event), kind=Kind.CHUNK, **common)
+            payload = _joined(event)
         except Exception as error:
             return Failed(error=_typed(error), **common)
+        if self._hooks:
+            messages, size = len(event.slots), len(payload)
+            self._hooks.emit(AssembledEvent(source=event.source, uuid=event.uuid, messages=messages, size=size))
+        return Resolved(payload=payload, kind=Kind.CHUNK, **common)
 
     def _tell(self, event: DroppedChunks) -> None:
         if self._hooks:

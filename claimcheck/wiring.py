@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from claimcheck import config as configuration
-from claimcheck import hints
 from claimcheck.breaker import Breaker
 from claimcheck.config import Config
 from claimcheck.envelope import Abort, Buffer, Chunk, Literal, Plain, PointerData, decode, encode_pointer
@@ -20,7 +19,7 @@ from claimcheck.hooks import Hook, Hooks
 from claimcheck.interrupt import in_thread
 from claimcheck.outbound import Classifier
 from claimcheck.pointer import Pointer
-from claimcheck.produce import OutboundBlock, ProduceCall, decorate, stays_plain
+from claimcheck.produce import OutboundBlock, ProduceCall, decorate
 from claimcheck.registry import STRATEGIES, build_store, check_store, load_class
 from claimcheck.resolver import Resolver
 from claimcheck.sealing import Seal
@@ -169,15 +168,18 @@ class ClaimCheck:
         )
         return OutboundBlock(strategy, message, classify)
 
-    def stays_plain(
-        self, payload: bytes, *, destination: str, key: Any = None, headers: Any = None, limit: WireLimit | None = None
-    ) -> bool:
-        """Whether a message may go as it is: small, and nothing that a reader could take for an envelope.
+    def threshold(self, destination: str, limit: WireLimit | None = None) -> int:
+        """Bytes that a message for this destination may have on the wire and still go as it is.
 
-        For transports: most messages are such, and this takes a microsecond, where `outbound` takes some ten. Whatever
-        it does not pass, `outbound` decides on.
+        For transports, which need not ask `outbound` about messages that are smaller, unless they begin with
+        ``config.header`` or their headers call them envelopes.
         """
-        return not hints.is_ours(headers) and stays_plain(self._plan(destination, limit), payload, key, headers)
+        return self._plan(destination, limit)[1]
+
+    @property
+    def hooks(self) -> Hooks:
+        """Who hears of events; for transports, to tell of theirs."""
+        return self._hooks
 
     def seal(self, pointer: Pointer) -> bytes:
         """Return the message that carries a pointer, signed where signing is configured.

@@ -18,7 +18,16 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # at the end: what is installed wins
 
-from tests.benchmarks import file_rows, integrity_rows, memory_rows, network, path_rows, redis_rows, s3_rows
+from tests.benchmarks import (
+    file_rows,
+    integrity_rows,
+    memory_rows,
+    network,
+    path_rows,
+    pulsar_rows,
+    redis_rows,
+    s3_rows,
+)
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.machine import lines, machine
 from tests.benchmarks.picture import draw
@@ -34,7 +43,9 @@ GROUPS: dict[str, Callable[[Effort], list[Step]]] = {
     "integrity": integrity_rows.steps,
     "memory": memory_rows.steps,
     "path": path_rows.steps,
+    "pulsar": pulsar_rows.steps,
 }
+USUAL = [name for name in GROUPS if name != "pulsar"]  # which needs a broker: make bench-pulsar
 NO_MEANING = "Quick: few rounds and small payloads, to try the machinery. The figures mean nothing."
 
 
@@ -81,7 +92,7 @@ def _write_down(rows: Sequence[Row], document: dict[str, object], folder: Path) 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure what the stores cost.")
     parser.add_argument("--quick", action="store_true", help="few rounds and small payloads, to try it")
-    parser.add_argument("--only", type=_groups, default=list(GROUPS), metavar="GROUPS", help=f"of {','.join(GROUPS)}")
+    parser.add_argument("--only", type=_groups, default=USUAL, metavar="GROUPS", help=f"of {','.join(GROUPS)}")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder for JSON and PNG")
     return parser.parse_args(arguments)
 

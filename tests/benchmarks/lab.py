@@ -19,7 +19,7 @@ from claimcheck import Store
 from claimcheck.pointer import Pointer
 from tests import servers
 from tests.benchmarks.raw import RawHttp, RawSocket
-from tests.benchmarks.rounds import Effort
+from tests.benchmarks.rounds import MIB, Effort
 
 HERE = Path(__file__).resolve().parent
 BUCKET = "bench"
@@ -107,6 +107,22 @@ class Lab:
         """Open a configuration with one store, ``hot``."""
         raw = {"strategy": "external", "threshold_bytes": THRESHOLD, "stores": {"hot": store}}
         return self._stack.enter_context(claimcheck.from_dict(raw))
+
+    @cached_property
+    def pulsar_url(self) -> str:
+        """URL of a Pulsar with its usual limit of 5 MiB."""
+        needed("java")
+        if servers.JARS not in os.environ:
+            raise MissingProgramError(f"{servers.JARS} names no jars of a Pulsar; see tests/real/pulsar.xml")
+        return self._stack.enter_context(servers.pulsar(5 * MIB)).service_url
+
+    @cached_property
+    def pulsar_client(self) -> Any:
+        """A client of it."""
+        import pulsar
+
+        client = pulsar.Client(self.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        return self._stack.enter_context(contextlib.closing(client))
 
     def store(self, **options: Any) -> Store:
         """Open one store."""

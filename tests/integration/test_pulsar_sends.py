@@ -6,6 +6,7 @@ from datetime import timedelta
 import pulsar
 import pytest
 
+import claimcheck
 from claimcheck.errors import PartialSendError, PayloadTooLargeError, TransportError
 from claimcheck.transports.pulsar import ChunkArgumentError, SendDeadlineError, ask_limit
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig
@@ -287,3 +288,20 @@ def _largest_plain(producer, properties):
     options = {"ordering_key": "o" * 100}
     limit = producer._limit_for(options)
     return limit.max_message_bytes - limit.overhead("key", properties)
+
+
+def test_every_step_is_an_event(lab):
+    events = []
+    cc = claimcheck.from_dict({"strategy": "chunking"}, hooks=[events.append])
+    consumer, producer = lab.consumer(cc=cc), lab.producer(cc)
+
+    producer.send(b"small")
+    producer.send(content(3 * LIMIT))
+    receive(consumer, 2)
+    with pytest.raises(pulsar.exceptions.PulsarException):
+        lab.producer(cc, wrap={"max_message_bytes": 10 * LIMIT}).send(content(30 * LIMIT))
+
+    sent, assembled, failed = events
+    assert (sent.outcome, sent.messages, sent.uuid) == ("sent", 4, assembled.uuid)
+    assert (assembled.messages, assembled.size) == (4, 3 * LIMIT)
+    assert (failed.outcome, type(failed.error)) == ("failed", pulsar.exceptions.MessageTooBig)

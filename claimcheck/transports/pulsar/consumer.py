@@ -76,8 +76,8 @@ class PulsarConsumer:
         self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
         refusal = shared_refusal(consumer_type, lambda: consumer.acknowledge_cumulative(vendor().MessageId.earliest))
         keep = dead_letter_producer is not None
-        sizes = prefetch_bytes > 0
-        self._inbox = Inbox(cc, consumer._schema, refusal=refusal, sizes=sizes, keep=keep, clock=clock)
+        self._looks_ahead = prefetch_bytes > 0
+        self._inbox = Inbox(cc, consumer._schema, refusal=refusal, sizes=self._looks_ahead, keep=keep, clock=clock)
 
     # Receiving -------------------------------------------------------------------------------------------------
 
@@ -92,6 +92,11 @@ class PulsarConsumer:
             Exception: The client's own.
         """
         until = None if timeout_millis is None else self._clock() + timeout_millis / 1000
+        if not self._looks_ahead and not self._ready and not self._inbox.pending_payloads:
+            native = self._native.receive(timeout_millis)
+            if (plain := self._inbox.plain(native)) is not None:
+                return plain
+            self.take(native)
         while (message := self.take_ready()) is None:
             self._step(until)
         while self._prefetch.room and self._take_one_that_is_there():
@@ -116,6 +121,9 @@ class PulsarConsumer:
         Raises:
             Exception: The client's own; some of a payload's messages may be acknowledged by then.
         """
+        if isinstance(message, PulsarMessage) and message.outcome is None:
+            self._native.acknowledge(message.native)
+            return
         for native in natives(_id_of(message)):
             self._native.acknowledge(native)
         self._inbox.settle(self._outcome_of(message), acked=True)

@@ -13,6 +13,8 @@ __all__ = ["Deadlines", "Ticket"]
 
 _log = logging.getLogger(__name__)
 
+_KEPT = 64  # that were called may stay for a while: to look at each send would cost more
+
 Callback = Callable[[Any, Any], object]
 
 
@@ -69,7 +71,7 @@ class Deadlines:
         watched.append(ticket)
         if self._thread is None:
             self._start()
-        elif len(watched) > 1 and not watched[0].open:
+        elif len(watched) > _KEPT and not watched[0].open:
             self._forget_called()
 
     def close(self) -> None:

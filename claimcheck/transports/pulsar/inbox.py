@@ -69,11 +69,16 @@ class Inbox:
         """Bytes of the chunks that are held."""
         return self._resolver.pending_bytes
 
+    def plain(self, native: Any) -> PulsarMessage | None:
+        """Take one message that is its own payload, as most are; ``None`` for any other, which is still to be taken."""
+        data = native.data()
+        return None if data.startswith(self._header) else PulsarMessage(native, self._schema, data)
+
     def take(self, native: Any) -> Sequence[Arrival]:
         """Take one message; gives what came of it: often the payload, of a chunk perhaps nothing yet."""
         data = native.data()
         if not data.startswith(self._header):
-            return (PulsarMessage(native, self._schema, payload=data),)
+            return (PulsarMessage(native, self._schema, data),)
         try:
             envelope = decode(data, header=self._header)
         except EnvelopeError as error:

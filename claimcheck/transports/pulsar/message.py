@@ -86,8 +86,8 @@ class PulsarMessage:
         self,
         native: Any,
         schema: Any,
-        *,
         payload: bytes | None = None,
+        *,
         load: Callable[[], bytes] | None = None,
         stored_bytes: int = 0,
         outcome: Outcome | None = None,
@@ -195,6 +195,11 @@ class PulsarMessage:
         """Begin to read its payload; `data` then waits for that."""
         if self._load is not None:
             self._load = pool.submit(self._load).result
+
+    @property
+    def native(self) -> Any:
+        """The native message, where it is one."""
+        return self._native
 
     @property
     def natives(self) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from claimcheck.hooks import Hooks
 from claimcheck.outbound import Classifier
 from claimcheck.pointer import Pointer
 from claimcheck.produce import OutboundBlock
@@ -14,11 +15,24 @@ from claimcheck.wire import WireLimit
 __all__ = ["Offloads", "Resolves"]
 
 
+class _Config(Protocol):
+    @property
+    def header(self) -> bytes: ...
+
+
 class Offloads(Protocol):
     """The writer's half."""
 
-    def stays_plain(self, payload: bytes, *, destination: str, key: Any, headers: Any, limit: WireLimit) -> bool:
-        """Whether a message may go as it is."""
+    @property
+    def hooks(self) -> Hooks:
+        """Who hears of what is sent."""
+
+    @property
+    def config(self) -> _Config:
+        """Knows what envelopes begin with."""
+
+    def threshold(self, destination: str, limit: WireLimit) -> int:
+        """Bytes that a message may have and still go as it is."""
 
     def outbound(
         self,
@@ -32,11 +46,6 @@ class Offloads(Protocol):
         classify: Classifier,
     ) -> OutboundBlock:
         """Offload one payload."""
-
-
-class _Config(Protocol):
-    @property
-    def header(self) -> bytes: ...
 
 
 class Resolves(Protocol):

@@ -9,9 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+from claimcheck import hints
 from claimcheck.envelope import Envelope
+from claimcheck.hooks import SendEvent
 from claimcheck.outbound import Outbound
 from claimcheck.produce import OutboundBlock
 from claimcheck.transports.pulsar.deadlines import Deadlines, Ticket
@@ -25,7 +27,7 @@ from claimcheck.wire import WireLimit
 __all__ = ["PulsarProducer"]
 
 _log = logging.getLogger(__name__)
-_WINDOW_BYTES = 32 << 20
+_WINDOW_BYTES = 16 << 20
 _ABORT_SECONDS = 5.0
 _NOT_FOR_CHUNKS = ("sequence_id", "deliver_at", "deliver_after")
 
@@ -70,6 +72,10 @@ class PulsarProducer:
         asked = ask_limit(admin_url, self._topic, headers=admin_headers) if admin_url else max_message_bytes
         self._max_message_bytes = asked
         self._limit = self._limit_for({})
+        self._header = cc.config.header
+        self._threshold = cc.threshold(self._topic, self._limit)
+        self._plain_bytes = self._threshold - self._limit.overhead(None, None)  # with no key and no properties
+        self._is_encoded = isinstance(self._schema, vendor().schema.BytesSchema)
         self._window_bytes = window_bytes
         self._deadline_seconds = deadline_seconds
         self._undoing = _Undoing()
@@ -130,6 +136,7 @@ class PulsarProducer:
             except Exception as error:
                 self._break_off(out, flight, options, error)
                 raise
+        self._say(out, "sent")
         return self._id(out, ids)
 
     def send_async(
@@ -229,11 +236,13 @@ class PulsarProducer:
 
     def _plain(self, content: Any, properties: Any, key: Any) -> bytes | None:
         """The message of a small payload that nobody could take for an envelope, which most are."""
-        data = self._encode(content)
-        if type(data) is not bytes:
+        data = content if self._is_encoded else self._encode(content)
+        if type(data) is not bytes or data.startswith(self._header):
             return None
-        plain = self._cc.stays_plain(data, destination=self._topic, key=key, headers=properties, limit=self._limit)
-        return data if plain else None
+        if key is None and not properties:
+            return data if len(data) <= self._plain_bytes else None
+        small = len(data) + self._limit.overhead(key, properties) <= self._threshold
+        return data if small and not hints.is_ours(properties) else None
 
     def _send_plain(self, envelope: Envelope) -> Any:
         flight = self._flight({})
@@ -241,9 +250,7 @@ class PulsarProducer:
         return flight.wait()[0]
 
     def _encode(self, content: Any) -> Any:
-        if content is None or isinstance(self._schema, vendor().schema.BytesSchema):
-            return content
-        return self._schema.encode(content)
+        return content if content is None or self._is_encoded else self._schema.encode(content)
 
     def _outbound(self, content: Any, properties: Any, key: Any, options: Mapping[str, Any]) -> OutboundBlock:
         limit = self._limit_for(options) if options else self._limit
@@ -274,6 +281,13 @@ class PulsarProducer:
             landed=landed,
         )
 
+    def _say(
+        self, out: Outbound, outcome: Literal["sent", "failed", "unknown", "partial"], error: Exception | None = None
+    ) -> None:
+        if self._cc.hooks:
+            facts: dict[str, Any] = {"messages": out.total, "uuid": out.uuid, "error": error}
+            self._cc.hooks.emit(SendEvent(destination=self._topic, outcome=outcome, **facts))
+
     def _id(self, out: Outbound, ids: list[Any]) -> Any:
         if any(message_id.ledger_id() < 0 for message_id in ids):
             _log.warning(
@@ -285,12 +299,13 @@ class PulsarProducer:
 
     def _break_off(self, out: Outbound, flight: Flight, options: Mapping[str, Any], error: Exception) -> None:
         """Of chunks of which some may be in the topic, tell readers, and raise an error that says how many."""
-        if out.abort is None:
-            return
-        flight.settle()
-        if flight.ids or classify(error) == "unknown":
-            self._send_abort(out.abort, options)
-            raise out.partial([flight.ids[number] for number in sorted(flight.ids)], error) from error
+        if out.abort is not None:
+            flight.settle()
+            if flight.ids or classify(error) == "unknown":
+                self._send_abort(out.abort, options)
+                self._say(out, "partial", error)
+                raise out.partial([flight.ids[number] for number in sorted(flight.ids)], error) from error
+        self._say(out, classify(error), error)
 
     def _send_abort(self, abort: Envelope, options: Mapping[str, Any]) -> None:
         heard = threading.Event()
@@ -311,12 +326,15 @@ class PulsarProducer:
         error, ok = flight.error, vendor().Result.Ok
         if error is None:
             out.keep()
+            self._say(out, "sent")
             ticket(ok, self._id(out, [flight.ids[number] for number in range(flight.launched)]))
             return
         self._undoing.submit(lambda: self._undo(out, flight, options, error))
         ticket(flight.result or vendor().Result.UnknownError, _no_id())
 
     def _undo(self, out: Outbound, flight: Flight, options: Mapping[str, Any], error: Exception) -> None:
+        partial = out.abort is not None and (flight.ids or classify(error) == "unknown")
+        self._say(out, "partial" if partial else classify(error), error)
         if out.abort is None:
             out.conclude(error)
         elif flight.ids or classify(error) == "unknown":
@@ -360,6 +378,9 @@ def _no_id() -> Any:
     return vendor().MessageId(-1, -1, -1, -1)._msg_id
 
 
+_NO_OPTIONS: dict[str, Any] = {}
+
+
 def _options(
     ordering_key: str | None,
     sequence_id: int | None,
@@ -369,8 +390,14 @@ def _options(
     deliver_at: int | None,
     deliver_after: timedelta | None,
 ) -> dict[str, Any]:
-    """Those that are given."""
-    return {name: value for name, value in locals().items() if value not in (None, False)}
+    """Those that are given; most sends give none."""
+    given = ordering_key or sequence_id or replication_clusters or disable_replication or event_timestamp
+    if not (given or deliver_at or deliver_after):
+        return _NO_OPTIONS
+    names = ("ordering_key", "sequence_id", "replication_clusters", "disable_replication", "event_timestamp")
+    values = (ordering_key, sequence_id, replication_clusters, disable_replication, event_timestamp)
+    every = dict(zip(names, values, strict=True)) | {"deliver_at": deliver_at, "deliver_after": deliver_after}
+    return {name: value for name, value in every.items() if value}
 
 
 def _check_options(out: Outbound, options: Mapping[str, Any]) -> None:
