@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+import threading
 
 import pulsar
 import pytest
 
 from claimcheck.envelope import encode_abort, encode_chunk
 from claimcheck.errors import ConfigError
-from claimcheck.transports.pulsar import PulsarConsumer, SharedSubscriptionError, deserialize
+from claimcheck.transports.pulsar import PulsarConsumer, SharedSubscriptionError, deserialize, listening
 from tests import servers
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, Rig, content, nothing_comes, receive, rig
 
@@ -283,6 +284,111 @@ class TestShared:
         assert consumer.receive(5000).data() == payload
 
 
+class TestManyConsumers:
+    def test_key_shared_keeps_payloads_whole_while_a_consumer_joins(self, lab):
+        """The broker keeps the tails for their new owner until the old one has given the heads back: they expire."""
+        cc = lab.claimcheck("external", chunking={"expire_after_seconds": 1})
+        first = lab.consumer(cc=cc, consumer_type=KEYED)
+        native = lab.client.create_producer(lab.topic)
+        payloads = {i: [b"%d-%d" % (i, n) for n in range(4)] for i in range(9)}
+
+        def send(numbers):
+            for n in numbers:
+                for i, pieces in payloads.items():
+                    native.send(chunk(i, n, 4, pieces[n]), partition_key=UUID.format(i))
+
+        send([0, 1])
+        assert nothing_comes(first)
+        second = lab.consumer(cc=cc, consumer_type=KEYED)
+        send([2, 3])
+
+        got = []
+        for consumer in (first, second) * 10:
+            while len(got) < len(payloads) and (message := _next(consumer)) is not None:
+                got.append(message.data())
+                consumer.acknowledge(message)
+        assert sorted(got) == sorted(b"".join(pieces) for pieces in payloads.values())
+        lab.settled()
+
+    def test_failover_in_the_middle_of_a_payload(self, lab):
+        kind = pulsar.ConsumerType.Failover
+        first, second = (lab.consumer(consumer_type=kind, consumer_name=name) for name in "ab")
+        native = lab.client.create_producer(lab.topic)
+        for i in range(2):
+            native.send(chunk(1, i, 3, b"%d" % i))
+        servers.wait_until(lambda: _pending(first) + _pending(second) == 1, "one of them has the head")
+        (active,), (other,) = ([one for one in (first, second) if one.pending_payloads == held] for held in (1, 0))
+
+        active.close()
+        native.send(chunk(1, 2, 3, b"2"))
+
+        message = other.receive(10_000)
+        assert message.data() == b"012"
+        other.acknowledge(message)
+        lab.settled()
+
+
+class TestBounds:
+    def test_what_had_to_make_room_comes_again_and_is_completed(self, lab):
+        cc = lab.claimcheck("external", chunking={"max_pending_payloads": 1})
+        consumer, native = lab.consumer(cc=cc), lab.client.create_producer(lab.topic)
+        for which, n in ((1, 0), (2, 0), (1, 1), (2, 1)):
+            native.send(chunk(which, n, 2, b"%d%d" % (which, n)))
+
+        got = receive(consumer, 2)
+
+        assert sorted(message.data() for message in got) == [b"1011", b"2021"]
+        for message in got:
+            consumer.acknowledge(message)
+        lab.settled()
+
+    @pytest.mark.parametrize("action", ["ack", "dead_letter"])
+    def test_what_expires_goes_as_it_is_configured(self, lab, action):
+        time = [0.0]
+        cc = lab.claimcheck("external", chunking={"on_expire": action})
+        aside = lab.client.create_producer(f"{lab.topic}-dlq")
+        consumer = lab.consumer(cc=cc, wrap={"clock": lambda: time[0], "dead_letter_producer": aside})
+        lab.client.create_producer(lab.topic).send(chunk(1, 0, 2, b"a"), properties={"a": "b"})
+        servers.wait_until(lambda: _pending(consumer) == 1, "the head is held")
+
+        time[0] += 61
+        assert nothing_comes(consumer, 0)
+
+        lab.settled()
+        letters = rig_on(lab, f"{lab.topic}-dlq").subscribe()
+        if action == "dead_letter":
+            letter = letters.receive(5000)
+            assert (letter.data(), letter.properties()["a"]) == (chunk(1, 0, 2, b"a"), "b")
+            assert letter.properties()["dead-letter-reason"].startswith("expired")
+        else:
+            assert nothing_comes(letters)
+
+
+class TestListener:
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_it_is_given_whole_payloads_and_what_it_raises_ends_nothing(self, lab, strategy, caplog):
+        got, done = [], threading.Event()
+
+        def listener(consumer, message):
+            got.append(message.data())
+            consumer.acknowledge(message)
+            if len(got) == 4:
+                done.set()
+            if len(got) == 2:
+                raise ValueError("no reason")
+
+        lab.subscribe(message_listener=listening(listener, lab.cc))
+        producer = lab.producer(strategy)
+        payloads = [content([10, 3 * LIMIT][i % 2], i) for i in range(4)]
+        for payload in payloads:
+            producer.send(payload)
+
+        assert done.wait(20)
+        assert got == payloads
+        assert "no reason" in caplog.text
+        lab.settled()
+
+
 class TestSeek:
     @pytest.mark.parametrize("inclusive", [True, False])
     def test_to_the_whole(self, lab, inclusive):
@@ -333,6 +439,13 @@ import sys
 from claimcheck.transports.pulsar import deserialize
 sys.stdout.buffer.write(deserialize(sys.stdin.buffer.read()).serialize())
 """
+
+
+def _next(consumer):
+    try:
+        return consumer.receive(500)
+    except pulsar.Timeout:
+        return None
 
 
 def rig_on(lab, topic):

@@ -221,6 +221,38 @@ class TestRefused:
         producer.send(content(10), **option)
 
 
+class TestDeduplication:
+    @pytest.fixture
+    def once(self, lab):
+        lab.client.create_producer(lab.topic).close()
+        lab.broker.set_policy(lab.topic, "deduplicationEnabled", True)
+        lab.broker.unload(lab.topic)
+        return lab
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_nothing_of_ours_is_filtered(self, once, strategy):
+        consumer, producer = once.consumer(), once.producer(strategy, producer_name=f"p-{once.topic}")
+        payloads = [content(size, i) for i, size in enumerate([10, 5 * LIMIT, 20, 9 * LIMIT])]
+
+        ids = [producer.send(payload) for payload in payloads]
+
+        messages = receive(consumer, 4)
+        assert [message.data() for message in messages] == payloads
+        assert ids == [message.message_id() for message in messages]
+
+    def test_an_ok_without_a_place_is_noticed(self, once, caplog):
+        name = f"p-{once.topic}"
+        consumer, producer = once.consumer(), once.producer(producer_name=name)
+        producer.send(content(2 * LIMIT), sequence_id=7)
+
+        again = producer.send(content(2 * LIMIT), sequence_id=7)
+
+        assert again.ledger_id() == -1
+        assert "did not say where" in caplog.text
+        assert len(receive(consumer, 1)) == 1
+        assert nothing_comes(consumer)
+
+
 class TestNoAnswer:
     """A limit of the topic's own makes the client try for ever, without a word to anybody."""
 

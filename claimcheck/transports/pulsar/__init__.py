@@ -6,6 +6,7 @@ from claimcheck.transports.pulsar.consumer import PulsarConsumer
 from claimcheck.transports.pulsar.errors import ChunkArgumentError, SendDeadlineError, SharedSubscriptionError
 from claimcheck.transports.pulsar.ids import WholeMessageId, deserialize
 from claimcheck.transports.pulsar.limit import ask_limit
+from claimcheck.transports.pulsar.listener import listening
 from claimcheck.transports.pulsar.message import PulsarMessage
 from claimcheck.transports.pulsar.producer import PulsarProducer
 from claimcheck.transports.pulsar.reader import PulsarReader
@@ -16,6 +17,7 @@ __all__ = [
     "PulsarMessage",
     "PulsarProducer",
     "PulsarReader",
+    "listening",
     # the same for pulsar.asyncio
     "AsyncPulsarConsumer",
     "AsyncPulsarProducer",
