@@ -116,6 +116,10 @@ class Medium(ABC):
             return StoreUnavailableError
         return None
 
+    def _words(self, error: Exception) -> str:
+        """Say what a vendor's error says, for people."""
+        return str(error)
+
     def close(self) -> None:  # noqa: B027 - most stores hold nothing
         """Release connections. Payloads stay. A closed store may open again at the next use."""
 
@@ -191,7 +195,7 @@ class Medium(ABC):
             return self.missing(pointer)
         if kind is PayloadNotFoundError or kind is PayloadTooLargeError or kind is IntegrityError:
             kind = StoreError
-        why = without_secrets(str(error))[:300]
+        why = without_secrets(self._words(error))[:300]
         text = f"store {self.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {why}"
         return kind(text, store=self.name, key=pointer.key)
 

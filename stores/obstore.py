@@ -21,7 +21,7 @@ from claimcheck.validation import Count, Range, Seconds, Size, Timeout, check_ar
 
 from .objects import ENDPOINT, in_parts, part_size
 from .obstore_client import URL, Place, Timeouts, check_process, connect
-from .obstore_errors import kind_of_error, knows_no_conditions, never_arrived, was_sent_again
+from .obstore_errors import kind_of_error, knows_no_conditions, never_arrived, was_sent_again, words_of
 
 __all__ = ["ObstoreStore"]
 
@@ -182,6 +182,9 @@ class ObstoreStore(RangeStore):
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
         return kind_of_error(error) or super()._translate(error)
+
+    def _words(self, error: Exception) -> str:
+        return words_of(error)
 
     def _objects(self) -> Any:
         """The obstore of this process."""

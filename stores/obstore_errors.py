@@ -8,7 +8,7 @@ from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, S
 
 from .s3_errors import NOT_ADMITTED, NOT_KNOWN, kind_of_code
 
-__all__ = ["knows_no_conditions", "kind_of_error", "never_arrived", "was_sent_again"]
+__all__ = ["knows_no_conditions", "kind_of_error", "never_arrived", "was_sent_again", "words_of"]
 
 # Names of classes, or what stands in the text, to our error; the first that is found decides.
 _KINDS: tuple[tuple[str, type[StoreError]], ...] = (
@@ -21,6 +21,8 @@ _KINDS: tuple[tuple[str, type[StoreError]], ...] = (
 )
 _GONE = {None, "404", "NoSuchKey", "NotFound", "BlobNotFound"}  # and not a bucket, or whoever asks
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
+_XML = re.compile(r"<\?xml|<Error")
+_MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 _STATUS = re.compile(r"status code: (\d{3})")
 _NEVER_CONNECTED = re.compile(r"\bkind: Connect\b")
 _RETRIES = re.compile(r"after ([1-9]\d*) retries")
@@ -35,6 +37,18 @@ def kind_of_error(error: Exception) -> type[StoreError] | None:
         if mark in text:
             return kind
     return kind_of_code(code or "")
+
+
+def words_of(error: Exception) -> str:
+    """What one of obstore's errors says, without the XML and the inner life of its libraries around it."""
+    text = str(error)
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    if code is not None:
+        head = _XML.split(text)[0].strip(" :")
+        return ": ".join(filter(None, (head, code[1], message and message[1])))
+    if "//169.254." in text:
+        return "there are no credentials in the environment, nor a service of a cloud that has some"
+    return text.partition("\n")[0]
 
 
 def never_arrived(error: BaseException | None) -> bool:

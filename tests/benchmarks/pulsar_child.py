@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,23 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # at the end: what is
 import pulsar
 
 import claimcheck
+from claimcheck.envelope import encode_chunk
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests.benchmarks.memory_child import peak_extra
-from tests.benchmarks.rounds import payload_of
+from tests.benchmarks.rounds import MIB, payload_of
 
 
 def main(what: dict[str, Any]) -> None:
     """Warm up, work, print."""
     strategy = "external" if what["job"].endswith("pointer") else "chunking"
-    cc = claimcheck.from_dict(
-        {"strategy": strategy, "stores": {"hot": {"type": "redis", "url": what["redis"], "ttl_seconds": 60}}}
-    )
+    bound = {"chunking": {"max_pending_bytes": what["bound"], "on_evict": "ack"}} if what["bound"] else {}
+    store = {"type": "redis", "url": what["redis"], "ttl_seconds": 60}
+    cc = claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}, **bound})
     client = pulsar.Client(what["url"], logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     if what["job"] in ("feed-chunks", "feed-pointer"):
         PulsarProducer(client.create_producer(what["topic"]), cc).send(payload_of(what["size"]))
+    elif what["job"] == "feed-interleaved":
+        _feed_interleaved(client, what)
     elif what["job"].startswith("send"):
         print(_sent(client, cc, what))
     else:
@@ -58,11 +62,28 @@ def _received(client: Any, cc: claimcheck.ClaimCheck, what: dict[str, Any]) -> i
         message = consumer.receive()
         message.data()
         consumer.acknowledge(message)
+        while what["bound"]:  # more are there, as far as the bound let them
+            try:
+                message = consumer.receive(5000)
+            except pulsar.Timeout:
+                break
+            consumer.acknowledge(message)
         return message
 
     extra, _ = peak_extra(work)
     sender.join()
     return extra
+
+
+def _feed_interleaved(client: Any, what: dict[str, Any]) -> None:
+    """Send a chunk of each payload in turns, so that none is complete before the others nearly are."""
+    producer, piece = client.create_producer(what["topic"]), payload_of(MIB - 1024)
+    count = -(-what["size"] // len(piece))
+    uuids = [str(uuid.uuid4()) for _ in range(20)]
+    for position in range(count):
+        for one in uuids:
+            message = encode_chunk(one, position, count, memoryview(piece))
+            producer.send(message, partition_key=one)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def steps(effort: Effort) -> list[Step]:
         memory("send-chunks", "sender of chunks above the payload,", 0.4),
         memory("receive-chunks", "receiver of chunks,", 2.2),
         memory("receive-pointer", "receiver of a pointer,", 1.2),
+        _interleaved(effort),
         _side(effort),
     ]
 
@@ -181,14 +182,28 @@ def _forget(cc: claimcheck.ClaimCheck, strategy: str) -> None:
 # Memory --------------------------------------------------------------------------------------------------------
 
 
-def _memory(lab: Lab, job: str, size: int) -> Findings:
-    what = {"job": job, "size": size, "url": lab.pulsar_url, "redis": lab.redis, "topic": f"bench-{uuid.uuid4().hex}"}
+def _memory(lab: Lab, job: str, size: int, unit: int | None = None) -> Findings:
+    what = {
+        "job": job,
+        "size": size,
+        "bound": unit,
+        "url": lab.pulsar_url,
+        "redis": lab.redis,
+        "topic": f"bench-{uuid.uuid4().hex}",
+    }
     done = subprocess.run(
         [sys.executable, str(HERE / "pulsar_child.py"), json.dumps(what)], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
-    return Findings((float(done.stdout.strip().splitlines()[-1]) / size,), note="VmHWM of a fresh process")
+    return Findings((float(done.stdout.strip().splitlines()[-1]) / (unit or size),), note="VmHWM of a fresh process")
+
+
+def _interleaved(effort: Effort) -> Step:
+    size = effort.size(50)
+    what = f"Pulsar receiver of 20 interleaved payloads of {size_text(size)}, peak, of its bound in bytes"
+    target = Target("pulsar-memory-interleaved", what, 1.2, "x", at_most=True)
+    return Step((target,), partial(_memory, job="receive-interleaved", size=size, unit=effort.size(256)))
 
 
 # A side topic --------------------------------------------------------------------------------------------------

@@ -57,6 +57,18 @@ class TestAcknowledge:
 
         lab.settled()
 
+    def test_given_back_by_an_id_that_comes_from_elsewhere(self, lab):
+        consumer = lab.consumer(consumer_type=KEYED)
+        lab.producer("chunking").send(payload := content(5 * LIMIT))
+        first = consumer.receive(5000)
+
+        consumer.negative_acknowledge(deserialize(first.message_id().serialize()))
+
+        again = consumer.receive(5000)
+        assert (again.data(), again.redelivery_count()) == (payload, 1)
+        consumer.acknowledge(again)
+        lab.settled()
+
     def test_duplicates_go_with_their_payload(self, lab):
         consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
         for message in (chunk(1, 0, 2, b"a"), chunk(1, 0, 2, b"a"), chunk(1, 1, 2, b"b"), chunk(1, 1, 2, b"b")):
