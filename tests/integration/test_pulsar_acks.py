@@ -281,15 +281,21 @@ class TestShared:
         consumer.acknowledge(pointer)
         lab.settled()
 
+    @pytest.mark.parametrize("partitions", [0, 2])
     @MANY
-    def test_a_type_that_nobody_told_is_found_out(self, lab, kind):
+    def test_a_type_that_nobody_told_is_found_out(self, lab, kind, partitions):
+        if partitions:
+            lab.broker.create_partitioned(lab.topic, partitions)
         consumer = PulsarConsumer(lab.subscribe(consumer_type=kind), lab.cc)
         lab.producer("chunking").send(content(LIMIT + 1))
 
         assert "consumer_type" in str(consumer.receive(5000).error)
 
+    @pytest.mark.parametrize("partitions", [0, 2])
     @pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover], ids=str)
-    def test_of_others_nothing_has_to_be_told(self, lab, kind):
+    def test_of_others_nothing_has_to_be_told(self, lab, kind, partitions):
+        if partitions:
+            lab.broker.create_partitioned(lab.topic, partitions)
         consumer = PulsarConsumer(lab.subscribe(consumer_type=kind), lab.cc)
         lab.producer("chunking").send(payload := content(LIMIT + 1))
 

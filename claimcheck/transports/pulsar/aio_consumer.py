@@ -27,6 +27,8 @@ class _Resolves(Protocol):
 
     def take(self, native: Any) -> None: ...
 
+    def take_plain(self, native: Any) -> bool: ...
+
     def take_ready(self) -> PulsarMessage | None: ...
 
     def tick(self) -> None: ...
@@ -49,7 +51,8 @@ class _Receiving:
         async with self._one_at_a_time:
             while (message := self.blocking.take_ready()) is None:
                 await self._step()
-        await in_thread(lambda: message.error)
+        if not message.is_read:
+            await in_thread(lambda: message.error)
         return message
 
     async def close(self) -> None:
@@ -69,7 +72,8 @@ class _Receiving:
             return
         coming, self._coming = self._coming, None
         native = coming.result()
-        await asyncio.to_thread(self.blocking.take, native)
+        if not self.blocking.take_plain(native):
+            await asyncio.to_thread(self.blocking.take, native)
 
 
 class AsyncPulsarConsumer:

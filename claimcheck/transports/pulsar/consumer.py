@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from claimcheck.errors import ClaimCheckError, ConfigError
+from claimcheck.errors import ConfigError
 from claimcheck.resolver import Dropped, Outcome
 from claimcheck.transports.pulsar.dead_letters import put_aside
-from claimcheck.transports.pulsar.errors import SharedSubscriptionError, vendor
-from claimcheck.transports.pulsar.ids import WholeMessageId, natives
+from claimcheck.transports.pulsar.errors import vendor
+from claimcheck.transports.pulsar.ids import WholeMessageId, natives, nowhere
 from claimcheck.transports.pulsar.inbox import Arrival, Inbox
 from claimcheck.transports.pulsar.message import PulsarMessage
 from claimcheck.transports.pulsar.needs import Resolves
 from claimcheck.transports.pulsar.prefetch import Prefetch
+from claimcheck.transports.pulsar.shared import shared_refusal
 
-__all__ = ["PulsarConsumer", "shared_refusal"]
+__all__ = ["PulsarConsumer"]
 
 _log = logging.getLogger(__name__)
 _TICK_SECONDS = 1.0  # how long chunks that wait too long may go unnoticed while nothing comes
@@ -74,7 +75,7 @@ class PulsarConsumer:
         self._clock = clock
         self._ready: deque[PulsarMessage] = deque()
         self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
-        refusal = shared_refusal(consumer_type, lambda: consumer.acknowledge_cumulative(vendor().MessageId.earliest))
+        refusal = shared_refusal(consumer_type, lambda topic: consumer.acknowledge_cumulative(nowhere(topic)))
         keep = dead_letter_producer is not None
         self._looks_ahead = prefetch_bytes > 0
         self._inbox = Inbox(cc, consumer._schema, refusal=refusal, sizes=self._looks_ahead, keep=keep, clock=clock)
@@ -256,6 +257,13 @@ class PulsarConsumer:
         """Take a native message that was received elsewhere; what came of it is `take_ready`'s."""
         self._act(self._inbox.take(native))
 
+    def take_plain(self, native: Any) -> bool:
+        """Take a native message if it is its own payload, which asks nobody and waits for nothing."""
+        plain = self._inbox.plain(native)
+        if plain is not None:
+            self._act((plain,))
+        return plain is not None
+
     def take_ready(self) -> PulsarMessage | None:
         """Give a payload that is there; ``None`` where none is."""
         if not self._ready:
@@ -344,42 +352,6 @@ class PulsarConsumer:
 
     def _outcome_of(self, message: Any) -> Outcome | None:
         return message.outcome if isinstance(message, PulsarMessage) else self._inbox.find(message)
-
-
-def shared_refusal(consumer_type: Any, probe: Callable[[], Any]) -> Callable[[], ClaimCheckError | None]:
-    """Make the answer to the question whether chunks can be put together on a subscription.
-
-    Args:
-        consumer_type: As its user says; ``None`` for an unknown one.
-        probe: Acknowledges nothing, in a way that subscriptions of several consumers refuse.
-    """
-    known: list[ClaimCheckError | None] = []
-
-    def refusal() -> ClaimCheckError | None:
-        if not known:
-            known.append(_refusal(consumer_type, probe))
-        return known[0]
-
-    return refusal
-
-
-def _refusal(consumer_type: Any, probe: Callable[[], Any]) -> ClaimCheckError | None:
-    pulsar = vendor()
-    if consumer_type == pulsar.ConsumerType.Shared:
-        return SharedSubscriptionError(
-            "chunks cannot be put together on a Shared subscription, where each may go to another consumer: subscribe "
-            "Key_Shared, Failover or Exclusive, or send pointers (strategy external, for example to a store of type "
-            "pulsar-topic)"
-        )
-    if consumer_type is None:
-        try:
-            probe()
-        except pulsar.exceptions.CumulativeAcknowledgementNotAllowedError:
-            return SharedSubscriptionError(
-                "chunks on a subscription that may be Shared, where each may go to another consumer: say "
-                "consumer_type=pulsar.ConsumerType.KeyShared if it is that, or send pointers (strategy external)"
-            )
-    return None
 
 
 def _id_of(message: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from claimcheck.transports.pulsar.errors import vendor
+from claimcheck.transports.pulsar.options import without_schema
 
 __all__ = ["put_aside"]
 
@@ -27,9 +27,7 @@ def put_aside(producer: Any, natives: tuple[Any, ...], *, reason: str) -> None:
     Raises:
         Exception: The client's own; some of them may be there by then, and would be there twice after a second try.
     """
-    pulsar = vendor()
-    raw = pulsar.Producer()
-    raw._producer, raw._schema, raw._client = producer._producer, pulsar.schema.BytesSchema(), producer._client
+    raw = without_schema(producer)
     for native in natives:
         origin = {
             _ORIGIN_ID: str(native.message_id()),

@@ -12,7 +12,7 @@ from typing import Any
 from claimcheck.errors import TransportError
 from claimcheck.transports.pulsar.errors import vendor
 
-__all__ = ["WholeMessageId", "before", "deserialize", "natives", "position_of"]
+__all__ = ["WholeMessageId", "before", "deserialize", "natives", "nowhere", "position_of"]
 
 _MARK = b"\x00claimcheck-id\x01"  # no protobuf message begins with a zero
 _ID = struct.Struct(">iqqi")
@@ -136,6 +136,11 @@ def before(message_id: Any, topic: str) -> Any | None:
     if message_id.entry_id() < 1:
         return None
     return _native(topic, message_id.partition(), message_id.ledger_id(), message_id.entry_id() - 1, -1)
+
+
+def nowhere(topic: str) -> Any:
+    """An id of a topic that stands before all messages."""
+    return _native(topic, -1, -1, -1, -1)
 
 
 def _native(topic: str, partition: int, ledger: int, entry: int, batch_index: int) -> Any:

@@ -32,7 +32,7 @@ class Inbox:
     Args:
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         schema: The consumer's.
-        refusal: Says why chunks cannot be put together here; asked at each chunk.
+        refusal: Says why chunks from a topic cannot be put together; asked at each chunk.
         sizes: Whether messages are to know the sizes of their stored payloads.
         keep: Whether native messages are kept until they are settled, to be sent on as dead letters.
         clock: Seconds, monotonic.
@@ -43,7 +43,7 @@ class Inbox:
         cc: Resolves,
         schema: Any,
         *,
-        refusal: Callable[[], ClaimCheckError | None] = lambda: None,
+        refusal: Callable[[str], ClaimCheckError | None] = lambda topic: None,
         sizes: bool = False,
         keep: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -90,7 +90,7 @@ class Inbox:
             return (PulsarMessage(native, self._schema, payload=bytes(envelope.payload)),)
         if hasattr(envelope, "payload"):  # the header alone
             return (PulsarMessage(native, self._schema, payload=data),)
-        refusal = self._refusal()
+        refusal = self._refusal(native.topic_name())
         if refusal is not None:
             return (PulsarMessage(native, self._schema, error=refusal),)
         return self._chunk(native, data)

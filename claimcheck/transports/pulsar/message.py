@@ -187,6 +187,11 @@ class PulsarMessage:
         return None if self.outcome is not None else self._native.encryption_context()
 
     @property
+    def is_read(self) -> bool:
+        """Whether `data` answers without a store."""
+        return self._payload is not None or self._error is not None
+
+    @property
     def held_bytes(self) -> int:
         """What its payload takes, or will take when it was read."""
         return self.stored_bytes or len(self._payload or b"")

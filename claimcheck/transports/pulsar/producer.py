@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -17,11 +16,13 @@ from claimcheck.hooks import SendEvent
 from claimcheck.outbound import Outbound
 from claimcheck.produce import OutboundBlock
 from claimcheck.transports.pulsar.deadlines import Deadlines, Ticket
-from claimcheck.transports.pulsar.errors import ChunkArgumentError, classify, vendor
+from claimcheck.transports.pulsar.errors import classify, vendor
 from claimcheck.transports.pulsar.flight import Flight
 from claimcheck.transports.pulsar.ids import WholeMessageId
 from claimcheck.transports.pulsar.limit import MAX_MESSAGE_BYTES, ask_limit, wire_limit
 from claimcheck.transports.pulsar.needs import Offloads
+from claimcheck.transports.pulsar.options import check_options, given_options, native_bytes, without_schema
+from claimcheck.transports.pulsar.undoing import Undoing
 from claimcheck.wire import WireLimit
 
 __all__ = ["PulsarProducer"]
@@ -29,7 +30,6 @@ __all__ = ["PulsarProducer"]
 _log = logging.getLogger(__name__)
 _WINDOW_BYTES = 16 << 20
 _ABORT_SECONDS = 5.0
-_NOT_FOR_CHUNKS = ("sequence_id", "deliver_at", "deliver_after")
 
 Callback = Callable[[Any, Any], None]
 
@@ -66,7 +66,7 @@ class PulsarProducer:
     ) -> None:
         self._native = producer
         self._cc = cc
-        self._raw = _without_schema(producer)
+        self._raw = without_schema(producer)
         self._schema = producer._schema
         self._topic: str = producer.topic()
         asked = ask_limit(admin_url, self._topic, headers=admin_headers) if admin_url else max_message_bytes
@@ -78,7 +78,7 @@ class PulsarProducer:
         self._is_encoded = isinstance(self._schema, vendor().schema.BytesSchema)
         self._window_bytes = window_bytes
         self._deadline_seconds = deadline_seconds
-        self._undoing = _Undoing()
+        self._undoing = Undoing()
         self._deadlines = Deadlines(deadline_seconds, lambda: (vendor().Result.Timeout, _no_id()))
 
     def send(
@@ -119,7 +119,7 @@ class PulsarProducer:
             Exception: The client's own, unchanged; what was stored is removed where it was definitely not sent.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
-        options = _options(
+        options = given_options(
             ordering_key, sequence_id, replication_clusters, disable_replication, event_timestamp, deliver_at,
             deliver_after,
         )  # fmt: skip
@@ -129,7 +129,7 @@ class PulsarProducer:
             flight = self._flight(options)
             try:
                 for envelope in out.envelopes:
-                    _check_options(out, options)
+                    check_options(out, options)
                     flight.launch(envelope)
                     if flight.launched == out.total:
                         ids = flight.wait()  # within the block that undoes what was stored
@@ -162,7 +162,7 @@ class PulsarProducer:
         Raises:
             ChunkArgumentError: As `send`, and as every `ClaimCheckError`: nothing was sent, nobody is called.
         """
-        options = _options(
+        options = given_options(
             ordering_key, sequence_id, replication_clusters, disable_replication, event_timestamp, deliver_at,
             deliver_after,
         )  # fmt: skip
@@ -175,7 +175,7 @@ class PulsarProducer:
         flight = self._flight(options, landed=lambda flight: self._landed(out, flight, options, ticket))
         try:
             for envelope in out.envelopes:
-                _check_options(out, options)
+                check_options(out, options)
                 flight.launch(envelope)
             flight.drain()
         except Exception as error:
@@ -270,7 +270,7 @@ class PulsarProducer:
     def _flight(self, options: Mapping[str, Any], landed: Callable[[Flight], None] | None = None) -> Flight:
         def send(envelope: Envelope, callback: Callback) -> None:
             self._raw.send_async(
-                _message(envelope), callback, properties=envelope.headers, partition_key=envelope.key, **options
+                native_bytes(envelope), callback, properties=envelope.headers, partition_key=envelope.key, **options
             )
 
         return Flight(
@@ -311,7 +311,7 @@ class PulsarProducer:
         heard = threading.Event()
         try:
             self._raw.send_async(
-                _message(abort),
+                native_bytes(abort),
                 lambda result, message_id: heard.set(),
                 properties=abort.headers,
                 partition_key=abort.key,
@@ -341,81 +341,5 @@ class PulsarProducer:
             self._send_abort(out.abort, options)
 
 
-class _Undoing:
-    """One thread for what must be undone when the client's thread has brought bad news; started when there is any."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None
-        self._pending: set[Future[None]] = set()
-
-    def submit(self, work: Callable[[], None]) -> None:
-        with self._lock:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimcheck-pulsar-undo")
-            future = self._thread.submit(_logged, work)
-            self._pending.add(future)
-        future.add_done_callback(self._pending.discard)
-
-    def wait(self) -> None:
-        wait(list(self._pending))
-
-    def close(self) -> None:
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.shutdown()
-
-
-def _logged(work: Callable[[], None]) -> None:
-    try:
-        work()
-    except Exception:
-        _log.exception("could not undo a send that failed")
-
-
 def _no_id() -> Any:
     return vendor().MessageId(-1, -1, -1, -1)._msg_id
-
-
-_NO_OPTIONS: dict[str, Any] = {}
-
-
-def _options(
-    ordering_key: str | None,
-    sequence_id: int | None,
-    replication_clusters: list[str] | None,
-    disable_replication: bool,
-    event_timestamp: int | None,
-    deliver_at: int | None,
-    deliver_after: timedelta | None,
-) -> dict[str, Any]:
-    """Those that are given; most sends give none."""
-    given = ordering_key or sequence_id or replication_clusters or disable_replication or event_timestamp
-    if not (given or deliver_at or deliver_after):
-        return _NO_OPTIONS
-    names = ("ordering_key", "sequence_id", "replication_clusters", "disable_replication", "event_timestamp")
-    values = (ordering_key, sequence_id, replication_clusters, disable_replication, event_timestamp)
-    every = dict(zip(names, values, strict=True)) | {"deliver_at": deliver_at, "deliver_after": deliver_after}
-    return {name: value for name, value in every.items() if value}
-
-
-def _check_options(out: Outbound, options: Mapping[str, Any]) -> None:
-    found = [name for name in _NOT_FOR_CHUNKS if name in options]
-    if found and out.uuid is not None:
-        raise ChunkArgumentError(
-            f"{', '.join(found)} cannot hold for a payload that goes as {out.total} chunks; use strategy external"
-        )
-
-
-def _message(envelope: Envelope) -> bytes | None:
-    data = envelope.data
-    return data if data is None or type(data) is bytes else bytes(data)
-
-
-def _without_schema(producer: Any) -> Any:
-    """The same producer for bytes as they are: the user's schema has encoded what is in them."""
-    pulsar = vendor()
-    raw = pulsar.Producer()
-    raw._producer, raw._schema, raw._client = producer._producer, pulsar.schema.BytesSchema(), producer._client
-    return raw

@@ -117,6 +117,13 @@ class PulsarReader:
         """Take a native message that was received elsewhere; what came of it is `take_ready`'s."""
         self._act(self._inbox.take(native))
 
+    def take_plain(self, native: Any) -> bool:
+        """Take a native message if it is its own payload, which asks nobody and waits for nothing."""
+        plain = self._inbox.plain(native)
+        if plain is not None:
+            self._act((plain,))
+        return plain is not None
+
     def take_ready(self) -> PulsarMessage | None:
         """Give a payload that is there; ``None`` where none is."""
         return self._ready.popleft() if self._ready else None

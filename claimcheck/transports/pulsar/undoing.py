@@ -1,0 +1,48 @@
+"""What must be undone when the client's thread has brought bad news: it must neither wait nor see an exception."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+__all__ = ["Undoing"]
+
+_log = logging.getLogger(__name__)
+
+
+class Undoing:
+    """One thread for what must be undone when the client's thread has brought bad news; started when there is any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: set[Future[None]] = set()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Have something done, soon."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimcheck-pulsar-undo")
+            future = self._thread.submit(_logged, work)
+            self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+
+    def wait(self) -> None:
+        """Wait until all of it is done."""
+        wait(list(self._pending))
+
+    def close(self) -> None:
+        """Wait, and end the thread."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown()
+
+
+def _logged(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:
+        _log.exception("could not undo a send that failed")
