@@ -43,7 +43,8 @@ class PulsarProducer:
     Args:
         producer: A `pulsar.Producer`.
         cc: A `claimcheck.ClaimCheck`.
-        max_message_bytes: What the broker takes in one message, if it is not Pulsar's default.
+        max_message_bytes: What the broker takes in one message, if it is not Pulsar's default. Where the producer
+            encrypts, 1 KiB less: its keys travel with every message.
         admin_url: The broker's web service, to be asked for that instead; a limit of the topic's own is found, too.
         admin_headers: To be sent along, for example with a token.
         window_bytes: Of the chunks of one payload, on their way at once.
