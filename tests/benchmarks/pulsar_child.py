@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +58,21 @@ def _received(client: Any, cc: claimcheck.ClaimCheck, what: dict[str, Any]) -> i
     other = json.dumps({**what, "job": what["job"].replace("receive", "feed")})
     sender = threading.Thread(target=subprocess.run, args=([sys.executable, __file__, other],), kwargs={"check": True})
 
-    def work() -> Any:
-        sender.start()
-        message = consumer.receive()
+    def take(timeout: int | None) -> Any:
+        message = consumer.receive(timeout)
         message.data()
         consumer.acknowledge(message)
-        while what["bound"]:  # more are there, as far as the bound let them
-            try:
-                message = consumer.receive(5000)
-            except pulsar.Timeout:
-                break
-            consumer.acknowledge(message)
         return message
+
+    def work() -> Any:
+        sender.start()
+        if not what["bound"]:
+            return take(None)
+        take(None)
+        with suppress(pulsar.Timeout):
+            while True:  # more are there, as far as the bound let them
+                take(5000)
+        return None
 
     extra, _ = peak_extra(work)
     sender.join()

@@ -20,6 +20,7 @@ from tests.benchmarks.series import times_as_fast
 
 NATIVE = "native"
 _CHUNKING = "the client's own chunking"
+_BEST = "between the best rounds of each; in the others the client's own threads took their part of the time"
 _TOGETHER = "one process sends, and receives in another thread"
 
 
@@ -82,10 +83,8 @@ def _measure_small(lab: Lab, size: int, count: int) -> Findings:
         Variant(f"{OURS}, receive", lambda: ours.receive(count), lambda _: ours.fill(payload, count)),
         counts="operations",
     )
-    added = [(b.seconds.median - a.seconds.median) / count * 1e6 for a, b in (sent, received)]
-    return Findings(
-        (added[0], added[1]), (*sent, *received), "wall time of the calling thread, which the client's share"
-    )
+    added = [(b.seconds.best - a.seconds.best) / count * 1e6 for a, b in (sent, received)]
+    return Findings((added[0], added[1]), (*sent, *received), _BEST)
 
 
 class _Pipe:

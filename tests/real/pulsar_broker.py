@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.real.process import Server, Spot, running, wait_until
+from tests.real.process import Server, Spot, free_ports, running, wait_until
 
 JARS = "CLAIMCHECK_TEST_PULSAR_JARS"
 """Names the folder that holds the jars; tests/real/pulsar.xml says which."""
@@ -45,6 +46,8 @@ brokerDeduplicationEnabled=false
 transactionCoordinatorEnabled=false
 brokerDeleteInactiveTopicsEnabled=false
 allowLoopback=true
+allowEphemeralPorts=true
+listeningInterface={loopback}
 topicLevelPoliciesEnabled=true
 systemTopicEnabled=true
 ledgerStorageClass=org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage
@@ -107,16 +110,20 @@ def pulsar(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Iterator[PulsarBroker]
     def command(spot: Spot) -> list[str]:
         frame = max(max_message_bytes + 10_240, 5_253_120)
         text = _CONFIGURATION.format(
-            port=spot.port, spare=spot.spare, max_message_bytes=max_message_bytes, frame_bytes=frame
+            port=spot.port,
+            spare=spot.spare,
+            max_message_bytes=max_message_bytes,
+            frame_bytes=frame,
+            loopback=_loopback(),
         )
         (spot.folder / "broker.conf").write_text(text)
-        return _command(spot.folder)
+        return _command(spot.folder, *free_ports(1))
 
     with running(command, _answers, ready_within=_READY_WITHIN_SECONDS) as server:
         yield PulsarBroker(f"pulsar://127.0.0.1:{server.port}", f"http://127.0.0.1:{server.spot.spare}", server)
 
 
-def _command(folder: Path) -> list[str]:
+def _command(folder: Path, bookie_port: int) -> list[str]:
     opened = [part for name in _OPENED for part in ("--add-opens", f"java.base/{name}=ALL-UNNAMED")]
     return [
         "java", *opened, "--add-opens", "java.management/sun.management=ALL-UNNAMED",
@@ -127,8 +134,15 @@ def _command(folder: Path) -> list[str]:
         "-cp", f"{os.environ[JARS]}/*", "org.apache.pulsar.PulsarStandaloneStarter",
         "--config", str(folder / "broker.conf"), "--no-functions-worker", "--no-stream-storage",
         "--advertised-address", "127.0.0.1",
+        # Its own choice is a port that the kernel may give to any client while a killed broker is away.
+        "--bookkeeper-port", str(bookie_port),
         "--metadata-dir", str(folder / "metadata"), "--bookkeeper-dir", str(folder / "bookkeeper"),
     ]  # fmt: skip
+
+
+def _loopback() -> str:
+    """The interface that only this machine reaches; the bookie asks for a name, and it is not the same everywhere."""
+    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
 def _answers(spot: Spot) -> bool:
