@@ -1,9 +1,4 @@
-"""What other tests take for granted of the Pulsar they are given: its limit, its numbers, and that it survives a kill."""
-
-import logging
-import os
-import socket
-from contextlib import ExitStack, contextmanager
+"""What other tests take for granted of a Pulsar: its limit, its numbers, and that it survives a kill."""
 
 import pulsar
 import pytest
@@ -13,25 +8,6 @@ from tests.integration.pulsar_rig import content
 
 LIMIT = servers.PULSAR_MAX_MESSAGE_BYTES
 EARLIEST = pulsar.InitialPosition.Earliest
-
-
-@pytest.fixture
-def start(pulsar_jars):
-    """Starts brokers of our own, with a client each."""
-    if servers.JARS not in os.environ:
-        pytest.skip("no jars to start a broker of one's own")
-    with ExitStack() as stack:
-        yield lambda **options: stack.enter_context(broker_and_client(**options))
-
-
-@contextmanager
-def broker_and_client(**options):
-    logger = logging.getLogger("pulsar-client-of-a-test")
-    logger.setLevel(logging.CRITICAL)
-    with servers.pulsar(**options) as broker:
-        client = pulsar.Client(broker.service_url, logger=logger, operation_timeout_seconds=30)
-        yield broker, client
-        client.close()
 
 
 def send(client, topic, *payloads):
@@ -54,13 +30,6 @@ def receive(client, topic, count, name="s"):
 
 def backlog(broker, topic):
     return broker.stats(topic)["subscriptions"]["s"]["msgBacklog"]
-
-
-def listens_everywhere(port):
-    """Whether a port of 127.0.0.1 is open at another address of the same machine, as what binds 0.0.0.0 is."""
-    with socket.socket() as probe:
-        probe.settimeout(5)
-        return probe.connect_ex(("127.0.0.2", port)) == 0
 
 
 class TestShared:
@@ -114,20 +83,6 @@ class TestShared:
         )
         assert all(pulsar_broker.stats(part)["subscriptions"] == {} for part in parts)
 
-    def test_trimming_removes_what_everybody_has_had(self, pulsar_broker, pulsar_client, topic):
-        send(pulsar_client, topic, b"old")
-        receive(pulsar_client, topic, 1)
-        pulsar_broker.unload(topic)  # only a ledger that is closed can go
-        send(pulsar_client, topic, b"new")
-        before = {ledger["ledgerId"] for ledger in pulsar_broker.internal_stats(topic)["ledgers"]}
-
-        def gone():
-            pulsar_broker.trim(topic)
-            return min(before) not in {led["ledgerId"] for led in pulsar_broker.internal_stats(topic)["ledgers"]}
-
-        servers.wait_until(gone, "the first ledger is gone")
-        assert receive(pulsar_client, topic, 1) == [b"new"]
-
     @pytest.mark.parametrize(
         ("policy", "values"),
         [
@@ -143,40 +98,6 @@ class TestShared:
 
             assert pulsar_broker.request("GET", f"persistent/public/default/{topic}/{policy}") == value
 
-    def test_the_limit_of_a_single_topic(self, pulsar_broker, pulsar_client, topic):
-        pulsar_client.create_producer(topic).close()
-        pulsar_broker.set_policy(topic, "maxMessageSize", 5_000)
-
-        with pytest.raises(pulsar.PulsarException):
-            send(pulsar_client, topic, content(6_000))
-
     def test_a_topic_that_is_not_there_is_an_error(self, pulsar_broker, topic):
         with pytest.raises(OSError, match="404"):
             pulsar_broker.stats(topic)
-
-
-@pytest.mark.timeout(300)
-class TestOwn:
-    def test_killed_and_started_again_it_has_all_that_it_confirmed(self, start, topic):
-        broker, client = start()
-        broker.create_partitioned(f"{topic}-parts", 2)
-        client.subscribe(topic, "s").close()
-        payloads = [content(1_000, i) for i in range(50)]
-        send(client, topic, *payloads)
-
-        for _ in range(2):
-            broker.server.kill()
-            broker.server.start()
-
-        assert backlog(broker, topic) == 50
-        assert receive(client, topic, 50) == payloads
-        assert len(client.get_topic_partitions(f"{topic}-parts")) == 2
-
-    def test_two_side_by_side_know_nothing_of_each_other(self, start, topic):
-        (small, small_client), (large, large_client) = start(), start(max_message_bytes=5 << 20)
-        send(large_client, topic, content(4 << 20))
-        send(small_client, topic, b"small")
-
-        assert receive(large_client, topic, 1) == [content(4 << 20)]
-        assert receive(small_client, topic, 1) == [b"small"]
-        assert small.server.pid != large.server.pid

@@ -100,7 +100,7 @@ class PulsarBroker:
     def set_policy(self, topic: str, policy: str, value: object) -> None:
         """Set a policy of the topic's own and wait until the broker knows it."""
         self.request("POST", f"{_path(topic)}/{policy}", value)
-        wait_until(lambda: self.request("GET", f"{_path(topic)}/{policy}") is not None, f"the topic has its {policy}")
+        wait_until(lambda: self.request("GET", f"{_path(topic)}/{policy}") == value, f"the topic has its {policy}")
 
 
 @contextlib.contextmanager
