@@ -1,14 +1,13 @@
 """Payloads of any size through a real Pulsar: whole, with everything that the native message has."""
 
 import io
-import json
 import threading
 
 import pulsar
 import pytest
 
 from claimcheck.errors import PayloadNotFoundError
-from claimcheck.transports.pulsar import PulsarReader, WholeMessageId
+from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer, PulsarReader, WholeMessageId
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig
 
 SIZES = [0, 1, 1000, LIMIT - 200, LIMIT, LIMIT + 1, 10 * LIMIT, 3_000_000]
@@ -68,12 +67,13 @@ class TestEveryStrategy:
 
         assert consumer.receive(10_000).data() == payload
 
-    def test_a_schema_of_the_users_own(self, lab, strategy):
+    @pytest.mark.parametrize("kind", [pulsar.schema.JsonSchema, pulsar.schema.AvroSchema])
+    def test_a_schema_of_the_users_own(self, lab, strategy, kind):
         class Order(pulsar.schema.Record):
             number = pulsar.schema.Integer()
             text = pulsar.schema.String()
 
-        schema = pulsar.schema.JsonSchema(Order)
+        schema = kind(Order)
         consumer, producer = lab.consumer(schema=schema), lab.producer(strategy, schema=schema)
         for order in (small := Order(number=1, text="a"), large := Order(number=2, text="b" * 2 * LIMIT)):
             producer.send(order)
@@ -81,7 +81,7 @@ class TestEveryStrategy:
         for order in (small, large):
             message = consumer.receive(10_000)
             assert message.value() == order
-            assert json.loads(message.data())["text"] == order.text
+            assert schema.decode(message.data()) == order
 
     def test_a_reader(self, lab, strategy):
         producer = lab.producer(strategy)
@@ -218,6 +218,24 @@ def test_an_id_of_the_whole_survives_bytes_and_compares(lab):
     assert again > before
     assert again < after
     assert again.first <= again.last
+
+
+def test_what_the_sender_is_told_is_the_id_that_the_receiver_has(lab):
+    lab.broker.create_partitioned(lab.topic, 3)
+    consumer, producer = lab.consumer(), lab.producer("chunking")
+    sent = {producer.send(content(3 * LIMIT, i)) for i in range(6)}
+
+    assert {message.message_id() for message in receive(consumer, 6)} == sent
+    for message_id in sent:
+        consumer.acknowledge(message_id)
+    lab.settled()
+
+
+@pytest.mark.parametrize("wrap", [PulsarConsumer, PulsarProducer, PulsarReader])
+def test_what_cannot_be_wrapped_is_refused(lab, wrap):
+    for wrong in (None, lab, lab.client):
+        with pytest.raises(TypeError, match="of pulsar-client is wanted"):
+            wrap(wrong, lab.cc)
 
 
 def test_the_native_consumer_sees_chunks_with_the_names_of_pip_37(lab):

@@ -68,6 +68,8 @@ class PulsarConsumer:
     ) -> None:
         if max_redeliveries is not None and (max_redeliveries < 0 or dead_letter_producer is None):
             raise ConfigError("max_redeliveries is a number from 0, and needs a dead_letter_producer")
+        if not hasattr(consumer, "_consumer"):
+            raise TypeError(f"a consumer of pulsar-client is wanted, not {type(consumer).__name__}")
         self._native = consumer
         self._inclusive = start_message_id_inclusive
         self._dead_letters = dead_letter_producer

@@ -35,6 +35,13 @@ class WholeMessageId:
         self.ids = tuple(sorted(ids, key=position_of))
         self.topic = topic
 
+    @classmethod
+    def of_sent(cls, ids: tuple[Any, ...], topic: str) -> WholeMessageId:
+        """Make it of what a producer was told, which names the partition by its number only."""
+        partition = ids[0].partition()
+        where = topic if partition < 0 or "-partition-" in topic else f"{topic}-partition-{partition}"
+        return cls(tuple(_native(where, i.partition(), *_place(i)) for i in ids), where)
+
     @property
     def first(self) -> Any:
         """The native id of its first message: where a reader has to begin to get it whole."""
@@ -141,6 +148,10 @@ def before(message_id: Any, topic: str) -> Any | None:
 def nowhere(topic: str) -> Any:
     """An id of a topic that stands before all messages."""
     return _native(topic, -1, -1, -1, -1)
+
+
+def _place(message_id: Any) -> Position:
+    return message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
 
 
 def _native(topic: str, partition: int, ledger: int, entry: int, batch_index: int) -> Any:

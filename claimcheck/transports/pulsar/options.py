@@ -57,6 +57,8 @@ def native_bytes(envelope: Envelope) -> bytes | None:
 def without_schema(producer: Any) -> Any:
     """The same producer for bytes as they are: the user's schema has encoded what is in them."""
     pulsar = vendor()
+    if not hasattr(producer, "_producer"):
+        raise TypeError(f"a producer of pulsar-client is wanted, not {type(producer).__name__}")
     raw = pulsar.Producer()
     raw._producer, raw._schema, raw._client = producer._producer, pulsar.schema.BytesSchema(), producer._client
     return raw

@@ -294,7 +294,7 @@ class PulsarProducer:
             _log.warning(
                 "%s: stored, but the broker's deduplication did not say where; the id has no place", self._topic
             )
-        return ids[0] if out.uuid is None else WholeMessageId(tuple(ids), self._topic)
+        return ids[0] if out.uuid is None else WholeMessageId.of_sent(tuple(ids), self._topic)
 
     # Failures --------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,8 @@ class PulsarReader:
         start_message_id_inclusive: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if not hasattr(reader, "_reader"):
+            raise TypeError(f"a reader of pulsar-client is wanted, not {type(reader).__name__}")
         self._native = reader
         self._inclusive = start_message_id_inclusive
         self._clock = clock
