@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from types import SimpleNamespace
 
 import pulsar
 import pytest
@@ -15,6 +16,7 @@ from claimcheck.transports.pulsar.errors import SendDeadlineError, classify, err
 from claimcheck.transports.pulsar.flight import Flight
 from claimcheck.transports.pulsar.ids import WholeMessageId, before, deserialize, natives, position_of
 from claimcheck.transports.pulsar.limit import metadata_bytes, wire_limit
+from claimcheck.transports.pulsar.receiving import Receiving
 
 OK = pulsar.Result.Ok
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
@@ -259,3 +261,29 @@ class TestDeadlines:
             ticket(OK, None)
         assert len(deadlines._watched) <= 65
         deadlines.close()
+
+
+class Busy(Receiving):
+    """Messages come without end, and no payload."""
+
+    def __init__(self, clock):
+        inbox = SimpleNamespace(take=lambda native: (), tick=lambda: (), pending_payloads=1)
+        super().__init__(self.receive, inbox, clock)
+        self.taken = 0
+
+    def receive(self, timeout_millis=None):
+        self._clock.now += 0.1
+        self.taken += 1
+
+    def close(self):
+        """Nothing is open."""
+
+    def _let_go(self, dropped):
+        """There is nothing."""
+
+
+def test_messages_that_make_no_payload_do_not_keep_a_receiver_for_ever():
+    busy = Busy(Clock())
+    with pytest.raises(pulsar.Timeout):
+        busy._wait(500)
+    assert 5 <= busy.taken <= 20

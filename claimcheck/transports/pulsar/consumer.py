@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from claimcheck.errors import ConfigError
 from claimcheck.resolver import Dropped, Outcome
 from claimcheck.transports.pulsar.dead_letters import put_aside
 from claimcheck.transports.pulsar.errors import vendor
 from claimcheck.transports.pulsar.ids import WholeMessageId, natives, nowhere
-from claimcheck.transports.pulsar.inbox import Arrival, Inbox
+from claimcheck.transports.pulsar.inbox import Inbox
 from claimcheck.transports.pulsar.message import PulsarMessage
 from claimcheck.transports.pulsar.needs import Resolves
 from claimcheck.transports.pulsar.prefetch import Prefetch
+from claimcheck.transports.pulsar.receiving import Receiving
 from claimcheck.transports.pulsar.shared import shared_refusal
 
 __all__ = ["PulsarConsumer"]
 
 _log = logging.getLogger(__name__)
-_TICK_SECONDS = 1.0  # how long chunks that wait too long may go unnoticed while nothing comes
 
 
-class PulsarConsumer:
+class PulsarConsumer(Receiving):
     """Has the methods of a `pulsar.Consumer`; a message that it gives is a whole payload.
 
     A chunk is acknowledged with its payload and never before; given back, all of them come again. Chunks that never
@@ -74,13 +72,12 @@ class PulsarConsumer:
         self._inclusive = start_message_id_inclusive
         self._dead_letters = dead_letter_producer
         self._max_redeliveries = max_redeliveries
-        self._clock = clock
-        self._ready: deque[PulsarMessage] = deque()
         self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
         refusal = shared_refusal(consumer_type, lambda topic: consumer.acknowledge_cumulative(nowhere(topic)))
         keep = dead_letter_producer is not None
         self._looks_ahead = prefetch_bytes > 0
-        self._inbox = Inbox(cc, consumer._schema, refusal=refusal, sizes=self._looks_ahead, keep=keep, clock=clock)
+        inbox = Inbox(cc, consumer._schema, refusal=refusal, sizes=self._looks_ahead, keep=keep, clock=clock)
+        super().__init__(consumer.receive, inbox, clock)
 
     # Receiving -------------------------------------------------------------------------------------------------
 
@@ -94,14 +91,12 @@ class PulsarConsumer:
             pulsar.Timeout: No payload came in time.
             Exception: The client's own.
         """
-        until = None if timeout_millis is None else self._clock() + timeout_millis / 1000
         if not self._looks_ahead and not self._ready and not self._inbox.pending_payloads:
             native = self._native.receive(timeout_millis)
             if (plain := self._inbox.plain(native)) is not None:
                 return plain
             self.take(native)
-        while (message := self.take_ready()) is None:
-            self._step(until)
+        message = self._wait(timeout_millis)
         while self._prefetch.room and self._take_one_that_is_there():
             pass
         return message
@@ -232,75 +227,24 @@ class PulsarConsumer:
         """Whether it is connected just now."""
         return self._native.is_connected()
 
-    @property
-    def pending_payloads(self) -> int:
-        """Payloads of which some chunks are held."""
-        return self._inbox.pending_payloads
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the chunks that are held."""
-        return self._inbox.pending_bytes
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<PulsarConsumer {self.subscription_name()!r} of {self.topic()}, {self.pending_payloads} incomplete>"
 
-    # For whoever receives in another way -----------------------------------------------------------------------
-
-    def take(self, native: Any) -> None:
-        """Take a native message that was received elsewhere; what came of it is `take_ready`'s."""
-        self._act(self._inbox.take(native))
-
-    def take_plain(self, native: Any) -> bool:
-        """Take a native message if it is its own payload, which asks nobody and waits for nothing."""
-        plain = self._inbox.plain(native)
-        if plain is not None:
-            self._act((plain,))
-        return plain is not None
+    # Looking ahead ---------------------------------------------------------------------------------------------
 
     def take_ready(self) -> PulsarMessage | None:
         """Give a payload that is there; ``None`` where none is."""
-        if not self._ready:
-            return None
-        message = self._ready.popleft()
-        self._prefetch.remove(message)
+        message = super().take_ready()
+        if message is not None:
+            self._prefetch.remove(message)
         return message
-
-    def tick(self) -> None:
-        """Let go of chunks whose time is over."""
-        self._act(self._inbox.tick())
 
     def forget(self) -> None:
         """Forget everything that is held; what was not acknowledged comes again."""
-        self._inbox.clear()
-        self._ready.clear()
+        super().forget()
         self._prefetch.forget()
 
     # Within ----------------------------------------------------------------------------------------------------
-
-    def _step(self, until: float | None) -> None:
-        """Take one message, or wait for one; while chunks are held, no longer than they may go unnoticed."""
-        left = None if until is None else until - self._clock()
-        if left is None and not self._inbox.pending_payloads:
-            self.take(self._native.receive())
-            return
-        pause = _TICK_SECONDS if left is None else max(0.0, min(left, _TICK_SECONDS))
-        try:
-            native = self._native.receive(int(pause * 1000))
-        except vendor().Timeout:
-            self.tick()
-            if until is not None and not self._ready and self._clock() >= until:
-                raise
-        else:
-            self.take(native)
 
     def _take_one_that_is_there(self) -> bool:
         try:
@@ -309,13 +253,9 @@ class PulsarConsumer:
             return False
         return True
 
-    def _act(self, arrivals: Iterable[Arrival]) -> None:
-        for arrival in arrivals:
-            if isinstance(arrival, Dropped):
-                self._let_go(arrival)
-            else:
-                self._prefetch.add(arrival)
-                self._ready.append(arrival)
+    def _keep(self, message: PulsarMessage) -> None:
+        self._prefetch.add(message)
+        super()._keep(message)
 
     def _let_go(self, dropped: Dropped) -> None:
         """Do with messages that became no payload what the configuration says; in doubt they come again."""

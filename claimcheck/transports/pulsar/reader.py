@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any
 
 from claimcheck.resolver import Dropped
-from claimcheck.transports.pulsar.errors import vendor
 from claimcheck.transports.pulsar.ids import WholeMessageId
-from claimcheck.transports.pulsar.inbox import Arrival, Inbox
+from claimcheck.transports.pulsar.inbox import Inbox
 from claimcheck.transports.pulsar.message import PulsarMessage
 from claimcheck.transports.pulsar.needs import Resolves
+from claimcheck.transports.pulsar.receiving import Receiving
 
 __all__ = ["PulsarReader"]
 
 _log = logging.getLogger(__name__)
-_TICK_SECONDS = 1.0
 
 
-class PulsarReader:
+class PulsarReader(Receiving):
     """Has the methods of a `pulsar.Reader`; a message that it gives is a whole payload.
 
     Begun in the middle of a payload's chunks it does not give that payload. Chunks that never become one are dropped
@@ -47,9 +44,7 @@ class PulsarReader:
             raise TypeError(f"a reader of pulsar-client is wanted, not {type(reader).__name__}")
         self._native = reader
         self._inclusive = start_message_id_inclusive
-        self._clock = clock
-        self._inbox = Inbox(cc, reader._schema, clock=clock)
-        self._ready: deque[PulsarMessage] = deque()
+        super().__init__(reader.read_next, Inbox(cc, reader._schema, clock=clock), clock)
 
     def read_next(self, timeout_millis: int | None = None) -> PulsarMessage:
         """Wait for the next payload; a bad one is handed out, too, and says so when its data is asked for.
@@ -60,10 +55,7 @@ class PulsarReader:
         Raises:
             pulsar.Timeout: No payload came in time.
         """
-        until = None if timeout_millis is None else self._clock() + timeout_millis / 1000
-        while not self._ready:
-            self._step(until)
-        return self._ready.popleft()
+        return self._wait(timeout_millis)
 
     def has_message_available(self) -> bool:
         """Whether a whole payload is there: chunks are read on, as far as there are any."""
@@ -97,70 +89,15 @@ class PulsarReader:
         """Whether it is connected just now."""
         return self._native.is_connected()
 
-    @property
-    def pending_payloads(self) -> int:
-        """Payloads of which some chunks are held."""
-        return self._inbox.pending_payloads
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<PulsarReader of {self.topic()}, {self._inbox.pending_payloads} payloads incomplete>"
 
-    # For whoever receives in another way -----------------------------------------------------------------------
-
-    def take(self, native: Any) -> None:
-        """Take a native message that was received elsewhere; what came of it is `take_ready`'s."""
-        self._act(self._inbox.take(native))
-
-    def take_plain(self, native: Any) -> bool:
-        """Take a native message if it is its own payload, which asks nobody and waits for nothing."""
-        plain = self._inbox.plain(native)
-        if plain is not None:
-            self._act((plain,))
-        return plain is not None
-
-    def take_ready(self) -> PulsarMessage | None:
-        """Give a payload that is there; ``None`` where none is."""
-        return self._ready.popleft() if self._ready else None
-
-    def tick(self) -> None:
-        """Let go of chunks whose time is over."""
-        self._act(self._inbox.tick())
-
-    def forget(self) -> None:
-        """Forget everything that is held; what was not acknowledged comes again."""
-        self._inbox.clear()
-        self._ready.clear()
-
     # Within ----------------------------------------------------------------------------------------------------
 
-    def _step(self, until: float | None) -> None:
-        left = None if until is None else until - self._clock()
-        if left is None and not self._inbox.pending_payloads:
-            self.take(self._native.read_next())
-            return
-        pause = _TICK_SECONDS if left is None else max(0.0, min(left, _TICK_SECONDS))
-        try:
-            native = self._native.read_next(int(pause * 1000))
-        except vendor().Timeout:
-            self.tick()
-            if until is not None and not self._ready and self._clock() >= until:
-                raise
-        else:
-            self.take(native)
+    def _let_go(self, dropped: Dropped) -> None:
+        _log.info("%s: %d messages became no payload: %s", self.topic(), len(dropped.slots), dropped.reason)
+        self._inbox.settle(dropped, acked=True)
 
-    def _act(self, arrivals: Iterable[Arrival]) -> None:
-        for arrival in arrivals:
-            if isinstance(arrival, Dropped):
-                _log.info("%s: %d messages became no payload: %s", self.topic(), len(arrival.slots), arrival.reason)
-                self._inbox.settle(arrival, acked=True)
-                continue
-            self._inbox.settle(arrival.outcome, acked=True)
-            self._ready.append(arrival)
+    def _keep(self, message: PulsarMessage) -> None:
+        self._inbox.settle(message.outcome, acked=True)
+        super()._keep(message)
