@@ -23,7 +23,7 @@ def broker(pulsar_jars):
     """One of our own, to be killed."""
     if servers.JARS not in os.environ:
         pytest.skip("no jars to start a broker of one's own")
-    with servers.pulsar() as broker:
+    with servers.pulsar(durable=True) as broker:
         yield broker
 
 

@@ -40,7 +40,8 @@ dbStorage_writeCacheMaxSizeMb=16
 dbStorage_readAheadCacheMaxSizeMb=16
 diskUsageThreshold=0.99
 diskUsageWarnThreshold=0.98
-journalSyncData=false
+journalSyncData={durable}
+journalWriteBufferSizeKB=4096
 allowAutoTopicCreation=true
 brokerDeduplicationEnabled=false
 transactionCoordinatorEnabled=false
@@ -104,8 +105,14 @@ class PulsarBroker:
 
 
 @contextlib.contextmanager
-def pulsar(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Iterator[PulsarBroker]:
-    """Run a broker; ready when it says that it is well."""
+def pulsar(max_message_bytes: int = MAX_MESSAGE_BYTES, *, durable: bool = False) -> Iterator[PulsarBroker]:
+    """Run a broker; ready when it says that it is well.
+
+    Args:
+        max_message_bytes: What it takes in one message.
+        durable: Whether it says yes only to what is on the disk. One that does not may be killed only together with
+            its data: it says yes to what is in its memory, and a topic may be unreadable after that.
+    """
 
     def command(spot: Spot) -> list[str]:
         frame = max(max_message_bytes + 10_240, 5_253_120)
@@ -115,6 +122,7 @@ def pulsar(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Iterator[PulsarBroker]
             max_message_bytes=max_message_bytes,
             frame_bytes=frame,
             loopback=_loopback(),
+            durable=str(durable).lower(),
         )
         (spot.folder / "broker.conf").write_text(text)
         return _command(spot.folder, *free_ports(1))
