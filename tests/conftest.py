@@ -181,6 +181,26 @@ def pulsar_client(pulsar_broker: servers.PulsarBroker) -> Iterator[Any]:
     client.close()
 
 
+# Kafka: one broker for all, too.
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(kafka_jars: None) -> Iterator[servers.KafkaBroker]:
+    """A real broker with its defaults. It may be shared: use topics and groups of your own."""
+    given = os.environ.get("CLAIMCHECK_TEST_KAFKA_BOOTSTRAP_SERVERS", "")
+    known = servers.KafkaBroker(given)
+    with contextlib.nullcontext(known) if given else _started("java", servers.kafka) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def kafka_jars() -> None:
+    """Skips or fails where no broker is named and none can be started."""
+    name = "CLAIMCHECK_TEST_KAFKA_BOOTSTRAP_SERVERS"
+    if servers.KAFKA_JARS not in os.environ and not os.environ.get(name):
+        _missing(f"no Kafka: neither {name} nor {servers.KAFKA_JARS} is set (see tests/real/kafka.xml)")
+
+
 @pytest.fixture
 def topic() -> str:
     """A name that nobody else has."""

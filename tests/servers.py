@@ -1,4 +1,4 @@
-"""Real servers for tests: Redis in all its shapes, an S3 gateway and Pulsar, started natively on free ports.
+"""Real servers for tests: Redis in all its shapes, an S3 gateway, Pulsar and Kafka, started natively on free ports.
 
 The fixtures in conftest.py use it, and so does a person who wants to run something against a Redis and a gateway:
 
@@ -21,6 +21,8 @@ if __name__ == "__main__":  # a script finds its neighbours, but not the folder 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.real.gateway import ACCESS_KEY, SECRET_KEY, S3Server, s3
+from tests.real.kafka_broker import JARS as KAFKA_JARS
+from tests.real.kafka_broker import KafkaBroker, kafka
 from tests.real.process import Server, ServerError, Spot, wait_until
 from tests.real.pulsar_broker import JARS, PulsarBroker, pulsar
 from tests.real.pulsar_broker import MAX_MESSAGE_BYTES as PULSAR_MAX_MESSAGE_BYTES
@@ -29,6 +31,7 @@ from tests.real.redis_groups import RedisCluster, RedisSentinel, redis_cluster, 
 
 __all__ = [
     "ACCESS_KEY", "SECRET_KEY", "S3Server", "s3",
+    "KAFKA_JARS", "KafkaBroker", "kafka",
     "JARS", "PULSAR_MAX_MESSAGE_BYTES", "PulsarBroker", "pulsar",
     "Server", "ServerError", "Spot", "wait_until",
     "RedisDoors", "redis", "redis_doors", "redis_server", "redis_url",
@@ -39,8 +42,14 @@ __all__ = [
 def main(command: list[str]) -> int:
     """Run a command with the servers up and named in its environment; gives the command's exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a killed run still stops its servers
-    with redis() as url, s3() as gateway, pulsar() if JARS in os.environ else nullcontext() as broker:
+    with (
+        redis() as url,
+        s3() as gateway,
+        pulsar() if JARS in os.environ else nullcontext() as broker,
+        kafka() if KAFKA_JARS in os.environ else nullcontext() as kafka_broker,
+    ):
         environment = {
+            "CLAIMCHECK_TEST_KAFKA_BOOTSTRAP_SERVERS": kafka_broker.bootstrap_servers if kafka_broker else "",
             "CLAIMCHECK_TEST_PULSAR_URL": broker.service_url if broker else "",
             "CLAIMCHECK_TEST_PULSAR_ADMIN_URL": broker.admin_url if broker else "",
             "CLAIMCHECK_TEST_REDIS_URL": url,

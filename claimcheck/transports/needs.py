@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from claimcheck.config import ChunkingConfig
 from claimcheck.hooks import Hooks
 from claimcheck.outbound import Classifier
 from claimcheck.pointer import Pointer
@@ -18,6 +19,9 @@ __all__ = ["Offloads", "Resolves"]
 class _Config(Protocol):
     @property
     def header(self) -> bytes: ...
+
+    @property
+    def chunking(self) -> ChunkingConfig: ...
 
 
 class Offloads(Protocol):

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Protocol
 
-from claimcheck.transports.pulsar.message import PulsarMessage
+__all__ = ["Fetchable", "Prefetch"]
 
-__all__ = ["Prefetch"]
+
+class Fetchable(Protocol):
+    """A message that waits for its receiver."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds in memory, or will hold."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of that, what is still to be read; 0 for nothing."""
+
+    def fetch(self, executor: Executor) -> None:
+        """Begin to read it."""
 
 
 class Prefetch:
@@ -23,7 +37,7 @@ class Prefetch:
         self._max_bytes = max_bytes
         self._threads = threads
         self._held = 0
-        self._later: deque[PulsarMessage] = deque()  # taken, and not begun for lack of room
+        self._later: deque[Fetchable] = deque()  # taken, and not begun for lack of room
         self._pool: ThreadPoolExecutor | None = None
 
     @property
@@ -31,12 +45,12 @@ class Prefetch:
         """Whether another message may be taken before it is asked for."""
         return self._held < self._max_bytes and not self._later
 
-    def add(self, message: PulsarMessage) -> None:
+    def add(self, message: Fetchable) -> None:
         """Begin to read a payload, now or as soon as there is room for it."""
         self._later.append(message)
         self._begin()
 
-    def remove(self, message: PulsarMessage) -> None:
+    def remove(self, message: Fetchable) -> None:
         """Its receiver has it."""
         if self._later and self._later[0] is message:
             self._later.popleft()
@@ -61,5 +75,5 @@ class Prefetch:
 
     def _threads_at_hand(self) -> ThreadPoolExecutor:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="claimcheck-pulsar-prefetch")
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="claimcheck-prefetch")
         return self._pool

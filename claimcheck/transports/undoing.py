@@ -24,7 +24,7 @@ class Undoing:
         """Have something done, soon."""
         with self._lock:
             if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimcheck-pulsar-undo")
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimcheck-undo")
             future = self._thread.submit(_logged, work)
             self._pending.add(future)
         future.add_done_callback(self._pending.discard)

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from claimcheck.interrupt import in_thread
+from claimcheck.transports.needs import Resolves
 from claimcheck.transports.pulsar.aio_native import as_asyncio_says_it, blocking
 from claimcheck.transports.pulsar.consumer import PulsarConsumer
 from claimcheck.transports.pulsar.message import PulsarMessage
-from claimcheck.transports.pulsar.needs import Resolves
 from claimcheck.transports.pulsar.reader import PulsarReader
 
 __all__ = ["AsyncPulsarConsumer", "AsyncPulsarReader"]

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from claimcheck.interrupt import in_thread
+from claimcheck.transports.needs import Offloads
 from claimcheck.transports.pulsar.aio_native import as_asyncio_says_it, blocking, called_back
-from claimcheck.transports.pulsar.needs import Offloads
 from claimcheck.transports.pulsar.producer import PulsarProducer
 
 __all__ = ["AsyncPulsarProducer"]

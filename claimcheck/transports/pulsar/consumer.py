@@ -9,13 +9,13 @@ from typing import Any
 
 from claimcheck.errors import ConfigError
 from claimcheck.resolver import Dropped, Outcome
+from claimcheck.transports.needs import Resolves
+from claimcheck.transports.prefetch import Prefetch
 from claimcheck.transports.pulsar.dead_letters import put_aside
 from claimcheck.transports.pulsar.errors import vendor
 from claimcheck.transports.pulsar.ids import WholeMessageId, natives, nowhere
 from claimcheck.transports.pulsar.inbox import Inbox
 from claimcheck.transports.pulsar.message import PulsarMessage
-from claimcheck.transports.pulsar.needs import Resolves
-from claimcheck.transports.pulsar.prefetch import Prefetch
 from claimcheck.transports.pulsar.receiving import Receiving
 from claimcheck.transports.pulsar.shared import shared_refusal
 

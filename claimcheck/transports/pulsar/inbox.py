@@ -13,9 +13,9 @@ from claimcheck.envelope import Literal, PointerData, decode
 from claimcheck.errors import ClaimCheckError, EnvelopeError
 from claimcheck.payload import crc32_of
 from claimcheck.resolver import Dropped, Failed, Outcome, Resolved
+from claimcheck.transports.needs import Resolves
 from claimcheck.transports.pulsar.ids import Position, WholeMessageId, before, position_of
 from claimcheck.transports.pulsar.message import Facts, Handle, PulsarMessage
-from claimcheck.transports.pulsar.needs import Resolves
 
 __all__ = ["Arrival", "Inbox"]
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from claimcheck.transports.needs import Resolves
 from claimcheck.transports.pulsar.consumer import PulsarConsumer
 from claimcheck.transports.pulsar.message import PulsarMessage
-from claimcheck.transports.pulsar.needs import Resolves
 
 __all__ = ["listening"]
 

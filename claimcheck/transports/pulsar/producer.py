@@ -15,14 +15,14 @@ from claimcheck.envelope import Envelope
 from claimcheck.hooks import SendEvent
 from claimcheck.outbound import Outbound
 from claimcheck.produce import OutboundBlock
+from claimcheck.transports.needs import Offloads
 from claimcheck.transports.pulsar.deadlines import Deadlines, Ticket
 from claimcheck.transports.pulsar.errors import classify, vendor
 from claimcheck.transports.pulsar.flight import Flight
 from claimcheck.transports.pulsar.ids import WholeMessageId
 from claimcheck.transports.pulsar.limit import MAX_MESSAGE_BYTES, ask_limit, wire_limit
-from claimcheck.transports.pulsar.needs import Offloads
 from claimcheck.transports.pulsar.options import check_options, given_options, native_bytes, without_schema
-from claimcheck.transports.pulsar.undoing import Undoing
+from claimcheck.transports.undoing import Undoing
 from claimcheck.wire import WireLimit
 
 __all__ = ["PulsarProducer"]

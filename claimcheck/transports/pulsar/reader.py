@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from claimcheck.resolver import Dropped
+from claimcheck.transports.needs import Resolves
 from claimcheck.transports.pulsar.ids import WholeMessageId
 from claimcheck.transports.pulsar.inbox import Inbox
 from claimcheck.transports.pulsar.message import PulsarMessage
-from claimcheck.transports.pulsar.needs import Resolves
 from claimcheck.transports.pulsar.receiving import Receiving
 
 __all__ = ["PulsarReader"]

@@ -1,0 +1,18 @@
+"""Apache Kafka: wrap the producer and consumer of confluent-kafka that you have; payloads may then be of any size."""
+
+from claimcheck.transports.kafka.consumer import KafkaConsumer
+from claimcheck.transports.kafka.errors import CompactedTopicError, OffsetStoreError, ShareGroupError
+from claimcheck.transports.kafka.message import KafkaMessage, last_offset
+from claimcheck.transports.kafka.producer import KafkaProducer
+
+__all__ = [
+    # payloads in, payloads out
+    "KafkaConsumer",
+    "KafkaMessage",
+    "KafkaProducer",
+    "last_offset",
+    # what is refused
+    "CompactedTopicError",
+    "OffsetStoreError",
+    "ShareGroupError",
+]

@@ -1,0 +1,159 @@
+"""The records of one payload between ``produce`` and their delivery reports: one partition, and bounded in bytes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from claimcheck.envelope import Envelope
+from claimcheck.transports.kafka.errors import exception_of
+from claimcheck.transports.kafka.serving import Serving
+
+__all__ = ["Flight"]
+
+_STEP_SECONDS = 0.02  # another thread may be the one to serve our reports
+_ANY_PARTITION = -1
+
+
+class Flight:
+    """Sends records and keeps account of them.
+
+    The first of several goes alone, where the partition is the client's choice: its report says which it was, whatever
+    partitioner chose, and all others follow it there.
+
+    Args:
+        native: A `confluent_kafka.Producer`.
+        serving: Serves its delivery reports.
+        topic: Where to.
+        partition: The user's choice, or -1.
+        timestamp: Milliseconds since 1970, or 0 for now.
+        count: How many records there will be.
+        window_bytes: On their way at once; one record always may be.
+        room_seconds: How long to wait for room in the client's queue.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        native: Any,
+        serving: Serving,
+        *,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        count: int,
+        window_bytes: int,
+        room_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._native = native
+        self._serving = serving
+        self._topic = topic
+        self._partition = partition
+        self._timestamp = timestamp
+        self._count = count
+        self._window_bytes = window_bytes
+        self._room_seconds = room_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._flying = 0
+        self._bytes = 0
+        self._on_landed: Callable[[], None] | None = None
+        self.launched = 0
+        self.reports: list[Any] = []  # of what is in the topic
+        self.error: Any = None  # of the first record that is not
+        self.failed: Any = None  # that record
+
+    @property
+    def partition(self) -> int:
+        """Where they go; -1 as long as nobody knows."""
+        return self._partition
+
+    def launch(self, envelope: Envelope) -> None:
+        """Send one record, when there is room for it.
+
+        Raises:
+            BufferError: There is no room in the client's queue. This record was not sent.
+            KafkaException: What an earlier record met, or what the client says of this one, which was not sent.
+        """
+        data = envelope.data
+        size = len(data or b"")
+        self._wait(lambda: self._flying and self._bytes + size > self._window_bytes)
+        if self.launched and self._partition == _ANY_PARTITION:
+            self._wait(lambda: self._flying)
+            self._partition = self.reports[0].partition()
+        self._give(envelope, data if data is None or type(data) is bytes else bytes(data), size)
+        self.launched += 1
+
+    def settle(self) -> None:
+        """Wait until every record has its report."""
+        while self._flying:
+            self._serving.quietly(_STEP_SECONDS)
+
+    def close(self, landed: Callable[[], None]) -> None:
+        """Say that nothing more will be launched, and whom to call when the last record has its report."""
+        with self._lock:
+            done = not self._flying
+            self._on_landed = None if done else landed
+        if done:
+            landed()
+
+    def first(self) -> Any:
+        """The report with the lowest offset."""
+        return min(self.reports, key=lambda report: report.offset())
+
+    def last_offset(self) -> int:
+        """The highest offset."""
+        return max(int(report.offset()) for report in self.reports)
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _wait(self, busy: Callable[[], Any]) -> None:
+        while True:
+            if self.error is not None:
+                raise exception_of(self.error)
+            if not busy():
+                return
+            self._serving.quietly(_STEP_SECONDS)
+
+    def _give(self, envelope: Envelope, data: bytes | None, size: int) -> None:
+        patience = None
+        with self._lock:
+            self._flying, self._bytes = self._flying + 1, self._bytes + size
+        while True:
+            try:
+                self._native.produce(
+                    self._topic, data, envelope.key, self._partition,
+                    on_delivery=lambda error, report: self._landed(size, error, report),
+                    timestamp=self._timestamp, headers=envelope.headers,
+                )  # fmt: skip
+                return
+            except BufferError:
+                patience = patience or self._clock() + self._room_seconds
+                if self._clock() > patience:
+                    self._take_back(size)
+                    raise
+                self._serving.quietly(_STEP_SECONDS)
+            except BaseException:
+                self._take_back(size)
+                raise
+
+    def _take_back(self, size: int) -> None:
+        with self._lock:
+            self._flying, self._bytes = self._flying - 1, self._bytes - size
+
+    def _landed(self, size: int, error: Any, report: Any) -> None:
+        """In whatever thread serves the producer."""
+        with self._lock:
+            self._flying, self._bytes = self._flying - 1, self._bytes - size
+            if error is None:
+                if self._count > 1:  # their places are enough
+                    report.set_value(None)
+                self.reports.append(report)
+            elif self.error is None:
+                self.error, self.failed = error, report
+            landed = self._on_landed if not self._flying else None
+        if landed is not None:
+            landed()

@@ -1,0 +1,208 @@
+"""From native records to payloads: what came of each, without any call that moves the consumer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from claimcheck import hints
+from claimcheck.envelope import Abort, Chunk, Literal, PointerData, decode
+from claimcheck.errors import ClaimCheckError, EnvelopeError
+from claimcheck.payload import crc32_of
+from claimcheck.resolver import Dropped, Outcome, Resolved, Resolver
+from claimcheck.transports.kafka.message import KafkaMessage, failed, of_chunks, stored
+from claimcheck.transports.kafka.partition import Owed, Partition
+from claimcheck.transports.needs import Resolves
+
+__all__ = ["Arrival", "Inbox"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A message that waits for its receiver.
+
+    Attributes:
+        partition: Where it came from; ``None`` for an event of the client's.
+        message: It, or the native one.
+        first: The lowest offset of its records.
+        last: The highest.
+        outcome: Of chunks.
+    """
+
+    partition: Partition | None
+    message: Any
+    first: int = 0
+    last: int = 0
+    outcome: Outcome | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds in memory, or will hold."""
+        return len(self.message)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of that, what is still to be read."""
+        return self.message.stored_bytes if isinstance(self.message, KafkaMessage) else 0
+
+    def fetch(self, executor: Executor) -> None:
+        """Begin to read it."""
+        self.message.fetch(executor)
+
+
+class Inbox:
+    """Takes native records, and keeps account of chunks. For one thread.
+
+    Args:
+        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
+        max_redeliveries: How often a payload that was let go of is read again.
+        headless: Asked what to do at each chunk of a payload of which the first was not seen.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        chunked: Whether there was ever a chunk.
+    """
+
+    def __init__(
+        self,
+        cc: Resolves,
+        *,
+        max_redeliveries: int,
+        headless: Callable[[Partition, Chunk], list[Arrival]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cc = cc
+        self._headless = headless
+        self.chunked = False
+        self.header = cc.config.header
+        self._max_redeliveries = max_redeliveries
+        self._clock = clock
+        self.resolver: Resolver = cc.resolver(clock=clock)
+        self._partitions: dict[tuple[str, int], Partition] = {}
+
+    def take(self, partition: Partition, native: Any) -> list[Arrival]:
+        """Take a record that is no plain message; gives what came of it, of a chunk perhaps nothing yet."""
+        offset, value = native.offset(), native.value()
+        try:
+            envelope = decode(value, header=self.header)
+        except EnvelopeError as error:
+            return self._single(partition, failed(native, error), offset)
+        if isinstance(envelope, Chunk | Abort):
+            return self._chunk(partition, native, envelope)
+        if isinstance(envelope, PointerData):
+            size = self._size(value)
+            return self._single(partition, stored(native, lambda: self._load(native, value), size=size), offset)
+        if isinstance(envelope, Literal):
+            native.set_value(bytes(envelope.payload))
+            native.set_headers(hints.strip(native.headers()))
+        return self._single(partition, native, offset)
+
+    def tick(self) -> list[Arrival]:
+        """Let go of chunks whose time is over."""
+        return self._arrivals(self.resolver.tick()) if self.resolver.pending_payloads else []
+
+    def end_headless(self, partition: Partition, uuid: str, *, lost: bool) -> list[Arrival]:
+        """Make an end of a payload of which the first chunks cannot be had.
+
+        Args:
+            partition: Where it is.
+            uuid: Its own.
+            lost: Whether they should have been there; otherwise they lie before what the user asked for.
+        """
+        outcomes = self.resolver.give_up(partition.source, uuid, "the first ones are no longer in the topic")
+        if lost:
+            return self._arrivals(outcomes)
+        for outcome in outcomes:
+            _log.info("%s[%d]: a payload that begins before the start is passed over", *partition.source)
+            self.resolver.settle(outcome, acked=True)
+        return []
+
+    def forget(self, source: tuple[str, int] | None = None) -> None:
+        """Forget the chunks of one partition, or of all."""
+        self.resolver.clear(source)
+        if source is None:
+            self._partitions.clear()
+        else:
+            self._partitions.pop(source, None)
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _single(self, partition: Partition, message: Any, offset: int) -> list[Arrival]:
+        if not partition.wants(offset, offset, None):
+            return []
+        return [Arrival(partition, message, offset, offset)]
+
+    def _chunk(self, partition: Partition, native: Any, envelope: Chunk | Abort) -> list[Arrival]:
+        self._partitions[partition.source] = partition
+        self.chunked = True
+        headless = isinstance(envelope, Chunk) and self._is_headless(partition, envelope)
+        value, headers, key = native.value(), native.headers(), native.key()
+        native.set_value(None)  # the piece is held, and nothing else
+        outcomes = self.resolver.feed(partition.source, native.offset(), value, headers=headers, key=key, handle=native)
+        arrivals = self._arrivals(outcomes)
+        if headless and not outcomes:
+            assert isinstance(envelope, Chunk)
+            arrivals += self._headless(partition, envelope)
+        return arrivals
+
+    def _is_headless(self, partition: Partition, chunk: Chunk) -> bool:
+        if chunk.position == 0:
+            partition.headless.discard(chunk.uuid)
+        elif not self.resolver.knows(partition.source, chunk.uuid):
+            partition.headless.add(chunk.uuid)
+        return chunk.uuid in partition.headless
+
+    def _arrivals(self, outcomes: Iterable[Outcome]) -> list[Arrival]:
+        found = (self._arrival(outcome) for outcome in outcomes)
+        return [arrival for arrival in found if arrival is not None]
+
+    def _arrival(self, outcome: Outcome) -> Arrival | None:
+        partition = self._partitions[outcome.source]  # type: ignore[index]
+        first, last = outcome.positions[0], outcome.positions[-1]
+        if isinstance(outcome, Dropped) and self._let_go(partition, outcome):
+            return None
+        if not partition.wants(first, last, outcome.uuid):
+            self.resolver.settle(outcome, acked=True)
+            return None
+        message = of_chunks(outcome)
+        kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
+        return Arrival(partition, message, first, last, kept)
+
+    def _let_go(self, partition: Partition, dropped: Dropped) -> bool:
+        """Do what the configuration says with records that became no payload; gives whether that is all."""
+        uuid, first = dropped.uuid or "", dropped.positions[0]
+        owed = partition.owed.get(uuid)
+        if dropped.action == "ack" or uuid in partition.given_up:
+            partition.owed.pop(uuid, None)
+            for each in (*(owed.dropped if owed else ()), dropped):
+                self.resolver.settle(each, acked=True)
+            return True
+        behind = owed is not None and first > owed.first  # of one that was let go of, and is to be read again
+        if not behind and (dropped.action == "dead_letter" or (owed.times if owed else 0) >= self._max_redeliveries):
+            partition.given_up.add(uuid)
+            return False
+        if owed is None:
+            owed = partition.owed[uuid] = Owed(first, self._clock(), times=0)
+        if not behind:
+            owed.times, owed.since, owed.dropped = owed.times + 1, self._clock(), []
+        owed.dropped.append(dropped)
+        self.resolver.settle(dropped, acked=False)
+        return True
+
+    def _size(self, value: bytes) -> int:
+        try:
+            pointer = self._cc.pointer(value)
+        except ClaimCheckError:  # `value` says so
+            return 0
+        return (pointer.size or 0) if pointer is not None else 0
+
+    def _load(self, native: Any, value: bytes) -> bytes:
+        payload: bytes = self._cc.resolve(value)
+        hints.check(hints.declared(native.headers()), size=len(payload), checksum=lambda: crc32_of(payload))
+        return payload

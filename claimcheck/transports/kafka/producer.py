@@ -1,0 +1,341 @@
+"""Sends payloads of any size through a producer of confluent-kafka."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from claimcheck import hints
+from claimcheck.envelope import Envelope
+from claimcheck.hooks import SendEvent
+from claimcheck.outbound import Outbound
+from claimcheck.transports.kafka.errors import classify, exception_of, vendor
+from claimcheck.transports.kafka.flight import Flight
+from claimcheck.transports.kafka.message import report_of
+from claimcheck.transports.kafka.serving import Serving
+from claimcheck.transports.kafka.topics import MAX_MESSAGE_BYTES, Topics
+from claimcheck.transports.kafka.transactions import Transaction
+from claimcheck.transports.needs import Offloads
+from claimcheck.transports.undoing import Undoing
+from claimcheck.wire import kafka_overhead
+
+__all__ = ["KafkaProducer"]
+
+_WINDOW_BYTES = 16 << 20
+_REMEMBERED_TOPICS = 10_000
+_BARE = kafka_overhead(None, None)
+
+DeliveryCallback = Callable[[Any, Any], None]
+
+
+class KafkaProducer:
+    """Has the methods of a `confluent_kafka.Producer`, and sends payloads that are too large for it.
+
+    Safe under threads. The producer stays as it is: partitioner, compression, idempotence and transactions are its own.
+    Delivery reports come as they always do, from `poll` and `flush`; `produce` serves them, too, while the chunks of a
+    payload wait for room or for their partition.
+
+    Args:
+        producer: A `confluent_kafka.Producer`, not one that serializes.
+        cc: A `claimcheck.ClaimCheck`.
+        max_message_bytes: The producer's own ``message.max.bytes``, if it is not the client's default.
+        admin: A `confluent_kafka.admin.AdminClient`, to be asked once for each topic: how large a record may be there,
+            whether it is compacted (no chunks then), and how much it holds.
+        window_bytes: Of the chunks of one payload, on their way at once.
+        room_seconds: How long an offloaded payload waits for room in the producer's queue.
+
+    Raises:
+        TypeError: It is no such producer.
+    """
+
+    def __init__(
+        self,
+        producer: Any,
+        cc: Offloads,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        admin: Any = None,
+        window_bytes: int = _WINDOW_BYTES,
+        room_seconds: float = 60.0,
+    ) -> None:
+        if type(producer) is not vendor().Producer:
+            raise TypeError(
+                f"a confluent_kafka.Producer is wanted, not {type(producer).__name__}; serialize values before produce"
+            )
+        self._native = producer
+        self._cc = cc
+        self._topics = Topics(admin, max_message_bytes)
+        self._header = cc.config.header
+        self._produce = producer.produce
+        self._rooms: dict[str, int] = {}  # what a value and its key may have to go as they are, without headers
+        self._window_bytes = window_bytes
+        self._room_seconds = room_seconds
+        self._serving = Serving(producer)
+        self._undoing = Undoing()
+        self._transaction = Transaction(self._undoing)
+
+    def produce(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int = -1,
+        callback: DeliveryCallback | None = None,
+        on_delivery: DeliveryCallback | None = None,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> None:
+        """Send one payload; arguments as of `confluent_kafka.Producer.produce`.
+
+        What is stored is stored before this returns. Chunks go one by one as those before them land, all to the
+        partition of the first; the last ``window_bytes`` of them are on their way when this returns.
+
+        Args:
+            topic: Where to.
+            value: ``str``, bytes-like, or a readable binary file; ``None`` is a tombstone.
+            key: Chunks of a payload without one get its uuid, which spreads payloads over partitions; readers take it
+                away again.
+            partition: By default the producer's partitioner chooses.
+            callback: The same as ``on_delivery``.
+            on_delivery: Called once by `poll` or `flush`, with an error or ``None``, and with a report that says where
+                the record is: of chunks the lowest offset, when the last is settled. Its value is what travelled; of
+                chunks there is none. It is never called for what this raises.
+            timestamp: Milliseconds since 1970; by default now.
+            headers: A mapping or a list of pairs. Names beginning with ``claimcheck-`` are ours.
+
+        Raises:
+            BufferError: The producer's queue is full; nothing was sent and nothing is stored.
+            CompactedTopicError: It would go as chunks to a compacted topic. Nothing was sent.
+            PartialSendError: Chunks broke off; an abort envelope followed where one could.
+            KafkaException: The client's own, unchanged; what was stored is removed where it was definitely not sent.
+            ClaimCheckError: The payload could not be offloaded; nothing was sent.
+        """
+        if headers is None and type(value) is bytes and (key is None or type(key) is bytes):
+            size = len(value) if key is None else len(value) + len(key)
+            if size <= self._rooms.get(topic, -1) and not value.startswith(self._header):
+                self._produce(topic, value, key, partition, callback, on_delivery, timestamp)
+                return
+        callback = on_delivery or callback
+        value = value.encode() if isinstance(value, str) else value
+        if self._is_plain(topic, value, key, headers):
+            self._produce(topic, value, key, partition, on_delivery=callback, timestamp=timestamp, headers=headers)
+            return
+        self._offload(topic, value, key, partition, callback, timestamp, headers)
+
+    def produce_batch(
+        self,
+        topic: str,
+        messages: Sequence[dict[str, Any]],
+        partition: int = -1,
+        callback: DeliveryCallback | None = None,
+        on_delivery: DeliveryCallback | None = None,
+    ) -> int:
+        """Send several payloads, each a mapping of arguments of `produce`; unlike the client's, headers are sent.
+
+        Returns:
+            How many were sent; each of the others has its error under ``_error``.
+        """
+        sent = 0
+        for message in messages:
+            arguments = {"partition": partition, "on_delivery": on_delivery or callback} | message
+            arguments.pop("_error", None)
+            try:
+                self.produce(topic, **arguments)
+                sent += 1
+            except BufferError:
+                message["_error"] = vendor().KafkaError(vendor().KafkaError._QUEUE_FULL)
+            except vendor().KafkaException as error:
+                message["_error"] = error.args[0]
+        return sent
+
+    def poll(self, timeout: float = -1) -> int:
+        """Serve delivery reports; as the client has it, but that none is lost when the producer is at its end."""
+        return self._serving.poll(-1 if timeout is None else timeout)
+
+    def flush(self, timeout: float = -1) -> int:
+        """Wait until every record has its report and what failed is undone; gives the number of records left."""
+        timeout = -1 if timeout is None else timeout
+        left = self._serving.flush(timeout)
+        self._undoing.wait()
+        return self._serving.flush(timeout) if len(self._native) else left  # undoing may send an abort envelope
+
+    def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
+        """Give up what is queued, or on its way; reports say which, and only what was queued is undone."""
+        self._native.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
+
+    def close(self) -> bool:
+        """Flush and close."""
+        try:
+            self.flush()
+            return bool(self._native.close())
+        finally:
+            self._undoing.close()
+
+    # Transactions ----------------------------------------------------------------------------------------------
+
+    def init_transactions(self, timeout: float = -1) -> None:
+        """As the client has it."""
+        self._native.init_transactions(timeout)
+
+    def begin_transaction(self) -> None:
+        """Begin; what is stored from now on is kept by a commit and removed by an abort."""
+        self._native.begin_transaction()
+        self._transaction.begin()
+
+    def send_offsets_to_transaction(self, positions: list[Any], group_metadata: Any, timeout: float = -1) -> None:
+        """As the client has it; give it `KafkaConsumer.position`, which never passes an incomplete payload."""
+        self._native.send_offsets_to_transaction(positions, group_metadata, timeout)
+
+    def commit_transaction(self, timeout: float = -1) -> None:
+        """Flush and commit.
+
+        Raises:
+            KafkaException: The client's own. Where it may be tried again, or has to be aborted, what was stored waits
+                for that; otherwise it stays.
+        """
+        self._serving.flush(timeout)
+        try:
+            self._native.commit_transaction(timeout)
+        except vendor().KafkaException as error:
+            if not (error.args[0].retriable() or error.args[0].txn_requires_abort()):
+                self._transaction.unknown()
+            raise
+        self._transaction.committed()
+
+    def abort_transaction(self, timeout: float = -1) -> None:
+        """Abort, and remove what was stored. A reader of uncommitted messages may see pointers to nothing then."""
+        try:
+            self._native.abort_transaction(timeout)
+        except vendor().KafkaException as error:
+            if not error.args[0].retriable():
+                self._transaction.unknown()
+            raise
+        self._serving.flush(timeout)
+        self._transaction.aborted()
+
+    # The rest of the client's producer -------------------------------------------------------------------------
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
+        """As the client has it."""
+        return self._native.list_topics(*([] if topic is None else [topic]), timeout=timeout)
+
+    def cluster_id(self, timeout: float = -1) -> Any:
+        """As the client has it."""
+        return self._native.cluster_id(timeout)
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """As the client has it."""
+        self._native.set_sasl_credentials(username, password)
+
+    def __len__(self) -> int:
+        return len(self._native)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<KafkaProducer, {len(self)} records without a report>"
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _is_plain(self, topic: str, value: Any, key: Any, headers: Any) -> bool:
+        """Whether a payload is small, and nobody could take it for an envelope."""
+        if value is None or topic not in self._rooms:
+            self._know(topic)
+        if value is None:
+            return True
+        if type(value) is not bytes or value.startswith(self._header) or hints.is_ours(headers):
+            return False
+        return len(value) + kafka_overhead(key, headers) - _BARE <= self._rooms[topic]
+
+    def _know(self, topic: str) -> None:
+        if len(self._rooms) > _REMEMBERED_TOPICS:
+            self._rooms.clear()
+        self._rooms[topic] = self._cc.threshold(topic, self._topics.of(topic).limit) - _BARE
+
+    def _offload(
+        self, topic: str, value: Any, key: Any, partition: int, callback: Any, timestamp: int, headers: Any
+    ) -> None:
+        limit = self._topics.of(topic).limit
+        block = self._cc.outbound(
+            value, destination=topic, key=key, headers=headers, limit=limit, text_key=False, classify=classify
+        )
+        out = block.__enter__()
+        flight = Flight(
+            self._native, self._serving, topic=topic, partition=partition, timestamp=timestamp, count=out.total,
+            window_bytes=self._window_bytes, room_seconds=self._room_seconds,
+        )  # fmt: skip
+        try:
+            if out.uuid is not None:
+                self._topics.check_chunks(topic, _size(value))
+            for envelope in out.envelopes:
+                flight.launch(envelope)
+        except BaseException as error:
+            self._break_off(topic, out, flight, error)
+            raise
+        flight.close(lambda: self._landed(topic, key, out, flight, callback))
+
+    def _landed(self, topic: str, key: Any, out: Outbound, flight: Flight, callback: DeliveryCallback | None) -> None:
+        """In whatever thread serves the producer."""
+        if flight.error is None:
+            self._transaction.sent(out)
+            self._say(topic, out, "sent")
+            report = flight.first() if out.uuid is None else report_of(flight.first(), key, flight.last_offset())
+        else:
+            self._undoing.submit(lambda: self._undo(topic, out, flight))
+            report = flight.failed
+        if callback is not None:
+            callback(flight.error, report)
+
+    def _undo(self, topic: str, out: Outbound, flight: Flight) -> None:
+        error = exception_of(flight.error)
+        partial = out.abort is not None and (flight.reports or classify(error) == "unknown")
+        self._say(topic, out, "partial" if partial else classify(error), error)
+        if out.abort is None:
+            out.conclude(error)
+        elif partial:
+            self._send_abort(topic, out.abort, flight)
+
+    def _break_off(self, topic: str, out: Outbound, flight: Flight, error: BaseException) -> None:
+        """Of chunks of which some may be in the topic, tell readers, and raise an error that says how many."""
+        if isinstance(error, Exception):
+            flight.settle()
+        out.settle(error)
+        outcome = classify(error) if isinstance(error, Exception) else "unknown"
+        if out.abort is None or not flight.launched or not (flight.reports or outcome == "unknown"):
+            self._say(topic, out, outcome, error)
+            return
+        self._send_abort(topic, out.abort, flight)
+        self._say(topic, out, "partial", error)
+        if isinstance(error, Exception):
+            raise out.partial(flight.reports, error) from error
+
+    def _send_abort(self, topic: str, abort: Envelope, flight: Flight) -> None:
+        """Tell readers that the chunks will not be completed, if the producer can still tell anybody."""
+        with contextlib.suppress(Exception):
+            self._produce(topic, abort.data, abort.key, flight.partition, headers=abort.headers)
+
+    def _say(
+        self,
+        topic: str,
+        out: Outbound,
+        outcome: Literal["sent", "failed", "unknown", "partial"],
+        error: BaseException | None = None,
+    ) -> None:
+        if self._cc.hooks:
+            facts: dict[str, Any] = {"messages": out.total, "uuid": out.uuid, "error": error}
+            self._cc.hooks.emit(SendEvent(destination=topic, outcome=outcome, **facts))
+
+
+def _size(value: Any) -> int | None:
+    return len(value) if hasattr(value, "__len__") else None

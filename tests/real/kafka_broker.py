@@ -1,0 +1,84 @@
+"""A single Kafka node, broker and controller in one process, from its jars."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.real.process import Server, Spot, running
+
+JARS = "CLAIMCHECK_TEST_KAFKA_JARS"
+"""Names the folder that holds the jars; tests/real/kafka.xml says which."""
+
+_READY_WITHIN_SECONDS = 60.0
+_CLUSTER_ID = "Y2xhaW1jaGVjay10ZXN0cw"  # any 16 bytes in base64
+_CONFIGURATION = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=127.0.0.1:{spare}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{spare}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{spare}
+inter.broker.listener.name=PLAINTEXT
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs={folder}/data
+num.partitions=1
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+log.retention.check.interval.ms=1000
+broker.session.timeout.ms=1500
+broker.heartbeat.interval.ms=300
+"""
+
+
+@dataclass(frozen=True)
+class KafkaBroker:
+    """Where it is.
+
+    Attributes:
+        bootstrap_servers: For clients.
+        server: The process, where it is our own, to be killed and started again; it keeps its data.
+    """
+
+    bootstrap_servers: str
+    server: Server | None = None
+
+
+@contextlib.contextmanager
+def kafka() -> Iterator[KafkaBroker]:
+    """Run a broker; ready when it takes connections, which it does as its last step."""
+
+    def command(spot: Spot) -> list[str]:
+        configuration = spot.folder / "kafka.properties"
+        configuration.write_text(_CONFIGURATION.format(port=spot.port, spare=spot.spare, folder=spot.folder))
+        _format(configuration)
+        return _java("kafka.Kafka", str(configuration))
+
+    with running(command, _answers, ready_within=_READY_WITHIN_SECONDS) as server:
+        yield KafkaBroker(f"127.0.0.1:{server.port}", server)
+
+
+def _format(configuration: Path) -> None:
+    tool = _java("kafka.tools.StorageTool", "format", "--standalone", "--ignore-formatted")
+    subprocess.run(
+        [*tool, "--cluster-id", _CLUSTER_ID, "--config", str(configuration)], check=True, stdout=subprocess.DEVNULL
+    )
+
+
+def _java(*arguments: str) -> list[str]:
+    return ["java", "-Xmx512m", "-cp", f"{os.environ[JARS]}/*", *arguments]
+
+
+def _answers(spot: Spot) -> bool:
+    with socket.create_connection(("127.0.0.1", spot.port), timeout=1):
+        return True
