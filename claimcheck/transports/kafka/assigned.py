@@ -99,32 +99,28 @@ class Assigned:
     def safe_for(self, given: Any) -> Any:
         """The same for an offset that the user names; a mark of his own takes the place of ours."""
         partition = self.find(given.topic, given.partition)
-        if partition is None or given.offset < 0:
+        if partition is None or given.offset < 0 or Mark.decode(given.metadata) is not None:
             return given
         safe = self.safe(partition, given.offset)
-        if given.metadata:
-            safe.metadata = given.metadata
-        return safe
+        if not given.metadata:
+            return safe
+        return vendor().TopicPartition(given.topic, given.partition, safe.offset, given.metadata)
 
     # Reading again ---------------------------------------------------------------------------------------------
 
-    @property
-    def owes(self) -> bool:
-        """Whether a payload is to be read again."""
-        return any(partition.owed for partition in self._known.values())
-
     def reread(self) -> None:
-        """Go back for the payloads that were let go of: when nothing else is being put together, or after a while."""
+        """Go back for a payload that was let go of: when nothing else is being put together, or after a while.
+
+        One at a time, since they could not be held together before.
+        """
         for partition in self._known.values():
-            waiting = [owed for owed in partition.owed.values() if owed.since >= 0]
-            if not waiting:
+            if not partition.owed or partition.focus in partition.owed:
                 continue
+            uuid, oldest = min(partition.owed.items(), key=lambda item: item[1].first)
             idle = not self._inbox.resolver.pending_payloads
-            if idle or self._clock() - waiting[0].since > self._wait_seconds:
-                lowest = self._inbox.resolver.safe_position(partition.source)
-                self._go_back(partition, min(owed.first for owed in waiting) if lowest is None else lowest)
-                for owed in waiting:
-                    owed.since = -1.0  # it is on its way
+            if idle or self._clock() - oldest.since > self._wait_seconds:
+                partition.focus = uuid
+                self._go_back(partition, oldest.first)
 
     def look_back(self, partition: Partition, chunk_position: int) -> bool:
         """Go back before the group's offset for the first chunks of a payload; gives whether there is anything.

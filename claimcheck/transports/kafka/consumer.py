@@ -13,7 +13,7 @@ from claimcheck.envelope import Chunk
 from claimcheck.transports.kafka.assigned import Assigned
 from claimcheck.transports.kafka.errors import OffsetStoreError, vendor
 from claimcheck.transports.kafka.inbox import Arrival, Inbox
-from claimcheck.transports.kafka.message import last_offset
+from claimcheck.transports.kafka.message import KafkaMessage
 from claimcheck.transports.kafka.native import NativeConsumer
 from claimcheck.transports.kafka.partition import Partition
 from claimcheck.transports.needs import Resolves
@@ -336,6 +336,8 @@ class KafkaConsumer(NativeConsumer):
             self._prefetch.remove(arrival)
         if arrival.partition is not None:
             arrival.partition.handed_out(arrival.first, arrival.last, arrival.outcome.uuid if arrival.outcome else None)
+            if isinstance(arrival.message, KafkaMessage):
+                arrival.message.behind = arrival.partition.position or 0
         if arrival.outcome is not None:
             self._inbox.resolver.settle(arrival.outcome, acked=True)
         return arrival.message
@@ -389,8 +391,8 @@ class KafkaConsumer(NativeConsumer):
 
     def _safe_behind(self, message: Any) -> Any:
         """What to commit for a message and all before it."""
-        behind = vendor().TopicPartition(message.topic(), message.partition(), last_offset(message) + 1)
-        return self._assigned.safe_for(behind)
+        behind = message.behind if isinstance(message, KafkaMessage) else message.offset() + 1
+        return self._assigned.safe_for(vendor().TopicPartition(message.topic(), message.partition(), behind))
 
     def _store_offsets_at_times(self) -> None:
         if self._auto_offset_store and self._clock() - self._stored_at > _STORE_SECONDS:

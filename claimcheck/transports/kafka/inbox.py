@@ -141,6 +141,8 @@ class Inbox:
     def _chunk(self, partition: Partition, native: Any, envelope: Chunk | Abort) -> list[Arrival]:
         self._partitions[partition.source] = partition
         self.chunked = True
+        if envelope.uuid in partition.owed and partition.focus not in (None, envelope.uuid):
+            return []  # its own turn comes
         headless = isinstance(envelope, Chunk) and self._is_headless(partition, envelope)
         value, headers, key = native.value(), native.headers(), native.key()
         native.set_value(None)  # the piece is held, and nothing else
@@ -191,6 +193,7 @@ class Inbox:
             owed = partition.owed[uuid] = Owed(first, self._clock(), times=0)
         if not behind:
             owed.times, owed.since, owed.dropped = owed.times + 1, self._clock(), []
+            partition.focus = None
         owed.dropped.append(dropped)
         self.resolver.settle(dropped, acked=False)
         return True

@@ -19,7 +19,7 @@ else:
 
 __all__ = ["KafkaMessage", "failed", "last_offset", "of_chunks", "report_of", "stored"]
 
-_SLOTS = ("_load", "_problem", "last_offset", "stored_bytes")
+_SLOTS = ("_load", "_problem", "behind", "last_offset", "stored_bytes")
 
 
 @functools.cache
@@ -36,12 +36,14 @@ class KafkaMessage(Message):
 
     Attributes:
         last_offset: The highest offset of its records.
+        behind: The offset behind everything that was handed out up to this.
         stored_bytes: Size of a stored payload that is not read yet, where it is known.
     """
 
     __slots__ = ()
 
     last_offset: int
+    behind: int
     stored_bytes: int
     _load: Callable[[], bytes] | None
     _problem: ClaimCheckError | None
@@ -138,6 +140,6 @@ def _like(native: Any, headers: Any, key: Any) -> KafkaMessage:
         topic=native.topic(), partition=native.partition(), offset=native.offset(), timestamp=native.timestamp(),
         **{name: fact for name, fact in facts.items() if fact is not None},
     )  # fmt: skip
-    message.last_offset, message.stored_bytes = native.offset(), 0
+    message.last_offset, message.behind, message.stored_bytes = native.offset(), native.offset() + 1, 0
     message._load = message._problem = None
     return message

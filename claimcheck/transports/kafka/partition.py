@@ -46,6 +46,7 @@ class Partition:
         position: Behind the last record that was handed out; ``None`` before the first.
         skip_below: Payloads that ended below were delivered already, unless they are owed.
         owed: Payloads that were let go of, by uuid.
+        focus: The one of them that is being read again.
         owed_before: Where payloads begin that an earlier owner of the partition owed.
         given_up: Payloads that were handed out incomplete; what still comes of them is passed over.
         headless: Payloads of which the first chunk seen was not their first.
@@ -62,6 +63,7 @@ class Partition:
     position: int | None = None
     skip_below: int = 0
     owed: dict[str, Owed] = field(default_factory=dict)
+    focus: str | None = None
     owed_before: set[int] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)
     headless: set[str] = field(default_factory=set)

@@ -112,12 +112,12 @@ class KafkaProducer:
             KafkaException: The client's own, unchanged; what was stored is removed where it was definitely not sent.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
+        callback = on_delivery or callback
         if headers is None and type(value) is bytes and (key is None or type(key) is bytes):
             size = len(value) if key is None else len(value) + len(key)
             if size <= self._rooms.get(topic, -1) and not value.startswith(self._header):
-                self._produce(topic, value, key, partition, callback, on_delivery, timestamp)
+                self._produce(topic, value, key, partition, callback, callback, timestamp)  # None hides the other one
                 return
-        callback = on_delivery or callback
         value = value.encode() if isinstance(value, str) else value
         if self._is_plain(topic, value, key, headers):
             self._produce(topic, value, key, partition, on_delivery=callback, timestamp=timestamp, headers=headers)

@@ -1,0 +1,376 @@
+"""What is committed never passes an incomplete payload, and what is read again is not delivered again; a real Kafka."""
+
+import uuid
+
+import confluent_kafka as kafka
+import pytest
+
+from claimcheck.envelope import encode_abort
+from claimcheck.errors import IncompletePayloadError
+from claimcheck.transports.kafka import last_offset
+from claimcheck.transports.kafka.marks import Mark
+from tests.integration.kafka_rig import LIMIT, chunks_of, content, nothing_comes, receive, rig, values
+
+A, B, C = (content(600, n) for n in range(3))
+
+
+@pytest.fixture
+def lab(kafka_broker, topic):
+    with rig(kafka_broker, topic) as lab:
+        yield lab
+
+
+def at(lab, offset=kafka.OFFSET_INVALID, *metadata):
+    return kafka.TopicPartition(lab.topic, 0, offset, *metadata)
+
+
+class TestCommits:
+    """On the topic: a0 b0 b1 plain a1 end; b is complete first, then the plain record, then a."""
+
+    @pytest.fixture(autouse=True)
+    def records(self, lab):
+        a, b = chunks_of(A, 2), chunks_of(B, 2)
+        lab.send_raw(a[0], b[0], b[1], b"plain", a[1], b"end")
+
+    @pytest.mark.parametrize("how", ["message", "offsets", "stored", "stored offsets", "automatic", "position"])
+    @pytest.mark.parametrize(
+        ("received", "offset", "mark"), [(1, 0, Mark(3)), (2, 0, Mark(4)), (3, 5, None), (4, 6, None)]
+    )
+    def test_no_way_of_committing_passes_the_head_of_an_incomplete_payload(self, lab, how, received, offset, mark):
+        automatic = how == "automatic"
+        consumer = lab.consumer(
+            wrap={"auto_offset_store": automatic}, enable_auto_commit=automatic, auto_commit_interval_ms=10
+        )
+        message = receive(consumer, received)[-1]
+        behind = at(lab, last_offset(message) + 1)
+        if how == "message":
+            consumer.commit(message=message, asynchronous=False)
+        elif how == "offsets":
+            consumer.commit(offsets=[behind], asynchronous=False)
+        elif how == "position":
+            consumer.commit(offsets=consumer.position([at(lab)]), asynchronous=False)
+        elif how == "stored":
+            consumer.store_offsets(message)
+            consumer.commit(asynchronous=False)
+        elif how == "stored offsets":
+            consumer.store_offsets(offsets=[behind])
+            consumer.commit(asynchronous=False)
+        consumer.close()
+
+        committed = lab.committed()
+
+        assert (committed.offset, Mark.decode(committed.metadata)) == (offset, mark)
+
+    @pytest.mark.parametrize("received", [1, 2, 3, 4])
+    def test_a_crash_after_any_record_gives_each_payload_once(self, lab, received):
+        first = lab.consumer()
+        found = receive(first, received)
+        first.commit(message=found[-1], asynchronous=False)
+        first._native.close()  # as a crash does: nothing is said any more
+
+        second = lab.consumer()
+        found += receive(second, 4 - received)
+
+        assert values(found) == [B, b"plain", A, b"end"]
+        assert nothing_comes(second)
+
+    def test_where_the_metadata_is_the_users_own_payloads_come_at_least_once(self, lab):
+        first = lab.consumer()
+        message = receive(first, 2)[-1]
+        first.commit(offsets=[at(lab, message.offset() + 1, "my own")], asynchronous=False)
+        first.close()
+
+        assert (lab.committed().offset, lab.committed().metadata) == (0, "my own")
+        assert values(receive(lab.consumer(), 4)) == [B, b"plain", A, b"end"]
+
+    def test_an_older_message_committed_last_brings_what_came_after_it_again(self, lab):
+        first = lab.consumer()
+        b, _, a, _ = receive(first, 4)
+        first.commit(message=a, asynchronous=False)
+        first.commit(message=b, asynchronous=False)
+        first.close()
+
+        assert values(receive(lab.consumer(), 3)) == [b"plain", A, b"end"]
+
+    def test_asynchronously_too(self, lab):
+        consumer = lab.consumer()
+        consumer.commit(message=receive(consumer, 1)[0])
+        consumer.close()
+
+        assert (lab.committed().offset, Mark.decode(lab.committed().metadata)) == (0, Mark(3))
+
+    def test_the_position_is_unknown_before_the_first_record(self, lab):
+        consumer = lab.consumer()
+
+        assert [each.offset for each in consumer.position([at(lab)])] == [kafka.OFFSET_INVALID]
+
+    def test_automatic_commits_leave_out_what_is_still_being_worked_on(self, lab):
+        """A message is done with when the next is asked for, not when it is handed out."""
+        consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True)
+        receive(consumer, 3)
+        consumer._stored_at = float("-inf")
+        consumer.poll(5)  # the fourth
+        consumer._native.commit(asynchronous=False)
+
+        assert lab.committed().offset == 5
+
+
+class TestRestartInTheMiddle:
+    def test_a_head_before_the_committed_offset_is_found(self, lab):
+        """Somebody committed the way that a client does who knows nothing of chunks."""
+        chunks = chunks_of(A, 5)
+        lab.send_raw(b"one", *chunks[:3])
+        native = lab.native_consumer()
+        native.assign([at(lab)])
+        native.commit(offsets=[at(lab, 3)], asynchronous=False)
+        native.close()
+        lab.send_raw(*chunks[3:], b"end")
+
+        consumer = lab.consumer()
+        messages = receive(consumer, 2)
+
+        assert values(messages) == [A, b"end"]
+        assert messages[0].offset() == 1
+        assert nothing_comes(consumer)
+
+    def test_one_that_retention_has_removed_ends_as_an_error_at_once(self, lab):
+        chunks = chunks_of(A, 4)
+        lab.send_raw(*chunks, b"end")
+        lab.admin.delete_records([at(lab, 2)])[at(lab, 2)].result()
+
+        messages = receive(lab.consumer(), 2)
+
+        assert isinstance(messages[0].payload_error, IncompletePayloadError)
+        assert (messages[0].offset(), last_offset(messages[0]), messages[1].value()) == (2, 3, b"end")
+
+    def test_and_so_does_one_that_it_removed_behind_the_committed_offset(self, lab):
+        """The consumer is away, and the broker moves it on without a word."""
+        lab.send_raw(b"zero", *chunks_of(A, 4), b"end")
+        consumer = lab.consumer()
+        receive(consumer, 1)
+        consumer.commit(offsets=[at(lab, 1)], asynchronous=False)
+        consumer.close()
+        lab.admin.delete_records([at(lab, 3)])[at(lab, 3)].result()
+
+        messages = receive(lab.consumer(), 2)
+
+        assert isinstance(messages[0].payload_error, IncompletePayloadError)
+        assert messages[1].value() == b"end"
+
+    def test_from_the_end_on_a_payload_that_began_before_is_passed_over(self, lab):
+        chunks = chunks_of(A, 3)
+        lab.send_raw(*chunks[:2])
+        consumer = lab.consumer(auto_offset_reset="latest")
+        while not consumer.assignment():
+            consumer.poll(0.1)
+        assert nothing_comes(consumer, 0.5)
+        lab.send_raw(chunks[2], b"end")
+
+        (message,) = receive(consumer, 1)
+        consumer.commit(message=message, asynchronous=False)
+
+        assert message.value() == b"end"
+        assert lab.committed().offset == 4
+
+
+class TestSeek:
+    def test_chunks_from_before_never_complete_with_chunks_from_after(self, lab):
+        """The published example: three chunks, a seek into the middle, then the rest."""
+        chunks = chunks_of(A, 6)
+        lab.send_raw(*chunks[:3])
+        consumer = lab.consumer()
+        assert nothing_comes(consumer, 1.0)
+        assert consumer.pending_payloads == 1
+        consumer.seek(at(lab, 1))
+        lab.send_raw(*chunks[3:], b"end")
+
+        (message,) = receive(consumer, 1)
+
+        assert message.value() == b"end"
+        assert consumer.pending_payloads == 0
+
+    def test_to_the_offset_of_a_payload_gives_it_again_whole(self, lab):
+        lab.send_raw(*chunks_of(A, 3), b"plain", *chunks_of(B, 2))
+        consumer = lab.consumer()
+        first = receive(consumer, 3)
+
+        consumer.seek(at(lab, first[0].offset()))
+
+        assert values(receive(consumer, 3)) == values(first) == [A, b"plain", B]
+
+    def test_forward(self, lab):
+        lab.send_raw(*chunks_of(A, 3), b"plain", *chunks_of(B, 2))
+        consumer = lab.consumer()
+        receive(consumer, 1)
+
+        consumer.seek(at(lab, 4))
+
+        assert values(receive(consumer, 1)) == [B]
+
+    def test_back_to_a_committed_place_with_its_metadata_brings_nothing_twice(self, lab):
+        a, b = chunks_of(A, 2), chunks_of(B, 2)
+        lab.send_raw(a[0], b[0], b[1], b"plain", a[1])
+        consumer = lab.consumer()
+        consumer.commit(message=receive(consumer, 1)[0], asynchronous=False)
+        receive(consumer, 2)
+
+        (committed,) = consumer.committed([at(lab)], 10)
+        consumer.seek(committed)
+
+        assert values(receive(consumer, 2)) == [b"plain", A]
+
+    def test_what_was_read_ahead_is_forgotten(self, lab):
+        producer = lab.producer("external")
+        for n in range(4):
+            producer.produce(lab.topic, content(2 * LIMIT, n))
+        producer.flush(30)
+        consumer = lab.consumer(wrap={"prefetch_bytes": 10 * LIMIT})
+        receive(consumer, 1)
+
+        consumer.seek(at(lab, 0))
+
+        assert values(receive(consumer, 4)) == [content(2 * LIMIT, n) for n in range(4)]
+        assert nothing_comes(consumer, 0.5)
+
+
+class TestPause:
+    @pytest.mark.parametrize("prefetch_bytes", [0, 10 * LIMIT])
+    def test_nothing_comes_meanwhile_and_nothing_is_lost(self, lab, prefetch_bytes):
+        producer = lab.producer("external")
+        for n in range(4):
+            producer.produce(lab.topic, content(2 * LIMIT, n))
+        producer.flush(30)
+        consumer = lab.consumer(wrap={"prefetch_bytes": prefetch_bytes})
+        found = receive(consumer, 1)
+
+        consumer.pause([at(lab)])
+        assert nothing_comes(consumer)
+        consumer.resume([at(lab)])
+
+        assert values(found + receive(consumer, 3)) == [content(2 * LIMIT, n) for n in range(4)]
+
+    def test_in_the_middle_of_a_payload(self, lab):
+        chunks = chunks_of(A, 4)
+        lab.send_raw(*chunks[:2])
+        consumer = lab.consumer()
+        assert nothing_comes(consumer)
+        consumer.pause([at(lab)])
+        lab.send_raw(*chunks[2:])
+        assert nothing_comes(consumer)
+
+        consumer.resume([at(lab)])
+
+        assert values(receive(consumer, 1)) == [A]
+
+
+class TestNeverComplete:
+    """Chunks of which the others do not come, by each action that the configuration may name."""
+
+    def consumer(self, lab, action="redeliver", expire=0.5, wrap=None, **chunking):
+        told = {"expire_after_seconds": expire, "on_expire": action, "on_evict": action, **chunking}
+        return lab.consumer(cc=lab.claimcheck("external", chunking=told), wrap=wrap)
+
+    def test_the_offset_is_held_and_after_a_second_reading_it_ends_as_an_error(self, lab):
+        lab.send_raw(b"before", chunks_of(A, 3)[0], b"plain")
+        consumer = self.consumer(lab)
+        before, plain = receive(consumer, 2)
+        consumer.commit(message=plain, asynchronous=False)
+        assert (before.value(), plain.value(), lab.committed().offset) == (b"before", b"plain", 1)
+
+        (bad,) = receive(consumer, 1)
+        consumer.commit(message=bad, asynchronous=False)
+
+        assert isinstance(bad.payload_error, IncompletePayloadError)
+        assert bad.offset() == 1
+        assert lab.committed().offset == 3
+        assert nothing_comes(consumer)
+
+    def test_not_read_again_where_that_is_not_wanted(self, lab):
+        lab.send_raw(chunks_of(A, 3)[0], b"plain")
+        consumer = self.consumer(lab, wrap={"max_redeliveries": 0})
+
+        plain, bad = receive(consumer, 2)
+
+        assert plain.value() == b"plain"
+        assert isinstance(bad.payload_error, IncompletePayloadError)
+
+    def test_dead_letter_hands_it_out_at_once_and_only_once(self, lab):
+        chunks = chunks_of(A, 3)
+        lab.send_raw(chunks[0], b"plain")
+        consumer = self.consumer(lab, "dead_letter")
+        plain, bad = receive(consumer, 2)
+        lab.send_raw(chunks[1], b"end")
+
+        (end,) = receive(consumer, 1)
+        consumer.commit(message=end, asynchronous=False)
+
+        assert isinstance(bad.payload_error, IncompletePayloadError)
+        assert (plain.value(), end.value(), lab.committed().offset) == (b"plain", b"end", 4)
+
+    def test_ack_passes_it_over(self, lab):
+        lab.send_raw(chunks_of(A, 3)[0], b"plain")
+        consumer = self.consumer(lab, "ack")
+        (plain,) = receive(consumer, 1)
+        assert nothing_comes(consumer)
+
+        consumer.commit(message=plain, asynchronous=False)
+
+        assert lab.committed().offset == 2
+
+    def test_what_made_room_for_another_is_read_again_and_delivered(self, lab):
+        a, b, c = chunks_of(A, 2), chunks_of(B, 2), chunks_of(C, 2)
+        lab.send_raw(a[0], b[0], b"plain", c[0], c[1], b[1], a[1], b"end")
+        consumer = self.consumer(lab, expire=60, max_pending_payloads=1)
+
+        messages = receive(consumer, 5)
+
+        assert sorted(values(messages)) == sorted([A, B, C, b"plain", b"end"])
+        assert nothing_comes(consumer, 0.5)
+        consumer.commit(message=max(messages, key=last_offset), asynchronous=False)
+        assert lab.committed().offset == 8
+
+    def test_and_by_the_next_owner_if_this_one_dies_meanwhile(self, lab):
+        a, b = chunks_of(A, 2), chunks_of(B, 2)
+        lab.send_raw(a[0], b[0], b[1], b"plain")
+        first = self.consumer(lab, expire=60, max_pending_payloads=1)
+        found = receive(first, 2)
+        first.commit(message=found[-1], asynchronous=False)
+        first._native.close()
+        assert Mark.decode(lab.committed().metadata) == Mark(4, frozenset({0}))
+        lab.send_raw(a[1])
+
+        assert values(receive(self.consumer(lab), 1)) == [A]
+
+    def test_a_writer_that_gave_up(self, lab):
+        identity = str(uuid.uuid4())
+        chunks = chunks_of(A, 3, identity)
+        lab.send_raw(*chunks[:2], b"plain", encode_abort(identity), chunks[2], b"end")
+        consumer = self.consumer(lab)
+
+        messages = receive(consumer, 2)
+        consumer.commit(message=messages[-1], asynchronous=False)
+
+        assert values(messages) == [b"plain", b"end"]
+        assert lab.committed().offset == 6
+        assert nothing_comes(consumer)
+
+    def test_a_writer_that_gave_up_after_it_was_let_go_of(self, lab):
+        identity = str(uuid.uuid4())
+        lab.send_raw(chunks_of(A, 3, identity)[0], *chunks_of(B, 2), b"plain")
+        consumer = self.consumer(lab, expire=60, max_pending_payloads=1, wrap={"max_redeliveries": 5})
+        receive(consumer, 2)
+        lab.send_raw(encode_abort(identity), b"end")
+
+        (end,) = receive(consumer, 1)
+        consumer.commit(message=end, asynchronous=False)
+
+        assert end.value() == b"end"
+        assert lab.committed().offset == 6
+
+    def test_bounded_in_bytes(self, lab):
+        a, b = chunks_of(A, 2), chunks_of(B, 2)
+        lab.send_raw(a[0], b[0], b[1], a[1])
+        consumer = self.consumer(lab, expire=60, max_pending_bytes=700, max_payload_bytes=700)
+
+        assert sorted(values(receive(consumer, 2))) == sorted([A, B])
+        assert consumer.pending_bytes == 0

@@ -1,0 +1,311 @@
+"""Payloads of any size through a real Kafka: whole, with everything that the native record has."""
+
+import io
+import itertools
+
+import confluent_kafka as kafka
+import pytest
+
+from claimcheck.errors import ChunkConflictError, EnvelopeError, PayloadNotFoundError, PointerRejectedError
+from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer, OffsetStoreError, last_offset
+from claimcheck.wire import kafka_overhead
+from tests.integration.kafka_rig import LIMIT, STRATEGIES, chunks_of, content, nothing_comes, receive, rig, values
+
+SIZES = [0, 1, 1000, LIMIT - 200, LIMIT, LIMIT + 1, 10 * LIMIT, 1_000_000]
+HEADER = b"PRF_wdkafcli_header_"
+
+
+@pytest.fixture
+def lab(kafka_broker, topic):
+    with rig(kafka_broker, topic) as lab:
+        yield lab
+
+
+@pytest.fixture
+def wide(kafka_broker, topic):
+    with rig(kafka_broker, topic, partitions=4) as lab:
+        yield lab
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+class TestEveryStrategy:
+    def test_any_size_comes_back_with_its_key_headers_and_time(self, lab, strategy):
+        consumer, producer, reports = lab.consumer(), lab.producer(strategy), []
+        for size in SIZES:
+            producer.produce(
+                lab.topic, content(size), b"k", headers=[("a", b"1"), ("a", b"2")], timestamp=1_700_000_000_123,
+                on_delivery=lambda *report: reports.append(report),
+            )  # fmt: skip
+        assert producer.flush(30) == 0
+
+        messages = receive(consumer, len(SIZES))
+
+        assert values(messages) == [content(size) for size in SIZES]
+        assert {(m.key(), tuple(m.headers()), m.timestamp()) for m in messages} == {
+            (b"k", (("a", b"1"), ("a", b"2")), (kafka.TIMESTAMP_CREATE_TIME, 1_700_000_000_123))
+        }
+        assert [(m.offset(), last_offset(m)) for m in messages] == [(r.offset(), last_offset(r)) for _, r in reports]
+        assert {(error, r.topic(), r.partition(), r.key()) for error, r in reports} == {(None, lab.topic, 0, b"k")}
+        assert all(isinstance(m, kafka.Message) and m.error() is None for m in messages)
+
+    def test_a_payload_without_a_key_or_headers_has_none_at_its_reader(self, lab, strategy):
+        consumer, producer, reports = lab.consumer(), lab.producer(strategy), []
+        producer.produce(lab.topic, content(3 * LIMIT), on_delivery=lambda _, report: reports.append(report.key()))
+        producer.flush(30)
+
+        (message,) = receive(consumer, 1)
+
+        assert (message.key(), message.headers() or [], reports) == (None, [], [None])
+
+    def test_headers_as_a_mapping(self, lab, strategy):
+        consumer, producer = lab.consumer(), lab.producer(strategy)
+        for size in (10, 3 * LIMIT):
+            producer.produce(lab.topic, content(size), headers={"name": "value", "none": None})
+        producer.flush(30)
+
+        assert [m.headers() for m in receive(consumer, 2)] == [[("name", b"value"), ("none", None)]] * 2
+
+    @pytest.mark.parametrize("over", [-1, 0, 1])
+    def test_exactly_at_the_limit_with_key_and_headers(self, lab, strategy, over):
+        """At the limit the record goes as it is; one byte more, and it does not: neither end may be off."""
+        consumer, producer = lab.consumer(), lab.producer(strategy)
+        key, headers = b"key", [("name", b"v" * 100)]
+        size = LIMIT - kafka_overhead(key, headers) + over
+        producer.produce(lab.topic, content(size), key, headers=headers)
+        producer.flush(30)
+
+        (message,) = receive(consumer, 1)
+
+        assert (message.value(), message.key(), message.headers()) == (content(size), key, headers)
+        assert isinstance(message, KafkaMessage) == (over > 0)
+
+    def test_what_a_payload_may_be(self, lab, strategy):
+        consumer, producer = lab.consumer(), lab.producer(strategy)
+        large = content(4 * LIMIT)
+        given = ["text", "ü" * LIMIT, bytearray(large), memoryview(large), io.BytesIO(large), io.BytesIO(b"s"), None]
+        for value in given:
+            producer.produce(lab.topic, value)
+        producer.flush(30)
+
+        expected = [b"text", "ü".encode() * LIMIT, large, large, large, b"s", None]
+        assert values(receive(consumer, len(given))) == expected
+
+    def test_a_payload_that_looks_like_an_envelope_comes_back_as_it_was(self, lab, strategy):
+        consumer, producer = lab.consumer(), lab.producer(strategy)
+        given = [HEADER, HEADER + b"\x02{}", HEADER + b"\x01" + content(5 * LIMIT), HEADER + b"\xff"]
+        for value in given:
+            producer.produce(lab.topic, value, headers={"h": "1"})
+        producer.flush(30)
+
+        messages = receive(consumer, len(given))
+
+        assert values(messages) == given
+        assert {tuple(message.headers()) for message in messages} == {(("h", b"1"),)}
+
+    def test_all_of_a_payload_goes_to_the_partition_that_was_chosen(self, wide, strategy):
+        consumer, producer, reports = wide.consumer(), wide.producer(strategy), []
+        for partition in range(4):
+            producer.produce(wide.topic, content(5 * LIMIT, partition), partition=partition,
+                             on_delivery=lambda _, report: reports.append(report.partition()))  # fmt: skip
+        producer.flush(30)
+
+        received = {message.partition(): message.value() for message in receive(consumer, 4)}
+
+        assert received == {partition: content(5 * LIMIT, partition) for partition in range(4)}
+        assert sorted(reports) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("partitioner", ["consistent_random", "murmur2_random", "random", "fnv1a"])
+class TestPartitioners:
+    def test_chunks_stay_together_whatever_partitions_and_keys(self, wide, partitioner):
+        """`random` ignores the key, so that a key in common is not enough."""
+        consumer, producer = wide.consumer(), wide.producer("chunking", partitioner=partitioner)
+        for i in range(12):
+            producer.produce(wide.topic, content(5 * LIMIT, i), None if i % 2 else b"key %d" % i)
+        producer.flush(30)
+
+        assert sorted(values(receive(consumer, 12))) == sorted(content(5 * LIMIT, i) for i in range(12))
+
+    def test_payloads_without_a_key_are_spread(self, wide, partitioner):
+        producer, partitions = wide.producer("chunking", partitioner=partitioner), set()
+        for i in range(40):
+            producer.produce(wide.topic, content(2 * LIMIT, i), on_delivery=lambda _, r: partitions.add(r.partition()))
+        producer.flush(30)
+
+        assert partitions == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("partitioner", ["consistent_random", "murmur2_random", "fnv1a"])
+class TestPartitionersByKey:
+    def test_a_key_leads_chunks_where_it_leads_plain_records(self, wide, partitioner):
+        producer, reports = wide.producer("chunking", partitioner=partitioner), {}
+        for key, size in itertools.product((b"a", b"b", b"c", b"d", b"e"), (10, 3 * LIMIT)):
+            producer.produce(wide.topic, content(size), key, on_delivery=lambda _, r, at=(key, size): reports.update(
+                {at: r.partition()}))  # fmt: skip
+        producer.flush(30)
+
+        assert {at: partition for at, partition in reports.items() if at[1] == 10} == {
+            (key, 10): reports[key, 3 * LIMIT] for key, _ in reports
+        }
+
+
+class TestMixed:
+    def test_every_kind_on_one_topic_from_writers_with_other_strategies(self, lab):
+        consumer = lab.consumer()
+        writers = [lab.producer(strategy) for strategy in (*STRATEGIES, "hybrid")]
+        sent = [content(size, n) for n, size in enumerate([10, 3 * LIMIT, LIMIT, 20 * LIMIT, 0, 50, 2 * LIMIT] * 3)]
+        for value, writer in zip(sent, itertools.cycle(writers), strict=False):
+            writer.produce(lab.topic, value, b"k")
+        for writer in writers:
+            writer.flush(30)
+
+        assert sorted(values(receive(consumer, len(sent)))) == sorted(sent)
+
+    def test_the_published_format_alone(self, lab):
+        """No header of ours, no key: records as another implementation of the format writes them."""
+        payload = content(5000)
+        lab.send_raw(*chunks_of(payload, 3), b"plain")
+
+        messages = receive(lab.consumer(), 2)
+
+        assert values(messages) == [payload, b"plain"]
+        assert [(m.offset(), last_offset(m)) for m in messages] == [(0, 2), (3, 3)]
+
+    def test_interleaved_out_of_order_and_twice(self, lab):
+        one, two = chunks_of(content(900, 1), 3), chunks_of(content(800, 2), 2)
+        lab.send_raw(one[0], two[0], two[0], one[2], two[1], one[0], one[1], one[1], two[1], b"end")
+
+        messages = receive(lab.consumer(), 3)
+
+        assert values(messages) == [content(800, 2), content(900, 1), b"end"]
+        assert [m.offset() for m in messages] == [1, 0, 9]
+
+    def test_several_at_once_with_consume(self, lab):
+        consumer, producer = lab.consumer(), lab.producer("chunking")
+        sent = [content(size, n) for n, size in enumerate([10, 3 * LIMIT, 20, 30, 5 * LIMIT, 40] * 4)]
+        for value in sent:
+            producer.produce(lab.topic, value)
+        producer.flush(30)
+
+        found = []
+        while len(found) < len(sent):
+            batch = consumer.consume(7, 5.0)
+            assert batch, "no more came"
+            assert len(batch) <= 7
+            found += batch
+
+        assert values(found) == sent
+        assert consumer.consume(7, 0.3) == []
+
+    def test_stored_payloads_of_the_next_records_are_read_meanwhile_and_come_in_order(self, lab):
+        consumer = lab.consumer(wrap={"prefetch_bytes": 5 * LIMIT, "prefetch_threads": 3})
+        writers = [lab.producer(strategy) for strategy in STRATEGIES]
+        sent = [content(size, n) for n, size in enumerate([2 * LIMIT, 10, 3 * LIMIT, 9 * LIMIT, 20] * 6)]
+        for value, writer in zip(sent, itertools.cycle(writers), strict=False):
+            writer.produce(lab.topic, value)
+            writer.flush(30)
+
+        assert values(receive(consumer, len(sent))) == sent
+
+    def test_a_batch_with_headers_and_what_of_it_was_not_sent(self, lab):
+        consumer, producer = lab.consumer(), lab.producer("external")
+        batch = [
+            {"value": content(3 * LIMIT), "headers": {"h": "1"}},
+            {"value": b"s", "partition": 99},
+            {"value": b"t"},
+        ]
+        producer.list_topics(lab.topic, 10)
+
+        assert producer.produce_batch(lab.topic, batch, partition=0) == 2
+        producer.flush(30)
+
+        assert batch[1]["_error"].code() == kafka.KafkaError._UNKNOWN_PARTITION
+        assert "_error" not in batch[0]
+        assert [(m.value(), m.headers()) for m in receive(consumer, 2)] == [
+            (content(3 * LIMIT), [("h", b"1")]),
+            (b"t", None),
+        ]
+
+
+class TestBadRecords:
+    def test_each_raises_its_own_error_and_stops_no_other(self, lab):
+        payload, producer = content(3 * LIMIT), lab.producer("external")
+        producer.produce(lab.topic, payload)
+        producer.flush(30)
+        twice = str(chunks_of(b"x", 1)[0][21:57], "ascii")
+        lab.send_raw(
+            HEADER + b"\x63unknown", HEADER + b"\x01short", HEADER + b'\x02\x02{"nonsense":1}', HEADER + b"\x02\x02{",
+            chunks_of(b"aaaa", 2, twice)[0], chunks_of(b"bbbb", 2, twice)[0], chunks_of(b"bbbb", 2, twice)[1], b"good",
+        )  # fmt: skip
+
+        messages = receive(lab.consumer(), 7)
+
+        assert messages[0].value() == payload
+        for message, error in zip(
+            messages[1:5], [EnvelopeError, EnvelopeError, EnvelopeError, EnvelopeError], strict=True
+        ):
+            with pytest.raises((error, PointerRejectedError)):
+                message.value()
+            assert message.error() is None
+        with pytest.raises(ChunkConflictError):
+            messages[5].value()
+        assert (messages[5].offset(), last_offset(messages[5])) == (5, 7)
+        assert messages[6].value() == b"good"
+
+    def test_a_payload_that_is_gone_and_is_there_again_at_the_next_try(self, lab):
+        producer = lab.producer("external")
+        producer.produce(lab.topic, content(3 * LIMIT))
+        producer.flush(30)
+        space = lab.cc.store("m")._payloads
+        kept = dict(space)
+        space.clear()
+
+        (message,) = receive(lab.consumer(), 1)
+
+        assert isinstance(message.payload_error, PayloadNotFoundError)
+        with pytest.raises(PayloadNotFoundError):
+            message.value()
+        space.update(kept)
+        assert (message.value(), message.payload_error) == (content(3 * LIMIT), None)
+
+    def test_events_of_the_client_come_through(self, lab):
+        consumer = lab.consumer(enable_partition_eof=True)
+        lab.send_raw(b"one")
+
+        found = [consumer.poll(10), consumer.poll(10)]
+
+        assert found[0].value() == b"one"
+        assert found[1].error().code() == kafka.KafkaError._PARTITION_EOF
+
+
+class TestWhatIsWrapped:
+    def test_a_consumer_that_stores_offsets_itself_is_refused(self, lab):
+        native = lab.native_consumer(enable_auto_offset_store=True)
+
+        with pytest.raises(OffsetStoreError, match=r"enable\.auto\.offset\.store"):
+            KafkaConsumer(native, lab.cc)
+        native.close()
+
+    def test_other_classes_are_refused_by_name(self, lab):
+        with pytest.raises(TypeError, match="KafkaProducer"):
+            KafkaProducer(lab.producer(), lab.cc)
+        with pytest.raises(TypeError, match="str"):
+            KafkaConsumer("consumer", lab.cc)
+
+    def test_the_rest_of_the_client_is_there(self, lab):
+        consumer, producer = lab.consumer(), lab.producer()
+        lab.send_raw(b"one", b"two")
+        receive(consumer, 2)
+        at = kafka.TopicPartition(lab.topic, 0)
+
+        assert consumer.get_watermark_offsets(at, 10) == (0, 2)
+        assert [each.partition for each in consumer.assignment()] == [0]
+        assert consumer.memberid()
+        assert consumer.list_topics(lab.topic, 10).topics[lab.topic].partitions.keys() == {0}
+        assert producer.list_topics(timeout=10).topics[lab.topic].partitions.keys() == {0}
+        assert producer.cluster_id(10) == consumer.cluster_id(10)
+        assert [each.offset for each in consumer.offsets_for_times([kafka.TopicPartition(lab.topic, 0, 0)], 10)] == [0]
+        assert (len(producer), bool(producer)) == (0, True)
+        assert "0 records" in repr(producer)
+        assert "1 partitions" in repr(consumer)
+        assert nothing_comes(consumer, 0.3)
