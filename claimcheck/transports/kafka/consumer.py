@@ -16,6 +16,7 @@ from claimcheck.transports.kafka.inbox import Arrival, Inbox
 from claimcheck.transports.kafka.message import KafkaMessage
 from claimcheck.transports.kafka.native import NativeConsumer
 from claimcheck.transports.kafka.partition import Partition
+from claimcheck.transports.kafka.rebalances import Rebalances
 from claimcheck.transports.needs import Resolves
 from claimcheck.transports.prefetch import Prefetch
 
@@ -26,8 +27,6 @@ _log = logging.getLogger(__name__)
 _STEP_SECONDS = 0.2
 _STORE_SECONDS = 0.2
 _FOR_EVER = float("inf")
-
-RebalanceCallback = Callable[[Any, list[Any]], None]
 
 
 class KafkaConsumer(NativeConsumer):
@@ -84,6 +83,7 @@ class KafkaConsumer(NativeConsumer):
         self._stored_at = 0.0
         self._clock = clock
         self._ready: deque[Arrival] = deque()
+        self._rebalances = Rebalances()
         self._paused: set[tuple[str, int]] = set()
         self._looks_ahead = prefetch_bytes > 0
         self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
@@ -104,7 +104,7 @@ class KafkaConsumer(NativeConsumer):
         """
         self._store_offsets_at_times()
         if not self._ready and not self._looks_ahead and not self._inbox.chunked:
-            native = self._native.poll(timeout)
+            native = self._native_poll(timeout)
             if native is None or self._is_plain(native):
                 return native
             self._take(native)
@@ -123,6 +123,7 @@ class KafkaConsumer(NativeConsumer):
                 return found
             natives = self._native.consume(num_messages - len(found), self._step(left))
             self._take_all(natives, found)
+            self._rebalances.raise_kept()
             if not natives and left == 0:
                 return found
 
@@ -187,30 +188,25 @@ class KafkaConsumer(NativeConsumer):
     def subscribe(
         self,
         topics: list[str],
-        on_assign: RebalanceCallback | None = None,
-        on_revoke: RebalanceCallback | None = None,
-        on_lost: RebalanceCallback | None = None,
+        on_assign: Callable[[Any, list[Any]], None] | None = None,
+        on_revoke: Callable[[Any, list[Any]], None] | None = None,
+        on_lost: Callable[[Any, list[Any]], None] | None = None,
     ) -> None:
-        """Subscribe as the client does; callbacks get this consumer."""
+        """Subscribe as the client does; callbacks get this consumer, and what they raise comes out of `poll`."""
+        call = self._rebalances.call
 
         def assigned(_: Any, partitions: list[Any]) -> None:
             self._assigned.begin(partitions)
-            if on_assign is not None:
-                on_assign(self, partitions)
+            call(on_assign, self, partitions)
 
         def revoked(_: Any, partitions: list[Any]) -> None:
             self._store_offsets()
-            if on_revoke is not None:
-                on_revoke(self, partitions)
-            self._drop(partitions)
-            self._assigned.end(partitions)
+            call(on_revoke, self, partitions)
+            self._end_of(partitions)
 
         def lost(_: Any, partitions: list[Any]) -> None:
-            callback = on_lost or on_revoke
-            if callback is not None:
-                callback(self, partitions)
-            self._drop(partitions)
-            self._assigned.end(partitions)
+            call(on_revoke if on_lost is None else on_lost, self, partitions)
+            self._end_of(partitions)
 
         self._native.subscribe(topics, on_assign=assigned, on_revoke=revoked, on_lost=lost)
 
@@ -238,8 +234,7 @@ class KafkaConsumer(NativeConsumer):
     def incremental_unassign(self, partitions: list[Any]) -> None:
         """Give some partitions back."""
         self._native.incremental_unassign(partitions)
-        self._drop(partitions)
-        self._assigned.end(partitions)
+        self._end_of(partitions)
 
     def pause(self, partitions: list[Any]) -> None:
         """Receive nothing from these partitions for a while, nor what was received ahead."""
@@ -256,6 +251,7 @@ class KafkaConsumer(NativeConsumer):
         self._store_offsets()
         self._native.close()
         self._forget()
+        self._rebalances.raise_kept()
 
     def __enter__(self) -> Self:
         return self
@@ -351,14 +347,14 @@ class KafkaConsumer(NativeConsumer):
                 self._look_ahead()
                 return message
             left = self._left(end)
-            native = self._native.poll(self._step(left))
+            native = self._native_poll(self._step(left))
             if native is not None:
                 self._take(native)
             elif left == 0:
                 return None
 
     def _look_ahead(self) -> None:
-        while self._looks_ahead and self._prefetch.room and (native := self._native.poll(0)) is not None:
+        while self._looks_ahead and self._prefetch.room and (native := self._native_poll(0)) is not None:
             self._take(native)
 
     def _do_chores(self) -> None:
@@ -380,6 +376,19 @@ class KafkaConsumer(NativeConsumer):
             self._ready.remove(arrival)
             if self._looks_ahead:
                 self._prefetch.remove(arrival)
+
+    def _end_of(self, partitions: list[Any]) -> None:
+        """They belong to somebody else now."""
+        self._drop(partitions)
+        self._assigned.end(partitions)
+
+    def _native_poll(self, timeout: float) -> Any:
+        native = self._native.poll(timeout)
+        if self._rebalances.kept is not None:
+            if native is not None:
+                self._take(native)
+            self._rebalances.raise_kept()
+        return native
 
     def _forget(self) -> None:
         self._ready.clear()

@@ -112,7 +112,7 @@ class KafkaProducer:
             KafkaException: The client's own, unchanged; what was stored is removed where it was definitely not sent.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
-        callback = on_delivery or callback
+        callback = callback if on_delivery is None else on_delivery
         if headers is None and type(value) is bytes and (key is None or type(key) is bytes):
             size = len(value) if key is None else len(value) + len(key)
             if size <= self._rooms.get(topic, -1) and not value.startswith(self._header):
@@ -139,7 +139,7 @@ class KafkaProducer:
         """
         sent = 0
         for message in messages:
-            arguments = {"partition": partition, "on_delivery": on_delivery or callback} | message
+            arguments = {"partition": partition, "callback": callback, "on_delivery": on_delivery} | message
             arguments.pop("_error", None)
             try:
                 self.produce(topic, **arguments)
@@ -166,12 +166,11 @@ class KafkaProducer:
         self._native.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
 
     def close(self) -> bool:
-        """Flush and close."""
-        try:
-            self.flush()
-            return bool(self._native.close())
-        finally:
-            self._undoing.close()
+        """Flush and close; gives whether every record has its report."""
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._undoing.close)
+            closing.callback(self._native.close)
+            return self.flush() == 0
 
     # Transactions ----------------------------------------------------------------------------------------------
 

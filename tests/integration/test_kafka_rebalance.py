@@ -1,0 +1,231 @@
+"""Consumers that join, leave and die while large payloads flow, in each protocol of a real Kafka: nothing is lost."""
+
+import collections
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import confluent_kafka as kafka
+import pytest
+
+import claimcheck
+from tests import servers
+from tests.integration import kafka_worker
+from tests.integration.kafka_rig import LIMIT, chunks_of, content, receive, rig, values
+
+PROTOCOLS = {
+    "eager": {"partition.assignment.strategy": "range", "session.timeout.ms": 6000, "heartbeat.interval.ms": 500},
+    "cooperative": {
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": 6000,
+        "heartbeat.interval.ms": 500,
+    },
+    "consumer": {"group.protocol": "consumer"},
+}
+PAYLOADS, PARTITIONS = 150, 4
+
+
+@pytest.fixture
+def lab(kafka_broker, topic):
+    with rig(kafka_broker, topic, PARTITIONS) as lab:
+        yield lab
+
+
+@pytest.fixture
+def worker(lab, tmp_path):
+    """Starts workers, whose lines come together in one list."""
+    with contextlib.ExitStack() as stack:
+        yield lambda conf: stack.enter_context(Worker(lab, tmp_path, conf))
+
+
+class Worker:
+    """One consumer in its own process, and what it said."""
+
+    def __init__(self, lab, folder, conf):
+        command = [sys.executable, kafka_worker.__file__, lab.servers["bootstrap.servers"], lab.topic, lab.group]
+        self.lines, self.partitions = [], 0
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self.process = subprocess.Popen(
+            [*command, str(folder), json.dumps(conf)], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.thread = threading.Thread(target=self.listen)
+        self.thread.start()
+
+    def listen(self):
+        for line in self.process.stdout:
+            word, *rest = line.split()
+            if word == "assigned":
+                self.partitions += int(rest[0])
+            elif line.endswith("\n"):  # else it was killed in the middle
+                self.lines.append([word, *rest])
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def leave(self):
+        self.process.terminate()
+        assert self.process.wait(30) == 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+        self.thread.join()
+        self.process.stdout.close()
+
+
+class Senders:
+    """Two producers that send payloads of both strategies, interleaved, for as long as they are not told to end."""
+
+    def __init__(self, lab, folder):
+        stores = {"stores": {"disk": {"type": "filesystem", "path": str(folder)}}}
+        ccs = [claimcheck.from_dict({"strategy": strategy, **stores}) for strategy in ("chunking", "external")]
+        self.producers = [lab.producer(cc) for cc in ccs for _ in range(2)]
+        self.lab, self.sent = lab, {}
+        self.threads = [threading.Thread(target=self.send, args=(n,), daemon=True) for n in range(len(self.producers))]
+        self.go = threading.Semaphore(0)
+        for thread in self.threads:
+            thread.start()
+
+    def send(self, number):
+        producer = self.producers[number]
+        for i in range(number, PAYLOADS, len(self.producers)):
+            self.go.acquire()
+            payload, name = content((1 + i % 7) * 2 * LIMIT, i), f"p{i}"
+            self.sent[name] = hashlib.sha256(payload).hexdigest()
+            producer.produce(self.lab.topic, payload, b"%d" % i, headers={"name": name})
+        producer.flush(30)
+
+    def allow(self, count):
+        """Let so many more be sent."""
+        self.go.release(count)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_nothing_is_lost_or_mixed_while_consumers_come_and_go(lab, worker, tmp_path, protocol, record_property):
+    conf, senders, workers = PROTOCOLS[protocol], Senders(lab, tmp_path), []
+
+    def received():
+        return [line for each in workers for line in each.lines]
+
+    def until(count):
+        senders.allow(30)
+        servers.wait_until(lambda: len({line[0] for line in received()}) >= count, f"{count} payloads came", 60)
+
+    def join():
+        workers.append(worker(conf))
+        servers.wait_until(lambda: workers[-1].partitions, "it has partitions", 60)
+
+    join()
+    until(20)
+    join()
+    until(50)
+    join()
+    until(80)
+    workers[1].leave()
+    until(110)
+    workers[0].kill()
+    senders.allow(PAYLOADS)
+    for thread in senders.threads:
+        thread.join()
+    servers.wait_until(lambda: {line[0] for line in received()} >= senders.sent.keys(), "all that was sent came", 60)
+
+    counts = collections.Counter(line[0] for line in received())
+    twice = sum(count - 1 for count in counts.values())
+    record_property("counts", f"{protocol}: {len(senders.sent)} sent, {len(counts)} received, {twice} of them twice")
+    print(f"{protocol}: {len(senders.sent)} sent, {len(counts)} received, {twice} of them twice")
+    assert {line[0]: line[1] for line in received()} == senders.sent
+    assert all(each.lines for each in workers)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+class TestHandover:
+    def test_chunks_of_a_partition_that_is_taken_away_are_read_again_by_its_new_owner(self, lab, protocol):
+        """Each partition has half a payload when the second consumer comes, and gets the other half after that."""
+        halves = {number: chunks_of(content(900, number), 4) for number in range(PARTITIONS)}
+        for number, chunks in halves.items():
+            lab.send_raw(*chunks[:2], partition=number)
+        conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
+        first = lab.consumer(**conf)
+        servers.wait_until(lambda: first.poll(0.1) is None and first.pending_payloads == PARTITIONS, "all are begun")
+
+        second = lab.consumer(**conf)
+        servers.wait_until(
+            lambda: (
+                [each.poll(0.1) for each in (first, second)] == [None, None]
+                and len(first.assignment()) == len(second.assignment()) == PARTITIONS // 2
+            ),
+            "they share",
+        )
+        servers.wait_until(
+            lambda: (
+                [each.poll(0.1) for each in (first, second)] == [None, None]
+                and (first.pending_payloads, second.pending_payloads) == (PARTITIONS // 2, PARTITIONS // 2)
+            ),
+            "each has the halves of its own",
+        )
+        for number, chunks in halves.items():
+            lab.send_raw(*chunks[2:], partition=number)
+
+        found = receive(first, PARTITIONS // 2) + receive(second, PARTITIONS // 2)
+
+        assert sorted(values(found)) == sorted(content(900, number) for number in range(PARTITIONS))
+
+    def test_callbacks_get_this_consumer_and_may_commit(self, lab, protocol):
+        conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
+        told, consumer = [], lab.consumer(**conf)
+        lab.send_raw(chunks_of(content(900), 3)[0], *chunks_of(content(800), 2), b"end", partition=0)
+
+        def on_revoke(told_consumer, partitions):
+            told.append(("revoked", told_consumer is consumer, len(partitions)))
+            told_consumer.commit(offsets=told_consumer.position(partitions)[:1], asynchronous=False)
+
+        consumer.subscribe(
+            [lab.topic],
+            on_assign=lambda told_consumer, partitions: told.append(
+                ("assigned", told_consumer is consumer, len(partitions))
+            ),
+            on_revoke=on_revoke,
+        )
+        receive(consumer, 2)
+        consumer.close()
+
+        assert [each for each in told if each[2]] == [("assigned", True, PARTITIONS), ("revoked", True, PARTITIONS)]
+        assert lab.committed(0).offset == 0
+        again = lab.consumer(**conf)
+        lab.send_raw(b"more", partition=0)
+        assert values(receive(again, 1)) == [b"more"]
+
+    def test_partitions_by_hand_in_a_callback_begin_where_the_user_says(self, lab, protocol):
+        lab.send_raw(*chunks_of(content(900), 3), *chunks_of(content(800), 2), partition=0)
+        conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
+        consumer = lab.consumer(**conf)
+
+        def on_assign(told_consumer, partitions):
+            for each in partitions:
+                each.offset = 3 if each.partition == 0 else kafka.OFFSET_END
+            take = told_consumer.assign if protocol == "eager" else told_consumer.incremental_assign
+            take(partitions)
+
+        consumer.subscribe([lab.topic], on_assign=on_assign)
+
+        assert values(receive(consumer, 1)) == [content(800)]
+
+    def test_what_a_callback_raises_comes_out_of_poll(self, lab, protocol):
+        """The client makes a bare `KafkaError` of it, which is no exception."""
+        conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
+        lab.send_raw(b"one", partition=0)
+        consumer = lab.consumer(**conf)
+        consumer.subscribe([lab.topic], on_assign=lambda told, _: told.commit(asynchronous=False))
+
+        with pytest.raises(kafka.KafkaException, match="_NO_OFFSET"):
+            receive(consumer, 1)
+
+        assert values(receive(consumer, 1)) == [b"one"]

@@ -1,0 +1,408 @@
+"""How sends fail, on a real Kafka: what is certain is undone, what is not stays, and every report comes."""
+
+import io
+import logging
+import threading
+
+import confluent_kafka as kafka
+import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+import claimcheck
+from claimcheck.errors import PartialSendError
+from claimcheck.hooks import SendEvent
+from claimcheck.transports.kafka import CompactedTopicError, KafkaProducer
+from claimcheck.transports.kafka.errors import classify
+from tests.integration.kafka_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig, values
+
+LARGE = content(4 * LIMIT)
+NOBODY = {"bootstrap_servers": "127.0.0.1:1"}
+
+
+@pytest.fixture
+def lab(kafka_broker, topic):
+    with rig(kafka_broker, topic) as lab:
+        yield lab
+
+
+@pytest.fixture
+def unmade(kafka_broker, topic):
+    with rig(kafka_broker, topic, partitions=0) as lab:
+        yield lab
+
+
+def stored(lab):
+    """How many payloads rest in the store."""
+    return len(lab.cc.store("m")._payloads)
+
+
+class Reports(list):
+    """Delivery reports: errors by name, or the offset."""
+
+    def __call__(self, error, report):
+        self.append(error.name() if error is not None else report.offset())
+
+
+class TestDefiniteFailures:
+    """Nothing is in the topic, and so nothing stays in the store."""
+
+    def refused(self, lab, error, name, produce):
+        with pytest.raises(error) as raised:
+            produce()
+        if name:
+            assert raised.value.args[0].name() == name
+        assert stored(lab) == 0
+
+    def test_a_full_queue(self, lab):
+        producer = lab.producer(wrap={"room_seconds": 0.05}, queue_buffering_max_messages=1, **NOBODY)
+        producer.produce(lab.topic, b"first")
+
+        self.refused(lab, BufferError, None, lambda: producer.produce(lab.topic, LARGE))
+        self.refused(lab, BufferError, None, lambda: producer.produce(lab.topic, b"plain"))
+        producer.purge()
+
+    def test_a_record_that_the_client_finds_too_large(self, lab):
+        producer = lab.producer("chunking", wrap={"max_message_bytes": 3 * LIMIT})
+
+        self.refused(lab, kafka.KafkaException, "MSG_SIZE_TOO_LARGE", lambda: producer.produce(lab.topic, LARGE))
+        assert nothing_comes(lab.consumer())
+
+    def test_chunks_that_the_topic_finds_too_large(self, unmade):
+        """Seen in the report only: the first chunk waits for its own, so that none follows it."""
+        unmade.create(max_message_bytes=5000)
+        producer, reports = unmade.producer("chunking"), Reports()
+
+        self.refused(
+            unmade, kafka.KafkaException, "MSG_SIZE_TOO_LARGE",
+            lambda: producer.produce(unmade.topic, LARGE, on_delivery=reports),
+        )  # fmt: skip
+        producer.flush(10)
+        assert reports == []
+        assert nothing_comes(unmade.consumer())
+
+    def test_a_partition_that_is_not_there(self, lab):
+        producer, reports = lab.producer(), Reports()
+        producer.produce(lab.topic, LARGE, partition=99, on_delivery=reports)
+        producer.flush(10)
+        assert (reports, stored(lab)) == (["_UNKNOWN_PARTITION"], 0)
+
+        self.refused(
+            lab, kafka.KafkaException, "_UNKNOWN_PARTITION", lambda: producer.produce(lab.topic, LARGE, partition=99)
+        )
+
+    def test_a_closed_producer(self, lab):
+        producer = lab.producer()
+        producer.close()
+
+        self.refused(lab, RuntimeError, None, lambda: producer.produce(lab.topic, LARGE))
+
+    def test_arguments_that_the_client_does_not_take(self, lab):
+        producer = lab.producer()
+
+        self.refused(lab, TypeError, None, lambda: producer.produce(lab.topic, LARGE, headers=[("h", object())]))
+        self.refused(lab, TypeError, None, lambda: producer.produce(lab.topic, LARGE, timestamp="now"))
+
+    def test_what_was_purged_from_the_queue(self, lab):
+        producer, reports = lab.producer(linger_ms=20_000), Reports()
+        producer.produce(lab.topic, LARGE, on_delivery=reports)
+        assert stored(lab) == 1
+
+        producer.purge(in_flight=False)
+        producer.flush(10)
+
+        assert (reports, stored(lab)) == (["_PURGE_QUEUE"], 0)
+
+    def test_no_transaction_was_begun(self, lab):
+        producer = lab.producer(transactional_id=f"tx-{lab.topic}")
+        producer.init_transactions(30)
+
+        self.refused(lab, kafka.KafkaException, "_STATE", lambda: producer.produce(lab.topic, LARGE))
+
+
+class TestUnknownOutcomes:
+    def test_a_time_out_keeps_what_is_stored(self, lab):
+        producer, reports = lab.producer(message_timeout_ms=200, **NOBODY), Reports()
+        producer.produce(lab.topic, LARGE, on_delivery=reports)
+        producer.flush(30)
+
+        assert (reports, stored(lab)) == (["_MSG_TIMED_OUT"], 1)
+
+    def test_of_chunks_it_is_a_partial_send(self, lab):
+        producer = lab.producer("chunking", message_timeout_ms=200, **NOBODY)
+
+        with pytest.raises(PartialSendError) as raised:
+            producer.produce(lab.topic, LARGE)
+
+        assert raised.value.__cause__.args[0].name() == "_MSG_TIMED_OUT"
+        assert raised.value.seen == 0
+
+    @pytest.mark.parametrize(
+        "name",
+        ["_MSG_TIMED_OUT", "_TRANSPORT", "_PURGE_INFLIGHT", "UNKNOWN", "INVALID_PRODUCER_EPOCH", "_FENCED",
+         "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "REQUEST_TIMED_OUT", "_FAIL", "_DESTROY", "_TIMED_OUT"],
+    )  # fmt: skip
+    def test_whatever_is_not_known_to_be_a_refusal(self, name):
+        assert classify(kafka.KafkaException(kafka.KafkaError(getattr(kafka.KafkaError, name)))) == "unknown"
+
+    def test_and_what_has_no_code_at_all(self):
+        assert classify(OSError("?")) == classify(kafka.KafkaException()) == classify(Exception("?")) == "unknown"
+
+
+class TestChunksThatBreakOff:
+    def test_readers_hear_of_it_and_the_error_says_how_far_it_went(self, lab):
+        """The topic's limit falls while a file is read: the first chunks are there, and no more of them comes."""
+        consumer, heard = lab.consumer(), []
+        cc = lab.claimcheck("chunking")
+        cc._hooks = claimcheck.hooks.Hooks((heard.append,))
+        producer = lab.producer(cc, wrap={"window_bytes": 1})
+
+        class Payload(io.BytesIO):
+            reads = 0
+
+            def read(self, size=-1):
+                self.reads += 1
+                if self.reads == 4:
+                    producer._serving.quietly(1)
+                    change = ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
+                    resource = ConfigResource(ResourceType.TOPIC, lab.topic, incremental_configs=[change])
+                    lab.admin.incremental_alter_configs([resource])[resource].result()
+                return super().read(size)
+
+        file = Payload(LARGE * 3)
+
+        with pytest.raises(PartialSendError) as raised:
+            producer.produce(lab.topic, file, on_delivery=Reports())
+        producer.produce(lab.topic, b"end")
+        producer.flush(10)
+
+        assert raised.value.__cause__.args[0].name() == "MSG_SIZE_TOO_LARGE"
+        assert 2 <= raised.value.seen < raised.value.total
+        assert file.tell() == 0
+        assert [event.outcome for event in heard if isinstance(event, SendEvent)] == ["partial"]
+        (message,) = receive(consumer, 1)
+        assert (message.value(), consumer.pending_payloads) == (b"end", 0)
+
+    def test_more_chunks_than_the_queue_holds(self, lab):
+        consumer, producer, reports = (
+            lab.consumer(),
+            lab.producer("chunking", queue_buffering_max_messages=2),
+            Reports(),
+        )
+        producer.produce(lab.topic, LARGE * 10, on_delivery=reports)
+        producer.flush(10)
+
+        assert values(receive(consumer, 1)) == [LARGE * 10]
+        assert reports == [0]
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_several_threads_at_once(self, lab, strategy):
+        consumer, producer, reports = lab.consumer(), lab.producer(strategy), Reports()
+
+        def send(number):
+            for i in range(10):
+                producer.produce(lab.topic, content(3 * LIMIT + number, i), on_delivery=reports)
+
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        producer.flush(10)
+
+        expected = sorted(content(3 * LIMIT + number, i) for number in range(4) for i in range(10))
+        assert sorted(values(receive(consumer, 40))) == expected
+        assert len(reports) == len(set(reports)) == 40
+
+
+class TestReports:
+    def test_an_exception_in_a_callback_is_raised_by_poll_and_stops_no_other_report(self, lab):
+        producer, reports = lab.producer("chunking"), Reports()
+
+        def fail(*_):
+            raise ZeroDivisionError
+
+        producer.produce(lab.topic, b"small", on_delivery=fail)
+        producer.produce(lab.topic, LARGE, on_delivery=reports)
+        producer.produce(lab.topic, b"small", on_delivery=reports)
+
+        with pytest.raises(ZeroDivisionError):
+            producer.flush(10)
+
+        assert producer.flush(10) == 0
+        assert len(reports) == 2
+
+    def test_none_is_lost_when_the_producer_is_fenced(self, lab):
+        """The client's own flush loses them: it calls callbacks with the fatal error pending."""
+        name, reports = f"tx-{lab.topic}", Reports()
+        old, new = lab.producer(transactional_id=name, linger_ms=2000), lab.producer(transactional_id=name)
+        old.init_transactions(30)
+        old.begin_transaction()
+        old.produce(lab.topic, b"first")
+        old.flush(10)
+        new.init_transactions(30)
+        for _ in range(20):  # none is polled for, so that all reports come with the end
+            old._native.produce(lab.topic, b"plain", on_delivery=reports)
+            old.produce(lab.topic, LARGE, on_delivery=reports)
+
+        with pytest.raises(kafka.KafkaException) as raised:
+            for _ in range(10):
+                old.flush(1)
+
+        assert raised.value.args[0].fatal()
+        old.flush(10)
+        assert len(reports) == 40
+        assert set(reports) == {"INVALID_PRODUCER_EPOCH"}
+        assert stored(lab) == 20  # whoever reads uncommitted messages may see them
+
+    def test_events_of_every_payload_that_did_not_go_as_it_was(self, lab):
+        heard = []
+        for strategy in STRATEGIES:
+            cc = lab.claimcheck(strategy)
+            cc._hooks = claimcheck.hooks.Hooks((heard.append,))
+            producer = lab.producer(cc)
+            producer.produce(lab.topic, b"plain")
+            producer.produce(lab.topic, LARGE)
+            producer.flush(10)
+
+        found = [(e.outcome, e.messages > 1, e.uuid is not None) for e in heard if isinstance(e, SendEvent)]
+        assert found == [("sent", False, False), ("sent", True, True)]
+
+
+class TestTopics:
+    def test_a_limit_below_the_producers_is_found_where_somebody_may_ask(self, unmade, caplog):
+        unmade.create(max_message_bytes=5000)
+        for strategy in STRATEGIES:
+            producer = unmade.producer(strategy, wrap={"admin": unmade.admin}, batch_size=5000)
+            producer.produce(unmade.topic, content(6000))
+            producer.produce(unmade.topic, content(4900))
+            producer.flush(10)
+
+        assert sorted(len(v) for v in values(receive(unmade.consumer(), 4))) == [4900, 4900, 6000, 6000]
+        assert "batch.size to 5000" in caplog.text
+
+    def test_no_chunks_to_a_compacted_topic_and_pointers_as_ever(self, unmade):
+        unmade.create(cleanup_policy="compact")
+        with pytest.raises(CompactedTopicError):
+            unmade.producer("chunking", wrap={"admin": unmade.admin}).produce(unmade.topic, LARGE, b"k")
+        producer = unmade.producer("external", wrap={"admin": unmade.admin})
+        producer.produce(unmade.topic, LARGE, b"k")
+        producer.produce(unmade.topic, None, b"k")
+        producer.flush(10)
+
+        assert values(receive(unmade.consumer(), 2)) == [LARGE, None]
+
+    def test_without_anybody_to_ask_that_is_said_once(self, lab, caplog):
+        producer = lab.producer("chunking")
+        for _ in range(3):
+            producer.produce(lab.topic, LARGE)
+        producer.flush(10)
+
+        assert caplog.text.count("nobody asked whether it is compacted") == 1
+
+    def test_a_payload_larger_than_what_a_partition_holds_is_warned_of(self, unmade, caplog):
+        unmade.create(retention_bytes=LIMIT)
+        producer = unmade.producer("chunking", wrap={"admin": unmade.admin})
+        producer.produce(unmade.topic, LARGE)
+        producer.flush(10)
+
+        assert f"{len(LARGE)} bytes goes as chunks to partitions that hold {LIMIT}" in caplog.text
+
+    def test_a_topic_that_is_not_there_yet(self, unmade, caplog):
+        producer = unmade.producer("external", wrap={"admin": unmade.admin})
+        producer.produce(unmade.topic, LARGE)
+        producer.flush(10)
+
+        assert "does not tell its configuration: UNKNOWN_TOPIC_OR_PART" in caplog.text
+        assert values(receive(unmade.consumer(), 1)) == [LARGE]
+
+
+class TestTransactions:
+    def producer(self, lab, strategy, name="tx"):
+        producer = lab.producer(strategy, transactional_id=f"{name}-{lab.topic}")
+        producer.init_transactions(30)
+        return producer
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_what_is_aborted_is_neither_seen_nor_stored(self, lab, strategy):
+        producer, reports = self.producer(lab, strategy), Reports()
+        producer.begin_transaction()
+        producer.produce(lab.topic, LARGE, on_delivery=reports)
+        producer.flush(10)
+        producer.abort_transaction(30)
+        producer.flush(10)
+        assert (len(reports), stored(lab)) == (1, 0)
+        producer.begin_transaction()
+        producer.produce(lab.topic, LARGE[::-1])
+        producer.commit_transaction(30)
+
+        consumer = lab.consumer()
+        assert values(receive(consumer, 1)) == [LARGE[::-1]]
+        assert nothing_comes(consumer)
+
+    def test_what_was_queued_when_it_was_aborted_is_not_stored_either(self, lab):
+        producer, reports = lab.producer(transactional_id=f"q-{lab.topic}", linger_ms=20_000), Reports()
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(lab.topic, LARGE, on_delivery=reports)
+
+        producer.abort_transaction(30)
+        producer.flush(10)
+
+        assert (reports, stored(lab)) == (["_PURGE_QUEUE"], 0)
+
+    def test_what_was_stored_before_the_transaction_is_no_part_of_it(self, lab):
+        producer = self.producer(lab, "external")
+        producer.begin_transaction()
+        producer.produce(lab.topic, LARGE)
+        producer.commit_transaction(30)
+        producer.begin_transaction()
+        producer.abort_transaction(30)
+        producer.flush(10)
+
+        assert stored(lab) == 1
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_consume_transform_produce_exactly_once(self, lab, strategy):
+        """With every third transaction aborted, and the consumer back at what is committed."""
+        target, sent = lab.create(name=f"{lab.topic}-out"), [content(3 * LIMIT, n) for n in range(7)]
+        source = lab.producer(strategy)
+        for value in sent:
+            source.produce(lab.topic, value)
+        source.flush(10)
+        consumer, producer, at = lab.consumer(), self.producer(lab, strategy), [kafka.TopicPartition(lab.topic, 0)]
+
+        done = rounds = 0
+        while done < len(sent):
+            (message,) = receive(consumer, 1)
+            producer.begin_transaction()
+            producer.produce(target, message.value()[::-1])
+            producer.send_offsets_to_transaction(consumer.position(at), consumer.consumer_group_metadata(), 30)
+            rounds += 1
+            if rounds % 3 == 0:
+                producer.abort_transaction(30)
+                (committed,) = consumer.committed(at, 30)
+                consumer.seek(committed)
+            else:
+                producer.commit_transaction(30)
+                done += 1
+
+        reader = lab.consumer(target, group=f"{lab.group}-out")
+        assert values(receive(reader, len(sent))) == [value[::-1] for value in sent]
+        assert nothing_comes(reader)
+        assert rounds > len(sent)
+
+
+def test_the_producer_is_a_context_manager_that_leaves_nothing_unsent(lab):
+    with KafkaProducer(lab.native(), lab.claimcheck("external"), max_message_bytes=LIMIT) as producer:
+        producer.produce(lab.topic, LARGE)
+
+    assert values(receive(lab.consumer(), 1)) == [LARGE]
+
+
+def test_nothing_is_said_of_payloads_in_logs(lab, caplog):
+    caplog.set_level(logging.DEBUG)
+    producer = lab.producer("chunking", message_timeout_ms=100, **NOBODY)
+    with pytest.raises(PartialSendError) as raised:
+        producer.produce(lab.topic, b"secret" * LIMIT)
+
+    assert "secret" not in caplog.text + str(raised.value) + repr(raised.value)
