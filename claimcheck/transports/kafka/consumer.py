@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from claimcheck.envelope import Chunk
-from claimcheck.transports.kafka.assigned import Assigned
 from claimcheck.transports.kafka.errors import OffsetStoreError, vendor
-from claimcheck.transports.kafka.inbox import Arrival, Inbox
 from claimcheck.transports.kafka.message import KafkaMessage
-from claimcheck.transports.kafka.native import NativeConsumer
 from claimcheck.transports.kafka.partition import Partition
-from claimcheck.transports.kafka.rebalances import Rebalances
+from claimcheck.transports.kafka.receiving import Receiving
 from claimcheck.transports.needs import Resolves
-from claimcheck.transports.prefetch import Prefetch
 
 __all__ = ["KafkaConsumer"]
 
 _log = logging.getLogger(__name__)
 
-_STEP_SECONDS = 0.2
 _STORE_SECONDS = 0.2
-_FOR_EVER = float("inf")
 
 
-class KafkaConsumer(NativeConsumer):
+class KafkaConsumer(Receiving):
     """Has the methods of a `confluent_kafka.Consumer`; a message that it gives is a whole payload.
 
     Plain messages are the client's own; of what was offloaded a `KafkaMessage` comes, which is one, too. Its offset is
@@ -74,19 +66,16 @@ class KafkaConsumer(NativeConsumer):
                 f"a confluent_kafka.Consumer is wanted, not {type(consumer).__name__}; deserialize what value() gives"
             )
         _check_offset_store(consumer)
-        super().__init__(consumer)
-        self._inbox = Inbox(cc, max_redeliveries=max_redeliveries, headless=self._headless, clock=clock)
-        self._header = self._inbox.header
-        wait = cc.config.chunking.expire_after_seconds
-        self._assigned = Assigned(consumer, self._inbox, wait_seconds=wait, clock=clock)
+        super().__init__(
+            consumer,
+            cc,
+            max_redeliveries=max_redeliveries,
+            prefetch_bytes=prefetch_bytes,
+            prefetch_threads=prefetch_threads,
+            clock=clock,
+        )
         self._auto_offset_store = auto_offset_store
         self._stored_at = 0.0
-        self._clock = clock
-        self._ready: deque[Arrival] = deque()
-        self._rebalances = Rebalances()
-        self._paused: set[tuple[str, int]] = set()
-        self._looks_ahead = prefetch_bytes > 0
-        self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
 
     # Receiving -------------------------------------------------------------------------------------------------
 
@@ -261,139 +250,10 @@ class KafkaConsumer(NativeConsumer):
     ) -> None:
         self.close()
 
-    @property
-    def pending_payloads(self) -> int:
-        """Payloads of which some chunks are held."""
-        return self._inbox.resolver.pending_payloads
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the chunks that are held."""
-        return self._inbox.resolver.pending_bytes
-
     def __repr__(self) -> str:
         return f"<KafkaConsumer of {len(self._assigned.all())} partitions, {self.pending_payloads} incomplete payloads>"
 
     # Within ----------------------------------------------------------------------------------------------------
-
-    def _is_plain(self, native: Any) -> bool:
-        """Whether a message stands for itself, as most do, and is handed out by this."""
-        value = native.value()
-        if native.error() is not None or (value is not None and value.startswith(self._header)):
-            return False
-        partition, offset = self._assigned.of(native), native.offset()
-        if offset < partition.skip_below:
-            return False
-        partition.read = partition.taken = partition.position = offset + 1
-        partition.changed = True
-        return True
-
-    def _take_all(self, natives: Iterable[Any], found: list[Any]) -> None:
-        """Take several messages; plain ones are found at once, as long as no other waits to be handed out."""
-        stale: set[Partition] = set()
-        for native in natives:
-            if not self._ready and not stale and self._is_plain(native):
-                found.append(native)
-            elif (partition := self._take(native, stale)) is not None and partition.went_back:
-                stale.add(partition)  # the rest of it comes again
-
-    def _take(self, native: Any, stale: Iterable[Partition] = ()) -> Partition | None:
-        if native.error() is not None:
-            self._add(Arrival(None, native))
-            return None
-        partition, offset, value = self._assigned.of(native), native.offset(), native.value()
-        if partition in stale:
-            return None
-        partition.read, partition.went_back = offset + 1, False
-        if value is None or not value.startswith(self._header):
-            if offset >= partition.skip_below:
-                self._add(Arrival(partition, native, offset, offset))
-            return partition
-        for arrival in self._inbox.take(partition, native):
-            self._add(arrival)
-        return partition
-
-    def _add(self, arrival: Arrival) -> None:
-        if arrival.partition is not None:
-            arrival.partition.taken = max(arrival.partition.taken, arrival.last + 1)
-        self._ready.append(arrival)
-        if self._looks_ahead:
-            self._prefetch.add(arrival)
-
-    def _hand_out(self) -> Any:
-        """The next message that waits, if its partition is not paused."""
-        for arrival in self._ready:
-            if arrival.partition is None or arrival.partition.source not in self._paused:
-                break
-        else:
-            return None
-        self._ready.remove(arrival)
-        if self._looks_ahead:
-            self._prefetch.remove(arrival)
-        if arrival.partition is not None:
-            arrival.partition.handed_out(arrival.first, arrival.last, arrival.outcome.uuid if arrival.outcome else None)
-            if isinstance(arrival.message, KafkaMessage):
-                arrival.message.behind = arrival.partition.position or 0
-        if arrival.outcome is not None:
-            self._inbox.resolver.settle(arrival.outcome, acked=True)
-        return arrival.message
-
-    def _wait(self, timeout: float) -> Any:
-        end = self._end(timeout)
-        while True:
-            self._do_chores()
-            message = self._hand_out()
-            if message is not None:
-                self._look_ahead()
-                return message
-            left = self._left(end)
-            native = self._native_poll(self._step(left))
-            if native is not None:
-                self._take(native)
-            elif left == 0:
-                return None
-
-    def _look_ahead(self) -> None:
-        while self._looks_ahead and self._prefetch.room and (native := self._native_poll(0)) is not None:
-            self._take(native)
-
-    def _do_chores(self) -> None:
-        if self._inbox.chunked:
-            for arrival in self._inbox.tick():
-                self._add(arrival)
-            self._assigned.reread()
-
-    def _headless(self, partition: Partition, chunk: Chunk) -> list[Arrival]:
-        """What to do at a chunk of a payload of which the first was not seen."""
-        if self._assigned.look_back(partition, chunk.position) or chunk.position < chunk.count - 1:
-            return []
-        return self._inbox.end_headless(partition, chunk.uuid, lost=self._assigned.lost_head(partition))
-
-    def _drop(self, partitions: list[Any]) -> None:
-        """Forget what waits of these partitions."""
-        gone = {(each.topic, each.partition) for each in partitions}
-        for arrival in [each for each in self._ready if each.partition and each.partition.source in gone]:
-            self._ready.remove(arrival)
-            if self._looks_ahead:
-                self._prefetch.remove(arrival)
-
-    def _end_of(self, partitions: list[Any]) -> None:
-        """They belong to somebody else now."""
-        self._drop(partitions)
-        self._assigned.end(partitions)
-
-    def _native_poll(self, timeout: float) -> Any:
-        native = self._native.poll(timeout)
-        if self._rebalances.kept is not None:
-            if native is not None:
-                self._take(native)
-            self._rebalances.raise_kept()
-        return native
-
-    def _forget(self) -> None:
-        self._ready.clear()
-        self._prefetch.forget()
-        self._assigned.end_all()
 
     def _safe(self, partition: Partition) -> Any:
         return self._assigned.safe(partition, partition.position or 0)
@@ -419,16 +279,6 @@ class KafkaConsumer(NativeConsumer):
             _log.info("offsets were not stored: %s", error)
         for partition in changed:
             partition.changed = False
-
-    def _step(self, left: float) -> float:
-        """How long to wait for the client at once: chunks may expire meanwhile."""
-        return min(left, _STEP_SECONDS) if self._inbox.chunked else (-1 if left == _FOR_EVER else left)
-
-    def _end(self, timeout: float | None) -> float:
-        return _FOR_EVER if timeout is None or timeout < 0 else self._clock() + timeout
-
-    def _left(self, end: float) -> float:
-        return max(0.0, end - self._clock())
 
 
 def _check_offset_store(consumer: Any) -> None:
