@@ -1,0 +1,124 @@
+"""Kafka's parts without a broker: marks, accounts of partitions; and the wrappers on the client's own mock cluster."""
+
+import confluent_kafka as kafka
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import claimcheck
+from claimcheck.errors import TransportError
+from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer
+from claimcheck.transports.kafka.errors import classify
+from claimcheck.transports.kafka.marks import Mark
+from claimcheck.transports.kafka.message import failed, stored
+from claimcheck.transports.kafka.partition import _MAX_SPANS, Partition
+
+OFFSETS = st.integers(0, 2**63 - 1)
+
+
+class TestMarks:
+    @given(OFFSETS, st.frozensets(OFFSETS, max_size=20))
+    def test_come_back_as_they_were(self, upto, owed):
+        mark = Mark(upto, owed)
+
+        assert Mark.decode(mark.encode()) == mark
+        assert Mark.decode(mark.encode() + "\0") == mark  # as other clients see it
+
+    @pytest.mark.parametrize("text", [None, "", "mine", "claimcheck:1", "claimcheck:1;x;", "claimcheck:2;5;", "\0"])
+    def test_what_is_not_ours_is_none(self, text):
+        assert Mark.decode(text) is None
+
+    def test_one_that_the_broker_would_refuse_is_left_out(self):
+        assert Mark(10**18, frozenset(range(10**18, 10**18 + 300))).encode() == ""
+        assert len(Mark(10**18, frozenset(range(10**18, 10**18 + 190))).encode()) < 4096
+
+
+class TestPartition:
+    def test_nothing_is_passed_that_was_handed_out_later(self):
+        partition = Partition(("t", 0), start=0, read=20)
+        partition.handed_out(3, 7, "b")
+        partition.handed_out(1, 9, "a")
+
+        assert [partition.lowest(upto, None) for upto in (8, 9, 10)] == [1, 1, 10]
+        assert partition.lowest(10, 2) == 2
+
+    def test_what_is_committed_need_not_be_remembered(self):
+        partition = Partition(("t", 0), start=0, read=20)
+        partition.handed_out(1, 9, "a")
+        partition.forget_below(10)
+
+        assert partition.lowest(5, None) == 5
+
+    def test_where_nobody_commits_memory_is_bounded_and_errs_on_the_side_of_twice(self):
+        partition = Partition(("t", 0), start=0, read=10**9)
+        for n in range(_MAX_SPANS + 500):
+            partition.handed_out(10 * n, 10 * n + 5, str(n))
+
+        assert len(partition._spans) == _MAX_SPANS
+        assert partition.lowest(10 * 300, None) == 0
+        last = 10 * (_MAX_SPANS + 400)
+        assert partition.lowest(last + 5, None) == last
+
+    def test_while_it_is_read_again_nothing_that_lies_ahead_is_passed(self):
+        partition = Partition(("t", 0), "committed", start=5)
+        partition.restore(Mark(9, frozenset({6})))
+
+        assert (partition.lowest(9, None), partition.mark(9)) == (5, Mark(9, frozenset({6})))
+        partition.read = 7
+        assert partition.lowest(9, 6) == 6
+        partition.read = 12
+        assert partition.lowest(12, None) == 12
+
+
+class TestMessages:
+    def native(self):
+        return kafka.Message(topic="t", partition=1, offset=5, key=b"k", value=b"envelope", timestamp=(1, 1000))
+
+    def test_a_stored_payload_is_read_once_and_when_it_is_asked_for(self):
+        reads = []
+        message = stored(self.native(), lambda: reads.append(1) or b"payload", size=7)
+        assert (len(message), reads) == (7, [])
+
+        assert (message.value(), message.value(), len(message), reads) == (b"payload", b"payload", 7, [1])
+        assert isinstance(message, kafka.Message)
+        assert isinstance(message, KafkaMessage)
+        assert repr(message) == "<KafkaMessage t[1] at 5>"
+
+    def test_a_bad_one_has_everything_but_its_value(self):
+        error = TransportError("no")
+        message = failed(self.native(), error)
+
+        with pytest.raises(TransportError):
+            message.value()
+        assert (message.topic(), message.partition(), message.offset(), message.key()) == ("t", 1, 5, b"k")
+        assert (message.error(), message.payload_error, message.timestamp()) == (None, error, (1, 1000))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["MSG_SIZE_TOO_LARGE", "_UNKNOWN_PARTITION", "TOPIC_AUTHORIZATION_FAILED", "_PURGE_QUEUE", "_STATE", "_FATAL"],
+)
+def test_what_is_a_refusal_for_certain(name):
+    assert classify(kafka.KafkaException(kafka.KafkaError(getattr(kafka.KafkaError, name)))) == "failed"
+
+
+@pytest.mark.parametrize("error", [BufferError("full"), RuntimeError("closed"), TypeError("key"), ValueError("topic")])
+def test_what_the_call_itself_raises_was_not_sent(error):
+    assert classify(error) == "failed"
+
+
+@pytest.mark.parametrize("strategy", ["external", "chunking"])
+def test_there_and_back_on_the_clients_own_mock_cluster(strategy):
+    """No JVM and no broker; every laptop has it."""
+    cluster = kafka.Producer({"bootstrap.servers": "nobody", "test.mock.num.brokers": 1})
+    (broker,) = cluster.list_topics(timeout=10).brokers.values()
+    servers = {"bootstrap.servers": f"{broker.host}:{broker.port}"}
+    own = {"group.id": "g", "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
+    with claimcheck.from_dict({"strategy": strategy, "stores": {"m": {"type": "memory"}}}) as cc:
+        with KafkaProducer(kafka.Producer(servers), cc) as producer:
+            producer.produce("t", b"z" * 3_000_000, b"k")
+        with KafkaConsumer(kafka.Consumer({**servers, **own}), cc) as consumer:
+            consumer.subscribe(["t"])
+            message = consumer.poll(30)
+            assert (len(message.value()), message.key()) == (3_000_000, b"k")
+            consumer.commit(message=message, asynchronous=False)
