@@ -267,6 +267,28 @@ class TestReports:
         found = [(e.outcome, e.messages > 1, e.uuid is not None) for e in heard if isinstance(e, SendEvent)]
         assert found == [("sent", False, False), ("sent", True, True)]
 
+    def test_chunks_need_them(self, lab):
+        producer = lab.producer("chunking", delivery_report_only_error=True)
+
+        with pytest.raises(PartialSendError, match=r"delivery\.report\.only\.error"):
+            producer.produce(lab.topic, LARGE)
+        producer.flush(10)
+
+        consumer = lab.consumer()
+        assert nothing_comes(consumer)
+        assert consumer.pending_payloads == 0  # they were told that no more of it comes
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_a_callback_may_send(self, lab, strategy):
+        producer, reports = lab.producer(strategy), Reports()
+        producer.produce(
+            lab.topic, b"first", on_delivery=lambda *_: producer.produce(lab.topic, LARGE, on_delivery=reports)
+        )
+        assert producer.flush(20) == 0
+
+        assert values(receive(lab.consumer(), 2)) == [b"first", LARGE]
+        assert len(reports) == 1
+
 
 class TestTopics:
     def test_a_limit_below_the_producers_is_found_where_somebody_may_ask(self, unmade, caplog):

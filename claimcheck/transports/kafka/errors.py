@@ -8,7 +8,15 @@ from claimcheck.errors import ChunkError, TransportError
 from claimcheck.outbound import Outcome
 from claimcheck.registry import import_vendor
 
-__all__ = ["CompactedTopicError", "OffsetStoreError", "ShareGroupError", "classify", "exception_of", "vendor"]
+__all__ = [
+    "CompactedTopicError",
+    "MissingReportError",
+    "OffsetStoreError",
+    "ShareGroupError",
+    "classify",
+    "exception_of",
+    "vendor",
+]
 
 # Refused before the record was stored, as seen on a broker of version 4.2 with librdkafka 2.16. A time-out, a lost
 # connection and a purge of what was on its way are none of these: such records were found in the topic all the same.
@@ -20,6 +28,10 @@ _REFUSALS = {
 
 class CompactedTopicError(TransportError):
     """A payload would go as chunks to a compacted topic, which keeps one of them. Nothing was sent."""
+
+
+class MissingReportError(TransportError):
+    """The producer reports only what fails, and nobody can tell where a chunk is, or that it is there."""
 
 
 class OffsetStoreError(TransportError):
@@ -41,6 +53,8 @@ def vendor() -> Any:
 
 def classify(error: BaseException) -> Outcome:
     """Whether an error of a send means that the record is not in the topic: only what is a refusal for certain."""
+    if isinstance(error, MissingReportError):
+        return "unknown"
     if isinstance(error, BufferError | TransportError | TypeError | ValueError | RuntimeError):
         return "failed"  # raised by the call itself, before the client had the record
     cause = error.args[0] if error.args else None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from claimcheck.envelope import Envelope
-from claimcheck.transports.kafka.errors import exception_of
+from claimcheck.transports.kafka.errors import MissingReportError, exception_of
 from claimcheck.transports.kafka.serving import Serving
 
 __all__ = ["Flight"]
@@ -89,7 +89,7 @@ class Flight:
 
     def settle(self) -> None:
         """Wait until every record has its report."""
-        while self._flying:
+        while self._flying and len(self._native):
             self._serving.quietly(_STEP_SECONDS)
 
     def close(self, landed: Callable[[], None]) -> None:
@@ -116,7 +116,11 @@ class Flight:
                 raise exception_of(self.error)
             if not busy():
                 return
-            self._serving.quietly(_STEP_SECONDS)
+            if not self._serving.quietly(_STEP_SECONDS) and not len(self._native) and busy():
+                raise MissingReportError(
+                    "a record was settled without a report, which chunks need: unset delivery.report.only.error",
+                    destination=self._topic,
+                )
 
     def _give(self, envelope: Envelope, data: bytes | None, size: int) -> None:
         patience = None
