@@ -2,6 +2,7 @@
 # make test                lint, types, layers and tests, as CI runs them
 # make bench               what the stores cost, against the raw socket, raw HTTP and the vendors' own clients
 # make bench-pulsar        Pulsar through the wrappers, against the native producer and consumer
+# make bench-kafka         Kafka through the wrappers, against the native producer and consumer
 # make bench-peers         the same payloads through claimcheck and through what else there is for Python
 # All make their own environment in .venv; python3 (3.11 or newer) and pip are all they need.
 # Another Python: make demo PYTHON=python3.12
@@ -14,7 +15,7 @@ BIN         := $(VENV)/bin
 # folders too: a deleted file changes nothing else
 SOURCES     := pyproject.toml $(shell find claimcheck stores -name __pycache__ -prune -o -print)
 
-.PHONY: demo test lint bench bench-peers bench-pulsar clean
+.PHONY: demo test lint bench bench-peers bench-pulsar bench-kafka clean
 .DELETE_ON_ERROR:
 
 # PYTHONSAFEPATH: Python puts the working folder first on the path of Spark's workers, and here that is a claimcheck without
@@ -42,6 +43,10 @@ bench-peers: $(VENV)/.bench
 # Needs java, and CLAIMCHECK_TEST_PULSAR_JARS: see tests/real/pulsar.xml.
 bench-pulsar: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py --only pulsar --out bench-results/pulsar $(BENCH_ARGS)
+
+# Needs java, and CLAIMCHECK_TEST_KAFKA_JARS: see tests/real/kafka.xml.
+bench-kafka: $(VENV)/.bench
+	$(BIN)/python tests/benchmarks/bench.py --only kafka --out bench-results/kafka $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-peers bench-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py") if not path.name.startswith("pulsar_"))
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py") if path.name[:6] not in ("kafka_", "pulsar"))
 
 
 def run(script: str, *arguments: str, **environment: str) -> str:
@@ -41,6 +41,24 @@ def test_pulsar_workers(pulsar_broker):
     assert said.count("500,000 bytes") == 6
     assert "first: " in said
     assert "second: " in said
+
+
+@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid"])
+def test_kafka_files(kafka_broker, tmp_path, strategy):
+    sizes = {"empty": 0, "small": 10, "large": 700_000}
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(os.urandom(size))
+    said = run("kafka_files.py", str(tmp_path), "--strategy", strategy, KAFKA_SERVERS=kafka_broker.bootstrap_servers)
+    found = sorted(line.split()[:2] for line in said.splitlines())  # of several partitions, in any order
+    assert found == [["0", "empty"], ["10", "small"], ["700,000", "large"]]
+
+
+@pytest.mark.parametrize("strategy", ["external", "chunking"])
+def test_kafka_etl(kafka_broker, strategy):
+    where = {"KAFKA_SERVERS": kafka_broker.bootstrap_servers}
+    said = run("kafka_etl.py", "--payloads", "7", "--size", "1500000", "--strategy", strategy, **where)
+    assert said.count("a worker breaks down") == 1
+    assert said.endswith("7 payloads, each of them once\n")
 
 
 def test_files_of_all_sizes_come_back(tmp_path):

@@ -21,6 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # at the end: what is
 from tests.benchmarks import (
     file_rows,
     integrity_rows,
+    kafka_rows,
     memory_rows,
     network,
     path_rows,
@@ -44,8 +45,10 @@ GROUPS: dict[str, Callable[[Effort], list[Step]]] = {
     "memory": memory_rows.steps,
     "path": path_rows.steps,
     "pulsar": pulsar_rows.steps,
+    "kafka": kafka_rows.steps,
 }
-USUAL = [name for name in GROUPS if name != "pulsar"]  # which needs a broker: make bench-pulsar
+# The others need a broker: make bench-pulsar, make bench-kafka.
+USUAL = [name for name in GROUPS if name not in ("pulsar", "kafka")]
 NO_MEANING = "Quick: few rounds and small payloads, to try the machinery. The figures mean nothing."
 
 

@@ -27,6 +27,7 @@ REGION = "us-east-1"
 # Redis gives memory that it has freed back to the system, and touching new memory is most of the price of a large
 # write. With these settings of its allocator it keeps the memory and uses it again.
 RECYCLING = "dirty_decay_ms:60000,muzzy_decay_ms:-1"
+KAFKA_MAX_MESSAGE_BYTES = 128 * MIB
 THRESHOLD = 1000  # bytes; everything that is measured is larger, or tells
 # The SDK's own chain of credentials ends here: no run can ever reach the account of whoever runs it.
 CREDENTIALS = {
@@ -123,6 +124,15 @@ class Lab:
 
         client = pulsar.Client(self.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
         return self._stack.enter_context(contextlib.closing(client))
+
+    @cached_property
+    def kafka(self) -> str:
+        """Where clients find a Kafka that takes records of any size that is measured, whole."""
+        needed("java")
+        if servers.KAFKA_JARS not in os.environ:
+            raise MissingProgramError(f"{servers.KAFKA_JARS} names no jars of a Kafka; see tests/real/kafka.xml")
+        broker = servers.kafka(max_message_bytes=KAFKA_MAX_MESSAGE_BYTES, heap="3g")
+        return self._stack.enter_context(broker).bootstrap_servers
 
     def store(self, **options: Any) -> Store:
         """Open one store."""

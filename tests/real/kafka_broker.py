@@ -44,6 +44,11 @@ log.retention.check.interval.ms=1000
 broker.session.timeout.ms=1500
 broker.heartbeat.interval.ms=300
 """
+_RAISED = """\
+message.max.bytes={most}
+replica.fetch.max.bytes={most}
+socket.request.max.bytes={request}
+"""
 
 
 @dataclass(frozen=True)
@@ -60,14 +65,22 @@ class KafkaBroker:
 
 
 @contextlib.contextmanager
-def kafka() -> Iterator[KafkaBroker]:
-    """Run a broker; ready when it takes connections, which it does as its last step."""
+def kafka(*, max_message_bytes: int | None = None, heap: str = "512m") -> Iterator[KafkaBroker]:
+    """Run a broker; ready when it takes connections, which it does as its last step.
+
+    Args:
+        max_message_bytes: What it takes in one record; by default its own 1,048,588.
+        heap: As of ``java -Xmx``. Each record that is written takes its own size of that besides, outside of the heap.
+    """
 
     def command(spot: Spot) -> list[str]:
         configuration = spot.folder / "kafka.properties"
-        configuration.write_text(_CONFIGURATION.format(port=spot.port, spare=spot.spare, folder=spot.folder))
+        text = _CONFIGURATION.format(port=spot.port, spare=spot.spare, folder=spot.folder)
+        if max_message_bytes is not None:
+            text += _RAISED.format(most=max_message_bytes, request=max_message_bytes + (1 << 20))
+        configuration.write_text(text)
         _format(configuration)
-        return _java("kafka.Kafka", str(configuration))
+        return _java("kafka.Kafka", str(configuration), heap=heap)
 
     with running(command, _answers, ready_within=_READY_WITHIN_SECONDS) as server:
         yield KafkaBroker(f"127.0.0.1:{server.port}", server)
@@ -80,8 +93,8 @@ def _format(configuration: Path) -> None:
     )
 
 
-def _java(*arguments: str) -> list[str]:
-    return ["java", "-Xmx512m", "-cp", f"{os.environ[JARS]}/*", *arguments]
+def _java(*arguments: str, heap: str = "512m") -> list[str]:
+    return ["java", f"-Xmx{heap}", "-cp", f"{os.environ[JARS]}/*", *arguments]
 
 
 def _answers(spot: Spot) -> bool:
