@@ -14,6 +14,8 @@ from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
 
 WAIT_SECONDS = 60.0
 _WHOLE = {"message.max.bytes": KAFKA_MAX_MESSAGE_BYTES}
+# One payload at a time: nobody waits for company, and a partition's chunks are fetched several at once.
+_LARGE_SENT, _LARGE_READ = {"linger.ms": 0}, {"max.partition.fetch.bytes": 16 << 20}
 _READ_WHOLE = {**_WHOLE, "receive.message.max.bytes": KAFKA_MAX_MESSAGE_BYTES + (1 << 20)}
 # What the consumer of the round before asked for is answered soon, not when a record comes; else the next would wait.
 _READ = {"fetch.wait.max.ms": 10, "enable.auto.commit": False, "enable.auto.offset.store": False}
@@ -27,10 +29,17 @@ class Pipe:
         topic: There already.
         cc: To wrap with; without one the clients stay native.
         whole: Whether they take records of any size.
+        large: Whether they are there for one large payload at a time.
     """
 
     def __init__(
-        self, servers: str, topic: str, cc: claimcheck.ClaimCheck | None = None, *, whole: bool = False
+        self,
+        servers: str,
+        topic: str,
+        cc: claimcheck.ClaimCheck | None = None,
+        *,
+        whole: bool = False,
+        large: bool = False,
     ) -> None:
         from confluent_kafka import Consumer, Producer, TopicPartition
         from confluent_kafka.admin import AdminClient
@@ -38,8 +47,10 @@ class Pipe:
         where: dict[str, Any] = {"bootstrap.servers": servers, "log_level": 3}
         self.topic = topic
         self._begin = [TopicPartition(topic, 0, 0)]
-        self.producer: Any = Producer({**where, "enable.idempotence": True, **(_WHOLE if whole else {})})
-        self.consumer: Any = Consumer({**where, "group.id": topic, **_READ, **(_READ_WHOLE if whole else {})})
+        sent = {"enable.idempotence": True, **(_WHOLE if whole else {}), **(_LARGE_SENT if large else {})}
+        read = {"group.id": topic, **_READ, **(_READ_WHOLE if whole else {}), **(_LARGE_READ if large else {})}
+        self.producer: Any = Producer({**where, **sent})
+        self.consumer: Any = Consumer({**where, **read})
         if cc is not None:
             self.producer = KafkaProducer(self.producer, cc, admin=AdminClient(where))
             self.consumer = KafkaConsumer(self.consumer, cc)
@@ -118,7 +129,7 @@ def pipes(lab: Lab, *wrapped: claimcheck.ClaimCheck | None, whole: bool = False)
     Args:
         lab: Has the broker.
         wrapped: One for each pipe.
-        whole: Whether native ones take records of any size.
+        whole: Whether they are there for one large payload at a time, of which native ones take any size.
     """
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
@@ -126,7 +137,10 @@ def pipes(lab: Lab, *wrapped: claimcheck.ClaimCheck | None, whole: bool = False)
     topics = [f"bench-{uuid.uuid4().hex}" for _ in wrapped]
     for made in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
         made.result()
-    opened = [Pipe(lab.kafka, topic, cc, whole=whole and cc is None) for topic, cc in zip(topics, wrapped, strict=True)]
+    opened = [
+        Pipe(lab.kafka, topic, cc, whole=whole and cc is None, large=whole)
+        for topic, cc in zip(topics, wrapped, strict=True)
+    ]
     try:
         yield opened
     finally:

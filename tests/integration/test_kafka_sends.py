@@ -334,8 +334,21 @@ class TestTopics:
         producer.produce(unmade.topic, LARGE)
         producer.flush(10)
 
-        assert "does not tell its configuration: UNKNOWN_TOPIC_OR_PART" in caplog.text
+        assert caplog.text.count("does not tell its configuration: UNKNOWN_TOPIC_OR_PART") == 1
         assert values(receive(unmade.consumer(), 1)) == [LARGE]
+
+    def test_what_was_not_known_of_it_is_asked_again(self, unmade):
+        """A limit that was taken for granted meanwhile is not kept."""
+        producer, reports = unmade.producer("external", wrap={"admin": unmade.admin}), Reports()
+        now = [0.0]
+        producer._topics._clock = lambda: now[0]
+        assert not producer._topics.of(unmade.topic).compacted
+        unmade.create(max_message_bytes=5000)
+        now[0] = 10.0
+        producer.produce(unmade.topic, content(6000), on_delivery=reports)
+        producer.flush(10)
+
+        assert (reports, stored(unmade)) == ([0], 1)
 
 
 class TestTransactions:

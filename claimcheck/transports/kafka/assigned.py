@@ -28,6 +28,9 @@ class Assigned:
         inbox: Holds their chunks.
         wait_seconds: How long a payload that was let go of waits at most to be read again.
         clock: Seconds, monotonic.
+
+    Attributes:
+        known: By topic and number.
     """
 
     def __init__(
@@ -37,22 +40,22 @@ class Assigned:
         self._inbox = inbox
         self._wait_seconds = wait_seconds
         self._clock = clock
-        self._known: dict[tuple[str, int], Partition] = {}
+        self.known: dict[tuple[str, int], Partition] = {}
 
     def all(self) -> list[Partition]:
         """All that anything is known of."""
-        return list(self._known.values())
+        return list(self.known.values())
 
     def find(self, topic: str, number: int) -> Partition | None:
         """The partition, if anything is known of it."""
-        return self._known.get((topic, number))
+        return self.known.get((topic, number))
 
     def of(self, native: Any) -> Partition:
         """The partition of a record; of one that was never assigned by this consumer, as of now."""
         source = native.topic(), native.partition()
-        partition = self._known.get(source)
+        partition = self.known.get(source)
         if partition is None:
-            partition = self._known[source] = Partition(source)
+            partition = self.known[source] = Partition(source)
         if partition.start is None:
             partition.start = native.offset()
         return partition
@@ -77,12 +80,12 @@ class Assigned:
         """Forget partitions."""
         for each in revoked:
             self._inbox.forget((each.topic, each.partition))
-            self._known.pop((each.topic, each.partition), None)
+            self.known.pop((each.topic, each.partition), None)
 
     def end_all(self) -> None:
         """Forget all partitions."""
         self._inbox.forget()
-        self._known.clear()
+        self.known.clear()
 
     # Offsets ---------------------------------------------------------------------------------------------------
 
@@ -113,7 +116,7 @@ class Assigned:
 
         One at a time, since they could not be held together before.
         """
-        for partition in self._known.values():
+        for partition in self.known.values():
             if not partition.owed or partition.focus in partition.owed:
                 continue
             uuid, oldest = min(partition.owed.items(), key=lambda item: item[1].first)
@@ -148,7 +151,7 @@ class Assigned:
     def _start(self, at: Any, begins: Begins) -> None:
         source = at.topic, at.partition
         self._inbox.forget(source)
-        partition = self._known[source] = Partition(source, begins, start=at.offset if at.offset >= 0 else None)
+        partition = self.known[source] = Partition(source, begins, start=at.offset if at.offset >= 0 else None)
         partition.restore(Mark.decode(at.metadata))
 
     def _committed(self, asked: list[Any]) -> list[Any]:

@@ -249,18 +249,19 @@ class KafkaProducer:
 
     def _is_plain(self, topic: str, value: Any, key: Any, headers: Any) -> bool:
         """Whether a payload is small, and nobody could take it for an envelope."""
-        if value is None or topic not in self._rooms:
-            self._know(topic)
         if value is None:
             return True
         if type(value) is not bytes or value.startswith(self._header) or hints.is_ours(headers):
             return False
-        return len(value) + kafka_overhead(key, headers) - _BARE <= self._rooms[topic]
+        return len(value) + kafka_overhead(key, headers) - _BARE <= self._room(topic)
 
-    def _know(self, topic: str) -> None:
-        if len(self._rooms) > _REMEMBERED_TOPICS:
-            self._rooms.clear()
-        self._rooms[topic] = self._cc.threshold(topic, self._topics.of(topic).limit) - _BARE
+    def _room(self, topic: str) -> int:
+        room = self._rooms.get(topic)
+        if room is None:
+            room = self._cc.threshold(topic, self._topics.of(topic).limit) - _BARE
+            if self._topics.knows(topic) and len(self._rooms) < _REMEMBERED_TOPICS:
+                self._rooms[topic] = room
+        return room
 
     def _offload(
         self, topic: str, value: Any, key: Any, partition: int, callback: Any, timestamp: int, headers: Any

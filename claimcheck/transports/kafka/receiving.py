@@ -74,7 +74,9 @@ class Receiving(NativeConsumer):
         value = native.value()
         if native.error() is not None or (value is not None and value.startswith(self._header)):
             return False
-        partition, offset = self._assigned.of(native), native.offset()
+        partition, offset = self._assigned.known.get((native.topic(), native.partition())), native.offset()
+        if partition is None or partition.start is None:
+            partition = self._assigned.of(native)
         if offset < partition.skip_below:
             return False
         partition.read = partition.taken = partition.position = offset + 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ MAX_MESSAGE_BYTES = 1_000_000
 """The client's own limit, ``message.max.bytes``, by default; the broker's is 1,048,588."""
 
 _ASK_SECONDS = 10.0
+_ASK_AGAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +44,31 @@ class Topics:
     Args:
         admin: A `confluent_kafka.admin.AdminClient`; without one nothing is asked.
         max_message_bytes: The producer's own ``message.max.bytes``.
+        clock: Seconds, monotonic.
     """
 
-    def __init__(self, admin: Any, max_message_bytes: int) -> None:
+    def __init__(self, admin: Any, max_message_bytes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._admin = admin
         self._max_message_bytes = max_message_bytes
         self._unasked = Topic(WireLimit(max_message_bytes, kafka_overhead))
         self._known: dict[str, Topic] = {}
+        self._ask_again: dict[str, float] = {}
+        self._clock = clock
         self._warned = False
 
     def of(self, name: str) -> Topic:
-        """What is known of this topic; what the broker does not tell is taken for its default, and asked again."""
-        if self._admin is None:
-            return self._unasked
-        if name not in self._known:
+        """What is known of this topic; what the broker does not tell is taken for its default, and asked again soon."""
+        if not self.knows(name) and self._ask_again.get(name, 0.0) <= self._clock():
             told = self._ask(name)
             if told is None:
-                return self._unasked
-            self._known[name] = self._topic(name, told)
-        return self._known[name]
+                self._ask_again[name] = self._clock() + _ASK_AGAIN_SECONDS
+            else:
+                self._known[name] = self._topic(name, told)
+        return self._known.get(name, self._unasked)
+
+    def knows(self, name: str) -> bool:
+        """Whether what `of` says will not change."""
+        return self._admin is None or name in self._known
 
     def check_chunks(self, name: str, size: int | None) -> None:
         """See whether a topic is one for chunks.
