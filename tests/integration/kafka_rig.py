@@ -79,12 +79,19 @@ class Rig:
         return kafka.Consumer({**self.servers, "group.id": group or self.group, **options, **named}, logger=_quiet)
 
     def consumer(
-        self, *topics: str, group: str | None = None, cc: Any = None, wrap: dict[str, Any] | None = None, **conf: Any
+        self,
+        *topics: str,
+        group: str | None = None,
+        cc: Any = None,
+        wrap: dict[str, Any] | None = None,
+        subscribe: bool = True,
+        **conf: Any,
     ) -> KafkaConsumer:
         """A wrapped consumer, subscribed to topics, by default to the rig's own."""
         made = KafkaConsumer(self.native_consumer(group, **conf), cc or self.cc, **(wrap or {}))
         self._stack.callback(_quietly, made.close)
-        made.subscribe(list(topics) or [self.topic])
+        if subscribe:
+            made.subscribe(list(topics) or [self.topic])
         return made
 
     def send_raw(self, *values: bytes | None, partition: int = 0, **arguments: Any) -> list[int]:

@@ -133,6 +133,19 @@ class TestRestartInTheMiddle:
         assert messages[0].offset() == 1
         assert nothing_comes(consumer)
 
+    def test_a_late_duplicate_does_not_bring_a_payload_again(self, lab):
+        """Its head is found before the committed offset, and the payload was delivered from there."""
+        first, second = chunks_of(A, 2)
+        lab.send_raw(first, second, second, b"end")
+        consumer = lab.consumer()
+        consumer.commit(message=receive(consumer, 1)[0], asynchronous=False)
+        consumer.close()
+
+        again = lab.consumer()
+
+        assert values(receive(again, 1)) == [b"end"]
+        assert nothing_comes(again)
+
     def test_one_that_retention_has_removed_ends_as_an_error_at_once(self, lab):
         chunks = chunks_of(A, 4)
         lab.send_raw(*chunks, b"end")

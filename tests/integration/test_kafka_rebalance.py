@@ -180,7 +180,7 @@ class TestHandover:
 
     def test_callbacks_get_this_consumer_and_may_commit(self, lab, protocol):
         conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
-        told, consumer = [], lab.consumer(**conf)
+        told, consumer = [], lab.consumer(subscribe=False, **conf)
         lab.send_raw(chunks_of(content(900), 3)[0], *chunks_of(content(800), 2), b"end", partition=0)
 
         def on_revoke(told_consumer, partitions):
@@ -206,7 +206,7 @@ class TestHandover:
     def test_partitions_by_hand_in_a_callback_begin_where_the_user_says(self, lab, protocol):
         lab.send_raw(*chunks_of(content(900), 3), *chunks_of(content(800), 2), partition=0)
         conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
-        consumer = lab.consumer(**conf)
+        consumer = lab.consumer(subscribe=False, **conf)
 
         def on_assign(told_consumer, partitions):
             for each in partitions:
@@ -222,7 +222,7 @@ class TestHandover:
         """The client makes a bare `KafkaError` of it, which is no exception."""
         conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
         lab.send_raw(b"one", partition=0)
-        consumer = lab.consumer(**conf)
+        consumer = lab.consumer(subscribe=False, **conf)
         consumer.subscribe([lab.topic], on_assign=lambda told, _: told.commit(asynchronous=False))
 
         with pytest.raises(kafka.KafkaException, match="_NO_OFFSET"):

@@ -121,9 +121,10 @@ class Assigned:
                 continue
             uuid, oldest = min(partition.owed.items(), key=lambda item: item[1].first)
             idle = not self._inbox.resolver.pending_payloads
-            if idle or self._clock() - oldest.since > self._wait_seconds:
+            if (idle and not partition.rereads) or self._clock() - oldest.since > self._wait_seconds:
                 partition.focus = uuid
-                self._go_back(partition, oldest.first)
+                if partition.read is None or partition.read > oldest.first:  # else it will be met
+                    self._go_back(partition, oldest.first)
 
     def look_back(self, partition: Partition, chunk_position: int) -> bool:
         """Go back before the group's offset for the first chunks of a payload; gives whether there is anything.
@@ -137,6 +138,7 @@ class Assigned:
         target = max(low, partition.start - _LOOK_BACK * (chunk_position + 64))
         if target >= partition.start:
             return False
+        self._inbox.forget(partition.source)  # a duplicate that was met first must not complete what was delivered
         self._go_back(partition, target)
         return True
 

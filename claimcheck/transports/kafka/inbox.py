@@ -156,7 +156,7 @@ class Inbox:
     def _is_headless(self, partition: Partition, chunk: Chunk) -> bool:
         if chunk.position == 0:
             partition.headless.discard(chunk.uuid)
-        elif not self.resolver.knows(partition.source, chunk.uuid):
+        elif chunk.uuid not in partition.owed and not self.resolver.knows(partition.source, chunk.uuid):
             partition.headless.add(chunk.uuid)
         return chunk.uuid in partition.headless
 
@@ -167,10 +167,12 @@ class Inbox:
     def _arrival(self, outcome: Outcome) -> Arrival | None:
         partition = self._partitions[outcome.source]  # type: ignore[index]
         first, last = outcome.positions[0], outcome.positions[-1]
-        if isinstance(outcome, Dropped) and self._let_go(partition, outcome):
-            return None
-        if not partition.wants(first, last, outcome.uuid):
+        if isinstance(outcome, Dropped):
+            if self._let_go(partition, outcome):
+                return None
+        elif not partition.wants(first, last, outcome.uuid):
             self.resolver.settle(outcome, acked=True)
+            partition.owed.pop(outcome.uuid or "", None)
             return None
         message = of_chunks(outcome)
         kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
@@ -190,7 +192,7 @@ class Inbox:
             partition.given_up.add(uuid)
             return False
         if owed is None:
-            owed = partition.owed[uuid] = Owed(first, self._clock(), times=0)
+            owed = partition.owed[uuid] = Owed(first, partition.skip_below, self._clock(), times=0)
         if not behind:
             owed.times, owed.since, owed.dropped = owed.times + 1, self._clock(), []
             partition.focus = None

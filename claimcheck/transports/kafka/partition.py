@@ -22,12 +22,14 @@ class Owed:
 
     Attributes:
         first: The offset of its first record.
+        skip_below: Of the partition then: if it ends below, it was delivered before, and this was a second reading.
         since: When that was, by the consumer's clock.
         times: How often it happened.
         dropped: Its records, as they were let go of.
     """
 
     first: int
+    skip_below: int
     since: float
     times: int = 1
     dropped: list[Dropped] = field(default_factory=list)
@@ -47,6 +49,7 @@ class Partition:
         skip_below: Payloads that ended below were delivered already, unless they are owed.
         owed: Payloads that were let go of, by uuid.
         focus: The one of them that is being read again.
+        done_before: Behind what an earlier owner of the partition delivered.
         owed_before: Where payloads begin that an earlier owner of the partition owed.
         given_up: Payloads that were handed out incomplete; what still comes of them is passed over.
         headless: Payloads of which the first chunk seen was not their first.
@@ -64,6 +67,7 @@ class Partition:
     skip_below: int = 0
     owed: dict[str, Owed] = field(default_factory=dict)
     focus: str | None = None
+    done_before: int = 0
     owed_before: set[int] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)
     headless: set[str] = field(default_factory=set)
@@ -75,16 +79,22 @@ class Partition:
     def restore(self, mark: Mark | None) -> None:
         """Take over from an earlier owner."""
         if mark is not None:
-            self.skip_below, self.owed_before = mark.upto, set(mark.owed)
+            self.skip_below, self.done_before, self.owed_before = mark.upto, mark.upto, set(mark.owed)
 
     def go_back(self, offset: int) -> None:
         """Read again from here; what was delivered is passed over."""
         self.skip_below = max(self.skip_below, self.taken, self.start or 0)
         self.read, self.went_back = offset, True
 
+    @property
+    def rereads(self) -> bool:
+        """Whether what was read once is being read again."""
+        return self.read is not None and self.read < self.skip_below
+
     def wants(self, first: int, last: int, uuid: str | None) -> bool:
         """Whether a payload is still to be delivered."""
-        return last >= self.skip_below or first in self.owed_before or uuid in self.owed
+        owed = self.owed.get(uuid or "")
+        return last >= (owed.skip_below if owed else self.skip_below) or first in self.owed_before
 
     def handed_out(self, first: int, last: int, uuid: str | None) -> None:
         """Note what the user has."""
@@ -93,8 +103,7 @@ class Partition:
             self.owed.pop(uuid, None)
             self.owed_before.discard(first)
             self.headless.discard(uuid)
-        if self.position is None or last >= self.position:
-            self.position = last + 1
+        self.position = max(last + 1, self.position or 0, self.done_before)
         if first < last:
             self._spans.append((last, first))
             if len(self._spans) > _MAX_SPANS:  # nobody commits: in doubt more comes again
