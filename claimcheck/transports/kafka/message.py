@@ -71,6 +71,15 @@ class KafkaMessage(Message):
             return error
         return None
 
+    @property
+    def is_read(self) -> bool:
+        """Whether `value` answers without a store."""
+        return self._load is None or self._problem is not None
+
+    def read(self) -> None:
+        """Read a stored payload now, once: from now on `value` answers at once, be it with what is wrong."""
+        self._problem = self.payload_error
+
     def fetch(self, executor: Executor) -> None:
         """Begin to read a stored payload in another thread; `value` waits for that."""
         if self._load is not None:
@@ -136,6 +145,8 @@ def report_of(native: Any, key: Any, last: int) -> KafkaMessage:
 def _like(native: Any, headers: Any, key: Any) -> KafkaMessage:
     """The same record without its value."""
     facts = {"headers": headers, "key": key, "latency": native.latency(), "leader_epoch": native.leader_epoch()}
+    if hasattr(native, "delivery_count"):  # clients that know share groups
+        facts["delivery_count"] = native.delivery_count()
     message: KafkaMessage = _kind()(
         topic=native.topic(), partition=native.partition(), offset=native.offset(), timestamp=native.timestamp(),
         **{name: fact for name, fact in facts.items() if fact is not None},

@@ -150,9 +150,18 @@ class KafkaProducer:
                 message["_error"] = error.args[0]
         return sent
 
+    def sends_plain(self, topic: str, value: Any, key: Any, headers: Any) -> bool:
+        """Whether this payload would go as it is, with nobody to ask, nothing stored and nothing to wait for."""
+        known = self._topics.knows(topic) or (value is not None and topic in self._rooms)
+        return known and self._is_plain(topic, value, key, headers)
+
     def poll(self, timeout: float = -1) -> int:
         """Serve delivery reports; as the client has it, but that none is lost when the producer is at its end."""
         return self._serving.poll(-1 if timeout is None else timeout)
+
+    def serve(self, seconds: float) -> int:
+        """Serve delivery reports; what is raised there waits for the next `poll` or `flush`."""
+        return self._serving.quietly(seconds)
 
     def flush(self, timeout: float = -1) -> int:
         """Wait until every record has its report and what failed is undone; gives the number of records left."""

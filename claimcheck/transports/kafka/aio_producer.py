@@ -1,0 +1,213 @@
+"""Sends payloads of any size through a producer of `confluent_kafka.aio`; the event loop is never blocked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from claimcheck.interrupt import in_thread
+from claimcheck.transports.kafka.aio_reports import Reports
+from claimcheck.transports.kafka.producer import KafkaProducer
+from claimcheck.transports.needs import Offloads
+
+__all__ = ["AsyncKafkaProducer"]
+
+_SERVE_SECONDS = 0.1
+_ROOM_SECONDS = 0.01
+_FOR_EVER = -1
+
+T = TypeVar("T")
+
+
+class AsyncKafkaProducer:
+    """Has the methods of a `confluent_kafka.aio.AIOProducer`, and sends payloads that are too large for it.
+
+    Small records go straight into the client's queue, from which it makes batches by its own ``linger.ms``: the buffer
+    of the `AIOProducer`, with its ``batch_size`` and ``buffer_timeout``, is passed by. What has to be stored or cut
+    into chunks goes in a thread.
+
+    Records of one key keep their order when each `produce` is awaited before the next begins, large and small ones
+    alike. Those of tasks that run at the same time have none.
+
+    Args:
+        producer: An `AIOProducer`. What is given to its own ``produce`` has no order with what is given to this.
+        cc: A `claimcheck.ClaimCheck`.
+        options: As of `KafkaProducer`.
+    """
+
+    def __init__(self, producer: Any, cc: Offloads, **options: Any) -> None:
+        self._native = producer
+        self._blocking = KafkaProducer(producer._producer, cc, **options)
+        self._reports = Reports(lambda: self._off(lambda: self._blocking.serve(_SERVE_SECONDS)))
+        self._in_threads: set[asyncio.Task[None]] = set()
+
+    async def produce(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int = -1,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> asyncio.Future[Any]:
+        """Send one payload; arguments as of `KafkaProducer.produce`, and headers may be given.
+
+        When this returns, what is to be stored is stored, and the record is in the client's queue; where that is full,
+        this waits for room. A task that is cancelled meanwhile gives a payload up that is still being stored or cut;
+        it is sent once and whole, or not at all. To cancel the future changes nothing: its record is on its way.
+
+        Returns:
+            A future of the delivered message: for a payload that went as chunks a `KafkaMessage` with the lowest
+            offset and ``last_offset``. It raises what `KafkaProducer.produce` and delivery reports say.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: The call is wrong, or the producer closed; nothing was sent.
+        """
+        value = value.encode() if isinstance(value, str) else value
+        plain = self._blocking.sends_plain(topic, value, key, headers)
+        future, delivered = self._reports.expect()
+
+        def send() -> None:
+            self._blocking.produce(
+                topic, value, key, partition, on_delivery=delivered, timestamp=timestamp, headers=headers
+            )
+
+        await (self._send_plain(send, future) if plain else self._send_in_thread(send, future))
+        return future
+
+    async def poll(self, timeout: float = 0) -> int:
+        """Serve delivery reports; futures need nobody to do so."""
+        return await self._off(lambda: self._blocking.poll(timeout))
+
+    async def flush(self, timeout: float = _FOR_EVER) -> int:
+        """Wait until every record has its report, its future is done, and what failed is undone.
+
+        Returns:
+            The number of records left when time is up.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout
+        still_storing = await self._threads_done(timeout)
+        left = _FOR_EVER if timeout < 0 else max(0.0, end - loop.time())
+        queued = await self._off(lambda: self._blocking.flush(left))
+        if not queued and not still_storing:
+            await self._reports.none_open()
+        return queued + still_storing
+
+    async def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
+        """As `KafkaProducer.purge`; the futures say so."""
+        await self._off(lambda: self._blocking.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking))
+
+    async def close(self) -> None:
+        """Flush and close, this and the `AIOProducer`."""
+        try:
+            await self.flush()
+        finally:
+            try:
+                await self._native.close()
+            finally:
+                await asyncio.to_thread(self._blocking.close)
+
+    # Transactions ----------------------------------------------------------------------------------------------
+
+    async def init_transactions(self, timeout: float = _FOR_EVER) -> None:
+        """As the client has it."""
+        await self._off(lambda: self._blocking.init_transactions(timeout))
+
+    async def begin_transaction(self) -> None:
+        """As `KafkaProducer.begin_transaction`."""
+        await self._off(self._blocking.begin_transaction)
+
+    async def send_offsets_to_transaction(
+        self, positions: list[Any], group_metadata: Any, timeout: float = _FOR_EVER
+    ) -> None:
+        """As the client has it; give it `AsyncKafkaConsumer.position`, which never passes an incomplete payload."""
+        await self._off(lambda: self._blocking.send_offsets_to_transaction(positions, group_metadata, timeout))
+
+    async def commit_transaction(self, timeout: float = _FOR_EVER) -> None:
+        """Flush and commit; raises as `KafkaProducer.commit_transaction`."""
+        await self._threads_done(_FOR_EVER)
+        await self._off(lambda: self._blocking.commit_transaction(timeout))
+
+    async def abort_transaction(self, timeout: float = _FOR_EVER) -> None:
+        """As `KafkaProducer.abort_transaction`."""
+        await self._threads_done(_FOR_EVER)
+        await self._off(lambda: self._blocking.abort_transaction(timeout))
+
+    # The rest of the client's producer -------------------------------------------------------------------------
+
+    async def list_topics(self, topic: str | None = None, timeout: float = _FOR_EVER) -> Any:
+        """As the client has it."""
+        return await self._off(lambda: self._blocking.list_topics(topic, timeout))
+
+    async def cluster_id(self, timeout: float = _FOR_EVER) -> Any:
+        """As the client has it."""
+        return await self._off(lambda: self._blocking.cluster_id(timeout))
+
+    async def set_sasl_credentials(self, username: str, password: str) -> None:
+        """As the client has it."""
+        await self._off(lambda: self._blocking.set_sasl_credentials(username, password))
+
+    def __len__(self) -> int:
+        return len(self._blocking)
+
+    def __bool__(self) -> bool:
+        return True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._blocking)[1:]}"
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    async def _send_plain(self, send: Callable[[], None], future: asyncio.Future[Any]) -> None:
+        with self._reports.answering(future):
+            while True:
+                try:
+                    send()
+                    break
+                except BufferError:
+                    self._reports.serve()
+                    await asyncio.sleep(_ROOM_SECONDS)
+        self._reports.serve()
+
+    async def _send_in_thread(self, send: Callable[[], None], future: asyncio.Future[Any]) -> None:
+        def work() -> None:
+            with self._reports.answering(future):
+                send()
+
+        task = asyncio.ensure_future(in_thread(work, to_the_end=True))
+        self._in_threads.add(task)
+        task.add_done_callback(self._sent_in_thread)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            future.cancel()
+            task.cancel()  # it looks between pieces of the payload, and `flush` waits for that
+            raise
+
+    def _sent_in_thread(self, task: asyncio.Task[None]) -> None:
+        self._in_threads.discard(task)
+        _ = task.cancelled() or task.exception()  # seen, even if nobody waits
+        self._reports.serve()
+
+    async def _threads_done(self, timeout: float) -> int:
+        """Wait for what is still being stored or cut; gives how many records that is when time is up."""
+        if not self._in_threads:
+            return 0
+        _, pending = await asyncio.wait(self._in_threads, timeout=None if timeout < 0 else timeout)
+        return len(pending)
+
+    async def _off(self, work: Callable[[], T]) -> T:
+        """Call in the client's own threads."""
+        result: T = await self._native._call(work)
+        return result
