@@ -1,0 +1,613 @@
+"""The wrappers of `confluent_kafka.aio` on a real Kafka: the same promises, and an event loop that is never blocked."""
+
+import asyncio
+import io
+import threading
+
+import confluent_kafka as kafka
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from claimcheck.errors import PayloadNotFoundError
+from claimcheck.transports.kafka import OffsetStoreError
+from tests.integration.kafka_aio_rig import Held, consuming, poll, producing, send, soon, stored
+from tests.integration.kafka_rig import LIMIT, STRATEGIES, WITHIN_SECONDS, content, nothing_comes, receive, rig, values
+
+BIG = 5 * LIMIT
+
+
+@pytest.fixture
+def lab(kafka_broker, topic):
+    with rig(kafka_broker, topic) as lab:
+        yield lab
+
+
+def read_all(lab, count):
+    """What a blocking consumer finds in the topic, and that there is no more of it."""
+    consumer = lab.consumer(group="reader")
+    found = receive(consumer, count)
+    assert nothing_comes(consumer, 0.5)
+    return found
+
+
+# Sending -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_any_size_and_shape_comes_back_with_its_headers(lab, strategy):
+    payloads = [b"", b"x" * 10, content(LIMIT - 300), content(LIMIT), content(BIG)]
+    shapes = [*payloads, "text", memoryview(content(BIG)), bytearray(b"few"), io.BytesIO(content(BIG)), None]
+
+    async def main():
+        async with producing(lab, strategy) as producer, consuming(lab) as consumer:
+            for shape in shapes:
+                sent = await send(producer, lab.topic, shape, key=b"k", headers={"a": b"b"}, timestamp=1_000)
+                (message,) = await poll(consumer, 1)
+                assert message.value() == (shape.encode() if shape == "text" else as_bytes(shape))
+                assert (message.key(), message.headers()) == (b"k", [("a", b"b")])
+                assert (message.offset(), message.partition()) == (sent.offset(), sent.partition())
+                assert message.timestamp() == (kafka.TIMESTAMP_CREATE_TIME, 1_000)
+
+    asyncio.run(main())
+
+
+def as_bytes(shape):
+    return shape.getvalue() if isinstance(shape, io.BytesIO) else None if shape is None else bytes(shape)
+
+
+def test_a_lone_record_needs_no_flush(lab):
+    async def main():
+        async with producing(lab) as producer:  # the client's own buffer would keep it
+            report = await send(producer, lab.topic, b"alone")
+            assert (report.error(), report.value()) == (None, b"alone")
+
+    asyncio.run(main())
+
+
+def test_nothing_goes_on_when_no_record_is_on_its_way(lab):
+    async def main():
+        async with producing(lab) as producer:
+            before = asyncio.all_tasks()
+            await send(producer, lab.topic, b"small")
+            await send(producer, lab.topic, content(BIG))
+            await soon(asyncio.gather(*asyncio.all_tasks() - before))  # no end if somebody still polled
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timestamp": "now"},
+        {"value": 3},
+        {"headers": "a=b"},
+        {"headers": {"a": 3}},
+        {"key": 3},
+        {"partition": "0"},
+        {"value": content(BIG), "timestamp": "now"},
+    ],
+)
+def test_a_wrong_call_is_refused_and_what_follows_is_sent(lab, wrong):
+    async def main():
+        async with producing(lab) as producer:
+            before = await producer.produce(lab.topic, b"before")
+            with pytest.raises(TypeError):
+                await producer.produce(lab.topic, **{"value": b"wrong", **wrong})
+            after = await producer.produce(lab.topic, b"after")
+            assert await soon(producer.flush()) == 0
+            assert (before.result().value(), after.result().value()) == (b"before", b"after")
+            assert stored(lab) == 0
+
+    asyncio.run(main())
+    assert values(read_all(lab, 2)) == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_large_and_small_keep_their_order(lab, strategy):
+    payloads = [content([10, BIG, 200, LIMIT][i % 4], i) for i in range(40)]
+
+    async def main():
+        async with producing(lab, strategy) as producer:
+            futures = [await producer.produce(lab.topic, payload, key=b"k") for payload in payloads]
+            reports = await soon(asyncio.gather(*futures))
+            offsets = [report.offset() for report in reports]
+            assert offsets == sorted(offsets)
+
+    asyncio.run(main())
+    assert values(read_all(lab, 40)) == payloads
+
+
+def test_tasks_that_send_at_the_same_time(lab):
+    payloads = [content([20, BIG][i % 2], i) for i in range(40)]
+
+    async def main():
+        async with producing(lab, "chunking") as producer:
+            await soon(asyncio.gather(*(send(producer, lab.topic, payload) for payload in payloads)))
+
+    asyncio.run(main())
+    assert sorted(values(read_all(lab, 40))) == sorted(payloads)
+
+
+def test_a_full_queue_is_waited_for(lab):
+    async def main():
+        async with producing(lab, queue_buffering_max_messages=5) as producer:
+            futures = [await soon(producer.produce(lab.topic, b"%d" % i)) for i in range(100)]
+            await soon(asyncio.gather(*futures))
+
+    asyncio.run(main())
+    assert values(read_all(lab, 100)) == [b"%d" % i for i in range(100)]
+
+
+@pytest.mark.parametrize("payload", [b"small", content(BIG)])
+def test_what_the_client_refuses_is_said_by_the_future_and_nothing_is_kept(lab, payload):
+    async def main():
+        async with producing(lab) as producer:
+            await send(producer, lab.topic, b"first")  # the client knows the topic now, and refuses at once
+            future = await producer.produce(lab.topic, payload, partition=7)
+            with pytest.raises(kafka.KafkaException, match="_UNKNOWN_PARTITION"):
+                await soon(future)
+            await soon(producer.flush())
+            assert stored(lab) == 0
+
+    asyncio.run(main())
+
+
+def test_what_the_broker_refuses_is_said_by_the_future_and_nothing_is_kept(lab, topic):
+    small = lab.create(name=f"{topic}-small", max_message_bytes=200)
+
+    async def main():
+        async with producing(lab, wrap={"max_message_bytes": 5_000}) as producer:
+            future = await producer.produce(small, content(BIG), headers={"a": b"b" * 300})
+            with pytest.raises(kafka.KafkaException, match="MSG_SIZE_TOO_LARGE"):
+                await soon(future)
+            await soon(producer.flush())
+            assert stored(lab) == 0
+
+    asyncio.run(main())
+
+
+def test_a_task_that_no_longer_waits_for_its_future_changes_nothing(lab):
+    async def main():
+        async with producing(lab, linger_ms=300) as producer:
+            for payload in (b"small", content(BIG)):
+                future = await producer.produce(lab.topic, payload)
+                waiting = asyncio.create_task(asyncio.wait_for(future, WITHIN_SECONDS))
+                await asyncio.sleep(0)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+            assert await soon(producer.flush()) == 0
+
+    asyncio.run(main())
+    assert values(read_all(lab, 2)) == [b"small", content(BIG)]
+
+
+class Slow(io.BytesIO):
+    """A file that is read on when somebody says so."""
+
+    def __init__(self, payload):
+        super().__init__(payload)
+        self.came, self.may_go = threading.Event(), threading.Event()
+
+    def read(self, size=-1):
+        piece = super().read(size)
+        self.came.set()
+        assert self.may_go.wait(WITHIN_SECONDS)
+        return piece
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_payload_that_is_given_up_while_it_is_read_leaves_nothing(lab, strategy):
+    async def main():
+        async with producing(lab, strategy) as producer:
+            slow = Slow(content(BIG))
+            task = asyncio.create_task(producer.produce(lab.topic, slow))
+            assert await asyncio.to_thread(slow.came.wait, WITHIN_SECONDS)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            flushing = asyncio.create_task(producer.flush())
+            done, _ = await asyncio.wait({flushing}, timeout=0.2)
+            assert not done  # it is still being read
+            slow.may_go.set()
+            assert await soon(flushing) == 0
+            assert stored(lab) == 0
+            await send(producer, lab.topic, b"next")
+
+    asyncio.run(main())
+    assert values(read_all(lab, 1)) == [b"next"]
+
+
+def test_a_payload_that_is_given_up_too_late_is_sent_once(lab):
+    async def main():
+        async with producing(lab) as producer:
+            held = Held(producer._blocking._cc.store("m"), "write")
+            task = asyncio.create_task(producer.produce(lab.topic, content(BIG)))
+            await held.entered()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            held.let_go()
+            assert await soon(producer.flush()) == 0
+
+    asyncio.run(main())
+    assert len(read_all(lab, 1)) == stored(lab)
+
+
+def test_flush_waits_for_what_is_still_being_stored(lab):
+    async def main():
+        async with producing(lab) as producer:
+            held = Held(producer._blocking._cc.store("m"), "write")
+            task = asyncio.create_task(producer.produce(lab.topic, content(BIG)))
+            await held.entered()
+            small = await producer.produce(lab.topic, b"small")
+            assert await soon(producer.flush(0.2)) == 1
+            flushing = asyncio.create_task(producer.flush())
+            assert (await soon(small)).value() == b"small"
+            assert not flushing.done()
+            held.let_go()
+            assert await soon(flushing) == 0
+            assert (await task).done()
+
+    asyncio.run(main())
+
+
+def test_close_sends_everything(lab):
+    payloads = [content([20, BIG][i % 2], i) for i in range(10)]
+
+    async def main():
+        async with producing(lab, "chunking", linger_ms=200) as producer:
+            futures = [await producer.produce(lab.topic, payload) for payload in payloads]
+        assert all(future.result().error() is None for future in futures)
+        with pytest.raises(RuntimeError):
+            await producer.produce(lab.topic, b"late")
+
+    asyncio.run(main())
+    assert values(read_all(lab, 10)) == payloads
+
+
+def test_purge_is_said_by_the_futures(lab):
+    async def main():
+        async with producing(lab, linger_ms=60_000) as producer:
+            futures = [await producer.produce(lab.topic, payload) for payload in (b"small", content(BIG))]
+            await producer.purge()
+            for future in futures:
+                with pytest.raises(kafka.KafkaException, match="_PURGE_QUEUE"):
+                    await soon(future)
+            await soon(producer.flush())
+            assert stored(lab) == 0
+
+    asyncio.run(main())
+
+
+def test_transactions(lab):
+    async def main():
+        async with producing(lab, transactional_id=f"tx-{lab.topic}") as producer:
+            await soon(producer.init_transactions())
+            for n, end in enumerate((producer.commit_transaction, producer.abort_transaction)):
+                await soon(producer.begin_transaction())
+                await producer.produce(lab.topic, b"small %d" % n)
+                await producer.produce(lab.topic, content(BIG, n))
+                await soon(end())
+            await soon(producer.flush())
+            assert stored(lab) == 1  # what was aborted is gone
+
+    asyncio.run(main())
+    assert values(read_all(lab, 2)) == [b"small 0", content(BIG)]
+
+
+def test_a_transaction_takes_offsets_along(lab):
+    async def main():
+        async with producing(lab, transactional_id=f"tx-{lab.topic}") as producer, consuming(lab) as consumer:
+            lab.send_raw(b"a", b"b", b"c")
+            await soon(producer.init_transactions())
+            await soon(producer.begin_transaction())
+            await poll(consumer, 2)
+            positions = await consumer.position(await consumer.assignment())
+            await soon(producer.send_offsets_to_transaction(positions, await consumer.consumer_group_metadata()))
+            await soon(producer.commit_transaction())
+
+    asyncio.run(main())
+    assert lab.committed().offset == 2
+
+
+def test_the_loop_goes_on_while_the_broker_is_asked_about_a_topic(lab):
+    async def main():
+        loop = asyncio.get_running_loop()
+
+        class Admin(AdminClient):
+            def describe_configs(self, *args, **kwargs):
+                asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(10)  # never done if it were blocked
+                return super().describe_configs(*args, **kwargs)
+
+        async with producing(lab, wrap={"admin": Admin(lab.servers)}) as producer:
+            await send(producer, lab.topic, None)
+            await send(producer, lab.topic, b"small")
+            await send(producer, lab.topic, content(BIG))
+
+    asyncio.run(main())
+
+
+def test_the_rest_of_the_client(lab):
+    async def main():
+        async with producing(lab) as producer, consuming(lab) as consumer:
+            assert lab.topic in (await producer.list_topics(lab.topic)).topics
+            assert await producer.cluster_id() == await consumer.cluster_id()
+            assert (len(producer), bool(producer), await producer.poll()) == (0, True, 0)
+            lab.send_raw(b"a", b"b")
+            await poll(consumer, 1)
+            place = kafka.TopicPartition(lab.topic, 0, 0)
+            assert await consumer.get_watermark_offsets(place) == (0, 2)
+            assert (await consumer.offsets_for_times([place]))[0].offset == 0
+            assert lab.topic in (await consumer.list_topics(lab.topic)).topics
+            assert "1 partitions" in repr(consumer)
+
+    asyncio.run(main())
+
+
+# Receiving -----------------------------------------------------------------------------------------------------
+
+
+def test_the_loop_goes_on_while_a_payload_is_stored_and_read(lab):
+    async def main():
+        async with producing(lab) as producer, consuming(lab) as consumer:
+            loop = asyncio.get_running_loop()
+            for store, name in ((producer._blocking._cc.store("m"), "write"), (lab.cc.store("m"), "read")):
+                waits(store, name, loop)
+            await send(producer, lab.topic, content(BIG))
+            (message,) = await poll(consumer, 1)
+            lab.cc.store("m").read = None  # it is read by now
+            assert message.value() == content(BIG)
+
+    asyncio.run(main())
+
+
+def waits(store, name, loop):
+    method = getattr(store, name)
+
+    def call(*args, **kwargs):
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(10)  # never done if it were blocked
+        return method(*args, **kwargs)
+
+    setattr(store, name, call)
+
+
+def test_a_payload_that_is_gone_says_so_at_once_and_the_next_comes(lab):
+    async def main():
+        async with producing(lab) as producer, consuming(lab) as consumer:
+            await send(producer, lab.topic, content(BIG))
+            lab.cc.store("m")._payloads.clear()
+            await send(producer, lab.topic, b"next")
+            gone, following = await poll(consumer, 2)
+            lab.cc.store("m").read = None  # it is not asked again
+            with pytest.raises(PayloadNotFoundError):
+                gone.value()
+            assert following.value() == b"next"
+
+    asyncio.run(main())
+
+
+def test_a_receive_that_is_cancelled_loses_nothing(lab):
+    payloads = [content([20, LIMIT, 3 * LIMIT][i % 3], i) for i in range(60)]
+
+    async def main():
+        async with producing(lab, "chunking") as producer, consuming(lab) as consumer:
+            for payload in payloads:
+                await producer.produce(lab.topic, payload)
+            found = []
+            for turn in range(100_000):
+                receive = consumer.poll() if turn % 2 else consumer.consume(3)
+                task = asyncio.create_task(receive)
+                for _ in range(turn % 7):  # it is cancelled at another of its steps each time
+                    await asyncio.wait({task}, timeout=0.0005)
+                task.cancel()
+                try:
+                    got = await task
+                except asyncio.CancelledError:
+                    continue
+                found += got if isinstance(got, list) else [got]
+                if len(found) == len(payloads):
+                    break
+            assert values(found) == payloads
+
+    asyncio.run(asyncio.wait_for(main(), 2 * WITHIN_SECONDS))
+
+
+def test_what_a_cancelled_receive_had_is_not_committed(lab):
+    async def main():
+        async with producing(lab) as producer:
+            await send(producer, lab.topic, content(BIG))
+        held = Held(lab.cc.store("m"), "read")
+        async with consuming(lab, wrap={"auto_offset_store": True}, enable_auto_commit=True) as consumer:
+            task = asyncio.create_task(consumer.poll())
+            await held.entered()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await consumer.position(await consumer.assignment()))[0].offset == kafka.OFFSET_INVALID
+        held.let_go()
+        async with consuming(lab) as consumer:
+            assert values(await poll(consumer, 1)) == [content(BIG)]
+
+    asyncio.run(main())
+
+
+def test_a_payload_that_is_read_too_slowly_comes_with_a_later_poll(lab):
+    async def main():
+        async with producing(lab) as producer, consuming(lab) as consumer:
+            lab.send_raw(b"first")
+            await send(producer, lab.topic, content(BIG))
+            held = Held(lab.cc.store("m"), "read")
+            assert values(await soon(consumer.consume(2, 1.0))) == [b"first"]
+            await held.entered()
+            assert await soon(consumer.poll(0.1)) is None
+            held.let_go()
+            assert values(await poll(consumer, 1)) == [content(BIG)]
+
+    asyncio.run(main())
+
+
+def test_seek_drops_what_a_cancelled_receive_had(lab):
+    async def main():
+        async with producing(lab) as producer, consuming(lab) as consumer:
+            await send(producer, lab.topic, content(BIG))
+            await send(producer, lab.topic, b"second")
+            held = Held(lab.cc.store("m"), "read")
+            task = asyncio.create_task(consumer.poll())
+            await held.entered()
+            task.cancel()
+            held.let_go()
+            await consumer.seek(kafka.TopicPartition(lab.topic, 0, 1))
+            assert values(await poll(consumer, 1)) == [b"second"]
+
+    asyncio.run(main())
+
+
+def test_nobody_waits_for_a_receive_that_waits(lab):
+    async def main():
+        async with consuming(lab) as consumer:
+            lab.send_raw(b"one")
+            (message,) = await poll(consumer, 1)
+            waiting = asyncio.create_task(consumer.poll())
+            await asyncio.sleep(0)
+            await soon(consumer.commit(message, asynchronous=False))
+            assert not waiting.done()
+            lab.send_raw(b"two")
+            assert (await soon(waiting)).value() == b"two"
+            abandoned = asyncio.create_task(consumer.poll())
+            await asyncio.sleep(0)
+            abandoned.cancel()  # and `close` comes to its end
+
+    asyncio.run(asyncio.wait_for(main(), WITHIN_SECONDS))
+    assert lab.committed().offset == 1
+
+
+def test_two_tasks_that_receive_get_each_payload_once(lab):
+    payloads = [content([5, BIG][i % 2], i) for i in range(20)]
+
+    async def main():
+        async with producing(lab) as producer, consuming(lab) as consumer:
+            tasks = [asyncio.create_task(poll(consumer, 10)) for _ in range(2)]
+            for payload in payloads:
+                await producer.produce(lab.topic, payload)
+            got = await soon(asyncio.gather(*tasks))
+            assert sorted(values(got[0] + got[1])) == sorted(payloads)
+
+    asyncio.run(main())
+
+
+def test_callbacks_are_coroutines_that_may_use_the_consumer(lab):
+    async def main():
+        seen = []
+
+        async def on_assign(consumer, partitions):
+            seen.append(("assign", consumer))
+            for partition in partitions:
+                partition.offset = 1
+            await consumer.assign(partitions)
+
+        async def on_revoke(consumer, partitions):
+            seen.append(("revoke", consumer))
+            await asyncio.gather(consumer.commit(asynchronous=False, offsets=await consumer.position(partitions)))
+
+        async with consuming(lab, callbacks={"on_assign": on_assign, "on_revoke": on_revoke}) as consumer:
+            lab.send_raw(b"a", b"b", b"c")
+            assert values(await poll(consumer, 1)) == [b"b"]
+        assert seen == [("assign", consumer), ("revoke", consumer)]
+
+    asyncio.run(asyncio.wait_for(main(), WITHIN_SECONDS))
+    assert lab.committed().offset == 2
+
+
+def test_what_a_callback_raises_comes_out_of_poll(lab):
+    async def main():
+        async def on_assign(consumer, partitions):
+            raise LookupError("no place for them")
+
+        async with consuming(lab, callbacks={"on_assign": on_assign}) as consumer:
+            with pytest.raises(LookupError, match="no place"):
+                await soon(consumer.poll())
+
+    asyncio.run(main())
+
+
+def test_a_task_that_a_callback_started_waits_its_turn_afterwards(lab):
+    async def main():
+        tasks = []
+
+        async def on_assign(consumer, partitions):
+            async def later():
+                await called.wait()
+                return await consumer.committed(partitions)
+
+            tasks.append(asyncio.create_task(later()))
+
+        called = asyncio.Event()
+        async with consuming(lab, callbacks={"on_assign": on_assign}) as consumer:
+            lab.send_raw(b"a")
+            await poll(consumer, 1)
+            async with consumer._calls.alone():
+                called.set()
+                done, _ = await asyncio.wait(tasks, timeout=0.2)
+                assert not done
+            assert (await soon(tasks[0]))[0].offset == kafka.OFFSET_INVALID
+
+    asyncio.run(main())
+
+
+def test_the_offset_of_the_last_message_is_stored_while_the_next_is_waited_for(lab):
+    async def main():
+        options = {"enable_auto_commit": True, "auto_commit_interval_ms": 50}
+        async with consuming(lab, wrap={"auto_offset_store": True}, **options) as consumer:
+            lab.send_raw(b"a", b"b")
+            await poll(consumer, 2)
+            waiting = asyncio.create_task(consumer.poll())
+            while (await asyncio.to_thread(lab.committed)).offset != 2:
+                assert not waiting.done()
+            waiting.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), WITHIN_SECONDS))
+
+
+def test_payloads_are_read_ahead(lab):
+    payloads = [content(BIG, i) for i in range(4)]
+
+    async def main():
+        async with producing(lab) as producer, consuming(lab, wrap={"prefetch_bytes": 10 * BIG}) as consumer:
+            for payload in payloads:
+                await send(producer, lab.topic, payload)
+            read, store = [], lab.cc.store("m")
+            original, together = store.read, threading.Barrier(4)
+
+            def call(*args, **kwargs):
+                together.wait(WITHIN_SECONDS)  # all are asked for at once, or never
+                read.append(1)
+                return original(*args, **kwargs)
+
+            store.read = call
+            assert values(await soon(consumer.consume(4))) == payloads
+
+    asyncio.run(main())
+
+
+def test_pause_and_resume(lab):
+    async def main():
+        async with consuming(lab) as consumer:
+            lab.send_raw(b"a", b"b")
+            await poll(consumer, 1)
+            places = await consumer.assignment()
+            await consumer.pause(places)
+            assert await consumer.consume(1, 0.3) == []
+            await consumer.resume(places)
+            assert values(await poll(consumer, 1)) == [b"b"]
+
+    asyncio.run(main())
+
+
+def test_a_consumer_that_stores_offsets_itself_is_refused(lab):
+    async def main():
+        with pytest.raises(OffsetStoreError):
+            async with consuming(lab, enable_auto_offset_store=True):
+                pass
+
+    asyncio.run(main())
