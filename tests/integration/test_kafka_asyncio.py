@@ -7,9 +7,10 @@ import threading
 import confluent_kafka as kafka
 import pytest
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.aio import AsyncSerializingProducer
 
 from claimcheck.errors import PayloadNotFoundError
-from claimcheck.transports.kafka import OffsetStoreError
+from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer, OffsetStoreError
 from tests.integration.kafka_aio_rig import Held, consuming, poll, producing, send, soon, stored
 from tests.integration.kafka_rig import LIMIT, STRATEGIES, WITHIN_SECONDS, content, nothing_comes, receive, rig, values
 
@@ -297,9 +298,10 @@ def test_transactions(lab):
             await soon(producer.init_transactions())
             for n, end in enumerate((producer.commit_transaction, producer.abort_transaction)):
                 await soon(producer.begin_transaction())
-                await producer.produce(lab.topic, b"small %d" % n)
-                await producer.produce(lab.topic, content(BIG, n))
+                futures = [await producer.produce(lab.topic, each) for each in (b"small %d" % n, content(BIG, n))]
                 await soon(end())
+                reports = await soon(asyncio.gather(*futures, return_exceptions=True))
+                assert n or all(report.error() is None for report in reports)
             await soon(producer.flush())
             assert stored(lab) == 1  # what was aborted is gone
 
@@ -612,6 +614,21 @@ def test_pause_and_resume(lab):
             assert await consumer.consume(1, 0.3) == []
             await consumer.resume(places)
             assert values(await poll(consumer, 1)) == [b"b"]
+
+    asyncio.run(main())
+
+
+def test_other_kinds_of_clients_are_refused(lab):
+    async def main():
+        serializing = await AsyncSerializingProducer({**lab.servers})
+        for other in (lab.native(), serializing):
+            with pytest.raises(TypeError, match="AIOProducer is wanted"):
+                AsyncKafkaProducer(other, lab.cc)
+        await serializing.close()
+        consumer = lab.native_consumer()
+        with pytest.raises(TypeError, match="AIOConsumer is wanted"):
+            AsyncKafkaConsumer(consumer, lab.cc)
+        consumer.close()
 
     asyncio.run(main())
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from claimcheck.interrupt import in_thread
 from claimcheck.transports.kafka.aio_receiving import OneAtATime, StepwiseConsumer, is_read
+from claimcheck.transports.kafka.errors import within
 from claimcheck.transports.needs import Resolves
 
 __all__ = ["AsyncKafkaConsumer"]
@@ -34,11 +35,12 @@ class AsyncKafkaConsumer:
 
     Raises:
         OffsetStoreError: The consumer stores offsets itself.
+        TypeError: It is no such consumer.
     """
 
     def __init__(self, consumer: Any, cc: Resolves, **options: Any) -> None:
         self._native = consumer
-        self._blocking = StepwiseConsumer(consumer._consumer, cc, **options)
+        self._blocking = StepwiseConsumer(within(consumer, "Consumer"), cc, **options)
         self._calls = OneAtATime(consumer._call)
         self._reading: tuple[Any, asyncio.Task[None]] | None = None
 

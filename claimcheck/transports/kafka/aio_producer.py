@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 from claimcheck.interrupt import in_thread
 from claimcheck.transports.kafka.aio_reports import Reports
+from claimcheck.transports.kafka.errors import within
 from claimcheck.transports.kafka.producer import KafkaProducer
 from claimcheck.transports.needs import Offloads
 
@@ -35,11 +36,14 @@ class AsyncKafkaProducer:
         producer: An `AIOProducer`. What is given to its own ``produce`` has no order with what is given to this.
         cc: A `claimcheck.ClaimCheck`.
         options: As of `KafkaProducer`.
+
+    Raises:
+        TypeError: It is no such producer.
     """
 
     def __init__(self, producer: Any, cc: Offloads, **options: Any) -> None:
         self._native = producer
-        self._blocking = KafkaProducer(producer._producer, cc, **options)
+        self._blocking = KafkaProducer(within(producer, "Producer"), cc, **options)
         self._reports = Reports(lambda: self._off(lambda: self._blocking.serve(_SERVE_SECONDS)))
         self._in_threads: set[asyncio.Task[None]] = set()
 

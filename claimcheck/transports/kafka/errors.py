@@ -16,6 +16,7 @@ __all__ = [
     "classify",
     "exception_of",
     "vendor",
+    "within",
 ]
 
 # Refused before the record was stored, as seen on a broker of version 4.2 with librdkafka 2.16. A time-out, a lost
@@ -49,6 +50,22 @@ def vendor() -> Any:
         MissingDependencyError: It is not installed.
     """
     return import_vendor("confluent_kafka", extra="kafka")
+
+
+def within(wrapper: Any, kind: str) -> Any:
+    """The client that an object of `confluent_kafka.aio` wraps.
+
+    Args:
+        wrapper: It.
+        kind: ``Producer`` or ``Consumer``.
+
+    Raises:
+        TypeError: It is none.
+    """
+    wanted = getattr(import_vendor("confluent_kafka.aio", extra="kafka"), f"AIO{kind}")
+    if type(wrapper) is not wanted:
+        raise TypeError(f"a confluent_kafka.aio.AIO{kind} is wanted, not {type(wrapper).__name__}, which may serialize")
+    return getattr(wrapper, f"_{kind.lower()}")
 
 
 def classify(error: BaseException) -> Outcome:
