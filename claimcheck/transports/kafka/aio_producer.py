@@ -91,14 +91,16 @@ class AsyncKafkaProducer:
         Returns:
             The number of records left when time is up.
         """
-        loop = asyncio.get_running_loop()
-        end = loop.time() + timeout
-        still_storing = await self._threads_done(timeout)
-        left = _FOR_EVER if timeout < 0 else max(0.0, end - loop.time())
-        queued = await self._off(lambda: self._blocking.flush(left))
-        if not queued and not still_storing:
-            await self._reports.none_open()
-        return queued + still_storing
+        clock = asyncio.get_running_loop().time
+        end = clock() + timeout
+
+        def left() -> float:
+            return _FOR_EVER if timeout < 0 else max(0.0, end - clock())
+
+        await self._threads_done(left())
+        seconds = left()
+        await self._off(lambda: self._blocking.flush(seconds))
+        return await self._reports.wait(left())
 
     async def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
         """As `KafkaProducer.purge`; the futures say so."""
@@ -204,12 +206,10 @@ class AsyncKafkaProducer:
         _ = task.cancelled() or task.exception()  # seen, even if nobody waits
         self._reports.serve()
 
-    async def _threads_done(self, timeout: float) -> int:
-        """Wait for what is still being stored or cut; gives how many records that is when time is up."""
-        if not self._in_threads:
-            return 0
-        _, pending = await asyncio.wait(self._in_threads, timeout=None if timeout < 0 else timeout)
-        return len(pending)
+    async def _threads_done(self, timeout: float) -> None:
+        """Wait for what is still being stored or cut."""
+        if self._in_threads:
+            await asyncio.wait(self._in_threads, timeout=None if timeout < 0 else timeout)
 
     async def _off(self, work: Callable[[], T]) -> T:
         """Call in the client's own threads."""

@@ -59,9 +59,11 @@ class Reports:
         if self._pump is None and self._open:
             self._pump = self._loop.create_task(self._serve_all())
 
-    async def none_open(self) -> None:
-        """Wait until no future is open."""
-        await self._none_open.wait()
+    async def wait(self, timeout: float) -> int:
+        """Wait until no future is open, or time is up, negative for never; gives how many are."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._none_open.wait(), None if timeout < 0 else timeout)
+        return self._open
 
     # Within ----------------------------------------------------------------------------------------------------
 
