@@ -301,6 +301,19 @@ def test_transactions(lab):
     assert values(read_all(lab, 2)) == [b"small 0", content(BIG)]
 
 
+def test_a_transaction_that_is_aborted_at_once_is_not_the_producers_end(lab):
+    async def main():
+        async with producing(lab, transactional_id=f"tx-{lab.topic}") as producer:
+            await soon(producer.init_transactions())
+            for _ in range(30):  # about every third was
+                await soon(producer.begin_transaction())
+                future = await producer.produce(lab.topic, b"small")
+                await soon(producer.abort_transaction())
+                assert future.result().error() is None
+
+    asyncio.run(main())
+
+
 def test_a_transaction_takes_offsets_along(lab):
     async def main():
         async with producing(lab, transactional_id=f"tx-{lab.topic}") as producer, consuming(lab) as consumer:

@@ -138,8 +138,11 @@ class AsyncKafkaProducer:
         await self._off(lambda: self._blocking.commit_transaction(timeout))
 
     async def abort_transaction(self, timeout: float = _FOR_EVER) -> None:
-        """As `KafkaProducer.abort_transaction`."""
-        await self._threads_done(_FOR_EVER)
+        """As `KafkaProducer.abort_transaction`, once every record has its report.
+
+        The client is at its end with ``INVALID_TXN_STATE`` when a transaction is aborted of which nothing was sent yet.
+        """
+        await self._reports.wait(timeout)
         await self._off(lambda: self._blocking.abort_transaction(timeout))
 
     # The rest of the client's producer -------------------------------------------------------------------------
