@@ -33,7 +33,8 @@ class AsyncKafkaProducer:
     alike. Those of tasks that run at the same time have none.
 
     Args:
-        producer: An `AIOProducer`. What is given to its own ``produce`` has no order with what is given to this.
+        producer: An `AIOProducer`. What is given to its own ``produce`` has no order with what is given to this. With
+            ``delivery.report.only.error`` nobody would ever say that a record is there, and its future waits for ever.
         cc: A `claimcheck.ClaimCheck`.
         options: As of `KafkaProducer`.
 

@@ -38,6 +38,7 @@ class StepwiseConsumer(KafkaConsumer):
             partition = self._take(native, stale)
             if partition is not None and partition.went_back:
                 stale.add(partition)  # the rest of it comes again
+        self._rebalances.raise_kept()
         self._look_ahead()
 
     @property
