@@ -263,6 +263,7 @@ def test_close_sends_everything(lab):
         async with producing(lab, "chunking", linger_ms=200) as producer:
             futures = [await producer.produce(lab.topic, payload) for payload in payloads]
         assert all(future.result().error() is None for future in futures)
+        assert producer._native._is_closed
         with pytest.raises(RuntimeError):
             await producer.produce(lab.topic, b"late")
 

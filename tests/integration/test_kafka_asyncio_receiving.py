@@ -136,6 +136,24 @@ def test_seek_drops_what_a_cancelled_receive_had(lab):
     asyncio.run(main())
 
 
+def test_what_a_cancelled_receive_had_waits_while_its_partition_is_paused(lab):
+    async def main():
+        async with producing(lab) as producer, consuming(lab) as consumer:
+            await send(producer, lab.topic, content(BIG))
+            held = Held(lab.cc.store("m"), "read")
+            task = asyncio.create_task(consumer.poll())
+            await held.entered()
+            task.cancel()
+            held.let_go()
+            places = await consumer.assignment()
+            await consumer.pause(places)
+            assert await consumer.consume(1, 0.3) == []
+            await consumer.resume(places)
+            assert values(await poll(consumer, 1)) == [content(BIG)]
+
+    asyncio.run(main())
+
+
 def test_nobody_waits_for_a_receive_that_waits(lab):
     async def main():
         async with consuming(lab) as consumer:
