@@ -70,10 +70,6 @@ class Topics:
         """Whether what `of` says will not change."""
         return self._admin is None or name in self._known
 
-    def knows(self, name: str) -> bool:
-        """Whether `of` answers at once."""
-        return self._admin is None or name in self._known
-
     def check_chunks(self, name: str, size: int | None) -> None:
         """See whether a topic is one for chunks.
 
