@@ -1,5 +1,6 @@
 """Sends to a real Pulsar that are large, many, refused or never answered; and what is left of them in the store."""
 
+import contextlib
 import threading
 from datetime import timedelta
 
@@ -8,7 +9,7 @@ import pytest
 
 import claimcheck
 from claimcheck.errors import PartialSendError, PayloadTooLargeError, TransportError
-from claimcheck.transports.pulsar import ChunkArgumentError, SendDeadlineError, ask_limit
+from claimcheck.transports.pulsar import ChunkArgumentError, PulsarProducer, SendDeadlineError, ask_limit
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig
 
 RESULT = pulsar.Result
@@ -290,6 +291,39 @@ class TestNoAnswer:
 
         assert (plain.wait()[0], stored.wait()[0]) == (RESULT.Timeout, RESULT.Timeout)
         assert (len(plain.calls), len(stored.calls)) == (1, 1)
+
+    @pytest.mark.parametrize("asynchronously", [False, True])
+    def test_a_with_block_ends_all_the_same(self, stuck, client, asynchronously):
+        producer = client.create_producer(stuck.topic, batching_enabled=False)
+        wrapped = PulsarProducer(producer, stuck.cc, max_message_bytes=LIMIT, deadline_seconds=1.0)
+
+        def block():
+            with contextlib.suppress(SendDeadlineError), wrapped:
+                if asynchronously:  # the deadline passes while the block is left
+                    wrapped.send_async(content(10_000), Heard())
+                else:
+                    wrapped.send(content(10_000))
+
+        assert _ends(block)
+        with pytest.raises(pulsar.exceptions.AlreadyClosed):
+            producer.send(b"x")
+
+    def test_flushing_says_that_it_is_lost(self, stuck, client):
+        stuck.client = client
+        producer = stuck.producer(wrap={"deadline_seconds": 1.0})
+        producer.send_async(content(10_000), Heard())
+
+        for _ in range(2):
+            with pytest.raises(SendDeadlineError, match="no answer"):
+                producer.flush()
+
+
+def _ends(call, seconds=20):
+    """Whether a call comes to its end; one that does not must not hold up all the others."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
 
 
 def test_closing_waits_for_what_is_on_its_way(lab):

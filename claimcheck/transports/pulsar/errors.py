@@ -31,6 +31,7 @@ class SendDeadlineError(TransportError):
     """The broker said neither yes nor no in time; the message may be in the topic, and what was stored for it stays.
 
     The client goes on for ever, without a word, where a limit of the *topic* is below what it was told of the broker.
+    The producer is lost then: close it, for until then the others of its client are disturbed.
     """
 
     retryable = True

@@ -24,6 +24,7 @@ class Flight:
         window_bytes: On their way at once; one message always may be.
         deadline_seconds: For each message, from its launch.
         landed: Called by the client's thread when the last message of a flight that was `closed` has landed.
+        late: Called when the time of a message is up.
         clock: Seconds, monotonic.
     """
 
@@ -35,6 +36,7 @@ class Flight:
         window_bytes: int,
         deadline_seconds: float,
         landed: Callable[[Flight], None] | None = None,
+        late: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._send = send
@@ -42,6 +44,7 @@ class Flight:
         self._window_bytes = window_bytes
         self._deadline_seconds = deadline_seconds
         self._on_landed = landed
+        self._on_late = late
         self._clock = clock
         self._changed = threading.Condition()
         self._flying: dict[int, tuple[float, int]] = {}  # launched when, and how large
@@ -86,6 +89,8 @@ class Flight:
         with self._changed:
             while self._flying and (left := self._left()) > 0:
                 self._changed.wait(left)
+            if self._flying:
+                self._on_late()
 
     def close(self) -> None:
         """Say that nothing more will be launched: from now on it may have landed."""
@@ -131,6 +136,7 @@ class Flight:
             elif ready() and not self._again:
                 return
             elif (left := self._left()) <= 0:
+                self._on_late()
                 raise SendDeadlineError(
                     f"{self._topic}: no answer in {self._deadline_seconds:g} s; is a limit of the topic's own below "
                     "what the producer was told (admin_url asks for it)?",

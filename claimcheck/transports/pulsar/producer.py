@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from claimcheck import hints
 from claimcheck.envelope import Envelope
-from claimcheck.hooks import SendEvent
-from claimcheck.outbound import Outbound
-from claimcheck.produce import OutboundBlock
 from claimcheck.transports.needs import Offloads
 from claimcheck.transports.pulsar.deadlines import Deadlines, Ticket
-from claimcheck.transports.pulsar.errors import classify, vendor
-from claimcheck.transports.pulsar.flight import Flight
-from claimcheck.transports.pulsar.ids import WholeMessageId
+from claimcheck.transports.pulsar.errors import SendDeadlineError, classify, vendor
+from claimcheck.transports.pulsar.flushing import Flushing
 from claimcheck.transports.pulsar.limit import MAX_MESSAGE_BYTES, ask_limit, wire_limit
-from claimcheck.transports.pulsar.options import check_options, given_options, native_bytes, without_schema
+from claimcheck.transports.pulsar.options import given_options, without_schema
+from claimcheck.transports.pulsar.sending import Line, Sending, no_id
 from claimcheck.transports.undoing import Undoing
 from claimcheck.wire import WireLimit
 
 __all__ = ["PulsarProducer"]
 
-_log = logging.getLogger(__name__)
 _WINDOW_BYTES = 16 << 20
-_ABORT_SECONDS = 5.0
 
 Callback = Callable[[Any, Any], None]
 
@@ -77,10 +70,18 @@ class PulsarProducer:
         self._threshold = cc.threshold(self._topic, self._limit)
         self._plain_bytes = self._threshold - self._limit.overhead(None, None)  # with no key and no properties
         self._is_encoded = isinstance(self._schema, vendor().schema.BytesSchema)
-        self._window_bytes = window_bytes
-        self._deadline_seconds = deadline_seconds
         self._undoing = Undoing()
-        self._deadlines = Deadlines(deadline_seconds, lambda: (vendor().Result.Timeout, _no_id()))
+        self._flushing = Flushing(producer)
+        self._deadlines = Deadlines(deadline_seconds, self._overdue)
+        self._line = Line(
+            raw=self._raw,
+            topic=self._topic,
+            window_bytes=window_bytes,
+            deadline_seconds=deadline_seconds,
+            hooks=cc.hooks,
+            undoing=self._undoing,
+            late=self._flushing.lose,
+        )
 
     def send(
         self,
@@ -116,7 +117,8 @@ class PulsarProducer:
         Raises:
             ChunkArgumentError: An argument that chunks cannot have. Nothing was sent.
             PartialSendError: Chunks broke off; an abort envelope followed where one could.
-            SendDeadlineError: No answer in time; it may have been sent.
+            SendDeadlineError: No answer in time; it may have been sent. Close this producer: it is lost, and until
+                it is closed it disturbs the others of its client, whose connection it makes the broker drop.
             Exception: The client's own, unchanged; what was stored is removed where it was definitely not sent.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
@@ -126,19 +128,9 @@ class PulsarProducer:
         )  # fmt: skip
         if not options and (plain := self._plain(content, properties, partition_key)) is not None:
             return self._send_plain(Envelope(plain, properties, partition_key))
-        with self._outbound(content, properties, partition_key, options) as out:
-            flight = self._flight(options)
-            try:
-                for envelope in out.envelopes:
-                    check_options(out, options)
-                    flight.launch(envelope)
-                    if flight.launched == out.total:
-                        ids = flight.wait()  # within the block that undoes what was stored
-            except Exception as error:
-                self._break_off(out, flight, options, error)
-                raise
-        self._say(out, "sent")
-        return self._id(out, ids)
+        sending = self._prepared(content, properties, partition_key, options)
+        sending.launch()
+        return sending.wait()
 
     def send_async(
         self,
@@ -172,19 +164,7 @@ class PulsarProducer:
             self._raw.send_async(plain, ticket, properties=properties, partition_key=partition_key)
             self._deadlines.watch(ticket)
             return
-        out = self._outbound(content, properties, partition_key, options).__enter__()
-        flight = self._flight(options, landed=lambda flight: self._landed(out, flight, options, ticket))
-        try:
-            for envelope in out.envelopes:
-                check_options(out, options)
-                flight.launch(envelope)
-            flight.drain()
-        except Exception as error:
-            if not flight.launched:  # nobody knows of the callback yet
-                out.settle(error)
-                raise
-            flight.error = flight.error or error
-        flight.close()
+        self._prepared(content, properties, partition_key, options).launch_for(ticket)
         self._deadlines.watch(ticket)
 
     def sends_plain(self, content: Any, properties: dict[str, str] | None, partition_key: str | None) -> bool:
@@ -192,14 +172,22 @@ class PulsarProducer:
         return self._plain(content, properties, partition_key) is not None
 
     def flush(self) -> None:
-        """Wait until everything that was sent is in the topic, and what failed is undone."""
-        self._native.flush()
+        """Wait until everything that was sent is in the topic, and what failed is undone.
+
+        Raises:
+            SendDeadlineError: A message has no answer; the client gets beyond it no more.
+            Exception: The client's own.
+        """
+        self._flushing.wait()
         self._undoing.wait()
 
     def close(self) -> None:
-        """Flush and close: closed with messages on their way, the client reports failures for what was stored."""
-        with suppress(vendor().exceptions.PulsarException):  # whoever sent them hears of it
-            self._native.flush()
+        """Flush and close: closed with messages on their way, the client reports failures for what was stored.
+
+        A producer that is lost, since a message has had no answer in time, is closed without.
+        """
+        with suppress(vendor().exceptions.PulsarException, SendDeadlineError):  # whoever sent them hears of it
+            self._flushing.wait()
         try:
             self._native.close()
         finally:
@@ -246,101 +234,29 @@ class PulsarProducer:
         return data if small and not hints.is_ours(properties) else None
 
     def _send_plain(self, envelope: Envelope) -> Any:
-        flight = self._flight({})
+        flight = self._line.flight({})
         flight.launch(envelope)
         return flight.wait()[0]
+
+    def _overdue(self) -> tuple[Any, Any]:
+        self._flushing.lose()
+        return vendor().Result.Timeout, no_id()
 
     def _encode(self, content: Any) -> Any:
         return content if content is None or self._is_encoded else self._schema.encode(content)
 
-    def _outbound(self, content: Any, properties: Any, key: Any, options: Mapping[str, Any]) -> OutboundBlock:
-        limit = self._limit_for(options) if options else self._limit
-        return self._cc.outbound(
+    def _prepared(self, content: Any, properties: Any, key: Any, options: Mapping[str, Any]) -> Sending:
+        """Store or cut a payload, so that nothing is left but to launch it."""
+        block = self._cc.outbound(
             self._encode(content),
             destination=self._topic,
             key=key,
             headers=properties,
-            limit=limit,
+            limit=self._limit_for(options) if options else self._limit,
             text_key=True,
             classify=classify,
         )
+        return Sending(self._line, block.__enter__(), options)
 
     def _limit_for(self, options: Mapping[str, Any]) -> WireLimit:
         return wire_limit(self._max_message_bytes, producer_name=self._native.producer_name(), options=options)
-
-    def _flight(self, options: Mapping[str, Any], landed: Callable[[Flight], None] | None = None) -> Flight:
-        def send(envelope: Envelope, callback: Callback) -> None:
-            self._raw.send_async(
-                native_bytes(envelope), callback, properties=envelope.headers, partition_key=envelope.key, **options
-            )
-
-        return Flight(
-            send,
-            topic=self._topic,
-            window_bytes=self._window_bytes,
-            deadline_seconds=self._deadline_seconds,
-            landed=landed,
-        )
-
-    def _say(
-        self, out: Outbound, outcome: Literal["sent", "failed", "unknown", "partial"], error: Exception | None = None
-    ) -> None:
-        if self._cc.hooks:
-            facts: dict[str, Any] = {"messages": out.total, "uuid": out.uuid, "error": error}
-            self._cc.hooks.emit(SendEvent(destination=self._topic, outcome=outcome, **facts))
-
-    def _id(self, out: Outbound, ids: list[Any]) -> Any:
-        if any(message_id.ledger_id() < 0 for message_id in ids):
-            _log.warning(
-                "%s: stored, but the broker's deduplication did not say where; the id has no place", self._topic
-            )
-        return ids[0] if out.uuid is None else WholeMessageId.of_sent(tuple(ids), self._topic)
-
-    # Failures --------------------------------------------------------------------------------------------------
-
-    def _break_off(self, out: Outbound, flight: Flight, options: Mapping[str, Any], error: Exception) -> None:
-        """Of chunks of which some may be in the topic, tell readers, and raise an error that says how many."""
-        if out.abort is not None:
-            flight.settle()
-            if flight.ids or classify(error) == "unknown":
-                self._send_abort(out.abort, options)
-                self._say(out, "partial", error)
-                raise out.partial([flight.ids[number] for number in sorted(flight.ids)], error) from error
-        self._say(out, classify(error), error)
-
-    def _send_abort(self, abort: Envelope, options: Mapping[str, Any]) -> None:
-        heard = threading.Event()
-        try:
-            self._raw.send_async(
-                native_bytes(abort),
-                lambda result, message_id: heard.set(),
-                properties=abort.headers,
-                partition_key=abort.key,
-                **options,
-            )
-            heard.wait(_ABORT_SECONDS)
-        except Exception as error:
-            _log.warning("could not send the abort envelope: %s", type(error).__name__)
-
-    def _landed(self, out: Outbound, flight: Flight, options: Mapping[str, Any], ticket: Ticket) -> None:
-        """In the client's thread, which must neither wait nor see an exception."""
-        error, ok = flight.error, vendor().Result.Ok
-        if error is None:
-            out.keep()
-            self._say(out, "sent")
-            ticket(ok, self._id(out, [flight.ids[number] for number in range(flight.launched)]))
-            return
-        self._undoing.submit(lambda: self._undo(out, flight, options, error))
-        ticket(flight.result or vendor().Result.UnknownError, _no_id())
-
-    def _undo(self, out: Outbound, flight: Flight, options: Mapping[str, Any], error: Exception) -> None:
-        partial = out.abort is not None and (flight.ids or classify(error) == "unknown")
-        self._say(out, "partial" if partial else classify(error), error)
-        if out.abort is None:
-            out.conclude(error)
-        elif flight.ids or classify(error) == "unknown":
-            self._send_abort(out.abort, options)
-
-
-def _no_id() -> Any:
-    return vendor().MessageId(-1, -1, -1, -1)._msg_id
