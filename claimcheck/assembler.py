@@ -102,7 +102,11 @@ class Assembler:
         return [self._break(record)]
 
     def acked(self, source: Hashable, uuid: str) -> None:
-        """The payload was acknowledged: later duplicates may be, too."""
+        """The payload was acknowledged: later duplicates may be, too, as may what is held of it for another attempt."""
+        again = self._open.get((source, uuid))
+        if again is not None:
+            again.error = None
+            self._close(again, "delivered")
         record = self._closed.get((source, uuid))
         if record is not None and record.state != "dropped":
             self._remembered_positions -= len(record.by_position)

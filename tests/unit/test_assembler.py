@@ -119,6 +119,22 @@ def test_expiry_hands_back_all_messages_with_the_configured_action(action):
     assert rig.assembler.pending_bytes == 0
 
 
+def test_acknowledged_while_it_comes_again_nothing_of_the_new_attempt_stays():
+    rig = Rig()
+    for number in range(3):
+        rig.feed(A, number, 3, at=number)
+    rig.assembler.forget("s", A)  # given back
+    rig.feed(A, 0, 3, at=0)
+    rig.feed(A, 1, 3, b"other", at=1)
+    rig.feed(A, 1, 3, b"doomed", at=1)
+
+    rig.assembler.acked("s", A)  # the first delivery, after all
+
+    assert rig.assembler.pending_payloads == 0 == rig.assembler.pending_bytes == rig.assembler._held
+    [late] = rig.feed(A, 2, 3, at=2)
+    assert (late.reason, late.action) == ("duplicate", "ack")
+
+
 def test_expiry_is_seen_on_feed_and_zero_means_never():
     rig, patient = Rig(expire_after_seconds=60), Rig(expire_after_seconds=0)
     for each in (rig, patient):

@@ -58,6 +58,7 @@ class Inbox:
         self._lock = threading.RLock()
         self._sources: set[str] = set()  # that chunks came from
         self._delivered: dict[tuple[str, Position], Outcome] = {}  # chunked payloads, not settled, by their beginning
+        self._by_chunk: dict[tuple[str, Position], Outcome] = {}  # the same, by the place of each chunk
 
     @property
     def pending_payloads(self) -> int:
@@ -106,7 +107,11 @@ class Inbox:
             return
         with self._lock:
             self._resolver.settle(outcome, acked=acked)
-            self._delivered.pop(_place(outcome), None)
+            if self._delivered.get(_place(outcome)) is outcome:  # and no later delivery of the same
+                del self._delivered[_place(outcome)]
+            for place in _places(outcome):
+                if self._by_chunk.get(place) is outcome:
+                    del self._by_chunk[place]
 
     def find(self, message_id: Any) -> Outcome | None:
         """The chunked payload of this id, where it was delivered and is not settled."""
@@ -142,6 +147,7 @@ class Inbox:
         with self._lock:
             self._resolver.clear()
             self._delivered.clear()
+            self._by_chunk.clear()
             self._sources.clear()
 
     # Within ----------------------------------------------------------------------------------------------------
@@ -150,10 +156,13 @@ class Inbox:
         facts = Facts.of(native)
         self._sources.add(facts.topic_name)
         handle = Handle(facts, native if self._keep else None)
+        position = position_of(facts.message_id)
         with self._lock:
+            # The broker delivers again by itself what was delivered and not acknowledged: that is another attempt.
+            self.settle(self._by_chunk.get((facts.topic_name, position)), acked=False)
             outcomes = self._resolver.feed(
                 facts.topic_name,
-                position_of(facts.message_id),
+                position,
                 data,
                 headers=facts.properties,
                 key=facts.partition_key,
@@ -169,6 +178,7 @@ class Inbox:
         payload = outcome.payload if isinstance(outcome, Resolved) else None
         kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
         self._delivered[_place(kept)] = kept  # the payload is the user's, to be let go of before it is settled
+        self._by_chunk.update(dict.fromkeys(_places(kept), kept))
         return PulsarMessage(None, self._schema, outcome=kept, payload=payload, error=error)
 
     def _size(self, data: bytes) -> int:
@@ -199,6 +209,10 @@ class _IdAt:
 
     def partition(self) -> int:
         return self._partition
+
+
+def _places(outcome: Outcome) -> list[tuple[Any, Position]]:
+    return [(outcome.source, slot.position) for slot in outcome.slots]
 
 
 def _place(outcome: Outcome) -> tuple[Any, Position]:
