@@ -115,6 +115,17 @@ class TestCumulatively:
 
         lab.settled()
 
+    @pytest.mark.parametrize("id_of", [lambda m: m.message_id(), lambda m: deserialize(m.message_id().serialize())])
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_by_an_id(self, lab, strategy, id_of):
+        consumer, producer = lab.consumer(), lab.producer(strategy, batching_enabled=False)
+        for i in range(3):
+            producer.send(content(3 * LIMIT, i))
+
+        consumer.acknowledge_cumulative(id_of(receive(consumer, 3)[-1]))
+
+        lab.settled()
+
     def test_never_past_the_beginning_of_an_incomplete_payload(self, lab):
         consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
         for message in (b"1", chunk(1, 0, 2, b"a"), b"2", b"3"):
@@ -287,6 +298,51 @@ class TestDeadLetters:
         assert about["REAL_TOPIC"].endswith(lab.topic)
         assert about["ORIGIN_MESSAGE_ID"] == str(getattr(sent, "first", sent))
         assert "2 redeliveries" in about["dead-letter-reason"]
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover], ids=str)
+    def test_where_the_broker_does_not_count_we_do(self, lab, kind, strategy):
+        aside = lab.client.create_producer(f"{lab.topic}-dlq")
+        consumer = lab.consumer(consumer_type=kind, wrap={"dead_letter_producer": aside, "max_redeliveries": 2})
+        producer = lab.producer(strategy)
+        for payload in (b"small", content(5 * LIMIT)):
+            producer.send(payload)
+            for _ in range(3):
+                consumer.negative_acknowledge(consumer.receive(5000))
+            lab.settled()
+
+        letters = receive(rig_on(lab, f"{lab.topic}-dlq").consumer(), 2)
+        assert [letter.data() for letter in letters] == [b"small", content(5 * LIMIT)]
+        assert not consumer._redeliveries
+
+    @pytest.mark.parametrize("cumulatively", [True, False])
+    def test_what_is_acknowledged_is_counted_no_more(self, lab, cumulatively):
+        aside = lab.client.create_producer(f"{lab.topic}-dlq")
+        consumer = lab.consumer(wrap={"dead_letter_producer": aside, "max_redeliveries": 2})
+        lab.producer("chunking").send(payload := content(2 * LIMIT))
+        consumer.negative_acknowledge(consumer.receive(5000))
+        assert consumer._redeliveries
+
+        again = consumer.receive(5000)
+        assert again.data() == payload
+        (consumer.acknowledge_cumulative if cumulatively else consumer.acknowledge)(again)
+
+        assert not consumer._redeliveries
+        lab.settled()
+
+    def test_chunks_that_expire_too_often(self, lab):
+        time, aside = [0.0], lab.client.create_producer(f"{lab.topic}-dlq")
+        wrap = {"clock": lambda: time[0], "dead_letter_producer": aside, "max_redeliveries": 2}
+        consumer = lab.consumer(wrap=wrap)
+        lab.client.create_producer(lab.topic).send(chunk(1, 0, 2, b"a"))
+        for _ in range(3):
+            servers.wait_until(lambda: _pending(consumer) == 1, "the head is held")
+            time[0] += 61
+            consumer.tick()
+
+        lab.settled()
+        letter = rig_on(lab, f"{lab.topic}-dlq").subscribe().receive(5000)
+        assert letter.data() == chunk(1, 0, 2, b"a")
 
     def test_by_hand(self, lab):
         aside = lab.client.create_producer(f"{lab.topic}-dlq")

@@ -17,6 +17,7 @@ from claimcheck.transports.pulsar.flight import Flight
 from claimcheck.transports.pulsar.ids import WholeMessageId, before, deserialize, natives, position_of
 from claimcheck.transports.pulsar.limit import metadata_bytes, wire_limit
 from claimcheck.transports.pulsar.receiving import Receiving
+from claimcheck.transports.pulsar.redeliveries import Redeliveries
 
 OK = pulsar.Result.Ok
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
@@ -261,6 +262,39 @@ class TestDeadlines:
             ticket(OK, None)
         assert len(deadlines._watched) <= 65
         deadlines.close()
+
+
+class TestRedeliveries:
+    def test_the_larger_number_counts_and_only_up_to_the_maximum(self):
+        counts = Redeliveries(2)
+        assert counts.too_many(("t", (1, 0, 0)), 1) is None
+        assert counts.too_many(("t", (1, 0, 0)), 2) == 2
+        for _ in range(3):
+            counts.add(("t", (1, 0, 0)))
+        assert counts.too_many(("t", (1, 0, 0)), 0) == 3
+        assert counts.too_many(("u", (1, 0, 0)), 0) is None
+
+    def test_without_a_maximum_nothing_is_kept(self):
+        counts = Redeliveries(None)
+        counts.add(("t", (1, 0, 0)))
+        assert not counts
+        assert counts.too_many(("t", (1, 0, 0)), 99) is None
+
+    def test_those_that_were_given_back_last_are_kept(self):
+        counts = Redeliveries(1)
+        for entry in [0, *range(10_000), 0, 10_000]:
+            counts.add(("t", (1, entry, 0)))
+        assert len(counts._counts) == 10_000
+        assert counts.too_many(("t", (1, 0, 0)), 0) == 3
+        assert counts.too_many(("t", (1, 1, 0)), 0) is None
+
+    def test_what_is_acknowledged_is_forgotten(self):
+        counts = Redeliveries(1)
+        for place in (("t", (1, 5, 0)), ("t", (1, 7, 0)), ("u", (1, 5, 0)), ("t", (1, 9, 0))):
+            counts.add(place)
+        counts.forget_up_to("t", (1, 7, 1 << 31))
+        counts.forget(("t", (1, 9, 0)))
+        assert list(counts._counts) == [("u", (1, 5, 0))]
 
 
 class Busy(Receiving):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,17 +10,16 @@ from claimcheck.errors import ConfigError
 from claimcheck.resolver import Dropped, Outcome
 from claimcheck.transports.needs import Resolves
 from claimcheck.transports.prefetch import Prefetch
-from claimcheck.transports.pulsar.dead_letters import put_aside
+from claimcheck.transports.pulsar.dead_letters import put_aside, tried_to_put_aside
 from claimcheck.transports.pulsar.errors import vendor
-from claimcheck.transports.pulsar.ids import WholeMessageId, natives, nowhere
+from claimcheck.transports.pulsar.ids import WholeMessageId, id_of, natives, nowhere, position_of
 from claimcheck.transports.pulsar.inbox import Inbox
 from claimcheck.transports.pulsar.message import PulsarMessage
 from claimcheck.transports.pulsar.receiving import Receiving
+from claimcheck.transports.pulsar.redeliveries import Place, Redeliveries, place_of
 from claimcheck.transports.pulsar.shared import shared_refusal
 
 __all__ = ["PulsarConsumer"]
-
-_log = logging.getLogger(__name__)
 
 
 class PulsarConsumer(Receiving):
@@ -42,7 +40,8 @@ class PulsarConsumer(Receiving):
         start_message_id_inclusive: As it was subscribed; decides where `seek` goes.
         dead_letter_producer: A native producer, to which payloads go that came too often. It stays open. With it,
             chunks are in memory twice until they are settled.
-        max_redeliveries: How often a payload comes again after it was given back, from 0.
+        max_redeliveries: How often a payload comes again after it was given back, from 0. On Exclusive and Failover
+            subscriptions, where the broker does not count, this object does: the last 10,000 that were given back.
         prefetch_bytes: Stored payloads of the next messages that are read meanwhile, in order; 0 for none.
         prefetch_threads: How many at once.
         clock: Seconds, monotonic.
@@ -71,7 +70,7 @@ class PulsarConsumer(Receiving):
         self._native = consumer
         self._inclusive = start_message_id_inclusive
         self._dead_letters = dead_letter_producer
-        self._max_redeliveries = max_redeliveries
+        self._redeliveries = Redeliveries(max_redeliveries)
         self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
         refusal = shared_refusal(consumer_type, lambda topic: consumer.acknowledge_cumulative(nowhere(topic)))
         keep = dead_letter_producer is not None
@@ -119,10 +118,12 @@ class PulsarConsumer(Receiving):
         Raises:
             Exception: The client's own; some of a payload's messages may be acknowledged by then.
         """
+        if self._redeliveries:
+            self._redeliveries.forget(self._place_of(message))
         if isinstance(message, PulsarMessage) and message.outcome is None:
             self._native.acknowledge(message.native)
             return
-        for native in natives(_id_of(message)):
+        for native in natives(id_of(message)):
             self._native.acknowledge(native)
         self._inbox.settle(self._outcome_of(message), acked=True)
 
@@ -137,24 +138,25 @@ class PulsarConsumer(Receiving):
         Raises:
             Exception: The client's own, for example on a Shared subscription.
         """
-        message_id = _id_of(message)
-        topic = message.topic_name() if hasattr(message, "topic_name") else getattr(message_id, "topic", None)
+        message_id = id_of(message)
+        topic = message.topic_name() if message is not message_id else getattr(message_id, "topic", None)
         up_to = self._inbox.settle_up_to(message_id, topic)
         if up_to is not None:
             self._native.acknowledge_cumulative(up_to)
+            self._redeliveries.forget_up_to(topic or self.topic(), position_of(up_to))
 
     def negative_acknowledge(self, message: Any) -> None:
         """Give a payload back with all its messages; they come again after the consumer's delay.
 
         One that came ``max_redeliveries`` times again goes to the dead letters instead. Raises as `acknowledge`.
         """
-        count = message.redelivery_count() if isinstance(message, PulsarMessage) else 0
-        if self._max_redeliveries is not None and count >= self._max_redeliveries:
-            reason = f"given back after {count} redeliveries"
-            if self._put_aside(message.natives, reason):
+        place = self._place_of(message)
+        if isinstance(message, PulsarMessage):
+            count = self._redeliveries.too_many(place, message.redelivery_count())
+            if count is not None and self._put_aside(message.natives, f"given back after {count} redeliveries"):
                 self.acknowledge(message)
                 return
-        self._give_back(natives(_id_of(message)), self._outcome_of(message))
+        self._give_back(natives(id_of(message)), self._outcome_of(message), place)
 
     def dead_letter(self, message: PulsarMessage, *, reason: str = "rejected") -> None:
         """Put a payload's messages aside, as they came, and acknowledge them.
@@ -188,6 +190,7 @@ class PulsarConsumer(Receiving):
         self.forget()
         self._native.seek(messageid)
         self.forget()
+        self._redeliveries.clear()
 
     def pause_message_listener(self) -> None:
         """As the client has it."""
@@ -260,42 +263,31 @@ class PulsarConsumer(Receiving):
     def _let_go(self, dropped: Dropped) -> None:
         """Do with messages that became no payload what the configuration says; in doubt they come again."""
         ids = tuple(handle.facts.message_id for handle in dropped.handles)
-        if dropped.action == "redeliver" and not self._came_too_often(dropped):
-            self._give_back(ids, dropped)
+        place: Place = (dropped.source, dropped.positions[0])
+        told = max(handle.facts.redelivery_count for handle in dropped.handles)
+        if dropped.action == "redeliver" and self._redeliveries.too_many(place, told) is None:
+            self._give_back(ids, dropped, place)
         elif dropped.action == "ack" or self._put_aside(
             tuple(handle.native for handle in dropped.handles), f"{dropped.reason}: {dropped.error}"
         ):
             for message_id in ids:
                 self._native.acknowledge(message_id)
             self._inbox.settle(dropped, acked=True)
+            self._redeliveries.forget(place)
         else:
-            self._give_back(ids, dropped)
+            self._give_back(ids, dropped, place)
 
-    def _came_too_often(self, dropped: Dropped) -> bool:
-        count = max(handle.facts.redelivery_count for handle in dropped.handles)
-        return self._max_redeliveries is not None and count >= self._max_redeliveries
-
-    def _give_back(self, ids: Iterable[Any], outcome: Outcome | None) -> None:
+    def _give_back(self, ids: Iterable[Any], outcome: Outcome | None, place: Place) -> None:
         for message_id in ids:
             self._native.negative_acknowledge(message_id)
         self._inbox.settle(outcome, acked=False)
+        self._redeliveries.add(place)
 
     def _put_aside(self, messages: tuple[Any, ...], reason: str) -> bool:
-        """Whether they are in the dead-letter topic now."""
-        if self._dead_letters is None:
-            _log.warning("%s: messages come again, for there is no dead_letter_producer: %s", self.topic(), reason)
-            return False
-        try:
-            put_aside(self._dead_letters, messages, reason=reason)
-        except Exception as error:
-            _log.warning("%s: messages come again, for they could not be put aside: %s", self.topic(), error)
-            return False
-        return True
+        return tried_to_put_aside(self._dead_letters, messages, reason=reason, topic=self.topic())
 
     def _outcome_of(self, message: Any) -> Outcome | None:
         return message.outcome if isinstance(message, PulsarMessage) else self._inbox.find(message)
 
-
-def _id_of(message: Any) -> Any:
-    """The id of a message, or the id itself."""
-    return message.message_id() if callable(getattr(message, "message_id", None)) else message
+    def _place_of(self, message: Any) -> Place:
+        return place_of(message, self.topic())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from claimcheck.transports.pulsar.options import without_schema
 
-__all__ = ["put_aside"]
+__all__ = ["put_aside", "tried_to_put_aside"]
+
+_log = logging.getLogger(__name__)
 
 _ORIGIN_ID, _ORIGIN_TOPIC = "ORIGIN_MESSAGE_ID", "REAL_TOPIC"  # as the clients' own dead letters say it
 _REASON = "dead-letter-reason"
@@ -41,3 +44,23 @@ def put_aside(producer: Any, natives: tuple[Any, ...], *, reason: str) -> None:
             ordering_key=native.ordering_key() or None,
             event_timestamp=native.event_timestamp() or None,
         )
+
+
+def tried_to_put_aside(producer: Any, natives: tuple[Any, ...], *, reason: str, topic: str) -> bool:
+    """Whether they are in the dead-letter topic now; why not, is in the log.
+
+    Args:
+        producer: As of `put_aside`; ``None`` where there is none.
+        natives: As of `put_aside`.
+        reason: As of `put_aside`.
+        topic: Where they come from.
+    """
+    if producer is None:
+        _log.warning("%s: messages come again, for there is no dead_letter_producer: %s", topic, reason)
+        return False
+    try:
+        put_aside(producer, natives, reason=reason)
+    except Exception as error:
+        _log.warning("%s: messages come again, for they could not be put aside: %s", topic, error)
+        return False
+    return True

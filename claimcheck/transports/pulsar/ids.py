@@ -12,7 +12,7 @@ from typing import Any
 from claimcheck.errors import TransportError
 from claimcheck.transports.pulsar.errors import vendor
 
-__all__ = ["WholeMessageId", "before", "deserialize", "natives", "nowhere", "position_of"]
+__all__ = ["WholeMessageId", "before", "deserialize", "id_of", "natives", "nowhere", "position_of"]
 
 _MARK = b"\x00claimcheck-id\x01"  # no protobuf message begins with a zero
 _ID = struct.Struct(">iqqi")
@@ -125,6 +125,11 @@ def deserialize(data: bytes, topic: str | None = None) -> Any:
     if data.startswith(_MARK):
         return WholeMessageId.deserialize(data)
     return vendor().MessageId.deserialize(data, topic=topic)
+
+
+def id_of(message: Any) -> Any:
+    """The id of a message, or the id itself."""
+    return message.message_id() if callable(getattr(message, "message_id", None)) else message
 
 
 def natives(message_id: Any) -> tuple[Any, ...]:
