@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import itertools
+import threading
+import time
 
 import pulsar
 import pulsar.asyncio
 import pytest
 
-from claimcheck.errors import PayloadNotFoundError
+from claimcheck.errors import PayloadNotFoundError, PayloadTypeError
 from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer, AsyncPulsarReader
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, rig
 
@@ -70,6 +73,90 @@ def test_many_at_once_and_given_back(lab, strategy):
 
     asyncio.run(main())
     lab.settled()
+
+
+@contextlib.contextmanager
+def slow_at_first(store):
+    """Payloads are stored side by side, and those that came first are stored last."""
+    write, pauses = store.write, itertools.chain([0.3, 0.25, 0.2, 0.15, 0.1], itertools.repeat(0.0))
+
+    def slow(*args, **kwargs):
+        time.sleep(next(pauses))
+        return write(*args, **kwargs)
+
+    store.write = slow
+    yield
+    store.write = write
+
+
+@pytest.mark.parametrize("sizes", [[2 * LIMIT], [2 * LIMIT, 10], [10, 30 * LIMIT, 2 * LIMIT]], ids=str)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_sends_at_once_keep_the_order_of_the_calls(lab, strategy, sizes):
+    async def main():
+        async with wrapped(lab, strategy) as (producer, consumer):
+            payloads = [content(sizes[i % len(sizes)], i) for i in range(12)]
+            with slow_at_first(producer._blocking._cc.store("m")):
+                await asyncio.gather(*map(producer.send, payloads))
+            assert [(await consumer.receive()).data() for _ in payloads] == payloads
+
+    asyncio.run(main())
+
+
+def test_a_send_that_fails_or_is_cancelled_holds_up_nobody(lab):
+    async def main():
+        async with wrapped(lab) as (producer, consumer):
+            payloads = [content(2 * LIMIT, i) for i in range(6)]
+            with slow_at_first(producer._blocking._cc.store("m")):
+                tasks = [asyncio.create_task(producer.send(payload)) for payload in payloads[:3]]
+                bad = asyncio.create_task(producer.send(object()))
+                tasks += [asyncio.create_task(producer.send(payload)) for payload in payloads[3:]]
+                await asyncio.sleep(0.05)  # they have begun
+                tasks[1].cancel()
+                results = await asyncio.gather(*tasks, bad, return_exceptions=True)
+            failed = [type(result) for result in results if isinstance(result, BaseException)]
+            assert failed == [asyncio.CancelledError, PayloadTypeError]
+            assert [(await consumer.receive()).data() for _ in payloads] == payloads
+
+    asyncio.run(main())
+
+
+def test_flushing_and_closing_wait_for_what_is_still_being_stored(lab):
+    async def main():
+        async with wrapped(lab) as (producer, consumer):
+            with slow_at_first(producer._blocking._cc.store("m")):
+                for end in (producer.flush, producer.close):
+                    task = asyncio.create_task(producer.send(content(2 * LIMIT)))
+                    await asyncio.sleep(0.05)
+                    await end()
+                    await asyncio.wait_for(task, 1)
+                    assert (await consumer.receive()).data() == content(2 * LIMIT)
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_ends_takes_what_was_not_sent_out_of_the_store(lab):
+    cc = lab.claimcheck("external")
+    store, written, dropped = cc.store("m"), threading.Event(), []
+    write, rollback = store.write, store.rollback
+    store.rollback = lambda pointer: (dropped.append(pointer.key), rollback(pointer))
+
+    def slow(*args, **kwargs):
+        pointer = write(*args, **kwargs)
+        if not written.is_set():
+            written.set()
+            time.sleep(0.5)
+        return pointer
+
+    async def main():
+        client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        producer = AsyncPulsarProducer(await client.create_producer(lab.topic), cc, max_message_bytes=LIMIT)
+        store.write = slow
+        for i in range(2):
+            asyncio.create_task(producer.send(content(2 * LIMIT, i)))  # noqa: RUF006
+        await asyncio.sleep(0.2)
+
+    asyncio.run(main())
+    assert len(dropped) == 2
 
 
 def test_a_receive_that_is_cancelled_loses_nothing(lab):

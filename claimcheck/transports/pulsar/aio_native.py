@@ -31,8 +31,8 @@ class _Nobody:
             """There is none."""
 
 
-async def called_back(send: Callable[[Callable[[Any, Any], None]], None]) -> Any:
-    """Send with a callback, and wait for it."""
+def called_back(send: Callable[[Callable[[Any, Any], None]], None]) -> asyncio.Future[Any]:
+    """Send with a callback, now; gives what is to be awaited for it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -49,7 +49,7 @@ async def called_back(send: Callable[[Callable[[Any, Any], None]], None]) -> Any
             future.set_exception(as_exception(result))
 
     send(call)
-    return await future
+    return future
 
 
 @contextlib.contextmanager

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
 from claimcheck.interrupt import in_thread
+from claimcheck.outbound import in_background
 from claimcheck.transports.needs import Offloads
 from claimcheck.transports.pulsar.aio_native import as_asyncio_says_it, blocking, called_back
+from claimcheck.transports.pulsar.aio_order import Order, Turn
 from claimcheck.transports.pulsar.producer import PulsarProducer
+from claimcheck.transports.pulsar.sending import Sending
 
 __all__ = ["AsyncPulsarProducer"]
+
+Launch = Callable[[Turn, tuple[Any, ...]], Awaitable[Awaitable[Any]]]
+"""Gives a payload to the client when its turn has come; what it gives is to be awaited for the answer."""
 
 
 class AsyncPulsarProducer:
     """Has the methods of a `pulsar.asyncio.Producer`, and sends payloads that are too large for it.
 
-    Small messages go straight to the client; what has to be stored or cut into chunks goes in a thread.
+    Small messages go straight to the client; what has to be stored or cut into chunks goes in a thread. Payloads are
+    stored side by side, but go to the client in the order in which they were sent.
 
     Args:
         producer: A `pulsar.asyncio.Producer`.
@@ -28,6 +36,7 @@ class AsyncPulsarProducer:
     def __init__(self, producer: Any, cc: Offloads, **options: Any) -> None:
         self._native = producer
         self._blocking = PulsarProducer(blocking("Producer", producer), cc, **options)
+        self._order = Order()
 
     async def send(
         self,
@@ -44,7 +53,7 @@ class AsyncPulsarProducer:
     ) -> Any:
         """Send one payload; arguments and result as of `PulsarProducer.send`, with ``None`` for a tombstone.
 
-        A task that is cancelled meanwhile ends at once; the payload may be sent all the same.
+        A task that is cancelled meanwhile ends at once; the payload is sent all the same.
 
         Raises:
             pulsar.asyncio.PulsarException: What the client says; otherwise as `PulsarProducer.send`.
@@ -55,17 +64,22 @@ class AsyncPulsarProducer:
         )  # fmt: skip
         producer = self._blocking
         with as_asyncio_says_it():
-            if any(options) or not producer.sends_plain(content, properties, partition_key):
-                return await in_thread(lambda: producer.send(content, properties, partition_key, *options))
-            return await called_back(lambda call: producer.send_async(content, call, properties, partition_key))
+            plain = not any(options) and producer.sends_plain(content, properties, partition_key)
+            if plain and self._order.at_rest:
+                return await called_back(lambda call: producer.send_async(content, call, properties, partition_key))
+            launch = self._launch_plain if plain else self._launch
+            sending = self._in_turn(launch, (content, properties, partition_key, *options))
+            return await asyncio.shield(in_background(asyncio.get_running_loop(), sending))
 
     async def flush(self) -> None:
         """Wait until everything that was sent is in the topic."""
+        await self._order.rest()
         with as_asyncio_says_it():
             await asyncio.to_thread(self._blocking.flush)
 
     async def close(self) -> None:
         """Flush and close."""
+        await self._order.rest()
         with as_asyncio_says_it():
             await asyncio.to_thread(self._blocking.close)
 
@@ -87,3 +101,33 @@ class AsyncPulsarProducer:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._blocking)[1:]}"
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _in_turn(self, launch: Launch, arguments: tuple[Any, ...]) -> Coroutine[Any, Any, Any]:
+        """Take a place in the order, now, and send when it has come."""
+        turn = self._order.take()
+
+        async def send() -> Any:
+            try:
+                answer = await launch(turn, arguments)
+            finally:
+                turn.end()
+            return await answer
+
+        return send()
+
+    async def _launch(self, turn: Turn, arguments: tuple[Any, ...]) -> Awaitable[Any]:
+        sending = await in_thread(lambda: self._blocking.prepare(*arguments), undo=Sending.drop)
+        try:
+            await turn.come()
+        except asyncio.CancelledError:  # the loop is being closed
+            sending.drop()
+            raise
+        await asyncio.to_thread(sending.launch)
+        return asyncio.to_thread(sending.wait)
+
+    async def _launch_plain(self, turn: Turn, arguments: tuple[Any, ...]) -> Awaitable[Any]:
+        content, properties, key, *_ = arguments
+        await turn.come()
+        return called_back(lambda call: self._blocking.send_async(content, call, properties, key))

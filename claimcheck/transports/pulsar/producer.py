@@ -167,6 +167,16 @@ class PulsarProducer:
         self._prepared(content, properties, partition_key, options).launch_for(ticket)
         self._deadlines.watch(ticket)
 
+    def prepare(
+        self,
+        content: Any,
+        properties: dict[str, str] | None,
+        partition_key: str | None,
+        *options: Any,
+    ) -> Sending:
+        """Store or cut one payload, for whoever launches it himself; arguments in the order of `send`. Raises as it."""
+        return self._prepared(content, properties, partition_key, given_options(*options))
+
     def sends_plain(self, content: Any, properties: dict[str, str] | None, partition_key: str | None) -> bool:
         """Whether this payload would go as it is, with nothing stored and nothing to wait for."""
         return self._plain(content, properties, partition_key) is not None

@@ -110,6 +110,11 @@ class Sending:
         self._say("sent")
         return self._id(ids)
 
+    def drop(self) -> None:
+        """Instead of launching it: undo what was stored."""
+        with contextlib.suppress(Exception):  # it is in the log, and expires
+            self._out.settle(None)
+
     def launch_for(self, ticket: Ticket) -> None:
         """Give all messages to the client, and have the ticket called when the last of them has landed.
 
