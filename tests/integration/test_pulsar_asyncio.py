@@ -35,7 +35,8 @@ async def wrapped(lab, strategy="external"):
     finally:
         with contextlib.suppress(pulsar.asyncio.PulsarException):  # its topic was terminated
             await producer.close()
-        await consumer.close()
+        with contextlib.suppress(pulsar.asyncio.PulsarException):  # the test did so itself
+            await consumer.close()
         await client.close()
 
 
@@ -167,6 +168,36 @@ def test_a_receive_that_is_cancelled_loses_nothing(lab):
                     await asyncio.wait_for(consumer.receive(), 0.05)
             await producer.send(b"once")
             assert (await asyncio.wait_for(consumer.receive(), 10)).data() == b"once"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["close", "unsubscribe"])
+def test_closing_ends_a_receive_as_the_client_does(lab, how):
+    async def main():
+        async with wrapped(lab) as (_, consumer):
+            tasks = [asyncio.create_task(consumer.receive()) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            await getattr(consumer, how)()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(result, pulsar.asyncio.PulsarException)
+                assert result.error() == pulsar.Result.AlreadyClosed
+            with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
+                await consumer.receive()
+
+    asyncio.run(main())
+
+
+def test_closing_a_reader_ends_its_read_as_the_client_does(lab):
+    async def main():
+        client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        reader = AsyncPulsarReader(await client.create_reader(lab.topic, pulsar.MessageId.earliest), lab.cc)
+        task = asyncio.create_task(reader.read_next())
+        await asyncio.sleep(0.1)
+        await reader.close()
+        with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
+            await task
+        await client.close()
 
     asyncio.run(main())
 

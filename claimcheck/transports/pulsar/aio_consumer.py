@@ -9,8 +9,9 @@ from typing import Any, Protocol, TypeVar
 
 from claimcheck.interrupt import in_thread
 from claimcheck.transports.needs import Resolves
-from claimcheck.transports.pulsar.aio_native import as_asyncio_says_it, blocking
+from claimcheck.transports.pulsar.aio_native import as_asyncio_says_it, as_exception, blocking
 from claimcheck.transports.pulsar.consumer import PulsarConsumer
+from claimcheck.transports.pulsar.errors import vendor
 from claimcheck.transports.pulsar.message import PulsarMessage
 from claimcheck.transports.pulsar.reader import PulsarReader
 
@@ -45,6 +46,7 @@ class _Receiving:
         self._receive = receive
         self._coming: asyncio.Task[Any] | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._closed = False
 
     async def next(self) -> PulsarMessage:
         """Wait for a payload, which is read by then."""
@@ -56,13 +58,16 @@ class _Receiving:
         return message
 
     async def close(self) -> None:
-        """Let go of the message that is awaited."""
+        """Let go of the message that is awaited: whoever waits hears that this is closed, as from the client."""
+        self._closed = True
         if self._coming is not None:
             self._coming.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await self._coming
 
     async def _step(self) -> None:
+        if self._closed:
+            raise as_exception(vendor().Result.AlreadyClosed)
         if self._coming is None:
             self._coming = asyncio.ensure_future(self._receive())
         timeout = _TICK_SECONDS if self.blocking.pending_payloads else None
@@ -71,6 +76,8 @@ class _Receiving:
             await asyncio.to_thread(self.blocking.tick)
             return
         coming, self._coming = self._coming, None
+        if coming.cancelled():
+            raise as_exception(vendor().Result.AlreadyClosed)
         native = coming.result()
         if not self.blocking.take_plain(native):
             await asyncio.to_thread(self.blocking.take, native)
@@ -124,8 +131,8 @@ class AsyncPulsarConsumer:
 
     async def unsubscribe(self) -> None:
         """End the subscription."""
-        await self._receiving.close()
         await self._off(self._blocking.unsubscribe)
+        await self._receiving.close()
 
     async def close(self) -> None:
         """Close the consumer; what was not acknowledged comes again, to others."""
