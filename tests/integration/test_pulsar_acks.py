@@ -513,6 +513,25 @@ class TestListener:
         assert "no reason" in caplog.text
         lab.settled()
 
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_of_a_reader(self, lab, strategy):
+        got, done = [], threading.Event()
+
+        def listener(reader, message):
+            got.append((type(reader).__name__, message.data()))
+            if len(got) == 3:
+                reader.close()
+                done.set()
+
+        lab.client.create_reader(lab.topic, pulsar.MessageId.earliest, reader_listener=listening(listener, lab.cc))
+        producer = lab.producer(strategy)
+        payloads = [content([10, 3 * LIMIT][i % 2], i) for i in range(3)]
+        for payload in payloads:
+            producer.send(payload)
+
+        assert done.wait(20)
+        assert got == [("PulsarReader", payload) for payload in payloads]
+
 
 class TestSeek:
     @pytest.mark.parametrize("inclusive", [True, False])

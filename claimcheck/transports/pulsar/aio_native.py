@@ -14,7 +14,7 @@ __all__ = ["as_asyncio_says_it", "as_exception", "blocking", "called_back"]
 
 
 def blocking(kind: str, native: Any) -> Any:
-    """The blocking client's object over what is the same underneath."""
+    """The blocking client's object over what is the same underneath, and not among that client's own."""
     made = getattr(vendor(), kind)()
     inner = f"_{kind.lower()}"
     setattr(made, inner, getattr(native, inner))

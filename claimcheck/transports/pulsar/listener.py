@@ -1,4 +1,4 @@
-"""A message listener that is given whole payloads, for ``Client.subscribe(message_listener=...)``."""
+"""A listener that is given whole payloads, for ``subscribe(message_listener=...)`` and ``create_reader(...)``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from claimcheck.transports.needs import Resolves
+from claimcheck.transports.pulsar.aio_native import blocking
 from claimcheck.transports.pulsar.consumer import PulsarConsumer
 from claimcheck.transports.pulsar.message import PulsarMessage
+from claimcheck.transports.pulsar.reader import PulsarReader
 
 __all__ = ["listening"]
 
@@ -17,26 +19,25 @@ _log = logging.getLogger(__name__)
 
 
 def listening(
-    listener: Callable[[PulsarConsumer, PulsarMessage], object], cc: Resolves, **options: Any
+    listener: Callable[[Any, PulsarMessage], object], cc: Resolves, **options: Any
 ) -> Callable[[Any, Any], None]:
-    """Make the listener that a native consumer is subscribed with.
+    """Make the ``message_listener`` of a native consumer, or the ``reader_listener`` of a native reader.
 
     It is called by the client's thread for each payload; what it raises is logged, and the message is neither
     acknowledged nor given back by that. Chunks that wait too long are let go of when the next message comes.
 
     Args:
-        listener: Gets a `PulsarConsumer`, for acknowledgements, and the payload.
+        listener: Gets a `PulsarConsumer`, for acknowledgements, or a `PulsarReader`; and the payload.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        options: As of `PulsarConsumer`.
+        options: As of `PulsarConsumer` or `PulsarReader`.
     """
-    made: list[PulsarConsumer] = []
+    made: list[PulsarConsumer | PulsarReader] = []
     lock = threading.Lock()
 
     def native_listener(consumer: Any, message: Any) -> None:
         with lock:
             if not made:
-                consumer._schema = message._schema  # the client leaves it out here
-                made.append(PulsarConsumer(consumer, cc, **options))
+                made.append(_wrapped(consumer, message._schema, cc, options))
             try:
                 made[0].take(message)
                 made[0].tick()
@@ -48,9 +49,16 @@ def listening(
     return native_listener
 
 
-def _call(
-    listener: Callable[[PulsarConsumer, PulsarMessage], object], consumer: PulsarConsumer, message: PulsarMessage
-) -> None:
+def _wrapped(native: Any, schema: Any, cc: Resolves, options: dict[str, Any]) -> PulsarConsumer | PulsarReader:
+    """The client leaves the schema out here, and puts readers, too, into a consumer."""
+    native._schema = schema
+    if not hasattr(native._consumer, "read_next"):
+        return PulsarConsumer(native, cc, **options)
+    native._reader = native._consumer
+    return PulsarReader(blocking("Reader", native), cc, **options)
+
+
+def _call(listener: Callable[[Any, PulsarMessage], object], consumer: Any, message: PulsarMessage) -> None:
     try:
         listener(consumer, message)
     except Exception:
