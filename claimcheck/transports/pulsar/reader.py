@@ -23,7 +23,8 @@ class PulsarReader(Receiving):
     """Has the methods of a `pulsar.Reader`; a message that it gives is a whole payload.
 
     Begun in the middle of a payload's chunks it does not give that payload. Chunks that never become one are dropped
-    after ``chunking.expire_after_seconds``, with a line in the log.
+    after ``chunking.expire_after_seconds``, or when they have to make room, with a warning in the log: a reader has
+    nobody to give them back to.
 
     Args:
         reader: A `pulsar.Reader`, without a listener.
@@ -95,7 +96,8 @@ class PulsarReader(Receiving):
     # Within ----------------------------------------------------------------------------------------------------
 
     def _let_go(self, dropped: Dropped) -> None:
-        _log.info("%s: %d messages became no payload: %s", self.topic(), len(dropped.slots), dropped.reason)
+        level = logging.WARNING if dropped.reason in ("expired", "evicted") else logging.INFO
+        _log.log(level, "%s: %d messages became no payload: %s", self.topic(), len(dropped.slots), dropped.reason)
         self._inbox.settle(dropped, acked=True)
 
     def _keep(self, message: PulsarMessage) -> None:
