@@ -1,14 +1,17 @@
 """Payloads of any size through a real Pulsar: whole, with everything that the native message has."""
 
+import asyncio
 import io
 import threading
 
 import pulsar
+import pulsar.asyncio
 import pytest
 
 from claimcheck.envelope import encode_abort, encode_chunk
-from claimcheck.errors import PayloadNotFoundError
-from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer, PulsarReader, WholeMessageId
+from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
+from claimcheck.testing.faults import FaultyStore
+from claimcheck.transports.pulsar import AsyncPulsarReader, PulsarConsumer, PulsarProducer, PulsarReader, WholeMessageId
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig
 
 SIZES = [0, 1, 1000, LIMIT - 200, LIMIT, LIMIT + 1, 10 * LIMIT, 3_000_000]
@@ -230,6 +233,60 @@ def test_what_the_sender_is_told_is_the_id_that_the_receiver_has(lab):
     for message_id in sent:
         consumer.acknowledge(message_id)
     lab.settled()
+
+
+class TestOutage:
+    @pytest.fixture
+    def ill(self, lab):
+        """The store cannot be reached until it is told to heal; pointers lead there."""
+        store = FaultyStore(store={"type": "memory"})
+        store.context = lab.cc.store("m").context
+        lab.cc._open.stores["m"] = store
+        lab.producer("external").send(content(2 * LIMIT))
+        store.fail("read")
+        return store
+
+    @pytest.mark.parametrize("prefetch_bytes", [0, 100 * LIMIT])
+    def test_what_a_later_try_may_bring_is_tried_again(self, lab, ill, prefetch_bytes):
+        message = lab.consumer(wrap={"prefetch_bytes": prefetch_bytes}).receive(5000)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError):
+                message.data()
+        assert isinstance(message.error, StoreUnavailableError)
+
+        ill.heal()
+
+        assert message.data() == content(2 * LIMIT)
+        assert message.error is None
+
+    def test_what_no_later_try_brings_is_not(self, lab, ill):
+        ill.heal()
+        message = lab.consumer().receive(5000)
+        ill.fail("read", error=PayloadNotFoundError("gone"))
+        with pytest.raises(PayloadNotFoundError):
+            message.data()
+        reads = ill.calls["read"]
+
+        assert message.error is not None
+        assert ill.calls["read"] == reads
+
+    def test_on_an_event_loop_nothing_waits_for_the_store(self, lab, ill):
+        async def main():
+            client = pulsar.asyncio.Client(
+                lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+            )
+            native = await client.create_reader(lab.topic, pulsar.MessageId.earliest)
+            message = await AsyncPulsarReader(native, lab.cc).read_next()
+            reads = ill.calls["read"]
+            for _ in range(2):
+                assert isinstance(message.error, StoreUnavailableError)
+            assert ill.calls["read"] == reads
+
+            ill.heal()
+            assert await asyncio.to_thread(message.data) == content(2 * LIMIT) == message.data()
+            await client.close()
+
+        asyncio.run(main())
 
 
 def test_a_reader_warns_of_what_it_drops(lab, caplog):

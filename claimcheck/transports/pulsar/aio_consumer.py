@@ -54,7 +54,7 @@ class _Receiving:
             while (message := self.blocking.take_ready()) is None:
                 await self._step()
         if not message.is_read:
-            await in_thread(lambda: message.error)
+            await in_thread(message.read)
         return message
 
     async def close(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +81,18 @@ class PulsarMessage:
         error: What is known to be wrong.
     """
 
-    __slots__ = ("_error", "_first", "_load", "_native", "_payload", "_schema", "outcome", "stored_bytes")
+    __slots__ = (
+        "_error",
+        "_fetched",
+        "_first",
+        "_known",
+        "_load",
+        "_native",
+        "_payload",
+        "_schema",
+        "outcome",
+        "stored_bytes",
+    )
 
     def __init__(
         self,
@@ -98,6 +110,8 @@ class PulsarMessage:
         self._payload = payload
         self._load = load
         self._error = error
+        self._fetched: Future[bytes] | None = None
+        self._known: ClaimCheckError | None = None
         self._first: Facts | None = None
         self.outcome = outcome
         self.stored_bytes = stored_bytes
@@ -107,7 +121,8 @@ class PulsarMessage:
 
         Raises:
             ClaimCheckError: It cannot be had; the error says why, and whether a later delivery may bring it
-                (``error.retryable``). The message is still to be acknowledged or given back.
+                (``error.retryable``), as may another call of this, which then tries again. The message is still to be
+                acknowledged or given back. On an event loop nothing is tried again: call it in a thread.
         """
         if self._payload is None:
             self._payload = self._loaded()
@@ -189,7 +204,7 @@ class PulsarMessage:
     @property
     def is_read(self) -> bool:
         """Whether `data` answers without a store."""
-        return self._payload is not None or self._error is not None
+        return self._payload is not None or (self._error or self._known) is not None
 
     @property
     def held_bytes(self) -> int:
@@ -199,7 +214,11 @@ class PulsarMessage:
     def fetch(self, pool: Executor) -> None:
         """Begin to read its payload; `data` then waits for that."""
         if self._load is not None:
-            self._load = pool.submit(self._load).result
+            self._fetched = pool.submit(self._load)
+
+    def read(self) -> None:
+        """Read its payload for a task on an event loop, where `data` must not wait, and says what came of this."""
+        self._known = self.error
 
     @property
     def native(self) -> Any:
@@ -218,12 +237,22 @@ class PulsarMessage:
     # Within ----------------------------------------------------------------------------------------------------
 
     def _loaded(self) -> bytes:
-        if self._error is None and self._load is not None:
+        known = self._error
+        if known is None and self._known is not None and _is_on_event_loop():
+            known = self._known
+        if known is None and self._load is not None:
             try:
-                return self._load()
+                return self._read_now(self._load)
             except ClaimCheckError as error:
-                self._error = error
-        raise self._error or ClaimCheckError("this message has no payload")
+                if error.retryable:
+                    raise
+                known = self._error = error
+        raise known or ClaimCheckError("this message has no payload")
+
+    def _read_now(self, load: Callable[[], bytes]) -> bytes:
+        """What was fetched, once; a fetch that has not begun is of no use."""
+        fetched, self._fetched = self._fetched, None
+        return load() if fetched is None or fetched.cancel() else fetched.result()
 
     @property
     def _facts(self) -> Facts:
@@ -234,6 +263,14 @@ class PulsarMessage:
             else:
                 self._first = min(self.outcome.slots, key=lambda slot: slot.position).handle.facts
         return self._first
+
+
+def _is_on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Decodable:
