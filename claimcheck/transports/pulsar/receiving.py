@@ -17,6 +17,10 @@ __all__ = ["Receiving"]
 
 _TICK_SECONDS = 1.0  # how long chunks that wait too long may go unnoticed while nothing comes
 _BUSY_SECONDS = 1.0  # how long to go on beyond the timeout while messages come, but no payload
+_NO_QUEUE = (
+    "with receiver_queue_size=0 the client can wait for messages without end only, and not while chunks are held or "
+    "payloads are read ahead: subscribe with receiver_queue_size=1 or more"
+)
 
 
 class Receiving(ABC):
@@ -105,13 +109,21 @@ class Receiving(ABC):
             return
         pause = _TICK_SECONDS if left is None else max(0.0, min(left, _TICK_SECONDS))
         try:
-            native = self._receive(int(pause * 1000))
+            native = self._receive_within(int(pause * 1000))
         except vendor().Timeout:
             self.tick()
             if until is not None and not self._ready and self._clock() >= until:
                 raise
         else:
             self.take(native)
+
+    def _receive_within(self, millis: int) -> Any:
+        """Wait no longer than that, which a client without a receiver queue cannot."""
+        try:
+            return self._receive(millis)
+        except vendor().InvalidConfiguration as error:
+            error.add_note(_NO_QUEUE)
+            raise
 
     def _act(self, arrivals: Iterable[Arrival]) -> None:
         for arrival in arrivals:
