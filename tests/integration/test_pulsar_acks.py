@@ -369,6 +369,17 @@ class TestDeadLetters:
             lab.consumer("a", wrap={"max_redeliveries": 3})
         with pytest.raises(ConfigError, match="dead_letter_producer"):
             lab.consumer("b").dead_letter(object())
+        for i, wrong in enumerate([lab.producer(), b"no producer"]):
+            with pytest.raises(TypeError, match=f"dead_letter_producer.*{type(wrong).__name__}"):
+                lab.consumer(f"c{i}", wrap={"dead_letter_producer": wrong})
+
+    @pytest.mark.parametrize(
+        ("option", "found"),
+        [("max_redeliveries", -1), ("prefetch_threads", 0), ("prefetch_bytes", -1), ("prefetch_bytes", "64 MiB")],
+    )
+    def test_numbers_that_make_no_sense(self, lab, option, found):
+        with pytest.raises(ConfigError, match=f"{option}: found {found!r}, expected a whole number from"):
+            lab.consumer(wrap={option: found})
 
 
 class TestShared:

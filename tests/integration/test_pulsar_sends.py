@@ -8,7 +8,7 @@ import pulsar
 import pytest
 
 import claimcheck
-from claimcheck.errors import PartialSendError, PayloadTooLargeError, TransportError
+from claimcheck.errors import ConfigError, PartialSendError, PayloadTooLargeError, TransportError
 from claimcheck.transports.pulsar import ChunkArgumentError, PulsarProducer, SendDeadlineError, ask_limit
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig
 
@@ -114,6 +114,23 @@ class TestLimit:
             ask_limit("http://127.0.0.1:1", lab.topic)
         with pytest.raises(TransportError, match="http"):
             ask_limit("file:///etc/passwd", lab.topic)
+
+
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [
+        ("max_message_bytes", 0),
+        ("max_message_bytes", "5 MiB"),
+        ("window_bytes", -1),
+        ("deadline_seconds", 0),
+        ("deadline_seconds", float("nan")),
+        ("deadline_seconds", float("inf")),
+        ("deadline_seconds", "60"),
+    ],
+)
+def test_numbers_that_make_no_sense(lab, option, found):
+    with pytest.raises(ConfigError, match=f"{option}: found {found!r}, expected a (whole )?number"):
+        lab.producer(wrap={option: found})
 
 
 class TestQueue:

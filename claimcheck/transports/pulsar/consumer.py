@@ -10,11 +10,12 @@ from claimcheck.errors import ConfigError
 from claimcheck.resolver import Dropped, Outcome
 from claimcheck.transports.needs import Resolves
 from claimcheck.transports.prefetch import Prefetch
-from claimcheck.transports.pulsar.dead_letters import put_aside, tried_to_put_aside
+from claimcheck.transports.pulsar.dead_letters import check_dead_letters, put_aside, tried_to_put_aside
 from claimcheck.transports.pulsar.errors import vendor
 from claimcheck.transports.pulsar.ids import WholeMessageId, id_of, natives, nowhere, position_of
 from claimcheck.transports.pulsar.inbox import Inbox
 from claimcheck.transports.pulsar.message import PulsarMessage
+from claimcheck.transports.pulsar.options import check_number
 from claimcheck.transports.pulsar.receiving import Receiving
 from claimcheck.transports.pulsar.redeliveries import Place, Redeliveries, place_of
 from claimcheck.transports.pulsar.shared import shared_refusal
@@ -33,7 +34,8 @@ class PulsarConsumer(Receiving):
     consumer's own ``dead_letter_policy``, which would tear payloads apart; give ``dead_letter_producer`` here.
 
     Args:
-        consumer: A `pulsar.Consumer`, without a message listener.
+        consumer: A `pulsar.Consumer`, without a message listener. For chunks, and to look ahead, it needs a
+            ``receiver_queue_size`` of 1 or more, without which the client fails with `pulsar.InvalidConfiguration`.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         consumer_type: As it was subscribed. Where it is not given, chunks are refused on a subscription that could be
             Shared, which the client does not tell from Key_Shared.
@@ -47,7 +49,8 @@ class PulsarConsumer(Receiving):
         clock: Seconds, monotonic.
 
     Raises:
-        ConfigError: ``max_redeliveries`` without a producer for the dead letters, or less than 0.
+        ConfigError: ``max_redeliveries`` without a producer for the dead letters, or a number that makes no sense.
+        TypeError: What is to be wrapped, or the producer for dead letters, is no object of pulsar-client.
     """
 
     def __init__(
@@ -63,8 +66,10 @@ class PulsarConsumer(Receiving):
         prefetch_threads: int = 4,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if max_redeliveries is not None and (max_redeliveries < 0 or dead_letter_producer is None):
-            raise ConfigError("max_redeliveries is a number from 0, and needs a dead_letter_producer")
+        check_number("max_redeliveries", max_redeliveries if max_redeliveries is not None else 0, least=0)
+        check_number("prefetch_bytes", prefetch_bytes, least=0)
+        check_number("prefetch_threads", prefetch_threads, least=1)
+        check_dead_letters(dead_letter_producer, max_redeliveries)
         if not hasattr(consumer, "_consumer"):
             raise TypeError(f"a consumer of pulsar-client is wanted, not {type(consumer).__name__}")
         self._native = consumer
@@ -251,7 +256,7 @@ class PulsarConsumer(Receiving):
 
     def _take_one_that_is_there(self) -> bool:
         try:
-            self.take(self._native.receive(0))
+            self.take(self._receive_within(0))
         except vendor().Timeout:
             return False
         return True

@@ -5,15 +5,31 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from claimcheck.errors import ConfigError
+from claimcheck.transports.pulsar.errors import vendor
 from claimcheck.transports.pulsar.options import without_schema
 
-__all__ = ["put_aside", "tried_to_put_aside"]
+__all__ = ["check_dead_letters", "put_aside", "tried_to_put_aside"]
 
 _log = logging.getLogger(__name__)
 
 _ORIGIN_ID, _ORIGIN_TOPIC = "ORIGIN_MESSAGE_ID", "REAL_TOPIC"  # as the clients' own dead letters say it
 _REASON = "dead-letter-reason"
 _REASON_CHARACTERS = 300
+
+
+def check_dead_letters(producer: Any, max_redeliveries: int | None) -> None:
+    """Refuse what would fail at the first dead letter.
+
+    Raises:
+        TypeError: Not a native producer.
+        ConfigError: None, where one is needed.
+    """
+    if producer is None and max_redeliveries is not None:
+        raise ConfigError("max_redeliveries needs a dead_letter_producer", path="max_redeliveries")
+    if producer is not None and not isinstance(producer, vendor().Producer):
+        kind = f"{type(producer).__module__}.{type(producer).__name__}"
+        raise TypeError(f"dead_letter_producer is to be a pulsar.Producer, as it comes from the client, not a {kind}")
 
 
 def put_aside(producer: Any, natives: tuple[Any, ...], *, reason: str) -> None:

@@ -82,17 +82,8 @@ class PulsarMessage:
     """
 
     __slots__ = (
-        "_error",
-        "_fetched",
-        "_first",
-        "_known",
-        "_load",
-        "_native",
-        "_payload",
-        "_schema",
-        "outcome",
-        "stored_bytes",
-    )
+        "_error", "_fetched", "_first", "_known", "_load", "_native", "_payload", "_schema", "outcome", "stored_bytes",
+    )  # fmt: skip
 
     def __init__(
         self,

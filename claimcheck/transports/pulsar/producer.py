@@ -15,7 +15,7 @@ from claimcheck.transports.pulsar.deadlines import Deadlines, Ticket
 from claimcheck.transports.pulsar.errors import SendDeadlineError, classify, vendor
 from claimcheck.transports.pulsar.flushing import Flushing
 from claimcheck.transports.pulsar.limit import MAX_MESSAGE_BYTES, ask_limit, wire_limit
-from claimcheck.transports.pulsar.options import given_options, without_schema
+from claimcheck.transports.pulsar.options import check_number, check_seconds, given_options, without_schema
 from claimcheck.transports.pulsar.sending import Line, Sending, no_id
 from claimcheck.transports.undoing import Undoing
 from claimcheck.wire import WireLimit
@@ -45,6 +45,7 @@ class PulsarProducer:
 
     Raises:
         TransportError: The web service did not answer.
+        ConfigError: A number that makes no sense.
     """
 
     def __init__(
@@ -58,6 +59,9 @@ class PulsarProducer:
         window_bytes: int = _WINDOW_BYTES,
         deadline_seconds: float = 60.0,
     ) -> None:
+        check_number("max_message_bytes", max_message_bytes, least=1)
+        check_number("window_bytes", window_bytes, least=1)
+        check_seconds("deadline_seconds", deadline_seconds)
         self._native = producer
         self._cc = cc
         self._raw = without_schema(producer)
