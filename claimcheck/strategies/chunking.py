@@ -24,8 +24,9 @@ class ChunkingStrategy(Strategy):
 
     def _offload(self, message: Message) -> Outbound:
         limits = self.context.config.chunking
-        payload, _ = rewindable(message.payload, limit=limits.max_payload_bytes)
-        source = Source(payload, limit=limits.max_payload_bytes, limit_name="chunking.max_payload_bytes")
+        limit, name = self._limit()
+        payload, _ = rewindable(message.payload, limit=limit)
+        source = Source(payload, limit=limit, limit_name=name)
         uuid = str(self.context.surroundings.new_uuid())
         message = self._with_key(message, uuid)
         room = self._room(message, uuid)
@@ -40,6 +41,11 @@ class ChunkingStrategy(Strategy):
         chunks = self._chunks(message, source, uuid, count, room)
         abort = self._abort(message, uuid)
         return Outbound(chunks, total=count, uuid=uuid, abort=abort, blocking=source.view is None)
+
+    def _limit(self) -> tuple[int, str]:
+        """The smaller one of the two."""
+        every, chunked = self.context.config.limits.max_payload_bytes, self.context.config.chunking.max_payload_bytes
+        return (every, "limits.max_payload_bytes") if every < chunked else (chunked, "chunking.max_payload_bytes")
 
     def _chunks(self, message: Message, source: Source, uuid: str, count: int, room: int) -> Iterator[Envelope]:
         total, header = source.size or 0, self.context.config.header

@@ -86,6 +86,7 @@ def test_a_file_that_shrinks_between_two_chunks_is_aborted():
     [
         ("external", {"limits": {"max_payload_bytes": 5000}}),
         ("chunking", {"chunking": {"max_payload_bytes": 5000}}),
+        ("chunking", {"limits": {"max_payload_bytes": 5000}}),
         ("chunking", {"chunking": {"max_chunks": 2}}),
         ("hybrid", {"limits": {"max_payload_bytes": 5000}}),
     ],

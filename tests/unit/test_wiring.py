@@ -13,7 +13,8 @@ import pytest
 
 import claimcheck
 from claimcheck import wiring
-from claimcheck.errors import ConfigError
+from claimcheck.envelope import encode_chunk
+from claimcheck.errors import ConfigError, PayloadTooLargeError
 from claimcheck.hooks import Hooks, OperationEvent
 from claimcheck.outbound import Outbound
 from claimcheck.strategy import Strategy
@@ -33,6 +34,20 @@ def test_a_strangers_strategy_is_chosen_in_the_configuration():
     cc = claimcheck.from_dict({"strategy": f"{__name__}:Counting", "threshold_bytes": 100, "stores": CONFIG["stores"]})
     with cc.outbound(BIG, destination="t") as out:
         assert [each.data for each in out.envelopes] == [b"1000"]
+
+
+@pytest.mark.parametrize("section", ["limits", "chunking"])
+def test_a_reader_of_chunks_keeps_the_smaller_limit(section):
+    cc = claimcheck.from_dict({"strategy": "chunking", section: {"max_payload_bytes": 500}})
+    uuid, resolver = "00000000-0000-4000-8000-000000000000", cc.resolver()
+    outcomes = [
+        outcome
+        for position in range(2)
+        for outcome in resolver.feed("t", position, encode_chunk(uuid, position, 2, memoryview(b"x" * 300)))
+    ]
+    [outcome] = outcomes
+    assert isinstance(outcome, claimcheck.Failed)
+    assert isinstance(outcome.error, PayloadTooLargeError)
 
 
 def test_nothing_is_opened_until_it_is_used(monkeypatch):
