@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 
 import claimcheck
+from claimcheck import hooks
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -51,6 +53,14 @@ def test_its_python_runs_from_top_to_bottom(in_folder, capsys):
     said = capsys.readouterr().out
     assert "did you mean 'space'?" in said
     assert "write completed m 7" in said
+
+
+def test_its_hook_is_good_for_every_event(capsys):
+    (code,) = re.findall(r"```python\n((?:(?!```).)*\ndef hook.*?)\n\n\n\w+ = ", README, re.DOTALL)
+    exec(code, names := {})
+    for kind in hooks.Event.__subclasses__():
+        names["hook"](kind(**dict.fromkeys((field.name for field in dataclasses.fields(kind)), "something")))
+        assert "something" in capsys.readouterr().out, kind
 
 
 def test_its_commands_exist():
