@@ -166,6 +166,12 @@ class Config:
         """What every envelope begins with."""
         return self.envelope.header.encode("ascii")
 
+    @property
+    def chunks(self) -> ChunkingConfig:
+        """What a reader of chunks goes by: ``chunking``, and of ``limits`` what is less."""
+        most = min(self.chunking.max_payload_bytes, self.limits.max_payload_bytes)
+        return replace(self.chunking, max_payload_bytes=most)
+
     def for_destination(self, destination: str) -> Config:
         """Return what holds for one destination: the first matching pattern's, else this one."""
         for pattern, config in self.destinations:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from claimcheck import config as configuration
@@ -240,10 +239,9 @@ class ClaimCheck:
 
     def resolver(self, *, clock: Callable[[], float] = time.monotonic) -> Resolver:
         """Return a resolver for a stream of messages, chunks included; one per consumer."""
-        config = self.config
-        most = min(config.chunking.max_payload_bytes, config.limits.max_payload_bytes)
-        chunking = replace(config.chunking, max_payload_bytes=most)
-        return Resolver(self._read, chunking=chunking, header=config.header, clock=clock, hooks=self._hooks)
+        return Resolver(
+            self._read, chunking=self.config.chunks, header=self.config.header, clock=clock, hooks=self._hooks
+        )
 
     # Stores ----------------------------------------------------------------------------------------------------
 

@@ -296,9 +296,10 @@ def test_what_its_writer_gave_up_is_missed_by_nobody(config, send):
     assert reassemble(config, [chunk, abort, b"next"]) == [b"next"]
 
 
-def test_a_payload_over_the_chunking_limit_fails_once(config, send):
+@pytest.mark.parametrize("section", ["chunking", "limits"])
+def test_a_payload_over_the_limit_fails_once(config, send, section):
     messages = send(bytes(5000), **CHUNKING)
-    config["chunking"] = {"max_payload_bytes": 2000}
+    config[section] = {"max_payload_bytes": 2000}
 
     with pytest.raises(PayloadTooLargeError):
         reassemble(config, messages)
