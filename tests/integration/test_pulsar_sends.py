@@ -355,6 +355,21 @@ def test_closing_waits_for_what_is_on_its_way(lab):
     assert [message.data() for message in receive(consumer, 10)] == payloads
 
 
+@pytest.mark.parametrize("size", [10, 3 * LIMIT])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_closed_says_so_whatever_is_sent(lab, strategy, size):
+    watched, heard = Watched(lab, strategy), Heard()
+    producer = lab.producer(watched.cc)
+    producer.close()
+
+    with pytest.raises(pulsar.exceptions.AlreadyClosed):
+        producer.send(content(size))
+    producer.send_async(content(size), heard)
+
+    assert heard.wait()[0] == RESULT.AlreadyClosed
+    assert watched.names == []
+
+
 def test_a_callback_that_fails_ends_nothing(lab, caplog):
     consumer, producer = lab.consumer(), lab.producer()
 

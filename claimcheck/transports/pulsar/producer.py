@@ -12,7 +12,7 @@ from claimcheck import hints
 from claimcheck.envelope import Envelope
 from claimcheck.transports.needs import Offloads
 from claimcheck.transports.pulsar.deadlines import Deadlines, Ticket
-from claimcheck.transports.pulsar.errors import SendDeadlineError, classify, vendor
+from claimcheck.transports.pulsar.errors import SendDeadlineError, classify, error_of, vendor
 from claimcheck.transports.pulsar.flushing import Flushing
 from claimcheck.transports.pulsar.limit import MAX_MESSAGE_BYTES, ask_limit, wire_limit
 from claimcheck.transports.pulsar.options import check_number, check_seconds, given_options, without_schema
@@ -75,6 +75,7 @@ class PulsarProducer:
         self._plain_bytes = self._threshold - self._limit.overhead(None, None)  # with no key and no properties
         self._is_encoded = isinstance(self._schema, vendor().schema.BytesSchema)
         self._undoing = Undoing()
+        self._closed = False
         self._flushing = Flushing(producer)
         self._deadlines = Deadlines(deadline_seconds, self._overdue)
         self._line = Line(
@@ -123,6 +124,7 @@ class PulsarProducer:
             PartialSendError: Chunks broke off; an abort envelope followed where one could.
             SendDeadlineError: No answer in time; it may have been sent. Close this producer: it is lost, and until
                 it is closed it disturbs the others of its client, whose connection it makes the broker drop.
+            pulsar.AlreadyClosed: This producer was closed; nothing was stored.
             Exception: The client's own, unchanged; what was stored is removed where it was definitely not sent.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
@@ -168,6 +170,9 @@ class PulsarProducer:
             self._raw.send_async(plain, ticket, properties=properties, partition_key=partition_key)
             self._deadlines.watch(ticket)
             return
+        if self._closed:
+            ticket(vendor().Result.AlreadyClosed, no_id())
+            return
         self._prepared(content, properties, partition_key, options).launch_for(ticket)
         self._deadlines.watch(ticket)
 
@@ -202,6 +207,7 @@ class PulsarProducer:
         """
         with suppress(vendor().exceptions.PulsarException, SendDeadlineError):  # whoever sent them hears of it
             self._flushing.wait()
+        self._closed = True
         try:
             self._native.close()
         finally:
@@ -261,6 +267,8 @@ class PulsarProducer:
 
     def _prepared(self, content: Any, properties: Any, key: Any, options: Mapping[str, Any]) -> Sending:
         """Store or cut a payload, so that nothing is left but to launch it."""
+        if self._closed:  # known to be refused, where the client says no more than that it may be
+            raise error_of(vendor().Result.AlreadyClosed)
         block = self._cc.outbound(
             self._encode(content),
             destination=self._topic,
