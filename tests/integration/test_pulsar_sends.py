@@ -224,6 +224,26 @@ class TestRefused:
         assert consumer.pending_payloads == 0
         lab.settled()
 
+    @pytest.mark.parametrize("asynchronously", [False, True])
+    def test_chunks_that_ctrl_c_breaks_off_are_aborted(self, lab, asynchronously):
+        consumer, producer = lab.consumer(), lab.producer("chunking")
+        real, calls = producer._raw.send_async, []
+
+        def interrupted(data, callback, **options):
+            calls.append(len(data))
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            real(data, callback, **options)
+
+        producer._raw.send_async = interrupted
+
+        with pytest.raises(KeyboardInterrupt):
+            producer.send_async(content(5 * LIMIT), Heard()) if asynchronously else producer.send(content(5 * LIMIT))
+
+        producer.send(b"next")
+        assert consumer.receive(5000).data() == b"next"
+        assert consumer.pending_payloads == 0
+
     @pytest.mark.parametrize(
         "option", [{"sequence_id": 7}, {"deliver_at": 99}, {"deliver_after": timedelta(seconds=1)}]
     )

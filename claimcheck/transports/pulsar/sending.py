@@ -119,7 +119,7 @@ class Sending:
         """Give all messages to the client, and have the ticket called when the last of them has landed.
 
         Raises:
-            Exception: Nothing was launched, and the ticket is not called.
+            Exception: Nothing was launched, and the ticket is not called; nor is it after a `KeyboardInterrupt`.
         """
         flight = self._flight = self._line.flight(self._options, landed=lambda _: self._landed(ticket))
         try:
@@ -132,6 +132,10 @@ class Sending:
                 self._out.settle(error)
                 raise
             flight.error = flight.error or error
+        except BaseException as error:
+            self._interrupt()
+            self._out.settle(error)
+            raise
         flight.close()
 
     # Within ----------------------------------------------------------------------------------------------------
@@ -149,8 +153,14 @@ class Sending:
             self._out.settle(error)
             raise
         except BaseException as error:
+            self._interrupt()
             self._out.settle(error)
             raise
+
+    def _interrupt(self) -> None:
+        """Chunks end here, for the program is to end: tell readers, and wait for nothing."""
+        if self._out.abort is not None and self._flight.launched < self._out.total:
+            self._send_abort(self._out.abort, wait_seconds=0)
 
     def _break_off(self, error: Exception) -> None:
         """Of chunks of which some may be in the topic, tell readers, and raise an error that says how many."""
@@ -163,11 +173,11 @@ class Sending:
                 raise out.partial([flight.ids[number] for number in sorted(flight.ids)], error) from error
         self._say(classify(error), error)
 
-    def _send_abort(self, abort: Envelope) -> None:
+    def _send_abort(self, abort: Envelope, *, wait_seconds: float = _ABORT_SECONDS) -> None:
         heard = threading.Event()
         try:
             self._line.give(abort, lambda result, message_id: heard.set(), self._options)
-            heard.wait(_ABORT_SECONDS)
+            heard.wait(wait_seconds)
         except Exception as error:
             _log.warning("could not send the abort envelope: %s", type(error).__name__)
 
