@@ -114,6 +114,23 @@ class TestCommits:
 
         assert lab.committed().offset == 5
 
+    def test_automatic_commits_go_on_while_nothing_comes(self, lab):
+        """What was handed out shortly after offsets were stored last is stored while the next poll waits."""
+        consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True, auto_commit_interval_ms=10)
+        receive(consumer, 4)
+        assert nothing_comes(consumer)
+        consumer.poll(0.5)
+
+        assert lab.committed().offset == 6
+
+    def test_what_consume_has_found_is_not_stored_before_its_user_has_it(self, lab):
+        consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True)
+        consumer._stored_at = float("-inf")
+        assert len(consumer.consume(5, 2.0)) == 4  # it waits for a fifth, and offsets might be stored meanwhile
+
+        with pytest.raises(kafka.KafkaException, match="_NO_OFFSET"):
+            consumer._native.commit(asynchronous=False)
+
 
 class TestRestartInTheMiddle:
     def test_a_head_before_the_committed_offset_is_found(self, lab):

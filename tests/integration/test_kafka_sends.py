@@ -430,6 +430,7 @@ class TestTransactions:
 def test_the_producer_is_a_context_manager_that_leaves_nothing_unsent(lab):
     with KafkaProducer(lab.native(), lab.claimcheck("external"), max_message_bytes=LIMIT) as producer:
         producer.produce(lab.topic, LARGE)
+        assert producer.close()
 
     assert values(receive(lab.consumer(), 1)) == [LARGE]
 

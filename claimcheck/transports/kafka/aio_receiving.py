@@ -31,7 +31,7 @@ class StepwiseConsumer(KafkaConsumer):
 
     def gather(self, count: int, seconds: float) -> None:
         """Wait for so many records, or for what comes in time. It blocks, and may call the user's callbacks."""
-        self._store_offsets_at_times()
+        self._between()
         self._do_chores()
         stale: set[Partition] = set()
         for native in self._native.consume(count, seconds):
@@ -62,7 +62,7 @@ class StepwiseConsumer(KafkaConsumer):
 
     def hand_out(self, count: int) -> list[Any]:
         """Take these; they count as delivered."""
-        self._store_offsets_at_times()
+        self._between()
         return [self._hand_out() for _ in range(count)]
 
 

@@ -72,6 +72,7 @@ class KafkaConsumer(Receiving):
             max_redeliveries=max_redeliveries,
             prefetch_bytes=prefetch_bytes,
             prefetch_threads=prefetch_threads,
+            steps=auto_offset_store or prefetch_bytes > 0,
             clock=clock,
         )
         self._auto_offset_store = auto_offset_store
@@ -91,8 +92,7 @@ class KafkaConsumer(Receiving):
         Raises:
             KafkaException: The client's own.
         """
-        self._store_offsets_at_times()
-        if not self._ready and not self._looks_ahead and not self._inbox.chunked:
+        if not (self._ready or self._steps or self._inbox.chunked):
             native = self._native_poll(timeout)
             if native is None or self._is_plain(native):
                 return native
@@ -101,9 +101,10 @@ class KafkaConsumer(Receiving):
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
         """Wait for several payloads: as many as asked for, or what came in time. Raises as `poll` does."""
-        self._store_offsets_at_times()
         end, found = self._end(timeout), list[Any]()
         while True:
+            if not found:  # else they would be committed before their user has them
+                self._between()
             self._do_chores()
             while len(found) < num_messages and (message := self._hand_out()) is not None:
                 found.append(message)
@@ -263,7 +264,8 @@ class KafkaConsumer(Receiving):
         behind = message.behind if isinstance(message, KafkaMessage) else message.offset() + 1
         return self._assigned.safe_for(vendor().TopicPartition(message.topic(), message.partition(), behind))
 
-    def _store_offsets_at_times(self) -> None:
+    def _between(self) -> None:
+        """The user is done with everything that was handed out."""
         if self._auto_offset_store and self._clock() - self._stored_at > _STORE_SECONDS:
             self._store_offsets()
 

@@ -73,6 +73,7 @@ class KafkaProducer:
         self._window_bytes = window_bytes
         self._room_seconds = room_seconds
         self._serving = Serving(producer)
+        self._closed = False
         self._undoing = Undoing()
         self._transaction = Transaction(self._undoing)
 
@@ -175,7 +176,10 @@ class KafkaProducer:
         self._native.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
 
     def close(self) -> bool:
-        """Flush and close; gives whether every record has its report."""
+        """Flush and close; gives whether every record has its report. Twice does no harm."""
+        if self._closed:
+            return True
+        self._closed = True
         with contextlib.ExitStack() as closing:
             closing.callback(self._undoing.close)
             closing.callback(self._native.close)

@@ -32,6 +32,7 @@ class Receiving(NativeConsumer):
         max_redeliveries: See `KafkaConsumer`, as for all others.
         prefetch_bytes: See there.
         prefetch_threads: See there.
+        steps: Whether there is something to do while nothing comes, even without chunks.
         clock: Seconds, monotonic.
     """
 
@@ -43,6 +44,7 @@ class Receiving(NativeConsumer):
         max_redeliveries: int,
         prefetch_bytes: int,
         prefetch_threads: int,
+        steps: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(consumer)
@@ -54,6 +56,7 @@ class Receiving(NativeConsumer):
         self._ready: deque[Arrival] = deque()
         self._rebalances = Rebalances()
         self._paused: set[tuple[str, int]] = set()
+        self._steps = steps
         self._looks_ahead = prefetch_bytes > 0
         self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
 
@@ -136,6 +139,7 @@ class Receiving(NativeConsumer):
     def _wait(self, timeout: float) -> Any:
         end = self._end(timeout)
         while True:
+            self._between()
             self._do_chores()
             message = self._hand_out()
             if message is not None:
@@ -144,6 +148,8 @@ class Receiving(NativeConsumer):
             left = self._left(end)
             native = self._native_poll(self._step(left))
             if native is not None:
+                if not self._ready and not self._looks_ahead and self._is_plain(native):
+                    return native
                 self._take(native)
             elif left == 0:
                 return None
@@ -151,6 +157,9 @@ class Receiving(NativeConsumer):
     def _look_ahead(self) -> None:
         while self._looks_ahead and self._prefetch.room and (native := self._native_poll(0)) is not None:
             self._take(native)
+
+    def _between(self) -> None:
+        """Do what is to be done when the user asks for more."""
 
     def _do_chores(self) -> None:
         if self._inbox.chunked:
@@ -191,8 +200,10 @@ class Receiving(NativeConsumer):
         self._assigned.end_all()
 
     def _step(self, left: float) -> float:
-        """How long to wait for the client at once: chunks may expire meanwhile."""
-        return min(left, _STEP_SECONDS) if self._inbox.chunked else (-1 if left == FOR_EVER else left)
+        """How long to wait for the client at once: chunks may expire meanwhile, and offsets are to be stored."""
+        if self._steps or self._inbox.chunked:
+            return min(left, _STEP_SECONDS)
+        return -1 if left == FOR_EVER else left
 
     def _end(self, timeout: float | None) -> float:
         return FOR_EVER if timeout is None or timeout < 0 else self._clock() + timeout
