@@ -93,14 +93,6 @@ class Assembler:
         """Whether a message of this payload came before, and is not forgotten."""
         return (source, uuid) in self._open or (source, uuid) in self._closed
 
-    def give_up(self, source: Hashable, uuid: str, why: str) -> list[Event]:
-        """Make an end of a payload of which the transport knows that it will never be whole."""
-        record = self._open.get((source, uuid))
-        if record is None:
-            return []
-        self._doom(record, _incomplete(record, why))
-        return [self._break(record)]
-
     def acked(self, source: Hashable, uuid: str) -> None:
         """The payload was acknowledged: later duplicates may be, too, as may what is held of it for another attempt."""
         again = self._open.get((source, uuid))

@@ -192,14 +192,6 @@ class Resolver:
         """Whether a chunk of this payload came before, and is not forgotten."""
         return self._assembler.knows(source, uuid)
 
-    def give_up(self, source: Hashable, uuid: str, why: str) -> list[Outcome]:
-        """Make an end of a payload of which the transport knows that it will never be whole.
-
-        Returns:
-            It, as `Failed` with an `IncompletePayloadError`; nothing where no chunk of it is held.
-        """
-        return self._outcomes(self._assembler.give_up(source, uuid, why))
-
     def settle(self, outcome: Outcome, *, acked: bool) -> None:
         """Say what became of an outcome's messages; one from before a `clear` has nothing to settle any more.
 

@@ -126,21 +126,19 @@ class Assigned:
                 if partition.read is None or partition.read > oldest.first:  # else it will be met
                     self._go_back(partition, oldest.first)
 
-    def look_back(self, partition: Partition, chunk_position: int) -> bool:
-        """Go back before the group's offset for the first chunks of a payload; gives whether there is anything.
+    def look_back(self, partition: Partition, chunk_position: int) -> None:
+        """Go back before the group's offset, once, for the first chunks of a payload.
 
         Somebody may have committed an offset in its middle, who knew nothing of chunks.
         """
         if partition.looked_back or partition.begins != "committed" or partition.start is None:
-            return False
+            return
         partition.looked_back = True
         low = self._low(partition)
         target = max(low, partition.start - _LOOK_BACK * (chunk_position + 64))
-        if target >= partition.start:
-            return False
-        self._inbox.forget(partition.source)  # a duplicate that was met first must not complete what was delivered
-        self._go_back(partition, target)
-        return True
+        if target < partition.start:
+            self._inbox.forget(partition.source)  # a duplicate that was met first must not complete what was delivered
+            self._go_back(partition, target)
 
     def lost_head(self, partition: Partition) -> bool:
         """Whether chunks that were never seen should have been there: the broker no longer has them."""

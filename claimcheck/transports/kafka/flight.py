@@ -14,14 +14,13 @@ from claimcheck.transports.kafka.serving import Serving
 __all__ = ["Flight"]
 
 _STEP_SECONDS = 0.02  # another thread may be the one to serve our reports
-_ANY_PARTITION = -1
 
 
 class Flight:
     """Sends records and keeps account of them.
 
-    The first of several goes alone, where the partition is the client's choice: its report says which it was, whatever
-    partitioner chose, and all others follow it there.
+    The first of several goes alone: its report says which partition it was, whatever partitioner chose, and all others
+    follow it there. So it is the lowest, too: without idempotence a client that tries again changes the order.
 
     Args:
         native: A `confluent_kafka.Producer`.
@@ -81,7 +80,7 @@ class Flight:
         data = envelope.data
         size = len(data or b"")
         self._wait(lambda: self._flying and self._bytes + size > self._window_bytes)
-        if self.launched and self._partition == _ANY_PARTITION:
+        if self.launched == 1:
             self._wait(lambda: self._flying)
             self._partition = self.reports[0].partition()
         self._give(envelope, data if data is None or type(data) is bytes else bytes(data), size)

@@ -62,7 +62,8 @@ class Inbox:
     Args:
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         max_redeliveries: How often a payload that was let go of is read again.
-        headless: Asked what to do at each chunk of a payload of which the first was not seen.
+        headless: Told of each chunk of a payload of which the first was not seen yet.
+        lost_head: Asked whether a first chunk that never came should have been there.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -74,11 +75,13 @@ class Inbox:
         cc: Resolves,
         *,
         max_redeliveries: int,
-        headless: Callable[[Partition, Chunk], list[Arrival]],
+        headless: Callable[[Partition, Chunk], object],
+        lost_head: Callable[[Partition], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cc = cc
         self._headless = headless
+        self._lost_head = lost_head
         self.chunked = False
         self.header = cc.config.header
         self._max_redeliveries = max_redeliveries
@@ -107,22 +110,6 @@ class Inbox:
         """Let go of chunks whose time is over."""
         return self._arrivals(self.resolver.tick()) if self.resolver.pending_payloads else []
 
-    def end_headless(self, partition: Partition, uuid: str, *, lost: bool) -> list[Arrival]:
-        """Make an end of a payload of which the first chunks cannot be had.
-
-        Args:
-            partition: Where it is.
-            uuid: Its own.
-            lost: Whether they should have been there; otherwise they lie before what the user asked for.
-        """
-        outcomes = self.resolver.give_up(partition.source, uuid, "the first ones are no longer in the topic")
-        if lost:
-            return self._arrivals(outcomes)
-        for outcome in outcomes:
-            _log.info("%s[%d]: a payload that begins before the start is passed over", *partition.source)
-            self.resolver.settle(outcome, acked=True)
-        return []
-
     def forget(self, source: tuple[str, int] | None = None) -> None:
         """Forget the chunks of one partition, or of all."""
         self.resolver.clear(source)
@@ -148,9 +135,8 @@ class Inbox:
         native.set_value(None)  # the piece is held, and nothing else
         outcomes = self.resolver.feed(partition.source, native.offset(), value, headers=headers, key=key, handle=native)
         arrivals = self._arrivals(outcomes)
-        if headless and not outcomes:
-            assert isinstance(envelope, Chunk)
-            arrivals += self._headless(partition, envelope)
+        if headless and isinstance(envelope, Chunk):
+            self._headless(partition, envelope)
         return arrivals
 
     def _is_headless(self, partition: Partition, chunk: Chunk) -> bool:
@@ -182,11 +168,14 @@ class Inbox:
         """Do what the configuration says with records that became no payload; gives whether that is all."""
         uuid, first = dropped.uuid or "", dropped.positions[0]
         owed = partition.owed.get(uuid)
-        if dropped.action == "ack" or uuid in partition.given_up:
+        if dropped.action == "ack" or uuid in partition.given_up or self._begins_before(partition, dropped):
             partition.owed.pop(uuid, None)
             for each in (*(owed.dropped if owed else ()), dropped):
                 self.resolver.settle(each, acked=True)
             return True
+        if dropped.reason == "expired" and uuid in partition.headless:  # to read again would not bring it
+            partition.given_up.add(uuid)
+            return False
         behind = owed is not None and first > owed.first  # of one that was let go of, and is to be read again
         if not behind and (dropped.action == "dead_letter" or (owed.times if owed else 0) >= self._max_redeliveries):
             partition.given_up.add(uuid)
@@ -198,6 +187,13 @@ class Inbox:
             partition.focus = None
         owed.dropped.append(dropped)
         self.resolver.settle(dropped, acked=False)
+        return True
+
+    def _begins_before(self, partition: Partition, dropped: Dropped) -> bool:
+        """Whether a payload never came whole because it begins before what the user asked for."""
+        if dropped.reason != "expired" or dropped.uuid not in partition.headless or self._lost_head(partition):
+            return False
+        _log.info("%s[%d]: a payload that begins before the start is passed over", *partition.source)
         return True
 
     def _size(self, value: bytes) -> int:

@@ -48,7 +48,9 @@ class Receiving(NativeConsumer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(consumer)
-        self._inbox = Inbox(cc, max_redeliveries=max_redeliveries, headless=self._headless, clock=clock)
+        self._inbox = Inbox(
+            cc, max_redeliveries=max_redeliveries, headless=self._headless, lost_head=self._lost_head, clock=clock
+        )
         self._header = self._inbox.header
         wait = cc.config.chunking.expire_after_seconds
         self._assigned = Assigned(consumer, self._inbox, wait_seconds=wait, clock=clock)
@@ -167,11 +169,11 @@ class Receiving(NativeConsumer):
                 self._add(arrival)
             self._assigned.reread()
 
-    def _headless(self, partition: Partition, chunk: Chunk) -> list[Arrival]:
-        """What to do at a chunk of a payload of which the first was not seen."""
-        if self._assigned.look_back(partition, chunk.position) or chunk.position < chunk.count - 1:
-            return []
-        return self._inbox.end_headless(partition, chunk.uuid, lost=self._assigned.lost_head(partition))
+    def _headless(self, partition: Partition, chunk: Chunk) -> None:
+        self._assigned.look_back(partition, chunk.position)
+
+    def _lost_head(self, partition: Partition) -> bool:
+        return self._assigned.lost_head(partition)
 
     def _drop(self, partitions: list[Any]) -> None:
         """Forget what waits of these partitions."""
