@@ -11,11 +11,11 @@ from typing import Any
 
 from claimcheck import hints
 from claimcheck.envelope import Abort, Chunk, Literal, PointerData, decode
-from claimcheck.errors import ClaimCheckError, EnvelopeError
-from claimcheck.payload import crc32_of
+from claimcheck.errors import EnvelopeError
 from claimcheck.resolver import Dropped, Outcome, Resolved, Resolver
-from claimcheck.transports.kafka.message import KafkaMessage, failed, of_chunks, stored
+from claimcheck.transports.kafka.message import KafkaMessage, failed, of_chunks
 from claimcheck.transports.kafka.partition import Owed, Partition
+from claimcheck.transports.kafka.pointers import pointed_at
 from claimcheck.transports.needs import Resolves
 
 __all__ = ["Arrival", "Inbox"]
@@ -99,8 +99,7 @@ class Inbox:
         if isinstance(envelope, Chunk | Abort):
             return self._chunk(partition, native, envelope)
         if isinstance(envelope, PointerData):
-            size = self._size(value)
-            return self._single(partition, stored(native, lambda: self._load(native, value), size=size), offset)
+            return self._single(partition, pointed_at(self._cc, native, value), offset)
         if isinstance(envelope, Literal):
             native.set_value(bytes(envelope.payload))
             native.set_headers(hints.strip(native.headers()))
@@ -195,15 +194,3 @@ class Inbox:
             return False
         _log.info("%s[%d]: a payload that begins before the start is passed over", *partition.source)
         return True
-
-    def _size(self, value: bytes) -> int:
-        try:
-            pointer = self._cc.pointer(value)
-        except ClaimCheckError:  # `value` says so
-            return 0
-        return (pointer.size or 0) if pointer is not None else 0
-
-    def _load(self, native: Any, value: bytes) -> bytes:
-        payload: bytes = self._cc.resolve(value)
-        hints.check(hints.declared(native.headers()), size=len(payload), checksum=lambda: crc32_of(payload))
-        return payload

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 from claimcheck import hints
 from claimcheck.envelope import Abort, Chunk, Literal, PointerData, decode
-from claimcheck.errors import ClaimCheckError, EnvelopeError
-from claimcheck.payload import crc32_of
+from claimcheck.errors import EnvelopeError
 from claimcheck.transports.kafka.errors import ShareGroupError, vendor
-from claimcheck.transports.kafka.message import KafkaMessage, failed, stored
+from claimcheck.transports.kafka.message import failed
+from claimcheck.transports.kafka.pointers import pointed_at
 from claimcheck.transports.needs import Resolves
 
 __all__ = ["KafkaShareConsumer"]
@@ -134,7 +134,7 @@ class KafkaShareConsumer:
         except EnvelopeError as error:
             return failed(native, error)
         if isinstance(envelope, PointerData):
-            return self._pointed_at(native, value)
+            return pointed_at(self._cc, native, value)
         if isinstance(envelope, Literal):
             native.set_value(bytes(envelope.payload))
             native.set_headers(hints.strip(native.headers()))
@@ -142,18 +142,6 @@ class KafkaShareConsumer:
             total = envelope.count if isinstance(envelope, Chunk) else None
             return failed(native, _no_chunks(native.topic(), envelope.uuid, total))
         return native
-
-    def _pointed_at(self, native: Any, value: bytes) -> KafkaMessage:
-        try:
-            pointer = self._cc.pointer(value)
-        except ClaimCheckError as error:
-            return failed(native, error)
-        return stored(native, lambda: self._load(native, value), size=(pointer and pointer.size) or 0)
-
-    def _load(self, native: Any, value: bytes) -> bytes:
-        payload: bytes = self._cc.resolve(value)
-        hints.check(hints.declared(native.headers()), size=len(payload), checksum=lambda: crc32_of(payload))
-        return payload
 
 
 def _no_chunks(topic: str, uuid: str, total: int | None) -> ShareGroupError:
