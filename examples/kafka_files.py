@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewTopic
 
 import claimcheck
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer

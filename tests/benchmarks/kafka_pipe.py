@@ -131,7 +131,7 @@ def pipes(lab: Lab, *wrapped: claimcheck.ClaimCheck | None, whole: bool = False)
         wrapped: One for each pipe.
         whole: Whether they are there for one large payload at a time, of which native ones take any size.
     """
-    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+    from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": lab.kafka})
     topics = [f"bench-{uuid.uuid4().hex}" for _ in wrapped]

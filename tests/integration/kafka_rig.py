@@ -43,7 +43,7 @@ class Rig:
 
     def __init__(self, bootstrap_servers: str, topic: str, stack: contextlib.ExitStack) -> None:
         self.topic, self.group, self._stack = topic, f"group-{topic}", stack
-        self.servers = {"bootstrap.servers": bootstrap_servers}
+        self.servers: dict[str, Any] = {"bootstrap.servers": bootstrap_servers}
         self.admin = AdminClient(self.servers, logger=_quiet)
         self.cc = self.claimcheck("external")
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import signal
 import sys
+from typing import Any
 
 import confluent_kafka
 
@@ -19,7 +20,7 @@ from claimcheck.transports.kafka import KafkaConsumer, last_offset
 
 def main(bootstrap_servers: str, topic: str, group: str, folder: str, more: str) -> None:
     cc = claimcheck.from_dict({"strategy": "external", "stores": {"disk": {"type": "filesystem", "path": folder}}})
-    conf = {"bootstrap.servers": bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest"}
+    conf: dict[str, Any] = {"bootstrap.servers": bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest"}
     conf |= {"enable.auto.offset.store": False, "enable.auto.commit": False, **json.loads(more)}
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
