@@ -92,6 +92,22 @@ class TestCommits:
 
         assert values(receive(lab.consumer(), 3)) == [b"plain", A, b"end"]
 
+    @pytest.mark.parametrize("how", ["stored", "automatic"])
+    def test_what_is_delivered_behind_an_open_payload_is_noted_each_time(self, lab, how):
+        """The offset stays where it is, and only the metadata is new."""
+        consumer = lab.consumer(wrap={"auto_offset_store": how == "automatic"})
+        marks = []
+        for _ in range(2):
+            (message,) = receive(consumer, 1)
+            if how == "stored":
+                consumer.store_offsets(message)
+            consumer.commit(asynchronous=False)
+            marks.append((lab.committed().offset, Mark.decode(lab.committed().metadata)))
+
+        assert marks == [(0, Mark(3)), (0, Mark(4))]
+        with pytest.raises(kafka.KafkaException, match="_NO_OFFSET"):
+            consumer.commit(asynchronous=False)  # nothing new
+
     def test_asynchronously_too(self, lab):
         consumer = lab.consumer()
         consumer.commit(message=receive(consumer, 1)[0])
@@ -149,6 +165,17 @@ class TestRestartInTheMiddle:
         assert values(messages) == [A, b"end"]
         assert messages[0].offset() == 1
         assert nothing_comes(consumer)
+
+    def test_what_came_twice_does_not_hold_the_offset(self, lab):
+        first, second = chunks_of(A, 2)
+        lab.send_raw(first, second, first, second)
+        consumer = lab.consumer(wrap={"auto_offset_store": True})
+        assert values(receive(consumer, 1)) == [A]
+        assert nothing_comes(consumer)
+
+        consumer.commit(asynchronous=False)
+
+        assert lab.committed().offset == 4
 
     def test_a_late_duplicate_does_not_bring_a_payload_again(self, lab):
         """Its head is found before the committed offset, and the payload was delivered from there."""

@@ -6,7 +6,7 @@ import itertools
 import confluent_kafka as kafka
 import pytest
 
-from claimcheck.errors import ChunkConflictError, EnvelopeError, PayloadNotFoundError, PointerRejectedError
+from claimcheck.errors import ChunkConflictError, ConfigError, EnvelopeError, PayloadNotFoundError, PointerRejectedError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer, OffsetStoreError, last_offset
 from claimcheck.wire import kafka_overhead
 from tests.integration.kafka_rig import LIMIT, STRATEGIES, chunks_of, content, nothing_comes, receive, rig, values
@@ -213,6 +213,8 @@ class TestMixed:
             {"value": content(3 * LIMIT), "headers": {"h": "1"}},
             {"value": b"s", "partition": 99},
             {"value": b"t"},
+            {"value": 5},
+            {"value": b"u", "nonsense": 1},
         ]
         producer.list_topics(lab.topic, 10)
 
@@ -220,11 +222,20 @@ class TestMixed:
         producer.flush(30)
 
         assert batch[1]["_error"].code() == kafka.KafkaError._UNKNOWN_PARTITION
+        assert {wrong["_error"].code() for wrong in batch[3:]} == {kafka.KafkaError._INVALID_ARG}
         assert "_error" not in batch[0]
         assert [(m.value(), m.headers()) for m in receive(consumer, 2)] == [
             (content(3 * LIMIT), [("h", b"1")]),
             (b"t", None),
         ]
+
+    def test_a_batch_of_something_else_sends_nothing(self, lab):
+        producer = lab.producer("external")
+
+        with pytest.raises(TypeError, match="dicts"):
+            producer.produce_batch(lab.topic, [{"value": b"s"}, b"t"])
+
+        assert len(producer) == 0
 
 
 class TestBadRecords:
@@ -291,6 +302,25 @@ class TestWhatIsWrapped:
             KafkaProducer(lab.producer(), lab.cc)
         with pytest.raises(TypeError, match="str"):
             KafkaConsumer("consumer", lab.cc)
+
+    @pytest.mark.parametrize(
+        "option", [{"max_message_bytes": 0}, {"window_bytes": -1}, {"room_seconds": 0}, {"window_bytes": "1"}]
+    )
+    def test_numbers_of_a_producer_that_make_no_sense(self, lab, option):
+        with pytest.raises(ConfigError, match=next(iter(option))):
+            KafkaProducer(lab.native(), lab.cc, **option)
+
+    @pytest.mark.parametrize("option", [{"prefetch_bytes": -1}, {"prefetch_threads": 0}, {"max_redeliveries": -1}])
+    def test_numbers_of_a_consumer_that_make_no_sense(self, lab, option):
+        native = lab.native_consumer()
+
+        with pytest.raises(ConfigError, match=next(iter(option))):
+            KafkaConsumer(native, lab.cc, **option)
+        native.close()
+
+    def test_an_admin_that_is_none(self, lab):
+        with pytest.raises(TypeError, match="AdminClient"):
+            KafkaProducer(lab.native(), lab.cc, admin=lab.servers)
 
     def test_the_rest_of_the_client_is_there(self, lab):
         consumer, producer = lab.consumer(), lab.producer()

@@ -279,6 +279,27 @@ class TestReports:
         assert consumer.pending_payloads == 0  # they were told that no more of it comes
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_where_nobody_knows_offsets(self, lab, strategy):
+        producer, reports = lab.producer(strategy, acks=0), Reports()
+        producer.produce(lab.topic, LARGE, on_delivery=reports)
+
+        assert producer.flush(10) == 0
+        assert reports == [None]
+        assert values(receive(lab.consumer(), 1)) == [LARGE]
+
+    def test_an_interrupt_that_the_client_swallows_ends_the_send(self, lab, monkeypatch):
+        """Its poll fails without an exception then."""
+        producer = lab.producer("chunking")
+
+        class Interrupted:
+            def poll(self, seconds):
+                raise SystemError("<method 'poll'> returned NULL without setting an exception")
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(producer._serving, "_native", Interrupted())
+            producer.produce(lab.topic, LARGE)
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_a_callback_may_send(self, lab, strategy):
         producer, reports = lab.producer(strategy), Reports()
         producer.produce(

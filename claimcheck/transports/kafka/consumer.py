@@ -13,6 +13,7 @@ from claimcheck.transports.kafka.message import KafkaMessage
 from claimcheck.transports.kafka.partition import Partition
 from claimcheck.transports.kafka.receiving import Receiving
 from claimcheck.transports.needs import Resolves
+from claimcheck.transports.options import check_number
 
 __all__ = ["KafkaConsumer"]
 
@@ -46,6 +47,7 @@ class KafkaConsumer(Receiving):
         clock: Seconds, monotonic.
 
     Raises:
+        ConfigError: A number that makes no sense.
         OffsetStoreError: The consumer stores offsets itself.
         TypeError: It is no such consumer.
     """
@@ -65,6 +67,9 @@ class KafkaConsumer(Receiving):
             raise TypeError(
                 f"a confluent_kafka.Consumer is wanted, not {type(consumer).__name__}; deserialize what value() gives"
             )
+        check_number("max_redeliveries", max_redeliveries, least=0)
+        check_number("prefetch_bytes", prefetch_bytes, least=0)
+        check_number("prefetch_threads", prefetch_threads, least=1)
         _check_offset_store(consumer)
         super().__init__(
             consumer,
@@ -101,6 +106,8 @@ class KafkaConsumer(Receiving):
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
         """Wait for several payloads: as many as asked for, or what came in time. Raises as `poll` does."""
+        if num_messages < 0:
+            return list(self._native.consume(num_messages, timeout))  # says what is wrong with that
         end, found = self._end(timeout), list[Any]()
         while True:
             if not found:  # else they would be committed before their user has them
@@ -135,15 +142,16 @@ class KafkaConsumer(Receiving):
         elif offsets is not None:
             offsets = [self._assigned.safe_for(given) for given in offsets]
         else:
-            self._store_offsets()
-            return self._native.commit(asynchronous=asynchronous)
+            return self._commit_stored(asynchronous)
         return self._native.commit(offsets=offsets, asynchronous=asynchronous)
 
     def store_offsets(self, message: Any = None, offsets: Any = None) -> None:
         """Have an offset committed with the next automatic commit; as the client does, and as `commit` is careful."""
+        if message is None and offsets is None:
+            raise ValueError("store_offsets wants a message or offsets")
         if message is not None:
             offsets = [self._safe_behind(message)]
-        self._native.store_offsets(offsets=[self._assigned.safe_for(given) for given in offsets or ()])
+        self._store([self._assigned.safe_for(given) for given in offsets])
 
     def position(self, partitions: list[Any]) -> list[Any]:
         """Where to go on behind the last message: the offset that may be committed, and its metadata.
@@ -264,6 +272,24 @@ class KafkaConsumer(Receiving):
         behind = message.behind if isinstance(message, KafkaMessage) else message.offset() + 1
         return self._assigned.safe_for(vendor().TopicPartition(message.topic(), message.partition(), behind))
 
+    def _store(self, offsets: list[Any]) -> None:
+        self._native.store_offsets(offsets=offsets)
+        for each in offsets:
+            partition = self._assigned.find(each.topic, each.partition)
+            if partition is not None:
+                partition.stored = each
+
+    def _commit_stored(self, asynchronous: bool) -> Any:
+        """Commit what is stored, by its offsets: the client leaves out one of which only the metadata is new."""
+        self._store_offsets()
+        partitions = [each for each in self._assigned.all() if each.stored is not None]
+        if not partitions:
+            return self._native.commit(asynchronous=asynchronous)
+        committed = self._native.commit(offsets=[each.stored for each in partitions], asynchronous=asynchronous)
+        for partition in partitions:
+            partition.stored = None
+        return committed
+
     def _between(self) -> None:
         """The user is done with everything that was handed out."""
         if self._auto_offset_store and self._clock() - self._stored_at > _STORE_SECONDS:
@@ -276,7 +302,7 @@ class KafkaConsumer(Receiving):
         if not changed:
             return
         try:
-            self._native.store_offsets(offsets=[self._safe(each) for each in changed])
+            self._store([self._safe(each) for each in changed])
         except (vendor().KafkaException, RuntimeError) as error:  # not ours any more: it comes again, to others
             _log.info("offsets were not stored: %s", error)
         for partition in changed:

@@ -32,7 +32,10 @@ class CompactedTopicError(TransportError):
 
 
 class MissingReportError(TransportError):
-    """The producer reports only what fails, and nobody can tell where a chunk is, or that it is there."""
+    """A record was settled without a word, and nobody can tell where a chunk is, or that it is there.
+
+    The producer reports only what fails, or a signal interrupted it while it reported.
+    """
 
 
 class OffsetStoreError(TransportError):

@@ -100,12 +100,12 @@ class Flight:
             landed()
 
     def first(self) -> Any:
-        """The report with the lowest offset."""
-        return min(self.reports, key=lambda report: report.offset())
+        """The report with the lowest offset; the first where nobody knows offsets, as with ``acks`` 0."""
+        return min(self.reports, key=lambda report: -1 if report.offset() is None else report.offset())
 
-    def last_offset(self) -> int:
+    def last_offset(self) -> int | None:
         """The highest offset."""
-        return max(int(report.offset()) for report in self.reports)
+        return max((report.offset() for report in self.reports if report.offset() is not None), default=None)
 
     # Within ----------------------------------------------------------------------------------------------------
 

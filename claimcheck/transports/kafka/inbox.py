@@ -171,6 +171,7 @@ class Inbox:
             partition.owed.pop(uuid, None)
             for each in (*(owed.dropped if owed else ()), dropped):
                 self.resolver.settle(each, acked=True)
+            partition.passed_over(dropped.positions[-1])
             return True
         if dropped.reason == "expired" and uuid in partition.headless:  # to read again would not bring it
             partition.given_up.add(uuid)

@@ -42,7 +42,7 @@ class KafkaMessage(Message):
 
     __slots__ = ()
 
-    last_offset: int
+    last_offset: int | None
     behind: int
     stored_bytes: int
     _load: Callable[[], bytes] | None
@@ -97,9 +97,9 @@ class KafkaMessage(Message):
         return f"<KafkaMessage {self.topic()}[{self.partition()}] at {self.offset()}>"
 
 
-def last_offset(message: Any) -> int:
+def last_offset(message: Any) -> Any:
     """The highest offset of a message's records: of chunks the last, of any other its own."""
-    return int(message.last_offset) if isinstance(message, KafkaMessage) else int(message.offset())
+    return message.last_offset if isinstance(message, KafkaMessage) else message.offset()
 
 
 def stored(native: Any, load: Callable[[], bytes], *, size: int) -> KafkaMessage:
@@ -135,7 +135,7 @@ def of_chunks(outcome: Outcome) -> KafkaMessage:
     return message
 
 
-def report_of(native: Any, key: Any, last: int) -> KafkaMessage:
+def report_of(native: Any, key: Any, last: int | None) -> KafkaMessage:
     """Make the report of a payload that went as chunks."""
     message = _like(native, None, key.encode() if isinstance(key, str) else key)
     message.last_offset = last
@@ -144,13 +144,14 @@ def report_of(native: Any, key: Any, last: int) -> KafkaMessage:
 
 def _like(native: Any, headers: Any, key: Any) -> KafkaMessage:
     """The same record without its value."""
-    facts = {"headers": headers, "key": key, "latency": native.latency(), "leader_epoch": native.leader_epoch()}
+    facts = {"headers": headers or None, "key": key, "offset": native.offset()}
+    facts |= {"latency": native.latency(), "leader_epoch": native.leader_epoch()}
     if hasattr(native, "delivery_count"):  # clients that know share groups
         facts["delivery_count"] = native.delivery_count()
     message: KafkaMessage = _kind()(
-        topic=native.topic(), partition=native.partition(), offset=native.offset(), timestamp=native.timestamp(),
+        topic=native.topic(), partition=native.partition(), timestamp=native.timestamp(),
         **{name: fact for name, fact in facts.items() if fact is not None},
     )  # fmt: skip
-    message.last_offset, message.behind, message.stored_bytes = native.offset(), native.offset() + 1, 0
+    message.last_offset, message.behind, message.stored_bytes = native.offset(), (native.offset() or 0) + 1, 0
     message._load = message._problem = None
     return message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from claimcheck.resolver import Dropped
 from claimcheck.transports.kafka.marks import Mark
@@ -56,6 +56,7 @@ class Partition:
         looked_back: Whether the records before the start were searched for it.
         went_back: Whether what the client gave by now will come again.
         changed: Whether something was handed out since an offset was stored.
+        stored: What is stored, and not committed by its user.
     """
 
     source: tuple[str, int]
@@ -74,6 +75,7 @@ class Partition:
     looked_back: bool = False
     went_back: bool = False
     changed: bool = False
+    stored: Any = None
     _spans: list[tuple[int, int]] = field(default_factory=list)  # last and first offset of what was handed out
 
     def restore(self, mark: Mark | None) -> None:
@@ -109,6 +111,12 @@ class Partition:
             if len(self._spans) > _MAX_SPANS:  # nobody commits: in doubt more comes again
                 (late, early), (later, earlier), *rest = self._spans
                 self._spans = [(max(late, later), min(early, earlier)), *rest]
+
+    def passed_over(self, offset: int) -> None:
+        """Note that a record became no message; what is done with may be committed behind it, if all before it is."""
+        if self.position is not None and self.taken <= self.position <= offset and not self.rereads:
+            self.taken = self.position = offset + 1
+            self.changed = True
 
     def lowest(self, upto: int, unsettled: int | None) -> int:
         """The highest offset that may be committed for everything below ``upto``.

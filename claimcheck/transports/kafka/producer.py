@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from claimcheck import hints
 from claimcheck.envelope import Envelope
+from claimcheck.errors import ClaimCheckError
 from claimcheck.hooks import SendEvent
 from claimcheck.outbound import Outbound
 from claimcheck.transports.kafka.errors import classify, exception_of, vendor
@@ -18,6 +19,7 @@ from claimcheck.transports.kafka.serving import Serving
 from claimcheck.transports.kafka.topics import MAX_MESSAGE_BYTES, Topics
 from claimcheck.transports.kafka.transactions import Transaction
 from claimcheck.transports.needs import Offloads
+from claimcheck.transports.options import check_number, check_seconds
 from claimcheck.transports.undoing import Undoing
 from claimcheck.wire import kafka_overhead
 
@@ -42,12 +44,14 @@ class KafkaProducer:
         cc: A `claimcheck.ClaimCheck`.
         max_message_bytes: The producer's own ``message.max.bytes``, if it is not the client's default.
         admin: A `confluent_kafka.admin.AdminClient`, to be asked once for each topic: how large a record may be there,
-            whether it is compacted (no chunks then), and how much it holds.
+            whether it is compacted (no chunks then), and how much it holds. The first `produce` to each
+            topic waits for the answer.
         window_bytes: Of the chunks of one payload, on their way at once.
         room_seconds: How long an offloaded payload waits for room in the producer's queue.
 
     Raises:
-        TypeError: It is no such producer.
+        ConfigError: A number that makes no sense.
+        TypeError: It is no such producer, or no such client.
     """
 
     def __init__(
@@ -64,6 +68,11 @@ class KafkaProducer:
             raise TypeError(
                 f"a confluent_kafka.Producer is wanted, not {type(producer).__name__}; serialize values before produce"
             )
+        check_number("max_message_bytes", max_message_bytes, least=1000)
+        check_number("window_bytes", window_bytes, least=1)
+        check_seconds("room_seconds", room_seconds)
+        if admin is not None and not hasattr(admin, "describe_configs"):
+            raise TypeError(f"admin is a confluent_kafka.admin.AdminClient, not {type(admin).__name__}")
         self._native = producer
         self._cc = cc
         self._topics = Topics(admin, max_message_bytes)
@@ -137,7 +146,12 @@ class KafkaProducer:
 
         Returns:
             How many were sent; each of the others has its error under ``_error``.
+
+        Raises:
+            TypeError: One of them is no mapping. Nothing was sent.
         """
+        if not all(isinstance(message, dict) for message in messages):
+            raise TypeError("messages are dicts of the arguments of produce")
         sent = 0
         for message in messages:
             arguments = {"partition": partition, "callback": callback, "on_delivery": on_delivery} | message
@@ -149,6 +163,8 @@ class KafkaProducer:
                 message["_error"] = vendor().KafkaError(vendor().KafkaError._QUEUE_FULL)
             except vendor().KafkaException as error:
                 message["_error"] = error.args[0]
+            except (ClaimCheckError, TypeError, ValueError) as error:
+                message["_error"] = vendor().KafkaError(vendor().KafkaError._INVALID_ARG, str(error))
         return sent
 
     def sends_plain(self, topic: str, value: Any, key: Any, headers: Any) -> bool:

@@ -52,10 +52,16 @@ class Serving:
         return int(left)
 
     def quietly(self, seconds: float) -> int:
-        """Serve, and keep what is raised for the user's own `poll` or `flush`."""
+        """Serve, and keep what is raised for the user's own `poll` or `flush`.
+
+        Raises:
+            KeyboardInterrupt: The client was interrupted, of which it tells nothing but that it failed.
+        """
         try:
             return int(self._native.poll(seconds))
         except Exception as error:
+            if isinstance(error, SystemError) and "without setting an exception" in str(error):
+                raise KeyboardInterrupt from error
             self._raised = self._raised or error
             return 0
 

@@ -9,13 +9,13 @@ from typing import Any
 from claimcheck.errors import ConfigError
 from claimcheck.resolver import Dropped, Outcome
 from claimcheck.transports.needs import Resolves
+from claimcheck.transports.options import check_number
 from claimcheck.transports.prefetch import Prefetch
 from claimcheck.transports.pulsar.dead_letters import check_dead_letters, put_aside, tried_to_put_aside
 from claimcheck.transports.pulsar.errors import vendor
 from claimcheck.transports.pulsar.ids import WholeMessageId, id_of, natives, nowhere, position_of
 from claimcheck.transports.pulsar.inbox import Inbox
 from claimcheck.transports.pulsar.message import PulsarMessage
-from claimcheck.transports.pulsar.options import check_number
 from claimcheck.transports.pulsar.receiving import Receiving
 from claimcheck.transports.pulsar.redeliveries import Place, Redeliveries, place_of
 from claimcheck.transports.pulsar.shared import shared_refusal

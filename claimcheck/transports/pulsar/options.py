@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 from claimcheck.envelope import Envelope
-from claimcheck.errors import ConfigError
 from claimcheck.outbound import Outbound
 from claimcheck.transports.pulsar.errors import ChunkArgumentError, vendor
 
-__all__ = ["check_number", "check_options", "check_seconds", "given_options", "native_bytes", "without_schema"]
+__all__ = ["check_options", "given_options", "native_bytes", "without_schema"]
 
 _NOT_FOR_CHUNKS = ("sequence_id", "deliver_at", "deliver_after")
 _NO_OPTIONS: dict[str, Any] = {}
-
-
-def check_number(name: str, value: Any, *, least: int) -> None:
-    """Refuse an option that is no whole number, or too small a one.
-
-    Raises:
-        ConfigError: With name, what was found and what is expected.
-    """
-    if not isinstance(value, int) or value < least:
-        _refuse(name, value, f"a whole number from {least}")
-
-
-def check_seconds(name: str, value: Any) -> None:
-    """Refuse an option that is no time to wait. Raises as `check_number`."""
-    if not isinstance(value, int | float) or not 0 < value <= threading.TIMEOUT_MAX:
-        _refuse(name, value, "a number of seconds above 0")
-
-
-def _refuse(name: str, value: Any, expected: str) -> None:
-    raise ConfigError(f"{name}: found {value!r}, expected {expected}", path=name, found=repr(value), expected=expected)
 
 
 def given_options(

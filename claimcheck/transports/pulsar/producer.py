@@ -11,11 +11,12 @@ from typing import Any, Self
 from claimcheck import hints
 from claimcheck.envelope import Envelope
 from claimcheck.transports.needs import Offloads
+from claimcheck.transports.options import check_number, check_seconds
 from claimcheck.transports.pulsar.deadlines import Deadlines, Ticket
 from claimcheck.transports.pulsar.errors import SendDeadlineError, classify, error_of, vendor
 from claimcheck.transports.pulsar.flushing import Flushing
 from claimcheck.transports.pulsar.limit import MAX_MESSAGE_BYTES, ask_limit, wire_limit
-from claimcheck.transports.pulsar.options import check_number, check_seconds, given_options, without_schema
+from claimcheck.transports.pulsar.options import given_options, without_schema
 from claimcheck.transports.pulsar.sending import Line, Sending, no_id
 from claimcheck.transports.undoing import Undoing
 from claimcheck.wire import WireLimit
