@@ -7,8 +7,8 @@ Importing this imports no pyspark; using it does, and says which extra brings it
 without Java call `ensure_java` before the first ``SparkSession``.
 """
 
-from claimcheck.spark.dataframe import resolve
 from claimcheck.spark.java import ensure_java
 from claimcheck.spark.rdd import resolver
+from claimcheck.spark.resolving import resolve
 
 __all__ = ["ensure_java", "resolve", "resolver"]

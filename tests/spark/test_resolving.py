@@ -101,7 +101,7 @@ def test_errors_in_a_column_of_their_own(spark, config, send):
         b"plain",
         None,
     ]
-    assert [row.error and row.error.partition(":")[0] for row in rows] == [
+    assert [row.error and row.error.type for row in rows] == [
         None,
         "PayloadNotFoundError",
         "EnvelopeError",
@@ -238,7 +238,7 @@ def test_a_chunk_says_where_chunks_can_be_read(spark, config):
     chunk = b"PRF_wdkafcli_header_\x01" + b"6ba7b810-9dad-11d1-80b4-00c04fd430c8" + bytes(7) + b"\x02" + b"piece"
     df = frame(spark, [chunk]).transform(resolve("value", config=config, on_error="null"))
 
-    assert 'resolver(..., chunks="reassemble")' in df.first().error
+    assert 'resolver(..., chunks="reassemble")' in df.first().error.message
 
 
 @pytest.mark.parametrize("options", [{"column": None}, {"payload": None}, {"error": 5, "on_error": "null"}])

@@ -16,7 +16,16 @@ from claimcheck.config import Config
 from claimcheck.envelope import Buffer
 from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTooLargeError
 from claimcheck.pointer import Pointer
-from claimcheck.registry import import_vendor
+from claimcheck.spark.columns import (
+    MAX_COLUMN_BYTES,
+    arrow_error_type,
+    check_new,
+    error_type,
+    error_value,
+    find_column,
+    need_arrow,
+    with_fields,
+)
 from claimcheck.spark.core import (
     MAX_INFLIGHT_BYTES,
     Concurrency,
@@ -29,17 +38,12 @@ from claimcheck.spark.core import (
     outcomes,
 )
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check, pace
-from claimcheck.validation import fail
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
-__all__ = ["MAX_COLUMN_BYTES", "resolve"]
-
-MAX_COLUMN_BYTES = 2040 << 20
-"""The largest payload that fits a column: the JVM has no larger arrays, and 2100 MiB were seen to fail."""
+__all__ = ["resolve"]
 
 _OUT_BATCH_BYTES = 16 << 20
 
@@ -65,9 +69,9 @@ def resolve(
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
         payload: Name of the binary column to add.
         on_error: ``fail`` raises the first error, which fails the task; ``null`` leaves the payload null and adds a
-            text column with the error's type and message, null for every row that is well. What would befall all
-            rows (a store that is down, a driver or a variable that is missing on the worker) fails the task all the
-            same: Spark tries again, and no outage becomes data.
+            column with the error, a struct of ``type``, ``message``, ``store`` and ``key``, null for every row that
+            is well. What would befall all rows (a store that is down, a driver or a variable that is missing on the
+            worker) fails the task all the same: Spark tries again, and no outage becomes data.
         error: Name of that column.
         concurrency: Fetches at once per task, 1 to 64, or ``auto``: threads where fetching means waiting.
         max_inflight_bytes: Bound on the payload bytes that a task fetches ahead.
@@ -83,44 +87,20 @@ def resolve(
     check_choice("on_error", on_error, "fail", "null")
     check_reading(concurrency=concurrency, max_inflight_bytes=max_inflight_bytes)
     check_bytes("out_batch_bytes", out_batch_bytes)
-    for module in ("pyspark", "pyarrow", "pandas"):  # Spark demands pandas for mapInArrow, though it does not use it
-        import_vendor(module, extra="spark")
+    need_arrow()
     added = (payload,) if on_error == "fail" else (payload, error)
     known = as_config(config)
 
     def transform(df: DataFrame) -> DataFrame:
-        index = _check_columns(df, column, added)
+        from pyspark.sql.types import BinaryType
+
+        index = find_column(df, "column", column)
+        check_new(df.columns, **dict(zip(("payload", "error"), added, strict=False)))
         stage = _Stage(known, index, added, concurrency, max_inflight_bytes, out_batch_bytes)
-        return df.mapInArrow(stage, _widened(df.schema, added))
+        kinds = dict(zip(added, (BinaryType(), error_type()), strict=False))
+        return df.mapInArrow(stage, with_fields(df.schema.fields, **kinds))
 
     return transform
-
-
-def _check_columns(df: DataFrame, column: str, added: tuple[str, ...]) -> int:
-    """Find the column's place; names count as Spark counts them, whatever their case."""
-    for option, name in zip(("column", "payload", "error"), (column, *added), strict=False):
-        if not isinstance(name, str):
-            fail(option, found=f"a {type(name).__name__}", expected="the name of a column, as text")
-    names = [name.lower() for name in df.columns]
-    shown = ", ".join(df.columns) or "none"
-    if names.count(column.lower()) != 1:
-        found = f"{column!r} {names.count(column.lower())} times" if column.lower() in names else repr(column)
-        fail("column", found=found, expected=f"exactly one column of the DataFrame ({shown})")
-    index = names.index(column.lower())
-    kind = df.schema.fields[index].dataType.simpleString()
-    if kind != "binary":
-        fail("column", found=f"{column!r} of type {kind}", expected="a column of type binary")
-    for option, name in zip(("payload", "error"), added, strict=False):
-        if name.lower() in names or [other.lower() for other in added].count(name.lower()) > 1:
-            fail(option, found=f"{name!r}, which is taken", expected=f"a new name (taken: {shown})")
-    return index
-
-
-def _widened(schema: StructType, added: tuple[str, ...]) -> StructType:
-    from pyspark.sql.types import BinaryType, StringType, StructField, StructType
-
-    new = [StructField(name, kind) for name, kind in zip(added, (BinaryType(), StringType()), strict=False)]
-    return StructType([*schema.fields, *new])
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +159,8 @@ class _Stage:
         values = [None if isinstance(outcome, ClaimCheckError) else outcome for outcome in done]
         columns = [pa.array(values, type=batch.schema.field(self.index).type)]  # large_binary where Spark asks for it
         if len(self.added) > 1:
-            texts = [_text(outcome) if isinstance(outcome, ClaimCheckError) else None for outcome in done]
-            columns.append(pa.array(texts, type=pa.string()))
+            errors = [error_value(outcome) if isinstance(outcome, ClaimCheckError) else None for outcome in done]
+            columns.append(pa.array(errors, type=arrow_error_type()))
         fields = [pa.field(name, values.type) for name, values in zip(self.added, columns, strict=True)]
         return pa.RecordBatch.from_arrays([*kept.columns, *columns], schema=pa.schema([*kept.schema, *fields]))
 
@@ -217,7 +197,3 @@ class _ColumnSized:
 
     def pointer(self, message: Buffer, /) -> Pointer | None:
         return self._cc.pointer(message)
-
-
-def _text(error: ClaimCheckError) -> str:
-    return f"{type(error).__name__}: {error}"

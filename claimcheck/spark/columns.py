@@ -1,0 +1,127 @@
+"""The columns that the functions of this package read and add: found as Spark finds them, checked on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from claimcheck.errors import ClaimCheckError
+from claimcheck.registry import import_vendor
+from claimcheck.validation import fail
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType, StructField, StructType
+
+__all__ = [
+    "MAX_COLUMN_BYTES",
+    "arrow_error_type",
+    "check_new",
+    "error_type",
+    "error_value",
+    "find_column",
+    "need_arrow",
+    "row_source",
+    "with_fields",
+]
+
+MAX_COLUMN_BYTES = 2040 << 20
+"""The largest payload that fits a column: the JVM has no larger arrays, and 2100 MiB were seen to fail."""
+
+_SOURCE = ("topic", "partition", "offset", "message_id", "ledger_id", "entry_id", "batch_index")
+_ERROR = ("type", "message", "store", "key")
+
+
+def need_arrow() -> None:
+    """Make sure of what ``mapInArrow`` wants; pandas, too, though Spark does not use it there.
+
+    Raises:
+        MissingDependencyError: Names the extra.
+    """
+    for module in ("pyspark", "pyarrow", "pandas"):
+        import_vendor(module, extra="spark")
+
+
+def find_column(df: DataFrame, option: str, name: object, kind: str = "binary") -> int:
+    """Find a column's place; names count as Spark counts them, whatever their case.
+
+    Args:
+        df: Where to look.
+        option: What the caller calls the argument.
+        name: Of the column.
+        kind: Its type, as Spark writes it in ``simpleString``.
+
+    Raises:
+        ConfigError: There is no such column, or several, or it is of another type.
+    """
+    if not isinstance(name, str):
+        fail(option, found=f"a {type(name).__name__}", expected="the name of a column, as text")
+    names, shown = [each.lower() for each in df.columns], ", ".join(df.columns) or "none"
+    if names.count(name.lower()) != 1:
+        found = f"{name!r} {names.count(name.lower())} times" if name.lower() in names else repr(name)
+        fail(option, found=found, expected=f"exactly one column of the DataFrame ({shown})")
+    index = names.index(name.lower())
+    actual = df.schema.fields[index].dataType.simpleString()
+    if actual != kind:
+        fail(option, found=f"{name!r} of type {actual}", expected=f"a column of type {kind}")
+    return index
+
+
+def check_new(taken: Iterable[str], **added: object) -> None:
+    """Refuse names for new columns that are taken, or that are no names.
+
+    Args:
+        taken: Names of the columns that stay.
+        added: From the caller's argument to the name of the column.
+
+    Raises:
+        ConfigError: Names the argument.
+    """
+    names = [name.lower() for name in taken]
+    for option, name in added.items():
+        if not isinstance(name, str):
+            fail(option, found=f"a {type(name).__name__}", expected="the name of a column, as text")
+        if name.lower() in names:
+            fail(option, found=f"{name!r}, which is taken", expected=f"a new name (taken: {', '.join(names)})")
+        names.append(name.lower())
+
+
+def with_fields(kept: Iterable[StructField], **added: DataType) -> StructType:
+    """Make a schema of columns that stay and columns that are added, which may be null."""
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([*kept, *(StructField(name, kind) for name, kind in added.items())])
+
+
+def error_type() -> StructType:
+    """Give the type of an error column: ``type`` (the class's name), ``message``, ``store`` and ``key``, all text."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    return StructType([StructField(name, StringType()) for name in _ERROR])
+
+
+def arrow_error_type() -> pa.DataType:
+    """Give the same for Arrow."""
+    import pyarrow as pa
+
+    return pa.struct([(name, pa.string()) for name in _ERROR])
+
+
+def error_value(error: BaseException) -> dict[str, str | None]:
+    """Write an error as a value of such a column."""
+    store, key = getattr(error, "store", None), getattr(error, "key", None)
+    named = isinstance(error, ClaimCheckError)
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "store": str(store) if named and store else None,
+        "key": str(key) if named and key else None,
+    }
+
+
+def row_source(row: Mapping[str, Any]) -> str:
+    """Say where a row came from, as far as its columns tell: those of Kafka's source, and of ours."""
+    told = {name.lower(): value for name, value in row.items()}
+    parts = [f"{name} {told[name]}" for name in _SOURCE if isinstance(told.get(name), (str, int))]
+    return ", ".join(parts)
