@@ -45,7 +45,7 @@ class Kit(StoreConformance):
 
 BROKEN = {
     "keys by content": (
-        "def _new_key(self, destination): return 'always-the-same'",
+        "def _new_key(self, destination, unique): return 'always-the-same'",
         ["test_same_payload_twice_rests_twice"],
     ),
     "rollback keeps": (
@@ -80,7 +80,7 @@ BROKEN = {
         ["test_vanished_payload_is_not_found"],
     ),
     "destinations in keys": (
-        "def _new_key(self, destination): return f'{destination}-{uuid.uuid4()}'",
+        "def _new_key(self, destination, unique): return f'{destination}-{unique}'",
         ["test_any_destination_makes_a_good_key"],
     ),
     "unverified": (
@@ -95,7 +95,7 @@ BROKEN = {
         """
     def __init__(self): self.uuid = uuid.uuid4()
     def _scope(self, pointer): return str(self.uuid)
-    def _new_key(self, destination): return f'{self.uuid}-{uuid.uuid4()}'
+    def _new_key(self, destination, unique): return f'{self.uuid}-{unique}'
 """,
         ["test_config_travels", "test_close_keeps_payloads"],
     ),

@@ -23,6 +23,9 @@ LIMIT = 10_000
 STRATEGIES = ("external", "chunking")
 WITHIN_SECONDS = 30.0
 
+SENT_AT = int(time.time() * 1000) - 60_000
+"""A time that a record may say, not so long ago that retention would remove it at once."""
+
 _quiet = logging.getLogger("kafka-client-of-tests")
 _quiet.setLevel(logging.CRITICAL + 1)
 

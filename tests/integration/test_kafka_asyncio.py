@@ -9,7 +9,17 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from tests.integration.kafka_aio_rig import Held, consuming, poll, producing, send, soon, stored
-from tests.integration.kafka_rig import LIMIT, STRATEGIES, WITHIN_SECONDS, content, nothing_comes, receive, rig, values
+from tests.integration.kafka_rig import (
+    LIMIT,
+    SENT_AT,
+    STRATEGIES,
+    WITHIN_SECONDS,
+    content,
+    nothing_comes,
+    receive,
+    rig,
+    values,
+)
 
 BIG = 5 * LIMIT
 
@@ -36,12 +46,12 @@ def test_any_size_and_shape_comes_back_with_its_headers(lab, strategy):
     async def main():
         async with producing(lab, strategy) as producer, consuming(lab) as consumer:
             for shape in shapes:
-                sent = await send(producer, lab.topic, shape, key=b"k", headers={"a": b"b"}, timestamp=1_000)
+                sent = await send(producer, lab.topic, shape, key=b"k", headers={"a": b"b"}, timestamp=SENT_AT)
                 (message,) = await poll(consumer, 1)
                 assert message.value() == (shape.encode() if shape == "text" else as_bytes(shape))
                 assert (message.key(), message.headers()) == (b"k", [("a", b"b")])
                 assert (message.offset(), message.partition()) == (sent.offset(), sent.partition())
-                assert message.timestamp() == (kafka.TIMESTAMP_CREATE_TIME, 1_000)
+                assert message.timestamp() == (kafka.TIMESTAMP_CREATE_TIME, SENT_AT)
 
     asyncio.run(main())
 

@@ -9,7 +9,17 @@ import pytest
 from claimcheck.errors import ChunkConflictError, ConfigError, EnvelopeError, PayloadNotFoundError, PointerRejectedError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer, OffsetStoreError, last_offset
 from claimcheck.wire import kafka_overhead
-from tests.integration.kafka_rig import LIMIT, STRATEGIES, chunks_of, content, nothing_comes, receive, rig, values
+from tests.integration.kafka_rig import (
+    LIMIT,
+    SENT_AT,
+    STRATEGIES,
+    chunks_of,
+    content,
+    nothing_comes,
+    receive,
+    rig,
+    values,
+)
 
 SIZES = [0, 1, 1000, LIMIT - 200, LIMIT, LIMIT + 1, 10 * LIMIT, 1_000_000]
 HEADER = b"PRF_wdkafcli_header_"
@@ -33,7 +43,7 @@ class TestEveryStrategy:
         consumer, producer, reports = lab.consumer(), lab.producer(strategy), []
         for size in SIZES:
             producer.produce(
-                lab.topic, content(size), b"k", headers=[("a", b"1"), ("a", b"2")], timestamp=1_700_000_000_123,
+                lab.topic, content(size), b"k", headers=[("a", b"1"), ("a", b"2")], timestamp=SENT_AT,
                 on_delivery=lambda *report: reports.append(report),
             )  # fmt: skip
         assert producer.flush(30) == 0
@@ -42,7 +52,7 @@ class TestEveryStrategy:
 
         assert values(messages) == [content(size) for size in SIZES]
         assert {(m.key(), tuple(m.headers()), m.timestamp()) for m in messages} == {
-            (b"k", (("a", b"1"), ("a", b"2")), (kafka.TIMESTAMP_CREATE_TIME, 1_700_000_000_123))
+            (b"k", (("a", b"1"), ("a", b"2")), (kafka.TIMESTAMP_CREATE_TIME, SENT_AT))
         }
         assert [(m.offset(), last_offset(m)) for m in messages] == [(r.offset(), last_offset(r)) for _, r in reports]
         assert {(error, r.topic(), r.partition(), r.key()) for error, r in reports} == {(None, lab.topic, 0, b"k")}
