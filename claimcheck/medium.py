@@ -81,7 +81,8 @@ class Medium(ABC):
         """Put the payload under ``pointer.key``, readable when this returns, until ``pointer.expires_ms``.
 
         Size and checksum are not in the pointer yet; ``source.size`` is there unless a file cannot seek. Whatever is
-        raised here is followed by `_delete`, unless `_wrote_nothing` knows better.
+        raised here is followed by `_delete`, unless `_wrote_nothing` knows better. A key that comes again, by
+        ``write(identity=...)``, brings the same payload: it is written over, or refused with a `KeyTakenError`.
 
         Returns:
             The key that readers need, where the medium has a say in it, such as a log with its positions; else nothing.
@@ -157,8 +158,8 @@ class Medium(ABC):
 
     # What a store may refine -----------------------------------------------------------------------------------
 
-    def _new_key(self, destination: str) -> str:
-        return f"{self.prefix}{slug(destination)}-{self.context.new_uuid()}"
+    def _new_key(self, destination: str, unique: uuid.UUID) -> str:
+        return f"{self.prefix}{slug(destination)}-{unique}"
 
     def _scope(self, pointer: Pointer) -> str:
         return self.prefix

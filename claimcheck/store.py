@@ -16,13 +16,20 @@ from __future__ import annotations
 
 import io
 import logging
+import uuid
 from abc import abstractmethod
 from collections.abc import Iterable
 from contextlib import closing
 from typing import ClassVar, NoReturn
 
 from claimcheck.envelope import Buffer
-from claimcheck.errors import PayloadTooLargeError, PointerRejectedError, StoreError
+from claimcheck.errors import (
+    KeyTakenError,
+    PayloadTooLargeError,
+    PayloadTypeError,
+    PointerRejectedError,
+    StoreError,
+)
 from claimcheck.interrupt import in_thread
 from claimcheck.medium import MAX_SEGMENTS, Medium, StoreContext
 from claimcheck.payload import Payload, Source, is_file
@@ -47,13 +54,23 @@ class Store(Medium):
 
     _exact: ClassVar[bool] = False
 
-    def write(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
+    def write(
+        self,
+        payload: Payload,
+        *,
+        destination: str = "",
+        limit: int | None = None,
+        identity: uuid.UUID | None = None,
+    ) -> Pointer:
         """Put one payload to rest and return the pointer that finds it again.
 
         Args:
             payload: Bytes-like, or a readable binary file, which is read from where it stands in bounded memory.
             destination: Topic or queue; a readable part of the key, nothing more.
             limit: Bytes that this payload may have, where that is less than ``limits.max_payload_bytes``.
+            identity: In place of a fresh uuid, for a bytes-like payload that several attempts may write, one after the
+                other or at once: it has to stand for this payload alone, and leads all of them to one key. What is
+                there already is not written again where the medium can tell, and a failed write removes nothing.
 
         Returns:
             A pointer with the payload's size and checksum, readable at once by any reader.
@@ -67,13 +84,14 @@ class Store(Medium):
                 would not follow its own pointer: nothing was written.
         """
         source = self._source(payload, limit)
-        draft = self._draft(destination)
+        draft = self._draft(destination, identity or self.context.new_uuid())
         self._check_draft(draft)
         with self.context.hooks.operation("write", store=self.name, key=draft.key, size=source.size):
             with self._translated(draft, "write"):
                 self._reach()
-            key = self._write_or_undo(draft, source)
-        return self._finish(draft, source, key)
+            if identity is None:
+                return self._finish(draft, source, self._write_or_undo(draft, source))
+            return self._write_or_find(draft, source)
 
     def read(self, pointer: Pointer) -> bytes:
         """Return the payload, whole and verified.
@@ -188,9 +206,9 @@ class Store(Medium):
             return Source(payload, limit=self.segment_bytes * MAX_SEGMENTS, limit_name=what)
         return Source(payload, limit=limit)
 
-    def _draft(self, destination: str) -> Pointer:
+    def _draft(self, destination: str, unique: uuid.UUID) -> Pointer:
         created = int(self.context.clock() * 1000)
-        key, version, expires = self._new_key(destination), self.pointer_version, self._expires_ms(created)
+        key, version, expires = self._new_key(destination, unique), self.pointer_version, self._expires_ms(created)
         return Pointer(key=key, store=self.name, version=version, created_ms=created, expires_ms=expires)
 
     def _expires_ms(self, created_ms: int) -> int | None:
@@ -211,14 +229,29 @@ class Store(Medium):
 
     def _write_or_undo(self, draft: Pointer, source: Source) -> str:
         try:
-            with self._translated(draft, "write"):
-                key = self._write(draft, source)
-                self._check_drained(source)
-            return key if isinstance(key, str) else draft.key
+            return self._written(draft, source)
         except BaseException as error:
             if not self._wrote_nothing(error):
                 self._undo(self._finish(draft, source, draft.key), error)
             raise
+
+    def _write_or_find(self, draft: Pointer, source: Source) -> Pointer:
+        """Write what another attempt may have written, or be writing just now: nothing is undone."""
+        payload = source.view
+        if payload is None:
+            raise PayloadTypeError("a payload with an identity of its own is bytes-like, no file")
+        try:
+            return self._finish(draft, source, self._written(draft, source))
+        except KeyTakenError:
+            there = Source(payload, limit=len(payload))
+            there.take_all()
+            return self._finish(draft, there, draft.key)
+
+    def _written(self, draft: Pointer, source: Source) -> str:
+        with self._translated(draft, "write"):
+            key = self._write(draft, source)
+            self._check_drained(source)
+        return key if isinstance(key, str) else draft.key
 
     def _finish(self, draft: Pointer, source: Source, key: str) -> Pointer:
         piece = self.segment_bytes if self.segment_bytes and source.taken > self.segment_bytes else None

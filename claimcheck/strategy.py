@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ class Message:
         limit: What the transport takes, and how it counts.
         takes_headers: Whether hints can be sent along.
         text_key: Whether a key that we make up is ``str``, not ``bytes``.
+        identity: Stands for this payload in every attempt to send it; ``None`` for a fresh one in each.
     """
 
     payload: Any = field(repr=False)
@@ -53,6 +55,7 @@ class Message:
     limit: WireLimit = DEFAULT_LIMIT
     takes_headers: bool = True
     text_key: bool = False
+    identity: uuid.UUID | None = None
 
     def fits(self, size: int) -> bool:
         """Whether a value of ``size`` bytes stays within the threshold on the wire."""

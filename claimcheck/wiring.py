@@ -6,6 +6,7 @@ import io
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, BinaryIO, ParamSpec, TypeVar
@@ -140,6 +141,7 @@ class ClaimCheck:
         takes_headers: bool = True,
         text_key: bool = False,
         classify: Classifier | None = None,
+        identity: uuid.UUID | None = None,
     ) -> OutboundBlock:
         """Offload one payload by hand, in a ``with`` (or ``async with``) block that yields an `Outbound`.
 
@@ -154,6 +156,9 @@ class ClaimCheck:
             takes_headers: Whether hints may be sent in headers.
             text_key: Whether a key that has to be made up is ``str``.
             classify: See `offload`.
+            identity: Of a bytes-like payload that several attempts may send, one after the other or at once, and that
+                it stands for alone: they name the same key, or the same chunks. Nothing is ever undone then, since it
+                may be another attempt's.
         """
         strategy, threshold, wire = self._plan(destination, limit)
         message = Message(
@@ -165,6 +170,7 @@ class ClaimCheck:
             limit=wire,
             takes_headers=takes_headers,
             text_key=text_key,
+            identity=identity,
         )
         return OutboundBlock(strategy, message, classify)
 
@@ -175,6 +181,10 @@ class ClaimCheck:
         ``config.header`` or their headers call them envelopes.
         """
         return self._plan(destination, limit)[1]
+
+    def may_chunk(self, destination: str) -> bool:
+        """Whether a payload for this destination can become several messages, which a key then keeps together."""
+        return self._strategy_class(self.config.for_destination(destination)).may_chunk
 
     @property
     def hooks(self) -> Hooks:

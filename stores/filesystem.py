@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +56,7 @@ class FilesystemStore(RangeStore):
             self._reject(pointer, "scope", "has a key that is no plain file name")
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        partial = os.path.join(self._root, f".{pointer.key}{PARTIAL_SUFFIX}")
+        partial = os.path.join(self._root, f".{pointer.key}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
         try:
             with self._create(partial) as descriptor:
                 _reserve(descriptor, source.size)

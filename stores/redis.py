@@ -7,6 +7,7 @@ the memory. So a payload rests in segments of a little under 1 MiB, a few of whi
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated, Literal
@@ -112,8 +113,7 @@ class RedisStore(RangeStore):
         """Close the connections; the next use makes new ones."""
         self._server.close()
 
-    def _new_key(self, destination: str) -> str:
-        unique = self.context.new_uuid()
+    def _new_key(self, destination: str, unique: uuid.UUID) -> str:
         if self.pointer_version == 1:
             return f"{_V1_PREFIX}{slug(destination)}-{unique}"
         return f"{self.prefix}{slug(destination)}-{{{unique}}}"  # braces: only the uuid chooses the cluster slot

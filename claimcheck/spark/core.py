@@ -8,13 +8,10 @@ get in the way of work.
 from __future__ import annotations
 
 import math
-import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
 from functools import partial
-from typing import Literal, Protocol
+from typing import Protocol
 
 from claimcheck.envelope import Buffer
 from claimcheck.errors import (
@@ -29,9 +26,12 @@ from claimcheck.errors import (
 )
 from claimcheck.payload import as_view
 from claimcheck.pointer import Pointer
+from claimcheck.spark.line import Job, Line
+from claimcheck.spark.pace import Concurrency, Pace
 from claimcheck.validation import fail
 
 __all__ = [
+    "OF_ONE_MESSAGE",
     "MAX_INFLIGHT_BYTES",
     "Concurrency",
     "Outcome",
@@ -40,12 +40,11 @@ __all__ = [
     "check_bytes",
     "check_choice",
     "check_reading",
+    "check_seconds",
     "is_bad_message",
     "outcomes",
+    "weight",
 ]
-
-Concurrency = Literal["auto"] | int
-"""Fetches at once: 1 to 64, or ``auto`` to find out."""
 
 Outcome = bytes | None | ClaimCheckError
 """What became of one message: its payload, nothing for a tombstone, or why there is none."""
@@ -53,7 +52,7 @@ Outcome = bytes | None | ClaimCheckError
 MAX_INFLIGHT_BYTES = 64 << 20
 """Payload bytes that one task fetches ahead at most, unless told otherwise."""
 
-_OF_ONE_MESSAGE = (
+OF_ONE_MESSAGE: tuple[type[ClaimCheckError], ...] = (
     ChunkError,
     EnvelopeError,
     IntegrityError,
@@ -63,11 +62,6 @@ _OF_ONE_MESSAGE = (
     PointerRejectedError,
 )
 _MAX_CONCURRENCY = 64
-_AUTO_THREADS = 16
-_SAMPLES = 4
-_WORTHWHILE_SECONDS = 0.002  # below this, switching threads costs more than the waiting that it hides
-_REMEMBER_SECONDS = 60.0
-_QUEUE_PER_THREAD = 4  # tiny payloads: how many messages are read ahead, whatever they weigh
 
 
 class Resolving(Protocol):
@@ -80,79 +74,13 @@ class Resolving(Protocol):
         """Return the pointer that a message carries, if it carries one; no I/O."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    """What fetching a message will cost: bytes where they are known, and whether a store has to be asked."""
-
-    size: int | None
-    stored: bool
-
-
-class Pace:
-    """How many fetches at once pay: learnt from single ones, remembered for a minute, one per process and store.
-
-    Args:
-        concurrency: A number is simply kept; ``auto`` learns.
-        wall: Seconds that pass.
-        cpu: Seconds that the calling thread works.
-    """
-
-    def __init__(
-        self,
-        concurrency: Concurrency,
-        *,
-        wall: Callable[[], float] = time.perf_counter,
-        cpu: Callable[[], float] = time.thread_time,
-    ) -> None:
-        self._fixed = None if concurrency == "auto" else concurrency
-        self._wall, self._cpu = wall, cpu
-        self._connected = False
-        self._samples: list[tuple[float, float]] = []
-        self._learnt = 1
-        self._learnt_at = -math.inf
-
-    @property
-    def threads(self) -> int:
-        """1 while it is still learning and where threads would not pay."""
-        if self._fixed is not None:
-            return self._fixed
-        if len(self._samples) == _SAMPLES and self._wall() - self._learnt_at > _REMEMBER_SECONDS:
-            self._samples.clear()
-        return self._learnt if len(self._samples) == _SAMPLES else 1
-
-    def watch(self, fetch: Callable[[], Outcome]) -> Outcome:
-        """Do one fetch and learn from it."""
-        wall, cpu = self._wall(), self._cpu()
-        outcome = fetch()
-        self._learn(self._wall() - wall, self._cpu() - cpu)
-        return outcome
-
-    def _learn(self, wall: float, cpu: float) -> None:
-        if not self._connected:  # the first fetch also opens the connection and says nothing about the others
-            self._connected = True
-        elif len(self._samples) < _SAMPLES:
-            self._samples.append((wall, cpu))
-            if len(self._samples) == _SAMPLES:
-                self._learnt, self._learnt_at = _worthwhile(self._samples), self._wall()
-
-    def __repr__(self) -> str:
-        return f"<Pace threads={self.threads} samples={len(self._samples)}>"
-
-
-def _worthwhile(samples: list[tuple[float, float]]) -> int:
-    wall = sum(sample[0] for sample in samples) / len(samples)
-    cpu = sum(sample[1] for sample in samples) / len(samples)
-    if wall - cpu < _WORTHWHILE_SECONDS:
-        return 1
-    return min(max(math.ceil(wall / max(cpu, 1e-6)), 2), _AUTO_THREADS)
-
-
 def outcomes(
     messages: Iterable[Buffer | None],
     cc: Resolving,
     *,
     pace: Pace,
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+    waited: Callable[[float], object] | None = None,
 ) -> Generator[Outcome]:
     """Resolve messages one by one, in their order; nothing happens before the first is asked for.
 
@@ -162,15 +90,18 @@ def outcomes(
         pace: How many threads fetch at once.
         max_inflight_bytes: Bound on the payload bytes fetched but not yet handed out, the last one handed out
             included; a payload that alone is larger is fetched alone.
+        waited: Told in the end for how many seconds this stood still until payloads were there.
 
     Yields:
         One outcome per message. Closing the iterator cancels what is not fetched yet and waits for what is.
     """
-    line = _Line(cc, pace, max_inflight_bytes)
+    line = Line[Outcome](pace, max_inflight_bytes, measure=weight)
     try:
-        yield from line.run(iter(messages))
+        yield from line.run(_job(cc, message) for message in messages)
     finally:
         line.close()
+        if waited is not None:
+            waited(line.waited_seconds)
 
 
 def is_bad_message(error: ClaimCheckError) -> bool:
@@ -179,7 +110,7 @@ def is_bad_message(error: ClaimCheckError) -> bool:
     Everything else (a store out of reach, a driver that is not installed, a variable that is not set on this worker)
     would befall every message of the task and turn an outage into data.
     """
-    return isinstance(error, _OF_ONE_MESSAGE) and not error.retryable
+    return isinstance(error, OF_ONE_MESSAGE) and not error.retryable
 
 
 def check_reading(*, concurrency: Concurrency, max_inflight_bytes: int) -> None:
@@ -204,6 +135,16 @@ def check_bytes(name: str, value: object) -> None:
         fail(name, found=repr(value), expected="a number of bytes, at least 1")
 
 
+def check_seconds(name: str, value: object) -> None:
+    """Refuse what is no positive number of seconds.
+
+    Raises:
+        ConfigError: Names the option.
+    """
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        fail(name, found=repr(value), expected="a number of seconds above 0")
+
+
 def check_choice(name: str, value: object, *choices: object) -> None:
     """Refuse what is none of the choices.
 
@@ -214,81 +155,25 @@ def check_choice(name: str, value: object, *choices: object) -> None:
         fail(name, found=repr(value), expected=" or ".join(map(repr, choices)))
 
 
-class _Line:
-    """The messages that are on their way, in order."""
-
-    def __init__(self, cc: Resolving, pace: Pace, max_bytes: int) -> None:
-        self._cc, self._pace, self._max_bytes = cc, pace, max_bytes
-        self._pool: ThreadPoolExecutor | None = None
-        self._waiting: deque[tuple[int, _Weight, Callable[[], Outcome]]] = deque()
-        self._held = self._handed_out = 0
-        self._largest_undeclared: int | None = None
-
-    def run(self, messages: Iterator[Buffer | None]) -> Iterator[Outcome]:
-        planned = self._plan(messages)
-        following = next(planned, None)
-        while following or self._waiting:
-            while following and self._fits(following[1]):
-                self._start(*following)
-                following = next(planned, None) if self._pace.threads > 1 else None
-            yield self._take()  # and keep no name for it here: it would live on while the next ones are fetched
-            self._held -= self._handed_out
-            following = following or next(planned, None)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _plan(self, messages: Iterator[Buffer | None]) -> Iterator[tuple[Buffer | None, _Weight]]:
-        for message in messages:
-            yield message, self._weigh(message)
-
-    def _weigh(self, message: Buffer | None) -> _Weight:
-        if message is None:
-            return _Weight(0, stored=False)
-        try:
-            pointer = self._cc.pointer(message)
-        except ClaimCheckError:  # resolving it will say the same, at its place in the order
-            pointer = None
-        return _Weight(len(message), stored=False) if pointer is None else _Weight(pointer.size, stored=True)
-
-    def _fits(self, weight: _Weight) -> bool:
-        room = _QUEUE_PER_THREAD * self._pace.threads if self._pace.threads > 1 else 1
-        inside = len(self._waiting) < room and self._held + self._count(weight) <= self._max_bytes
-        return inside or not self._waiting
-
-    def _count(self, weight: _Weight) -> int:
-        """Pointers of version 1 declare no size: the first goes alone, the others count as the largest one seen."""
-        if weight.size is not None:
-            return weight.size
-        return self._max_bytes if self._largest_undeclared is None else self._largest_undeclared
-
-    def _start(self, message: Buffer | None, weight: _Weight) -> None:
-        fetch: Callable[[], Outcome] = partial(_fetch, self._cc, message)
-        if weight.stored and self._pace.threads > 1:
-            fetch = self._threads().submit(fetch).result
-        elif weight.stored:
-            fetch = partial(self._pace.watch, fetch)
-        counted = self._count(weight)
-        self._held += counted
-        self._waiting.append((counted, weight, fetch))
-
-    def _take(self) -> Outcome:
-        self._handed_out, weight, fetch = self._waiting.popleft()
-        outcome = fetch()
-        if weight.size is None and outcome is not None and not isinstance(outcome, ClaimCheckError):
-            self._largest_undeclared = max(self._largest_undeclared or 0, len(outcome))
-        return outcome
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._pace.threads, thread_name_prefix="claimcheck-fetch")
-        return self._pool
-
-
 def _fetch(cc: Resolving, message: Buffer | None) -> Outcome:
     try:
         payload = cc.resolve(message)
         return payload if payload is None or type(payload) is bytes else bytes(as_view(payload))
     except ClaimCheckError as error:
         return error
+
+
+def weight(outcome: Outcome) -> int:
+    """Its payload bytes."""
+    return len(outcome) if isinstance(outcome, bytes) else 0
+
+
+def _job(cc: Resolving, message: Buffer | None) -> Job[Outcome]:
+    pointer = None
+    if message is not None:
+        with suppress(ClaimCheckError):  # resolving it will say the same, at its place in the order
+            pointer = cc.pointer(message)
+    work: Callable[[], Outcome] = partial(_fetch, cc, message)
+    if pointer is None:
+        return Job(work, len(message or b""), waits=False)
+    return Job(work, pointer.size, waits=True)

@@ -10,21 +10,21 @@ import os
 import pickle
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from claimcheck import config as configuration
 from claimcheck.config import Config
 from claimcheck.spark.core import Concurrency, Pace
 from claimcheck.wiring import ClaimCheck
 
-__all__ = ["AnyConfig", "as_config", "claim_check", "partition_id", "pace"]
+__all__ = ["AnyConfig", "as_config", "claim_check", "pace", "partition_id", "task_place"]
 
 AnyConfig = str | os.PathLike[str] | Mapping[str, Any] | Config | ClaimCheck
 """A path that is read on the driver, a mapping shaped as the YAML file, or what was made of one already."""
 
 _lock = threading.Lock()
 _claim_checks: dict[tuple[int, bytes], ClaimCheck] = {}
-_paces: dict[tuple[int, bytes, Concurrency], Pace] = {}
+_paces: dict[tuple[int, bytes, Concurrency, str], Pace] = {}
 
 
 def as_config(given: AnyConfig) -> Config:
@@ -51,10 +51,25 @@ def claim_check(config: Config) -> ClaimCheck:
         return _claim_checks[place]
 
 
-def pace(config: Config, concurrency: Concurrency) -> Pace:
+def pace(config: Config, concurrency: Concurrency, operation: Literal["read", "write"] = "read") -> Pace:
     """Return what this process has learnt about the stores of a configuration."""
     with _lock:
-        return _paces.setdefault((*_place(config), concurrency), Pace(concurrency))
+        return _paces.setdefault((*_place(config), concurrency, operation), Pace(concurrency))
+
+
+def task_place() -> tuple[str, int]:
+    """Return what tells this task from others, the same in every attempt: the micro-batch, and the partition.
+
+    Returns:
+        The query and the number of its micro-batch, empty for what is no stream; the partition's number.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return "", 0
+    query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
+    return f"{query}/{batch}" if query and batch else "", context.partitionId()
 
 
 def partition_id() -> int:

@@ -27,7 +27,7 @@ class ChunkingStrategy(Strategy):
         limit, name = self._limit()
         payload, _ = rewindable(message.payload, limit=limit)
         source = Source(payload, limit=limit, limit_name=name)
-        uuid = str(self.context.surroundings.new_uuid())
+        uuid = str(message.identity or self.context.surroundings.new_uuid())
         message = self._with_key(message, uuid)
         room = self._room(message, uuid)
         size = source.size or 0

@@ -17,14 +17,14 @@ class ExternalStrategy(Strategy):
     def _offload(self, message: Message) -> Outbound:
         store = self.context.store()
         limit = self.context.config.limits.max_payload_bytes
-        pointer = store.write(message.payload, destination=message.destination, limit=limit)
-        written = Outbound((), undo=lambda: store.rollback(pointer))
+        pointer = store.write(message.payload, destination=message.destination, limit=limit, identity=message.identity)
+        written = Outbound((), undo=None if message.identity else lambda: store.rollback(pointer))
         try:
             envelope = self._envelope(message, self.context.seal(pointer), pointer.size or 0)
         except BaseException as error:
             written.settle(error)
             raise
-        return Outbound([envelope], undo=written.rollback)
+        return Outbound([envelope], undo=written.rollback if written.undoable else None)
 
     def _envelope(self, message: Message, pointer: bytes, size: int) -> Envelope:
         data = encode_pointer(pointer, header=self.context.config.header)

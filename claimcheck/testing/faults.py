@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -97,8 +98,8 @@ class FaultyStore(Store):
     def _scope(self, pointer: Pointer) -> str:
         return self._told()._scope(pointer)
 
-    def _new_key(self, destination: str) -> str:
-        return self._told()._new_key(destination)
+    def _new_key(self, destination: str, unique: uuid.UUID) -> str:
+        return self._told()._new_key(destination, unique)
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
         return self._told()._translate(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -78,7 +79,7 @@ class ReadPromises(StoreKit):
         self, store: Store, monkeypatch: pytest.MonkeyPatch, hostile: str
     ) -> None:
         """Other stores' pointers, keys out of scope, absurd sizes, unknown features: the medium is never asked."""
-        pointer = payloads.HOSTILE[hostile](as_if_written(store, store._new_key("orders"), 100))
+        pointer = payloads.HOSTILE[hostile](as_if_written(store, store._new_key("orders", uuid.uuid4()), 100))
         forbid_io(store, monkeypatch)
 
         with pytest.raises(PointerRejectedError):

@@ -106,6 +106,22 @@ class WritePromises(StoreKit):
         assert len(pointer.key) < 300
         assert self.peek(pointer) == store.read(pointer) == b"payload"
 
+    def test_an_identity_leads_every_attempt_to_one_key(self, store: Store) -> None:
+        """A task that is run again writes nothing twice; a medium that numbers its payloads itself may."""
+        identity, payload = uuid.uuid4(), payloads.content(3000)
+
+        first = store.write(payload, destination="orders", identity=identity)
+        second = store.write(payload, destination="orders", identity=identity)
+
+        assert str(identity) in first.key
+        assert replace(second, key=first.key, created_ms=first.created_ms, expires_ms=first.expires_ms) == first
+        assert store.read(first) == store.read(second) == payload
+
+    def test_a_file_has_no_identity(self, store: Store) -> None:
+        """It could not be read a second time, where another attempt was quicker."""
+        with pytest.raises(PayloadTypeError, match="identity"):
+            store.write(payloads.Unseekable(payloads.Zeros(10)), identity=uuid.uuid4())
+
     # Rollback --------------------------------------------------------------------------------------------------
 
     def test_rollback_leaves_nothing_and_may_be_repeated(self, store: Store) -> None:

@@ -11,6 +11,8 @@ from claimcheck.store import Store
 
 TABLE = "CREATE TABLE IF NOT EXISTS pieces (key TEXT, i INTEGER, piece BLOB, PRIMARY KEY (key, i)) WITHOUT ROWID"
 
+PUT = "INSERT OR REPLACE INTO pieces VALUES (?, ?, ?)"
+
 
 class SqliteStore(Store):
     """For programs that share a disk and like to have everything in one file."""
@@ -23,8 +25,8 @@ class SqliteStore(Store):
     def _write(self, pointer: Pointer, source: Source) -> None:
         with self._transaction() as database:
             pieces = ((pointer.key, i, piece) for i, piece in enumerate(source, 1))
-            database.execute("INSERT INTO pieces VALUES (?, 0, '')", (pointer.key,))  # an empty payload is there, too
-            database.executemany("INSERT INTO pieces VALUES (?, ?, ?)", pieces)
+            database.execute(PUT, (pointer.key, 0, b""))  # an empty payload is there, too
+            database.executemany(PUT, pieces)
 
     def _read(self, pointer: Pointer) -> Iterable[bytes]:
         with self._transaction() as database:

@@ -14,7 +14,9 @@ import pytest
 
 from claimcheck.errors import ConfigError, PayloadTooLargeError
 from claimcheck.pointer import Pointer
-from claimcheck.spark import dataframe, resolve
+from claimcheck.spark import resolve, resolving
+from claimcheck.spark.columns import MAX_COLUMN_BYTES
+from claimcheck.spark.rows import Faults, Reading, RowByRow
 
 
 def frame(spark, messages, partitions=1):
@@ -151,7 +153,14 @@ def test_on_a_stream(spark, config, send, tmp_path):
 def run_stage(config, batches, *, columns=("payload",), out_batch_bytes=1 << 20):
     from claimcheck.spark.worker import as_config
 
-    stage = dataframe._Stage(as_config(config), 0, columns, 1, 1 << 20, out_batch_bytes)
+    reading = Reading(
+        config=as_config(config),
+        concurrency=1,
+        max_inflight_bytes=1 << 20,
+        out_batch_bytes=out_batch_bytes,
+        faults=Faults(),
+    )
+    stage = resolving._Stage(reading, 0, columns)
     return list(pickle.loads(pickle.dumps(stage))(batches))
 
 
@@ -196,8 +205,8 @@ def test_a_payload_that_fits_no_column_is_refused_before_any_io():
         def resolve(self, message, /):
             raise AssertionError("asked the store")
 
-    with pytest.raises(PayloadTooLargeError, match=r"mapPartitions") as caught:
-        dataframe._ColumnSized(Two()).resolve(b"message")
+    with pytest.raises(PayloadTooLargeError, match="map_payloads") as caught:
+        RowByRow(Two(), max_bytes=MAX_COLUMN_BYTES).resolve(b"message")
 
     assert caught.value.size == 2 << 30
 
@@ -227,7 +236,16 @@ def test_a_column_that_is_there_twice(spark, config):
 
 
 @pytest.mark.parametrize(
-    "options", [{"on_error": "skip"}, {"concurrency": "all"}, {"max_inflight_bytes": -1}, {"out_batch_bytes": 0}]
+    "options",
+    [
+        {"on_error": "skip"},
+        {"concurrency": "all"},
+        {"max_inflight_bytes": -1},
+        {"out_batch_bytes": 0},
+        {"dead_letter": print},
+        {"dead_letter": None, "on_error": "dead_letter"},
+        {"metrics": 5},
+    ],
 )
 def test_wrong_options(config, options):
     with pytest.raises(ConfigError, match=next(iter(options))):
