@@ -1,0 +1,204 @@
+"""``df.transform(map_payloads(fn, ...))``: what a function makes of payloads, which never leave the worker."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+import claimcheck
+from claimcheck.errors import ConfigError
+from claimcheck.spark import DeadLetter, ResultError, map_payloads, mapping
+from tests.spark.test_resolving import batch_of, frame, remove_stored
+
+
+def rows_of(df, *names):
+    return [tuple(row[name] for name in names) for row in df.collect()]
+
+
+def test_one_column_many_columns_and_nulls(spark, config, send):
+    messages = [*send(b"a" * 3000), *send(b"bb"), None]
+    df = frame(spark, messages)
+
+    one = df.transform(map_payloads(len, "size long", column="value", config=config))
+    many = df.transform(
+        map_payloads(
+            lambda payload: {"first": payload[:1], "sizes": [len(payload)]}, "first binary, sizes array<int>",
+            column="value", config=config,
+        )
+    )  # fmt: skip
+    pairs = df.transform(
+        map_payloads(lambda payload: (None, payload.decode()) if payload == b"bb" else None, "a int, b string",
+                     column="value", config=config)
+    )  # fmt: skip
+
+    assert one.columns == ["n", "value", "size"]
+    assert rows_of(one, "n", "size") == [(0, 3000), (1, 2), (2, None)]
+    assert rows_of(many, "first", "sizes") == [(b"a", [3000]), (b"b", [2]), (None, None)]
+    assert rows_of(pairs, "a", "b") == [(None, None), (None, "bb"), (None, None)]
+
+
+def test_a_struct_is_one_value_of_one_column(spark, config, send):
+    def look(payload):
+        return {"size": len(payload), "head": payload[:2].decode()}
+
+    stage = map_payloads(look, "found struct<size:int,head:string>", column="value", config=config)
+    df = frame(spark, send(b"x" * 3000)).transform(stage)
+
+    assert df.selectExpr("found.size", "found.head").first() == (3000, "xx")
+
+
+def test_files_of_any_size_and_the_row_beside_them(spark, config, send):
+    """The first payload is fetched ahead, the second is larger than all that may be, and is read as it is used."""
+    messages = [*send(b"s" * 3000), *send(b"l" * 50_000)]
+
+    def look(file, row):
+        return type(file).__name__, row["n"], len(file.read(10)), len(file.read())
+
+    stage = map_payloads(
+        look, "kind string, number int, head int, rest int",
+        column="value", config=config, as_file=True, with_row=True, max_inflight_bytes=20_000,
+    )  # fmt: skip
+    found = rows_of(frame(spark, messages).transform(stage), "kind", "number", "head", "rest")
+
+    assert found == [("BytesIO", 0, 10, 2990), ("BufferedReader", 1, 10, 49_990)]
+
+
+def test_what_is_wrong_with_one_row_is_told_in_that_row(spark, config, send):
+    gone = send(bytes(3000))
+    remove_stored(config)
+    messages = [*send(b"[1, 2]"), *gone, *send(b"no json"), b"PRF_wdkafcli_header_\x09"]
+
+    stage = map_payloads(json.loads, "items array<int>", column="value", config=config, on_error="null", error="why")
+    df = frame(spark, messages).transform(stage)
+
+    assert df.columns == ["n", "value", "items", "why"]
+    assert rows_of(df.select("items", "why.type"), "items", "type") == [
+        ([1, 2], None),
+        (None, "PayloadNotFoundError"),
+        (None, "JSONDecodeError"),
+        (None, "EnvelopeError"),
+    ]
+
+
+def test_dead_letters_leave_and_are_handed_over_with_all_they_had(spark, config, send, tmp_path):
+    def bury(letter: DeadLetter) -> None:
+        (tmp_path / f"{letter.row['n']}").write_text(f"{type(letter.error).__name__} {letter.row['value']!r}")
+
+    messages = [*send(b"1"), *send(b"x"), *send(b"y"), *send(b"2")]
+    stage = map_payloads(int, "number int", column="value", config=config, on_error="dead_letter", dead_letter=bury)
+
+    assert rows_of(frame(spark, messages).transform(stage), "n", "number") == [(0, 1), (3, 2)]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()} == {
+        "1": "ValueError b'x'",
+        "2": "ValueError b'y'",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda payload: {"nonsense": 1, "size": 2}, "nonsense"),
+        (lambda payload: (1, 2, 3), "a tuple of 3"),
+        (lambda payload: {"size": "many", "more": 1}, "does not fit column 'size'"),
+        (lambda payload: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_result_that_does_not_fit_fails_the_task_and_says_why(spark, config, send, fn, words):
+    df = frame(spark, send(b"x")).withColumnRenamed("n", "offset")
+
+    with pytest.raises(Exception, match=words) as caught:
+        df.transform(map_payloads(fn, "size int, more int", column="value", config=config)).collect()
+
+    if "fit" not in words:  # of one row, not of a whole batch
+        assert "Row: offset 0" in str(caught.value)
+
+
+def test_a_store_that_is_out_of_reach_fails_the_task_whatever_is_said_of_errors(spark, config, send):
+    messages = send(bytes(30_000))
+    shutil.rmtree(config["stores"]["disk"]["path"])
+    stage = map_payloads(
+        lambda file: len(file.read()), "size int",
+        column="value", config=config, as_file=True, max_inflight_bytes=1000, on_error="null",
+    )  # fmt: skip
+
+    with pytest.raises(Exception, match="StoreUnavailableError"):
+        frame(spark, messages).transform(stage).collect()
+
+
+def test_a_chunk_says_where_chunks_belong(spark, config, send):
+    chunks = send(b"c" * 5000, strategy="chunking", threshold_bytes=1000)
+
+    with pytest.raises(Exception, match="reassemble"):
+        frame(spark, chunks).transform(map_payloads(len, "size int", column="value", config=config)).collect()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"fn": "len"}, "fn"),
+        ({"schema": "n int"}, "'n', which is taken"),
+        ({"schema": "why int", "on_error": "null", "error": "why"}, "'why', which is taken"),
+        ({"column": "n"}, "of type int"),
+        ({"as_file": "yes"}, "as_file"),
+        ({"max_inflight_bytes": 0}, "max_inflight_bytes"),
+    ],
+)
+def test_mistakes_are_told_on_the_driver(spark, config, arguments, words):
+    given = {"fn": len, "schema": "size int", "column": "value", "config": config} | arguments
+
+    with pytest.raises(ConfigError, match=words):
+        frame(spark, []).transform(map_payloads(**given))
+
+
+# The stage itself, without Spark --------------------------------------------------------------------------------
+
+
+def test_payloads_are_let_go_one_after_the_other(config, send):
+    """The results of many payloads are small: none of the payloads may wait for its batch to be full."""
+    import weakref
+
+    class Kept(bytearray):
+        pass
+
+    alive, refs = [], []
+
+    def look(payload):
+        kept = Kept(payload)
+        alive.append(sum(ref() is not None for ref in refs))
+        refs.append(weakref.ref(kept))
+        return len(kept)
+
+    stage = stage_of(config, look)
+    [batch] = stage([batch_of([send(bytes(5000))[0] for _ in range(20)])])
+
+    assert batch.column("size").to_pylist() == [5000] * 20
+    assert max(alive) <= 1
+
+
+def stage_of(config, fn, **options):
+    """As `map_payloads` makes it, for one column."""
+    from pyspark.sql.types import IntegerType, StructField, StructType
+
+    from claimcheck.spark.rows import Faults, Reading
+    from claimcheck.spark.worker import as_config
+
+    reading = Reading(
+        config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20, out_batch_bytes=1 << 20, faults=Faults()
+    )
+    schema = StructType([StructField("size", IntegerType())])
+    return mapping._Stage(reading, 0, schema, fn, options.get("as_file", False), False, None)
+
+
+def test_what_a_function_leaves_unread_costs_nothing_more(config, send, tmp_path):
+    """A file that is closed before its end is no error, and gives its descriptor back."""
+    stage = stage_of(config | {"limits": {"max_payload_bytes": 1 << 22}}, lambda file: len(file.read(4)), as_file=True)
+    messages = send(bytes(3 << 20))
+
+    assert [batch.column("size").to_pylist() for batch in stage([batch_of(messages)])] == [[4]]
+
+
+def test_result_errors_are_ours_and_type_errors():
+    assert issubclass(ResultError, claimcheck.ClaimCheckError)
+    assert issubclass(ResultError, TypeError)

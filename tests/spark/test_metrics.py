@@ -1,0 +1,87 @@
+"""What jobs did with payloads: counted by tasks, counted by Spark, and said while they run."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from claimcheck.errors import ConfigError
+from claimcheck.spark import Metrics, map_payloads, measures, offload, progress, resolve
+from tests.spark.test_resolving import frame, remove_stored
+
+
+@pytest.fixture
+def messages(config, send):
+    gone = send(bytes(3000))
+    remove_stored(config)
+    return [*send(b"k" * 3000), *send(b"plain"), *gone, None, *send(b"m" * 2000)]
+
+
+def test_tasks_count(spark, config, messages):
+    metrics = Metrics(spark)
+
+    df = frame(spark, messages, 2).transform(resolve("value", config=config, on_error="null", metrics=metrics))
+    df.write.format("noop").mode("overwrite").save()
+
+    assert (metrics.rows, metrics.payload_bytes) == (5, 5005)
+    assert metrics.errors == {"PayloadNotFoundError": 1}
+    assert metrics.store_bytes == {"disk": 5000}
+    assert metrics.waiting_seconds > 0
+    assert repr(metrics) == "<Metrics 5 rows, 5005 bytes, 1 errors>"
+
+
+def test_the_other_verbs_count_too(spark, config):
+    sending, using = Metrics(spark), Metrics(spark)
+    df = spark.createDataFrame([(b"x" * 3000,), (b"s",), (None,)], "payload binary")
+
+    sent = df.transform(offload("payload", destination="orders", config=config, metrics=sending))
+    used = sent.transform(map_payloads(len, "size int", column="value", config=config, metrics=using))
+    used.write.format("noop").mode("overwrite").save()
+
+    assert (sending.rows, sending.payload_bytes, sending.store_bytes) == (3, 3001, {"disk": 3000})
+    assert (using.rows, using.payload_bytes, using.store_bytes) == (3, 3001, {"disk": 3000})
+
+
+def test_spark_counts(spark, config, messages):
+    from pyspark.sql import Observation
+
+    observation = Observation("claims")
+    df = frame(spark, messages).transform(resolve("value", config=config, on_error="null"))
+    df.observe(observation, *measures(error="error")).write.format("noop").mode("overwrite").save()
+
+    found = observation.get
+    assert (found["rows"], found["payload_bytes"], found["errors"]) == (5, 5005, 1)
+    assert (found["PayloadNotFoundError"], found["EnvelopeError"]) == (1, 0)
+
+
+def test_progress_is_said_while_a_job_runs_and_at_its_end(spark, config, messages):
+    metrics, lines, said = Metrics(spark), [], threading.Event()
+
+    def say(line):
+        lines.append(line)
+        said.set()
+
+    df = frame(spark, messages).transform(resolve("value", config=config, on_error="null", metrics=metrics))
+    with progress(metrics, every_seconds=0.01, say=say):
+        assert said.wait(30)
+        assert ("0 payloads" in lines[0], "errors" in lines[0]) == (True, False)
+        df.write.format("noop").mode("overwrite").save()
+
+    assert "5 payloads, 0.00 GB" in lines[-1]
+    assert "1 errors" in lines[-1]
+    assert not any(thread.name == "claimcheck-progress" for thread in threading.enumerate())
+
+
+def test_progress_goes_to_the_log_where_there_is_no_terminal(spark, caplog):
+    with caplog.at_level("INFO", "claimcheck.spark.progress"), progress(Metrics(spark)):
+        pass
+
+    assert "0 payloads" in caplog.text
+
+
+def test_mistakes(spark):
+    with pytest.raises(ConfigError, match="measures"):
+        Metrics(object())
+    with pytest.raises(ConfigError, match="every_seconds"), progress(Metrics(spark), every_seconds=0):
+        pass
