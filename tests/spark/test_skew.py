@@ -58,10 +58,10 @@ def test_a_thousand_pointers_of_many_gigabytes(spark, config):
 
 def test_plain_messages_nulls_and_damage_count_as_what_they_are(spark, config):
     messages = [
-        b"x" * 600,
+        b"x" * 800,
         None,
         b"PRF_wdkafcli_header_\x02\x02{",
-        b"y" * 600,
+        b"y" * 800,
         b"PRF_wdkafcli_header_\x02\x01\0\0\0\x01k",
     ]
     df = frame(spark, messages)
