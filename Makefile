@@ -3,6 +3,7 @@
 # make bench               what the stores cost, against the raw socket, raw HTTP and the vendors' own clients
 # make bench-pulsar        Pulsar through the wrappers, against the native producer and consumer
 # make bench-kafka         Kafka through the wrappers, against the native producer and consumer
+# make bench-spark         Spark's jobs, against what people write by hand
 # make bench-peers         the same payloads through claimcheck and through what else there is for Python
 # All make their own environment in .venv; python3 (3.11 or newer) and pip are all they need.
 # Another Python: make demo PYTHON=python3.12
@@ -15,7 +16,7 @@ BIN         := $(VENV)/bin
 # folders too: a deleted file changes nothing else
 SOURCES     := pyproject.toml $(shell find claimcheck stores -name __pycache__ -prune -o -print)
 
-.PHONY: demo test lint bench bench-peers bench-pulsar bench-kafka clean
+.PHONY: demo test lint bench bench-peers bench-pulsar bench-kafka bench-spark clean
 .DELETE_ON_ERROR:
 
 # PYTHONSAFEPATH: Python puts the working folder first on the path of Spark's workers, and here that is a claimcheck without
@@ -47,6 +48,10 @@ bench-pulsar: $(VENV)/.bench
 # Needs java, and CLAIMCHECK_TEST_KAFKA_JARS: see tests/real/kafka.xml.
 bench-kafka: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py --only kafka --out bench-results/kafka $(BENCH_ARGS)
+
+# Needs redis-server; brings a Java where there is none.
+bench-spark: $(VENV)/.bench $(VENV)/.demo
+	$(BIN)/python tests/benchmarks/bench.py --only spark --out bench-results/spark $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-peers bench-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,6 +28,7 @@ from tests.benchmarks import (
     pulsar_rows,
     redis_rows,
     s3_rows,
+    spark_rows,
 )
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.machine import lines, machine
@@ -46,9 +47,10 @@ GROUPS: dict[str, Callable[[Effort], list[Step]]] = {
     "path": path_rows.steps,
     "pulsar": pulsar_rows.steps,
     "kafka": kafka_rows.steps,
+    "spark": spark_rows.steps,
 }
-# The others need a broker: make bench-pulsar, make bench-kafka.
-USUAL = [name for name in GROUPS if name not in ("pulsar", "kafka")]
+# The others need a broker, or a Java: make bench-pulsar, make bench-kafka, make bench-spark.
+USUAL = [name for name in GROUPS if name not in ("pulsar", "kafka", "spark")]
 NO_MEANING = "Quick: few rounds and small payloads, to try the machinery. The figures mean nothing."
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from urllib.parse import urlsplit
 
 import claimcheck
 from claimcheck import Store
@@ -54,6 +55,7 @@ class Lab:
     def __init__(self, effort: Effort) -> None:
         self.effort = effort
         self._stack = contextlib.ExitStack()
+        self._lines: dict[float, str] = {}
 
     def __enter__(self) -> Lab:
         self._stack.enter_context(mock.patch.dict(os.environ, CREDENTIALS))
@@ -79,6 +81,25 @@ class Lab:
     def redis_by_default(self) -> str:
         """URL of a Redis with default settings."""
         return self._redis()
+
+    def redis_afar(self, milliseconds: float) -> str:
+        """URL of the same one at the end of a line with that round trip."""
+        if milliseconds not in self._lines:
+            port = str(urlsplit(self.redis).port)
+            near = self._stack.enter_context(
+                helper(sys.executable, HERE / "delay.py", "127.0.0.1", port, str(milliseconds))
+            )
+            self._lines[milliseconds] = f"redis://127.0.0.1:{near}/0"
+        return self._lines[milliseconds]
+
+    @cached_property
+    def spark(self) -> Any:
+        """A session with two cores."""
+        from tests.benchmarks.spark_session import session
+
+        spark = session()
+        self._stack.callback(spark.stop)
+        return spark
 
     @cached_property
     def socket(self) -> RawSocket:

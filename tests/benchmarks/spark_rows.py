@@ -1,0 +1,227 @@
+"""Spark: payloads in and out of DataFrames, against what people write by hand, on the same Redis in the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import claimcheck
+from tests.benchmarks import spark_ways
+from tests.benchmarks.lab import HERE, Lab
+from tests.benchmarks.rounds import MIB, Effort, Variant, compare, payload_of
+from tests.benchmarks.rows import Findings, Step, Target
+from tests.benchmarks.series import times_as_fast
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+OURS = "claimcheck"
+THREADS = (1, 4, 8, 16)
+PARTITIONS = 2
+SPARK_EFFORT = Effort(seconds=8, least=3, most=9)
+_HAND = "the best of 1, 4, 8 and 16 threads by hand, which check nothing"
+
+
+def steps(effort: Effort) -> list[Step]:
+    """List the runs."""
+    naive = [_naive(effort, ms, bound) for ms, bound in ((1, 4.0), (5, 10.0), (20, 25.0))]
+    hand = [_by_hand(effort, ms, kib) for ms, kib in ((0, 1024), (1, 1024), (5, 1024), (20, 1024), (5, 64), (5, 8192))]
+    return [*naive, *hand, _mapped(effort), _offloaded(effort), *_memory(effort)]
+
+
+# Reading -------------------------------------------------------------------------------------------------------
+
+
+def _naive(effort: Effort, milliseconds: int, bound: float) -> Step:
+    what = f"Spark resolve 1 MiB, round trip {milliseconds} ms, against a UDF with a client for each row"
+    rows = 128 // (4 if effort.divisor > 1 else 1)
+    return Step(
+        (Target(f"spark-naive-{milliseconds}ms", what, bound),),
+        partial(_measure_naive, milliseconds=milliseconds, rows=rows),
+    )
+
+
+def _measure_naive(lab: Lab, milliseconds: int, rows: int) -> Findings:
+    with topic(lab, milliseconds, 1024, rows) as there:
+        naive, ours = compare(
+            _effort(lab), there.amount, there.variant("naive UDF", spark_ways.naive(there.url)), there.ours()
+        )
+    return Findings((times_as_fast(ours, naive),), (naive, ours), f"{rows} payloads in 2 partitions, to the JVM")
+
+
+def _by_hand(effort: Effort, milliseconds: int, kib: int) -> Step:
+    size = f"{kib // 1024} MiB" if kib >= 1024 else f"{kib} KiB"
+    what = f"Spark resolve {size}, round trip {milliseconds} ms, against mapInArrow by hand"
+    rows = {64: 2048, 1024: 256, 8192: 32}[kib] // (8 if effort.divisor > 1 else 1)
+    return Step(
+        (Target(f"spark-hand-{kib}k-{milliseconds}ms", what, 0.9),),
+        partial(_measure_by_hand, milliseconds=milliseconds, kib=kib, rows=rows),
+    )
+
+
+def _measure_by_hand(lab: Lab, milliseconds: int, kib: int, rows: int) -> Findings:
+    with topic(lab, milliseconds, kib, rows) as there:
+        ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
+        *hand, ours = compare(_effort(lab), there.amount, *ways, there.ours())
+    best = min(hand, key=lambda series: series.seconds.median)
+    return Findings((times_as_fast(ours, best),), (*hand, ours), f"{rows} payloads in 2 partitions; {_HAND}")
+
+
+def _mapped(effort: Effort) -> Step:
+    what = "Spark map_payloads 1 MiB, against resolve and a function behind it"
+    rows = 256 // (8 if effort.divisor > 1 else 1)
+    return Step((Target("spark-map", what, 1.3),), partial(_measure_mapped, rows=rows))
+
+
+def _measure_mapped(lab: Lab, rows: int) -> Findings:
+    from claimcheck.spark import map_payloads, resolve
+
+    def lengths(batches: Any) -> Iterator[Any]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        for batch in batches:
+            yield pa.RecordBatch.from_arrays([pc.binary_length(batch.column("payload"))], names=["size"])
+
+    with topic(lab, 0, 1024, rows) as there:
+
+        def resolved(df: DataFrame) -> DataFrame:
+            return df.transform(resolve("value", config=there.config)).mapInArrow(lengths, "size int")
+
+        mapped = map_payloads(len, "size int", column="value", config=there.config)
+        behind, ours = compare(
+            _effort(lab),
+            there.amount,
+            there.variant("resolve, then mapInArrow", resolved, ours=True),
+            there.variant("map_payloads", mapped, ours=True),
+        )
+    return Findings((times_as_fast(ours, behind),), (behind, ours))
+
+
+# Writing -------------------------------------------------------------------------------------------------------
+
+
+def _offloaded(effort: Effort) -> Step:
+    what = "Spark offload 1 MiB, against a UDF that pickles"
+    rows = 256 // (8 if effort.divisor > 1 else 1)
+    return Step((Target("spark-offload", what, 4.0),), partial(_measure_offloaded, rows=rows))
+
+
+def _measure_offloaded(lab: Lab, rows: int) -> Findings:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from claimcheck.spark import offload
+
+    config = {**_config(lab.redis), "threshold_bytes": 1000}
+    payload = F.encode(F.repeat(F.lpad(F.col("id").cast("string"), 16, "0"), MIB // 16), "utf-8")
+    df = lab.spark.range(0, rows, 1, PARTITIONS).select(payload.alias("payload")).cache()
+    noop(df)
+    # one run for each action: else the second would find everything written
+    ours = Variant(OURS, lambda: noop(df.transform(offload("payload", destination="bench", config=config))))
+    naive = Variant("UDF that pickles", lambda: noop(df.transform(spark_ways.naive_write(lab.redis))))
+    by_pickle, offloaded = compare(_effort(lab), rows * MIB, naive, ours)
+    df.unpersist()
+    _flush(lab)
+    series = by_pickle, offloaded
+    return Findings((times_as_fast(offloaded, by_pickle),), series, f"{rows} payloads in 2 partitions, from the JVM")
+
+
+# Memory --------------------------------------------------------------------------------------------------------
+
+
+def _memory(effort: Effort) -> list[Step]:
+    rows = 3000 // (30 if effort.divisor > 1 else 1)
+    what = f"Spark worker's peak, {rows} payloads of 1 MiB in one partition"
+    flat = "the same, of its peak with a tenth of the rows"
+    targets = Target("spark-memory", what, 350, "MiB", at_most=True), Target("spark-flat", flat, 1.1, at_most=True)
+    return [Step(targets, partial(_measure_memory, rows=rows))]
+
+
+def _measure_memory(lab: Lab, rows: int) -> Findings:
+    few, many = (_peak(lab, count) for count in (rows // 10, rows))
+    return Findings((many / MIB, many / few), (), "VmHWM of a fresh worker, to the JVM")
+
+
+def _peak(lab: Lab, rows: int) -> int:
+    with topic(lab, 0, 1024, 16) as there:
+        what = {"config": there.config, "messages": [bytes(value).hex() for _, value in there.messages], "rows": rows}
+        done = subprocess.run(
+            [sys.executable, HERE / "spark_child.py", json.dumps(what)], capture_output=True, text=True, check=True
+        )
+    return int(done.stdout.split()[-1])
+
+
+# What is read --------------------------------------------------------------------------------------------------
+
+
+class Topic:
+    """Payloads in a Redis, once as we write them and once as one value each, and a DataFrame that names both."""
+
+    def __init__(self, lab: Lab, url: str, kib: int, rows: int) -> None:
+        self.url, self.config, self.amount = url, _config(url), kib * 1024 * rows
+        self.messages = list(_written(lab, kib * 1024, min(rows, 64)))
+        told = [self.messages[n % len(self.messages)] for n in range(rows)]
+        rdd = lab.spark.sparkContext.parallelize(told, PARTITIONS)
+        self.df = lab.spark.createDataFrame(rdd, "key string, value binary").cache()
+        noop(self.df)
+
+    def variant(self, name: str, transform: Callable[[Any], Any], *, ours: bool = False) -> Variant:
+        """One way to read everything."""
+        df = self.df.select("value") if ours else self.df.select("key")
+        return Variant(name, lambda: noop(df.transform(transform)))
+
+    def ours(self) -> Variant:
+        """Our way."""
+        from claimcheck.spark import resolve
+
+        return self.variant(OURS, resolve("value", config=self.config), ours=True)
+
+
+@contextlib.contextmanager
+def topic(lab: Lab, milliseconds: float, kib: int, rows: int) -> Iterator[Topic]:
+    """Open one; its Redis is so far away."""
+    there = Topic(lab, lab.redis_afar(milliseconds) if milliseconds else lab.redis, kib, rows)
+    try:
+        yield there
+    finally:
+        there.df.unpersist()
+        _flush(lab)
+
+
+def noop(df: DataFrame) -> None:
+    """Compute everything, and keep nothing."""
+    df.write.format("noop").mode("overwrite").save()
+
+
+def _written(lab: Lab, size: int, count: int) -> Iterator[tuple[str, bytes]]:
+    """Write payloads both ways."""
+    import redis
+
+    with claimcheck.from_dict(_config(lab.redis)) as cc, redis.Redis.from_url(lab.redis) as plain:
+        for n in range(count):
+            payload = payload_of(size)
+            plain.set(f"by-hand-{n}", payload)
+            with cc.outbound(payload, destination="bench") as out:
+                (envelope,) = out.envelopes
+            yield f"by-hand-{n}", bytes(envelope.data)
+
+
+def _config(url: str) -> dict[str, Any]:
+    store = {"type": "redis", "url": url, "ttl_seconds": 3600}
+    return {"strategy": "external", "threshold_bytes": 1000, "stores": {"hot": store}}
+
+
+def _flush(lab: Lab) -> None:
+    import redis
+
+    with redis.Redis.from_url(lab.redis) as plain:
+        plain.flushall()
+
+
+def _effort(lab: Lab) -> Effort:
+    return lab.effort if lab.effort.divisor > 1 else SPARK_EFFORT

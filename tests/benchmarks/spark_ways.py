@@ -1,0 +1,104 @@
+"""What people write by hand to have payloads in Spark, to compare with; it travels to workers by value.
+
+Its payloads rest in a Redis under keys of one value each, as its authors would have it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+__all__ = ["by_hand", "naive", "naive_write"]
+
+_BATCH_BYTES = 16 << 20
+_clients: dict[str, Any] = {}
+
+
+def client(url: str) -> Any:
+    """One client for each process."""
+    import redis
+
+    if url not in _clients:
+        _clients[url] = redis.Redis.from_url(url)
+    return _clients[url]
+
+
+def naive(url: str) -> Callable[[DataFrame], DataFrame]:
+    """The first thing that everybody writes: a UDF that connects for each row."""
+
+    def get(key: str) -> bytes:
+        import redis
+
+        with redis.Redis.from_url(url) as one:
+            return one.get(key)  # type: ignore[return-value]
+
+    def transform(df: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812
+        from pyspark.sql.types import BinaryType
+
+        return df.withColumn("payload", F.udf(get, BinaryType())("key"))
+
+    return transform
+
+
+def by_hand(url: str, threads: int) -> Callable[[DataFrame], DataFrame]:
+    """The best that one writes by hand: Arrow batches, one client, so many threads, in order, cut by bytes."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keys = (key.as_py() for batch in batches for key in batch.column(0))
+        names, payloads = list[str](), list[bytes]()
+        for name, payload in _fetched(keys, client(url).get, threads):
+            if names and sum(map(len, payloads)) + len(payload) > _BATCH_BYTES:
+                yield _batch(names, payloads)
+                names, payloads = [], []
+            names.append(name)
+            payloads.append(payload)
+        if names:
+            yield _batch(names, payloads)
+
+    return lambda df: df.select("key").mapInArrow(stage, "key string, payload binary")
+
+
+def _fetched(keys: Iterator[str], get: Callable[[str], Any], threads: int) -> Iterator[tuple[str, bytes]]:
+    if threads == 1:
+        yield from ((key, get(key)) for key in keys)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        ahead: deque[tuple[str, Any]] = deque()
+        for key in keys:
+            ahead.append((key, pool.submit(get, key)))
+            if len(ahead) >= 2 * threads:
+                done, future = ahead.popleft()
+                yield done, future.result()
+        yield from ((done, future.result()) for done, future in ahead)
+
+
+def _batch(keys: list[str], payloads: list[bytes]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    arrays = [pa.array(keys, pa.string()), pa.array(payloads, pa.binary())]
+    return pa.RecordBatch.from_arrays(arrays, names=["key", "payload"])
+
+
+def naive_write(url: str) -> Callable[[DataFrame], DataFrame]:
+    """A UDF that takes payloads pickled, as all did before Arrow, and keeps its client."""
+
+    def put(payload: bytes) -> str:
+        import uuid
+
+        key = str(uuid.uuid4())
+        client(url).set(key, bytes(payload), ex=60)
+        return key
+
+    def transform(df: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        return df.select(F.udf(put, "string", useArrow=False)("payload").alias("value"))
+
+    return transform
