@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import logging
 import os
@@ -51,6 +52,29 @@ os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark's own choice is the first
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 Server = TypeVar("Server")
+
+
+@pytest.fixture(scope="session")
+def worker_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment in which other processes import the claimcheck that is tested here.
+
+    Python puts the working folder first on the path of Spark's workers; in a checkout that would be a claimcheck
+    without its stores.
+    """
+    package = Path(claimcheck.__file__).parent
+    safe = {"PYTHONSAFEPATH": "1"}
+    if (package / "stores").is_dir():
+        return safe
+    stores = importlib.import_module("claimcheck.stores")
+    staged = tmp_path_factory.mktemp("staged")
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(package, staged / "claimcheck", ignore=ignore)
+    shutil.copytree(
+        Path(str(stores.__file__)).parent,
+        staged / "claimcheck" / "stores",
+        ignore=ignore,
+    )
+    return safe | {"PYTHONPATH": str(staged)}
 
 
 @pytest.fixture(scope="session")

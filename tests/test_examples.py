@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,42 @@ def test_files_of_all_sizes_come_back(tmp_path):
     said = run("files_through_a_broker.py", str(tmp_path))
     assert said.count("bytes  ok\n") == 3
     assert "3 messages" in said
+
+
+@pytest.fixture(params=["embedded", "pulsar", "kafka"])
+def where(request):
+    """A broker for the examples of Spark, as they want to be told."""
+    if request.param == "pulsar":
+        return ["--pulsar", request.getfixturevalue("pulsar_broker").service_url], {}
+    if request.param == "kafka":
+        jars = str(request.getfixturevalue("spark_kafka_jars"))
+        return ["--kafka", request.getfixturevalue("kafka_broker").bootstrap_servers], {"SPARK_KAFKA_JARS": jars}
+    return [], {}
+
+
+@pytest.mark.timeout(300)
+def test_spark_text_statistics(where, worker_env):
+    arguments, environment = where
+    said = run("spark/text_statistics.py", str(ROOT / "examples"), *arguments, **worker_env, **environment)
+    assert "0 that are no text" in said
+    assert "| brokers.py|" in said.replace("  ", " ")
+
+
+@pytest.mark.timeout(300)
+def test_spark_archives(where, worker_env, tmp_path):
+    for name, size in (("small", 10), ("large", 3 << 20), ("other", 50_000), ("last", 0)):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
+            archive.writestr("content", os.urandom(size))
+            archive.writestr("more", b"")
+    arguments, environment = where
+    said = run("spark/archives.py", str(tmp_path), *arguments, **worker_env, **environment)
+    assert "killed after" in said
+    assert "4 archives of" in said
+
+
+@pytest.mark.timeout(300)
+def test_spark_round_trip(where, worker_env):
+    arguments, environment = where
+    said = run("spark/round_trip.py", "--rows", "20", *arguments, **worker_env, **environment)
+    assert said.startswith("20 rows of")
+    assert "all equal" in said

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,28 +12,6 @@ from claimcheck.spark import ensure_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@pytest.fixture(scope="session")
-def worker_env(tmp_path_factory) -> dict[str, str]:
-    """Environment in which other processes import the claimcheck that is tested here.
-
-    Python puts the working folder first on the path of Spark's workers; in a checkout that would be a claimcheck
-    without its stores.
-    """
-    package = Path(claimcheck.__file__).parent
-    safe = {"PYTHONSAFEPATH": "1"}
-    if (package / "stores").is_dir():
-        return safe
-    staged = tmp_path_factory.mktemp("staged")
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(package, staged / "claimcheck", ignore=ignore)
-    shutil.copytree(
-        Path(str(importlib.import_module("claimcheck.stores").__file__)).parent,
-        staged / "claimcheck" / "stores",
-        ignore=ignore,
-    )
-    return safe | {"PYTHONPATH": str(staged)}
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,153 @@
+"""One topic on the broker of your choice, for the examples in this folder: embedded by default, Pulsar, or Kafka.
+
+The embedded one is a file and needs no server. Kafka is read and written with Spark's own source and sink, whose jars
+`SPARK_KAFKA_JARS` names as a folder; without it Spark fetches them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from claimcheck.spark import ensure_java
+from claimcheck.spark.sources import register
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    import claimcheck
+
+PARTITIONS = 3
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic, and how Spark and a producer find it.
+
+    Attributes:
+        name: Of the topic.
+        source: What Spark calls its source and sink.
+        reading: Options of the source.
+        writing: Options of the sink.
+        limit: The source's option that bounds the rows of a micro-batch.
+    """
+
+    name: str
+    source: str
+    reading: dict[str, str]
+    writing: dict[str, str]
+    limit: str = "maxRowsPerTrigger"
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """All messages that are there."""
+        return spark.read.format(self.source).options(**self.reading).load()
+
+    def stream(self, spark: SparkSession, query: str, rows: int) -> DataFrame:
+        """Messages as they come, so many at a time; ``query`` names who reads."""
+        more = {self.limit: str(rows)} | ({"subscription": query} if self.source == "claimcheck_pulsar" else {})
+        return spark.readStream.format(self.source).options(**self.reading, **more).load()
+
+    def write(self, messages: DataFrame) -> None:
+        """Send what `offload` has made."""
+        messages.write.format(self.source).options(**self.writing).mode("append").save()
+
+
+def arguments_of(text: str | None) -> argparse.ArgumentParser:
+    """Make the parser of an example."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--pulsar", metavar="URL", help="a Pulsar, for example pulsar://localhost:6650")
+    where.add_argument("--kafka", metavar="SERVERS", help="a Kafka, for example localhost:9092")
+    return parser
+
+
+def topic_of(arguments: argparse.Namespace, folder: Path, name: str = "") -> Topic:
+    """Choose the broker; a topic without a name is new."""
+    name = name or f"example-{uuid.uuid4().hex[:8]}"
+    if arguments.pulsar:
+        where = {"serviceUrl": arguments.pulsar, "topic": name}
+        return Topic(name, "claimcheck_pulsar", where, where)
+    if arguments.kafka:
+        servers = {"kafka.bootstrap.servers": arguments.kafka}
+        reading = {"subscribe": name, "startingOffsets": "earliest", "includeHeaders": "true"}
+        return Topic(name, "kafka", servers | reading, servers | {"topic": name}, "maxOffsetsPerTrigger")
+    where = {"path": str(folder / "broker.sqlite"), "topic": name}
+    return Topic(name, "claimcheck_local", where, where)
+
+
+def create(arguments: argparse.Namespace, topic: Topic) -> None:
+    """Make the topic; Pulsar makes it when it is first written to."""
+    if arguments.kafka:
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        admin = AdminClient({"bootstrap.servers": arguments.kafka})
+        admin.create_topics([NewTopic(topic.name, PARTITIONS, 1)])[topic.name].result()
+    elif not arguments.pulsar:
+        from claimcheck.transports.local import LocalBroker
+
+        with LocalBroker(topic.reading["path"]) as broker:
+            broker.create_topic(topic.name, PARTITIONS)
+
+
+def send(arguments: argparse.Namespace, topic: Topic, cc: claimcheck.ClaimCheck, files: Iterable[Path]) -> None:
+    """Send files as any program sends them; their names are the keys."""
+    if arguments.pulsar:
+        import pulsar
+
+        from claimcheck.transports.pulsar import PulsarProducer
+
+        client = pulsar.Client(arguments.pulsar, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        producer: Any = PulsarProducer(client.create_producer(topic.name), cc)
+        for file in files:
+            producer.send(file.read_bytes(), partition_key=file.name)
+        client.close()
+    elif arguments.kafka:
+        from confluent_kafka import Producer
+
+        from claimcheck.transports.kafka import KafkaProducer
+
+        with KafkaProducer(Producer({"bootstrap.servers": arguments.kafka}), cc) as producer:
+            for file in files:
+                producer.produce(topic.name, file.read_bytes(), file.name)
+    else:
+        from claimcheck.transports.local import LocalBroker, LocalProducer
+
+        with LocalBroker(topic.reading["path"]) as broker:
+            producer = LocalProducer(broker, cc)
+            for file in files:
+                producer.send(topic.name, file.read_bytes(), key=file.name)
+
+
+def session(arguments: argparse.Namespace) -> SparkSession:
+    """Start Spark on this machine, with a Java that comes by pip where there is none."""
+    ensure_java()
+    os.environ["PYTHONSAFEPATH"] = "1"  # this folder is no place for workers to import from
+    from pyspark import __version__
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    if arguments.kafka and (jars := os.environ.get("SPARK_KAFKA_JARS")):
+        builder = builder.config("spark.jars", ",".join(map(str, Path(jars).glob("*.jar"))))
+    elif arguments.kafka:
+        builder = builder.config("spark.jars.packages", f"org.apache.spark:spark-sql-kafka-0-10_2.13:{__version__}")
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    return spark
+
+
+def config_of(store: Path) -> dict[str, Any]:
+    """Where payloads rest; so small a threshold only to show something."""
+    stores = {"disk": {"type": "filesystem", "path": str(store)}}
+    return {"strategy": "external", "threshold_bytes": 10_000, "stores": stores}
+
+
+if __name__ == "__main__":
+    sys.exit(__doc__)
