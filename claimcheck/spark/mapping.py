@@ -251,7 +251,8 @@ def _arrow_fields(schema: StructType, *, large: bool) -> Iterable[pa.Field]:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     more: dict[str, Any] = {"prefers_large_types": True} if large else {}
-    return to_arrow_schema(schema, **more)
+    fields: Iterable[pa.Field] = to_arrow_schema(schema, **more)
+    return fields
 
 
 def _weight(value: Any) -> int:

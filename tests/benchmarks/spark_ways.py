@@ -36,7 +36,8 @@ def naive(url: str) -> Callable[[DataFrame], DataFrame]:
         import redis
 
         with redis.Redis.from_url(url) as one:
-            return one.get(key)  # type: ignore[return-value]
+            payload: bytes = one.get(key)
+            return payload
 
     def transform(df: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
