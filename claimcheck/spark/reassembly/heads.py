@@ -1,0 +1,62 @@
+"""What the head of a chunk says, read by Spark itself: no byte of a payload goes through Python for it.
+
+What these expressions do not take for a chunk, or for the end that a writer put to one, is left to
+`claimcheck.envelope.decode`, which says what it is or what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from claimcheck.envelope import CHUNK_OVERHEAD_BYTES, Kind
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = ["ABORT", "Head", "head_of"]
+
+ABORT = -1
+"""The position of the word that a writer gave up: before all chunks."""
+
+_UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+_UUID_BYTES = 36
+
+
+class Head(NamedTuple):
+    """Columns: null for every message that is no part of a payload in chunks."""
+
+    uuid: Column
+    position: Column
+
+
+def head_of(value: Column, header: bytes) -> Head:
+    """Read the heads of a column of messages.
+
+    Args:
+        value: The messages.
+        header: What envelopes begin with.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - everybody calls it so
+
+    start = len(header) + 1
+    uuid = F.substring(value, start + 1, _UUID_BYTES).cast("string")
+    position = _number(F.substring(value, start + 1 + _UUID_BYTES, 4))
+    count = _number(F.substring(value, start + 5 + _UUID_BYTES, 4))
+    ours = (F.substring(value, 1, len(header)) == _bytes(header)) & uuid.rlike(_UUID)
+    size, kind = F.length(value), F.substring(value, start, 1)
+    chunk = ours & (kind == _bytes(bytes([Kind.CHUNK]))) & (size >= len(header) + CHUNK_OVERHEAD_BYTES)
+    chunk &= (position < count) & (count <= 0x7FFFFFFF)
+    abort = ours & (kind == _bytes(bytes([Kind.ABORT]))) & (size == start + _UUID_BYTES)
+    return Head(F.when(chunk | abort, uuid), F.when(abort, F.lit(ABORT)).when(chunk, position.cast("int")))
+
+
+def _number(four: Column) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.conv(F.hex(four), 16, 10).cast("bigint")
+
+
+def _bytes(literal: bytes) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.expr(f"X'{literal.hex()}'")

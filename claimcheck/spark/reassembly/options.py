@@ -1,0 +1,88 @@
+"""What `reassemble` was told, as values that travel to the workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from claimcheck.config import Config
+from claimcheck.spark.columns import MAX_COLUMN_BYTES, find_column
+from claimcheck.spark.core import Concurrency
+from claimcheck.validation import MAX_SECONDS, fail
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["ExpireBy", "Options", "Places", "check_seconds"]
+
+ExpireBy = Literal["clock", "data"]
+"""Whose time it is that passes: the machine's, or that of the messages' arrival."""
+
+_SOURCE_KINDS = ("string", "tinyint", "smallint", "int", "bigint", "binary")
+_USUAL_SOURCE = ("topic", "partition")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How payloads are put together; see `claimcheck.spark.reassemble`."""
+
+    config: Config
+    expire_after_seconds: float
+    expire_by: ExpireBy
+    remember_seconds: float
+    concurrency: Concurrency
+    max_inflight_bytes: int
+    out_batch_bytes: int
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """Of a payload that comes as chunks: what the configuration allows and a column can hold."""
+        return min(self.config.chunks.max_payload_bytes, MAX_COLUMN_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where things are among the columns, counted from 0.
+
+    Attributes:
+        value: The messages.
+        source: What says where they came from.
+    """
+
+    value: int
+    source: tuple[int, ...]
+
+    @classmethod
+    def found(cls, df: DataFrame, column: str, source: Sequence[str] | None) -> Places:
+        """Look for them.
+
+        Raises:
+            ConfigError: One is not there, or is of a type that it cannot be.
+        """
+        value = find_column(df, "column", column)
+        if isinstance(source, str):
+            fail("source", found=f"the text {source!r}", expected="a list of columns")
+        if source is None:
+            kinds = {name.lower(): kind for name, kind in df.dtypes}
+            source = [name for name in _USUAL_SOURCE if kinds.get(name) in _SOURCE_KINDS]
+        return cls(value, tuple(_source_place(df, name) for name in source))
+
+
+def _source_place(df: DataFrame, name: object) -> int:
+    kinds = {column.lower(): kind for column, kind in df.dtypes}
+    kind = kinds.get(name.lower()) if isinstance(name, str) else None
+    return find_column(df, "source", name, kind if kind in _SOURCE_KINDS else "string, binary or a whole number")
+
+
+def check_seconds(option: str, value: object, *, minimum: float) -> float:
+    """Refuse what is no number of seconds.
+
+    Raises:
+        ConfigError: Names the option.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(float(value)) or not minimum <= float(value) <= MAX_SECONDS:  # type: ignore[arg-type]
+        fail(option, found=repr(value), expected=f"seconds, {minimum:g} to {MAX_SECONDS}")
+    return float(value)  # type: ignore[arg-type]
