@@ -105,8 +105,8 @@ class Joining:
         expected = [*self.names[: self.places.value], *self.names[self.places.value + 1 : -3]]
         if row.schema.names != expected:
             raise ConfigError(
-                f"the checkpoint of this query holds chunks of a DataFrame of {row.num_columns + 1} columns, now it has "
-                f"{len(expected) + 1}: reassemble the same columns again, or begin with a new checkpoint",
+                f"the checkpoint of this query holds chunks of a DataFrame of {row.num_columns + 1} columns, now "
+                f"it has {len(expected) + 1}: reassemble the same columns again, or begin with a new checkpoint",
                 path="checkpointLocation",
             )
         return row

@@ -1,0 +1,201 @@
+"""What the stateful operator notes and says, in Spark's own tester: no processes, and time goes as the test says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from claimcheck.spark.reassembly.words import missing
+
+UUID = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+KEY = json.dumps(["orders", 3, UUID])
+START = 1_700_000_000_000
+
+
+class Operator:
+    """The operator, fed with micro-batches."""
+
+    def __init__(self, **limits: int) -> None:
+        from pyspark.sql.streaming.tws_tester import TwsTester
+
+        from claimcheck.spark.reassembly.processor import Limits, Reassembler
+
+        known = {"max_chunks": 10, "max_bytes": 100, "expire_ms": 60_000, "remember_ms": 600_000} | limits
+        self.behind = known.get("behind_ms", 0)
+        mode = "EventTime" if self.behind else "ProcessingTime"
+        extractor = {"eventTimeExtractor": lambda row: row.arrived} if self.behind else {}
+        self.tester = TwsTester(Reassembler(Limits(**known)), timeMode=mode, **extractor)
+        self.now = START
+        self.at(0)
+
+    def at(self, seconds: float) -> list[Any]:
+        """Let time pass; gives what the timers say."""
+        self.now = START + int(seconds * 1000)
+        if self.behind:
+            return self.tester.setWatermark(self.now - self.behind)
+        return self.tester.setProcessingTime(self.now)
+
+    def feed(self, *rows: Any) -> list[Any]:
+        return self.tester.test(KEY, list(rows))
+
+    def chunk(self, position: int, total: int, piece: bytes = b"pp", *, says: bytes | None = None) -> Any:
+        from pyspark.sql import Row
+
+        return Row(
+            key=KEY,
+            position=position,
+            total=total,
+            size=len(piece),
+            digest=says or b"digest of " + piece,
+            reference=b"to %d" % position,
+            row=b"row of %d" % position,
+            arrived=self.now,
+        )
+
+    def aborted(self) -> Any:
+        return self.chunk(-1, 0, b"")
+
+    @property
+    def noted(self) -> dict[Any, Any]:
+        return self.tester.handle.map_states["chunks"].state
+
+    @property
+    def timers(self) -> list[int]:
+        """Seconds from the start, as arrivals count them."""
+        known = self.tester.handle._timers._key_to_timers.values()
+        return sorted((each + self.behind - START) // 1000 for timers in known for each in timers)
+
+
+@pytest.fixture(params=[0, 3_600_000], ids=["clock", "data"])
+def tester(request) -> Operator:
+    return Operator(behind_ms=request.param)
+
+
+def test_all_chunks_in_one_batch_touch_no_state_of_chunks(tester, monkeypatch):
+    states = tester.tester.handle.map_states["chunks"]
+    monkeypatch.setattr(states, "updateValue", None)
+    monkeypatch.setattr(states, "getValue", None)
+
+    [row] = tester.feed(tester.chunk(2, 3), tester.chunk(0, 3), tester.chunk(1, 3), tester.chunk(0, 3))
+
+    assert row.asDict() == {
+        "uuid": UUID,
+        "row": b"row of 0",
+        "pieces": [b"to 0", b"to 1", b"to 2"],
+        "error_type": None,
+        "error_message": None,
+    }
+    assert tester.timers == [600]
+
+
+def test_chunks_over_several_batches(tester):
+    assert tester.feed(tester.chunk(3, 4), tester.chunk(1, 4)) == []
+    assert tester.timers == [60]
+    tester.at(20)
+    assert tester.feed(tester.chunk(1, 4), tester.chunk(0, 4)) == []
+    assert tester.timers == [60]
+    [row] = tester.feed(tester.chunk(2, 4))
+
+    assert (row.pieces, row.row) == ([b"to 0", b"to 1", b"to 2", b"to 3"], b"row of 0")
+    assert tester.noted == {}
+    assert tester.timers == [620]
+
+
+def test_late_duplicates_are_let_go_as_long_as_the_payload_is_remembered(tester):
+    [_] = tester.feed(tester.chunk(0, 2), tester.chunk(1, 2))
+
+    tester.at(599)
+    assert tester.feed(tester.chunk(0, 2), tester.chunk(1, 2)) == []
+    tester.at(601)
+    assert len(tester.feed(tester.chunk(0, 2), tester.chunk(1, 2))) == 1
+
+
+def test_what_waits_too_long_is_said_once(tester):
+    tester.feed(tester.chunk(4, 6), tester.chunk(2, 6))
+
+    assert tester.at(59) == []
+    [row] = tester.at(60.001)
+    assert (row.uuid, row.row, row.pieces, row.error_type) == (UUID, b"row of 2", [], "IncompletePayloadError")
+    assert row.error_message == (
+        f"only 2 of 6 chunks of {UUID} came, missing 0-1, 3, 5: expire_after_seconds (60) passed"
+    )
+    assert tester.noted == {}
+    assert tester.feed(tester.chunk(0, 6)) == []  # the rest of it comes too late
+    assert tester.at(300) == []
+    assert tester.at(700) == []
+    assert tester.timers == []
+
+
+def test_without_expiry_nothing_is_given_up(tester):
+    tester = Operator(expire_ms=0)
+    tester.feed(tester.chunk(0, 2))
+
+    assert tester.at(10**6) == []
+    assert len(tester.feed(tester.chunk(1, 2))) == 1
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["in one batch", "in two"])
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        ({"position": 1, "total": 4, "piece": b"qq"}, "chunk 1 of UUID came twice with different bytes: two writers,"),
+        ({"position": 2, "total": 5}, "chunk 2 of UUID says 5 chunks, an earlier one 4: two writers,"),
+    ],
+)
+def test_contradictions_are_said_once(tester, apart, second, why):
+    rows = [tester.chunk(1, 4), tester.chunk(**second)]
+
+    said = [*tester.feed(rows[0]), *tester.feed(rows[1])] if apart else tester.feed(*rows)
+
+    [row] = said
+    assert row.error_type == "ChunkConflictError"
+    assert row.error_message.startswith(why.replace("UUID", UUID))
+    assert tester.feed(tester.chunk(0, 4), tester.chunk(2, 4), tester.chunk(3, 4)) == []
+    assert tester.noted == {}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "why"),
+    [
+        ([(0, 11, b"p")], f"the payload {UUID} has 11 chunks (chunking.max_chunks), the limit is 10"),
+        ([(0, 2**31 - 1, b"p")], f"the payload {UUID} has 2147483647 chunks (chunking.max_chunks), the limit is 10"),
+        ([(0, 3, bytes(60)), (1, 3, bytes(41))], f"the payload {UUID} has 101 bytes or more"),
+    ],
+)
+def test_limits(tester, chunks, why):
+    said = [row for chunk in chunks for row in tester.feed(tester.chunk(*chunk))]
+
+    [row] = said
+    assert (row.error_type, row.row) == ("PayloadTooLargeError", b"row of 0")
+    assert row.error_message.startswith(why)
+
+
+def test_what_its_writer_gave_up_is_no_row(tester):
+    assert tester.feed(tester.chunk(0, 3), tester.aborted()) == []
+    assert tester.feed(tester.chunk(1, 3), tester.chunk(2, 3)) == []
+    assert tester.at(300) == []
+
+
+def test_a_payload_that_is_complete_is_not_given_up(tester):
+    assert len(tester.feed(tester.aborted(), tester.chunk(0, 2), tester.chunk(1, 2))) == 1
+    assert tester.feed(tester.aborted()) == []
+
+
+def test_an_abort_that_comes_before_all_chunks(tester):
+    assert tester.feed(tester.aborted()) == []
+    assert tester.feed(tester.chunk(0, 2), tester.chunk(1, 2)) == []
+
+
+@pytest.mark.parametrize(
+    ("positions", "count", "text"),
+    [
+        ([0, 1], 2, ""),
+        ([], 1, "0"),
+        ([1, 4], 2**31 - 1, "0, 2-3, 5-2147483646"),
+        (range(0, 40, 2), 40, "1, 3, 5, 7, 9, 11, 13, 15 and 12 more"),
+    ],
+)
+def test_what_is_missing(positions, count, text):
+    assert missing(positions, count) == text
