@@ -25,8 +25,8 @@ class Operator:
         known = {"max_chunks": 10, "max_bytes": 100, "expire_ms": 60_000, "remember_ms": 600_000} | limits
         self.behind = known.get("behind_ms", 0)
         mode = "EventTime" if self.behind else "ProcessingTime"
-        extractor = {"eventTimeExtractor": lambda row: row.arrived} if self.behind else {}
-        self.tester = TwsTester(Reassembler(Limits(**known)), timeMode=mode, **extractor)
+        arrived = (lambda row: row.arrived) if self.behind else None
+        self.tester = TwsTester(Reassembler(Limits(**known)), timeMode=mode, eventTimeExtractor=arrived)
         self.now = START
         self.at(0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,12 +9,14 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark.core import is_bad_message, outcomes
+from claimcheck.spark.columns import MAX_COLUMN_BYTES
+from claimcheck.spark.core import Outcome, is_bad_message, weight
 from claimcheck.spark.reassembly.arrays import Done, added_columns, cut, error_of
 from claimcheck.spark.reassembly.group import Group
 from claimcheck.spark.reassembly.heads import head_of
 from claimcheck.spark.reassembly.options import Options, Places
-from claimcheck.spark.worker import claim_check, pace
+from claimcheck.spark.rows import Row, RowByRow
+from claimcheck.spark.worker import claim_check
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,22 +97,18 @@ class _Stage:
 
     def _messages(self, rows: Iterator[_Row], chunks: list[_Row]) -> Generator[Done]:
         """Resolve rows up to the first chunk, which is put into ``chunks``."""
-        ahead: deque[tuple[_Row, bytes | None]] = deque()
 
-        def values() -> Iterator[bytes | None]:
+        def messages() -> Iterator[tuple[Row, bytes | None]]:
             for row in rows:
                 if row.uuid is not None:
                     chunks.append(row)
                     return
-                ahead.append((row, row.batch.column(self.places.value)[row.number].as_py()))
-                yield ahead[-1][1]
+                yield Row(row.batch, row.number), row.batch.column(self.places.value)[row.number].as_py()
 
-        config, most = self.options.config, self.options.max_inflight_bytes
-        learnt = pace(config, self.options.concurrency)
-        with closing(outcomes(values(), claim_check(config), pace=learnt, max_inflight_bytes=most)) as results:
-            for outcome in results:
-                row, message = ahead.popleft()
-                yield _resolved(row, len(message or b""), outcome)
+        cc = RowByRow(claim_check(self.options.config), max_bytes=MAX_COLUMN_BYTES)
+        with closing(self.options.reading.rows(messages(), cc)) as resolved:
+            for row, message, outcome in resolved:
+                yield _done(row, len(message or b""), outcome)
 
     def _payload(self, rows: Iterator[_Row]) -> Done | None:
         """Put one payload together; its row is that of its lowest chunk."""
@@ -148,10 +145,10 @@ class _Stage:
             yield pa.RecordBatch.from_arrays(kept, names=[each.name for each in fields])
 
 
-def _resolved(row: _Row, size: int, outcome: bytes | ClaimCheckError | None) -> Done:
+def _done(row: Row, size: int, outcome: Outcome) -> Done:
     if isinstance(outcome, ClaimCheckError):
         if not is_bad_message(outcome):
             raise outcome
         return Done(row.batch, row.number, True, None, None, error_of(outcome), size)
     pieces = None if outcome is None else [outcome]
-    return Done(row.batch, row.number, True, None, pieces, None, size + len(outcome or b""))
+    return Done(row.batch, row.number, True, None, pieces, None, size + weight(outcome))

@@ -9,6 +9,7 @@ from claimcheck.spark.columns import check_new, error_type, need_arrow, with_fie
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, Concurrency, check_bytes, check_choice, check_reading
 from claimcheck.spark.reassembly import batch, streaming
 from claimcheck.spark.reassembly.options import ExpireBy, Options, Places, check_seconds
+from claimcheck.spark.resolving import OUT_BATCH_BYTES
 from claimcheck.spark.worker import AnyConfig, as_config
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["reassemble"]
 
-_OUT_BATCH_BYTES = 16 << 20
 _REMEMBER_SECONDS = 3600.0
 
 
@@ -34,7 +34,7 @@ def reassemble(
     remember_seconds: float = _REMEMBER_SECONDS,
     concurrency: Concurrency = "auto",
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
-    out_batch_bytes: int = _OUT_BATCH_BYTES,
+    out_batch_bytes: int = OUT_BATCH_BYTES,
 ) -> Callable[[DataFrame], DataFrame]:
     """Make the function that puts chunks together, for ``df.transform``; on a batch and on a stream.
 

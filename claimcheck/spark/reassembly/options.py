@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from claimcheck.config import Config
 from claimcheck.spark.columns import MAX_COLUMN_BYTES, find_column
 from claimcheck.spark.core import Concurrency
+from claimcheck.spark.rows import Faults, Reading
 from claimcheck.validation import MAX_SECONDS, fail
 
 if TYPE_CHECKING:
@@ -40,6 +41,17 @@ class Options:
     def max_payload_bytes(self) -> int:
         """Of a payload that comes as chunks: what the configuration allows and a column can hold."""
         return min(self.config.chunks.max_payload_bytes, MAX_COLUMN_BYTES)
+
+    @property
+    def reading(self) -> Reading:
+        """How messages that are no chunks are read: errors stay, as rows."""
+        return Reading(
+            config=self.config,
+            concurrency=self.concurrency,
+            max_inflight_bytes=self.max_inflight_bytes,
+            out_batch_bytes=self.out_batch_bytes,
+            faults=Faults(on_error="null"),
+        )
 
 
 @dataclass(frozen=True, slots=True)

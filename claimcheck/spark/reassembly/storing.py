@@ -7,25 +7,20 @@ pointer, or, for a piece that is no larger than a pointer, a literal.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import hashlib
 import io
 import json
 import uuid
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from claimcheck.envelope import Abort, Buffer, Chunk, decode, encode_literal
-from claimcheck.errors import ClaimCheckError
-from claimcheck.pointer import Pointer
-from claimcheck.spark.core import Pace, outcomes
+from claimcheck.envelope import Abort, Chunk, decode, encode_literal
+from claimcheck.spark.line import Job, Line
 from claimcheck.spark.reassembly.heads import ABORT
 from claimcheck.spark.reassembly.options import Options, Places
-from claimcheck.spark.worker import claim_check
+from claimcheck.spark.worker import claim_check, pace
 from claimcheck.store import Store
 from claimcheck.validation import fail
 from claimcheck.wiring import ClaimCheck
@@ -38,6 +33,7 @@ __all__ = ["STORED", "Storing", "unpacked"]
 STORED = "key string, position int, total int, size bigint, digest binary, reference binary, row binary"
 """One chunk: whose it is and where its place is there, what identifies its content, what leads to its piece."""
 
+_NAMES = tuple(field.split()[0] for field in STORED.split(", "))
 _INLINE_BYTES = 512
 _DIGEST_BYTES = 16
 _MAX_ROWS = 1024
@@ -71,21 +67,14 @@ class Storing:
             yield _batch(rows)
 
     def _stored(self, batches: Iterable[pa.RecordBatch]) -> Generator[dict[str, Any]]:
-        ahead: deque[_Part] = deque()
-
-        def parts() -> Iterator[_Part | None]:
-            for part in self._parts(batches):
-                ahead.append(part)
-                yield part if self._is_to_be_stored(part) else None
-
-        cc = claim_check(self.options.config)
-        writer = cast(Any, _Writer(cc, _store(cc, self.options), _query()))
-        pace, most = Pace(self.options.concurrency), self.options.max_inflight_bytes
-        with closing(outcomes(cast(Any, parts()), writer, pace=pace, max_inflight_bytes=most)) as results:
-            for outcome in results:
-                if isinstance(outcome, ClaimCheckError):
-                    raise outcome
-                yield _row(ahead.popleft(), outcome)
+        cc, options = claim_check(self.options.config), self.options
+        writer = _Writer(options, cc, _store(cc, options), _query())
+        learnt = pace(options.config, options.concurrency, "write")
+        line = Line[dict[str, Any]](learnt, options.max_inflight_bytes, measure=lambda row: 0)
+        try:
+            yield from line.run(writer.job(part) for part in self._parts(batches))
+        finally:
+            line.close()
 
     def _parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Part]:
         header = self.options.config.header
@@ -99,53 +88,39 @@ class Storing:
                     key = _key([column[number] for column in sources], part.uuid)
                     yield _Part(key, part, _packed(kept.slice(number, 1)))
 
-    def _is_to_be_stored(self, part: _Part) -> bool:
-        """Not what is refused anyway: the limits say so where all chunks are counted."""
-        chunk, limits = part.chunk, self.options
-        return (
-            isinstance(chunk, Chunk)
-            and len(chunk.piece) <= limits.max_payload_bytes
-            and chunk.count <= limits.config.chunks.max_chunks
-        )
-
 
 class _Writer:
-    """What `claimcheck.spark.core.outcomes` asks for each chunk: how much it weighs, and to do it."""
+    """Stores chunks, each under a name that follows from what it is."""
 
-    def __init__(self, cc: ClaimCheck, store: Store, query: str) -> None:
-        self._cc, self._store, self._query = cc, store, query
+    def __init__(self, options: Options, cc: ClaimCheck, store: Store, query: str) -> None:
+        self._options, self._cc, self._store, self._query = options, cc, store, query
 
-    def pointer(self, part: _Part) -> Pointer | None:
-        """What storing a chunk will cost; small ones cost nothing."""
-        piece = cast(Chunk, part.chunk).piece
-        return Pointer(key="-", size=len(piece) if len(piece) > _INLINE_BYTES else 0)
+    def job(self, part: _Part) -> Job[dict[str, Any]]:
+        """The work of storing one chunk; gives its row."""
+        chunk = part.chunk
+        if not isinstance(chunk, Chunk) or self._is_over(chunk):
+            return Job(lambda: _row(part, None), 0, waits=False)
+        return Job(lambda: _row(part, self._stored(part.key, chunk)), len(chunk.piece), waits=not _is_small(chunk))
 
-    def resolve(self, part: _Part | None) -> bytes | None:
-        """Store a chunk; gives its digest and its reference."""
-        if part is None:
-            return None
-        piece = cast(Chunk, part.chunk).piece
-        digest = self._digest(part, piece)
-        return digest + self._reference(part, piece, digest)
+    def _is_over(self, chunk: Chunk) -> bool:
+        """Whether its payload is refused anyway, where all chunks are counted."""
+        config = self._options.config
+        return chunk.count > config.chunks.max_chunks or len(chunk.piece) > self._options.max_payload_bytes
 
-    def _digest(self, part: _Part, piece: Buffer) -> bytes:
-        chunk = cast(Chunk, part.chunk)
-        place = json.dumps([self._query, part.key, chunk.position, chunk.count])
-        digest = hashlib.blake2b(f"{len(place)} {place}".encode(), digest_size=_DIGEST_BYTES)
-        digest.update(piece)
-        return digest.digest()
-
-    def _reference(self, part: _Part, piece: Buffer, digest: bytes) -> bytes:
-        if len(piece) <= _INLINE_BYTES:
-            return encode_literal(piece, header=self._cc.config.header)
-        name, identity = f"chunk-{part.chunk.uuid}", uuid.UUID(bytes=digest)
-        return self._cc.seal(_write(self._store, piece, name, identity))
+    def _stored(self, key: str, chunk: Chunk) -> tuple[bytes, bytes]:
+        """What identifies a chunk and its content, and what leads to it."""
+        place = json.dumps([self._query, key, chunk.position, chunk.count]).encode()
+        hashed = hashlib.blake2b(b"%d %b" % (len(place), place), digest_size=_DIGEST_BYTES)
+        hashed.update(chunk.piece)
+        digest = hashed.digest()
+        if _is_small(chunk):
+            return digest, encode_literal(chunk.piece, header=self._cc.config.header)
+        name, identity = f"chunk-{chunk.uuid}", uuid.UUID(bytes=digest)
+        return digest, self._cc.seal(self._store.write(chunk.piece, destination=name, identity=identity))
 
 
-def _write(store: Store, piece: Buffer, name: str, identity: uuid.UUID) -> Pointer:
-    twin = copy.copy(store)  # TODO: Store.write(..., identity=identity)
-    twin.context = dataclasses.replace(store.context, new_uuid=lambda: identity)
-    return twin.write(piece, destination=name)
+def _is_small(chunk: Chunk) -> bool:
+    return len(chunk.piece) <= _INLINE_BYTES
 
 
 def _store(cc: ClaimCheck, options: Options) -> Store:
@@ -171,31 +146,21 @@ def _key(source: list[Any], uuid: str) -> str:
     return json.dumps([value.hex() if isinstance(value, bytes) else value for value in source] + [uuid])
 
 
-def _row(part: _Part, stored: bytes | None) -> dict[str, Any]:
-    known = (part.key, part.row)
-    if isinstance(part.chunk, Abort):
-        return _values(known, ABORT, 0, 0, None)
-    return _values(known, part.chunk.position, part.chunk.count, len(part.chunk.piece), stored)
-
-
-def _values(known: tuple[str, bytes], position: int, count: int, size: int, stored: bytes | None) -> dict[str, Any]:
-    return {
-        "key": known[0],
-        "position": position,
-        "total": count,
-        "size": size,
-        "digest": b"" if stored is None else stored[:_DIGEST_BYTES],
-        "reference": None if stored is None else stored[_DIGEST_BYTES:],
-        "row": known[1],
-    }
+def _row(part: _Part, stored: tuple[bytes, bytes] | None) -> dict[str, Any]:
+    digest, reference = stored or (b"", None)
+    chunk = part.chunk
+    position, total, size = ABORT, 0, 0
+    if isinstance(chunk, Chunk):
+        position, total, size = chunk.position, chunk.count, len(chunk.piece)
+    values = (part.key, position, total, size, digest, reference, part.row)
+    return dict(zip(_NAMES, values, strict=True))
 
 
 def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    kinds = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary()}
-    fields = [field.split() for field in STORED.split(", ")]
-    return pa.RecordBatch.from_pylist(rows, schema=pa.schema([(name, kinds[kind]) for name, kind in fields]))
+    kinds = (pa.string(), pa.int32(), pa.int32(), pa.int64(), pa.binary(), pa.binary(), pa.binary())
+    return pa.RecordBatch.from_pylist(rows, schema=pa.schema(list(zip(_NAMES, kinds, strict=True))))
 
 
 def _packed(row: pa.RecordBatch) -> bytes:

@@ -73,7 +73,7 @@ def _of_chunks(df: DataFrame, places: Places, options: Options, schema: StructTy
 
     processor = importlib.import_module(f"{_PACKAGE}.processor")
     for module in (processor, words):  # see there
-        cloudpickle.register_pickle_by_value(module)
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     by_data = options.expire_by == "data"
     limits = processor.Limits(
         max_chunks=options.config.chunks.max_chunks,

@@ -1,0 +1,82 @@
+"""A driver that dies: run by test_reassemble_stream.py, ``reassemble_child.py PACKAGE JOB``.
+
+The job is a JSON file: ``config``, ``input``, ``checkpoint``, ``output`` (folders), ``worker_env``, ``expire``, and
+``die``, one of ``["before", batch]`` (all is computed, nothing is put out), ``["after", batch]`` (put out, but Spark
+has not noted it) and null.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+PACKAGE, JOB = sys.argv[1:]
+sys.path.insert(0, PACKAGE)  # this process has claimcheck; those that Spark starts on the driver do not
+
+from pyspark.sql import SparkSession  # noqa: E402
+
+from claimcheck.spark import ensure_java  # noqa: E402
+from claimcheck.spark.reassembly import reassemble  # noqa: E402
+
+job = json.loads(Path(JOB).read_text())
+ensure_java()
+builder = SparkSession.builder.master("local[2]").appName("reassemble-child")
+options = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+}
+options |= {f"spark.executorEnv.{name}": value for name, value in job["worker_env"].items()}
+for name, value in options.items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+spark.sparkContext.setLogLevel("ERROR")
+
+
+def die_here(point, batch):
+    if job["die"] == [point, batch]:
+        jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
+        os.kill(jvm, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def put_out(df, batch):
+    """One file for each attempt at a batch."""
+    rows = [
+        {
+            "uuid": row.uuid,
+            "offset": row.offset,
+            "digest": None if row.payload is None else hashlib.sha256(row.payload).hexdigest(),
+            "error": row.error and row.error.type,
+        }
+        for row in df.collect()
+    ]
+    die_here("before", batch)
+    attempt = len(list(Path(job["output"]).glob(f"{batch}-*")))
+    Path(job["output"], f"{batch}-{attempt}.json").write_text(json.dumps(rows))
+    die_here("after", batch)
+
+
+messages = (
+    spark.readStream.schema("topic string, partition int, offset bigint, value binary")
+    .option("maxFilesPerTrigger", 1)
+    .parquet(job["input"])
+)
+payloads = messages.transform(
+    reassemble("value", config=job["config"], expire_by="data", expire_after_seconds=job["expire"])
+)
+query = (
+    payloads.writeStream.foreachBatch(put_out)
+    .option("checkpointLocation", job["checkpoint"])
+    .trigger(availableNow=True)
+    .start()
+)
+query.awaitTermination()

@@ -1,0 +1,363 @@
+"""``df.transform(reassemble(...))`` on a stream: micro-batches, restarts, and drivers that are killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from claimcheck.envelope import HEADER, decode, encode_abort, encode_chunk
+from claimcheck.errors import ConfigError
+from claimcheck.spark.reassembly import reassemble, storing
+from claimcheck.spark.reassembly.options import Options
+from claimcheck.spark.worker import as_config, claim_check
+
+SCHEMA = "topic string, partition int, offset bigint, value binary"
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+Message = tuple[str, int, bytes | None]
+
+
+class Topic:
+    """Files that a stream reads, one in each micro-batch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.folder.mkdir()
+        self._files = self._rows = 0
+
+    def put(self, *messages: Message) -> list[int]:
+        """Add one file; gives the offsets."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        offsets = list(range(self._rows, self._rows + len(messages)))
+        columns = {
+            "topic": pa.array([message[0] for message in messages], pa.string()),
+            "partition": pa.array([message[1] for message in messages], pa.int32()),
+            "offset": pa.array(offsets, pa.int64()),
+            "value": pa.array([message[2] for message in messages], pa.binary()),
+        }
+        path, hidden = self.folder / f"{self._files:04}.parquet", self.folder / f".{self._files:04}"
+        pq.write_table(pa.table(columns), hidden)
+        os.utime(hidden, (1_000_000_000 + self._files,) * 2)  # Spark goes by the time of a file
+        hidden.rename(path)
+        self._files += 1
+        self._rows += len(messages)
+        return offsets
+
+
+def in_chunks(payload: bytes, size: int = 700, uuid: str | None = None) -> list[bytes]:
+    uuid = uuid or str(uuid4())
+    count = -(-len(payload) // size)
+    return [encode_chunk(uuid, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]
+
+
+def orders(messages: list[Any]) -> list[Message]:
+    return [("orders", 0, message) for message in messages]
+
+
+@pytest.fixture
+def stateful(spark) -> Iterator[Any]:
+    before = spark.conf.get(PROVIDER)
+    spark.conf.set(PROVIDER, ROCKSDB)
+    yield spark
+    spark.conf.set(PROVIDER, before)
+
+
+@pytest.fixture
+def stored(config) -> dict[str, Any]:
+    """A configuration that names the store where chunks rest meanwhile."""
+    return config | {"store": "disk"}
+
+
+@pytest.fixture
+def topic(tmp_path) -> Topic:
+    return Topic(tmp_path / "topic")
+
+
+@pytest.fixture
+def run(stateful, stored, topic, tmp_path):
+    """Read what is there, as one run of a query; gives the rows that it put out."""
+
+    def once(**options: Any) -> list[Any]:
+        rows = list[Any]()
+        source = stateful.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
+        done = source.transform(reassemble("value", config=stored, expire_by="data", **options))
+        query = (
+            done.writeStream.foreachBatch(lambda df, _: rows.extend(df.collect()))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(90)
+        return sorted(rows, key=lambda row: row.offset)
+
+    return once
+
+
+def claims(tmp_path: Path) -> int:
+    return len(list((tmp_path / "claims").glob("chunk-*")))
+
+
+# Micro-batches --------------------------------------------------------------------------------------------------
+
+
+def test_chunks_and_all_else_over_several_batches_and_a_restart(run, topic, send, tmp_path):
+    rng = random.Random(17)
+    payloads = [rng.randbytes(rng.choice([900, 5_000, 40_000])) for _ in range(6)]
+    chunks = [chunk for payload in payloads for chunk in in_chunks(payload)]
+    same = str(uuid4())
+    one, two = in_chunks(b"1" * 2_000, uuid=same), in_chunks(b"2" * 2_000, uuid=same)
+    conflict, given_up = in_chunks(rng.randbytes(3_000)), in_chunks(rng.randbytes(3_000))
+    other = [
+        *(("orders", 1, chunk) for chunk in one),
+        *(("orders", 2, chunk) for chunk in two),
+        *orders([*conflict, conflict[1][:-1] + b"?", given_up[0]]),
+        *orders([b"plain", *send(b"stored" * 1_000), HEADER + b"\x09", None]),
+    ]
+    everything = [*orders([*chunks, *rng.sample(chunks, 30)]), *other]
+    rng.shuffle(everything)
+    for n in range(3):
+        topic.put(*everything[n::3])
+
+    rows = run(expire_after_seconds=3_600)
+
+    wrong = [(row.uuid, row.error.type, row.value) for row in rows if row.error is not None]
+    assert sorted(wrong, key=str) == sorted(
+        [(decode(conflict[0]).uuid, "ChunkConflictError", None), (None, "EnvelopeError", HEADER + b"\x09")], key=str
+    )
+    whole = [bytes(row.payload) for row in rows if row.payload is not None]
+    assert sorted(whole) == sorted([*payloads, b"1" * 2_000, b"2" * 2_000, b"plain", b"stored" * 1_000])
+    assert [(row.partition, bytes(row.payload)[:1]) for row in rows if row.uuid == same] in (
+        [(1, b"1"), (2, b"2")],
+        [(2, b"2"), (1, b"1")],
+    )
+    assert len(rows) == len(whole) + len(wrong) + 1
+
+    last = topic.put(*orders([*chunks[:20], encode_abort(decode(given_up[0]).uuid), b"next"]))
+    assert [(row.offset, bytes(row.payload)) for row in run(expire_after_seconds=3_600)] == [(last[-1], b"next")]
+
+
+def test_the_row_is_that_of_the_first_chunk_whenever_it_comes(run, topic):
+    chunks = in_chunks(b"x" * 2_000)
+    topic.put(("orders", 3, chunks[2]))
+    topic.put(("orders", 3, chunks[0]), ("orders", 3, chunks[1]))
+
+    [row] = run()
+
+    assert (row.topic, row.partition, row.offset, row.value) == ("orders", 3, 1, None)
+    assert (row.uuid, bytes(row.payload), row.error) == (decode(chunks[0]).uuid, b"x" * 2_000, None)
+
+
+def test_what_is_missing_is_said_once_by_a_run_that_comes_later(run, topic):
+    first, second = in_chunks(b"1" * 3_000), in_chunks(b"2" * 3_000)
+    topic.put(*orders([first[1], first[3]]))
+    assert run(expire_after_seconds=0.05) == []
+    topic.put(*orders(second))
+
+    rows = run(expire_after_seconds=0.05)
+
+    assert [(row.uuid, row.error and row.error.type) for row in rows] == [
+        (decode(first[0]).uuid, "IncompletePayloadError"),
+        (decode(second[0]).uuid, None),
+    ]
+    assert "only 2 of 5 chunks" in rows[0].error.message
+    assert "missing 0, 2, 4: expire_after_seconds (0.05) passed" in rows[0].error.message
+    topic.put(*orders([first[0], b"next"]))
+    assert [row.uuid for row in run(expire_after_seconds=0.05)] == [None]
+
+
+def test_the_clock_goes_on_while_nothing_comes(stateful, stored, topic, tmp_path):
+    topic.put(*orders(in_chunks(b"x" * 3_000)[:2]))
+    source = stateful.readStream.schema(SCHEMA).parquet(str(topic.folder))
+    done = source.transform(reassemble("value", config=stored, expire_after_seconds=0.5))
+    query = (
+        done.writeStream.format("memory")
+        .queryName("expired")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (rows := stateful.table("expired").collect()) and query.isActive and time.monotonic() < deadline:
+            query.awaitTermination(0.1)
+    finally:
+        query.stop()
+
+    assert [row.error.type for row in rows] == ["IncompletePayloadError"]
+
+
+def test_small_chunks_need_no_store_and_large_ones_rest_there_once(run, topic, tmp_path):
+    small, large = in_chunks(b"s" * 900, size=300), in_chunks(b"l" * 2_000, size=1_000)
+    topic.put(*orders([*small, *large, *large]))
+    topic.put(*orders(large))
+
+    assert [len(row.payload) for row in run()] == [900, 2_000]
+    assert claims(tmp_path) == 2
+
+
+def test_a_chunk_that_is_gone_is_the_payloads_error(run, topic, tmp_path):
+    chunks = in_chunks(b"x" * 2_000)
+    topic.put(*orders(chunks[:2]))
+    assert run() == []
+    next((tmp_path / "claims").glob("chunk-*")).unlink()
+    topic.put(*orders(chunks[2:]), *orders(in_chunks(b"y" * 2_000)))
+
+    rows = run()
+
+    assert [(row.error and (row.error.type, row.error.store)) for row in rows] == [
+        ("PayloadNotFoundError", "disk"),
+        None,
+    ]
+
+
+# Drivers that die -----------------------------------------------------------------------------------------------
+
+
+def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_path, worker_env):
+    """``kill -9`` before the output of a batch, and after it; where Spark plans the operator there is no claimcheck."""
+    rng = random.Random(23)
+    payloads = [rng.randbytes(4_000) for _ in range(12)]
+    sent = [chunk for payload in payloads for chunk in in_chunks(payload)]
+    incomplete = [in_chunks(rng.randbytes(4_000)) for _ in range(3)]
+    lost = [chunk for chunks in incomplete for chunk in chunks[1:]]
+    everything = [*sent, *rng.sample(sent, 20), b"plain"]
+    rng.shuffle(everything)
+    topic.put(*orders(lost))
+    for n in range(3):
+        topic.put(*orders(everything[n::3]))
+    job = Job(stored, topic, tmp_path, worker_env)
+
+    assert job.run(die=["before", 1], expire=0.01) == -signal.SIGKILL  # holds for what came in batch 0
+    assert job.batches() == {0: 1}
+    assert job.run(die=["after", 2]) == -signal.SIGKILL
+    assert job.batches() == {0: 1, 1: 1, 2: 1}
+    assert job.run() == 0
+    assert job.batches() == {0: 1, 1: 1, 2: 2, 3: 1} | ({4: 1} if 4 in job.batches() else {})
+    first, again = job.attempts(2)
+    assert first == again  # under the same number
+    assert len(first) >= 3
+
+    rows = job.rows()
+    assert sorted(row["digest"] for row in rows if row["digest"]) == sorted(
+        hashlib.sha256(payload).hexdigest() for payload in [*payloads, b"plain"]
+    )
+    assert sorted((row["uuid"], row["error"]) for row in rows if row["error"]) == sorted(
+        (decode(chunks[0]).uuid, "IncompletePayloadError") for chunks in incomplete
+    )
+    assert len(rows) == len(payloads) + 1 + len(incomplete)
+    assert claims(tmp_path) == len(sent) + len(lost)
+
+
+class Job:
+    """What reassemble_child.py does, and what came of it."""
+
+    def __init__(self, config: dict[str, Any], topic: Topic, tmp_path: Path, worker_env: dict[str, str]) -> None:
+        import claimcheck
+
+        self._output, self._path = tmp_path / "output", tmp_path / "job.json"
+        self._output.mkdir()
+        self._shadow = tmp_path / "shadow"
+        (self._shadow / "claimcheck").mkdir(parents=True)
+        (self._shadow / "claimcheck" / "__init__.py").write_text("raise ImportError('not installed here')\n")
+        self._package = worker_env.get("PYTHONPATH") or str(Path(claimcheck.__file__).parent.parent)
+        self._job = {
+            "config": config,
+            "input": str(topic.folder),
+            "checkpoint": str(tmp_path / "checkpoint"),
+            "output": str(self._output),
+            "worker_env": worker_env | {"PYTHONPATH": self._package},
+        }
+
+    def run(self, die: list[object] | None = None, expire: float = 3_600) -> int:
+        self._path.write_text(json.dumps(self._job | {"die": die, "expire": expire}))
+        program = Path(__file__).with_name("reassemble_child.py")
+        environ = os.environ | {"PYTHONPATH": str(self._shadow), "PYTHONSAFEPATH": "1"}
+        with self._path.with_suffix(".log").open("ab") as log:
+            command = [sys.executable, str(program), self._package, str(self._path)]
+            child = subprocess.run(command, stdout=log, stderr=log, timeout=100, check=False, env=environ)
+        return child.returncode
+
+    def batches(self) -> dict[int, int]:
+        """How often each batch was put out."""
+        numbers = [int(path.stem.split("-")[0]) for path in self._output.iterdir()]
+        return {number: numbers.count(number) for number in sorted(numbers)}
+
+    def attempts(self, batch: int) -> list[Any]:
+        """What each attempt at a batch put out."""
+        paths = sorted(self._output.glob(f"{batch}-*.json"))
+        return [sorted(json.loads(path.read_text()), key=str) for path in paths]
+
+    def rows(self) -> list[Any]:
+        """What a sink keeps that knows batches by their numbers."""
+        return [row for batch in self.batches() for row in self.attempts(batch)[-1]]
+
+
+# Mistakes, told on the driver -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def source(stateful, topic):
+    return stateful.readStream.schema(SCHEMA).parquet(str(topic.folder))
+
+
+def test_another_state_store(spark, source, stored):
+    spark.conf.set(PROVIDER, "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider")
+
+    with pytest.raises(ConfigError, match=rf'expected spark.conf.set\("{PROVIDER}", "{ROCKSDB}"\)') as caught:
+        source.transform(reassemble("value", config=stored))
+
+    assert caught.value.path == PROVIDER
+
+
+def test_an_older_pyspark(source, stored, monkeypatch):
+    import pyspark
+
+    monkeypatch.setattr(pyspark, "__version__", "4.0.5")
+
+    with pytest.raises(ConfigError, match=r"found version 4\.0\.5, expected 4\.1 or newer"):
+        source.transform(reassemble("value", config=stored))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"strategy": "chunking", "stores": {}, "store": None}, "store: found none, expected the store in which"),
+        ({"stores": {"disk": {"type": "memory"}}}, "stores.disk.type: found 'memory', expected a store that every"),
+    ],
+)
+def test_no_store_where_chunks_can_rest(source, stored, change, words):
+    with pytest.raises(ConfigError, match=words):
+        source.transform(reassemble("value", config=stored | change))
+
+
+def test_a_store_that_forgets_too_soon(stored):
+    stored["stores"]["disk"]["ttl_seconds"] = 60
+    known = as_config(stored)
+    options = Options(
+        config=known,
+        expire_after_seconds=59,
+        expire_by="clock",
+        remember_seconds=60,
+        concurrency=1,
+        max_inflight_bytes=1,
+        out_batch_bytes=1,
+    )
+
+    assert storing._store(claim_check(known), options).ttl_seconds == 60
+    with pytest.raises(ConfigError, match=r"stores.disk.ttl_seconds: found 60, expected well above"):
+        storing._store(claim_check(known), replace(options, expire_after_seconds=60))
