@@ -1,8 +1,8 @@
 """A driver that dies: run by test_reassemble_stream.py, ``reassemble_child.py PACKAGE JOB``.
 
-The job is a JSON file: ``config``, ``input``, ``checkpoint``, ``output`` (folders), ``worker_env``, ``expire``, and
-``die``, one of ``["before", batch]`` (all is computed, nothing is put out), ``["after", batch]`` (put out, but Spark
-has not noted it) and null.
+The package comes as a zip, for the workers. The job is a JSON file: ``config``, ``input``, ``checkpoint``, ``output``
+(folders), ``expire``, and ``die``, one of ``["before", batch]`` (all is computed, nothing is put out), ``["after",
+batch]`` (put out, but Spark has not noted it) and null.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 PACKAGE, JOB = sys.argv[1:]
-sys.path.insert(0, PACKAGE)  # this process has claimcheck; those that Spark starts on the driver do not
+sys.path.insert(0, PACKAGE)  # this process and the workers have claimcheck; what plans for them does not
 
 from pyspark.sql import SparkSession  # noqa: E402
 
@@ -34,11 +34,11 @@ options = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
 }
-options |= {f"spark.executorEnv.{name}": value for name, value in job["worker_env"].items()}
 for name, value in options.items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
 spark.sparkContext.setLogLevel("ERROR")
+spark.sparkContext.addPyFile(PACKAGE)
 
 
 def die_here(point, batch):
