@@ -82,7 +82,7 @@ def stateful(spark) -> Iterator[Any]:
 @pytest.fixture
 def stored(config) -> dict[str, Any]:
     """A configuration that names the store where chunks rest meanwhile."""
-    return config | {"store": "disk"}
+    return {**config, "store": "disk"}
 
 
 @pytest.fixture
