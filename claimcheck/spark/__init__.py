@@ -13,6 +13,7 @@ from claimcheck.spark.metrics import Metrics, measures
 from claimcheck.spark.offloading import offload
 from claimcheck.spark.progress import progress
 from claimcheck.spark.rdd import resolver
+from claimcheck.spark.reassembly import reassemble
 from claimcheck.spark.resolving import resolve
 from claimcheck.spark.rows import DeadLetter
 from claimcheck.spark.skew import repartition_by_payload
@@ -26,6 +27,7 @@ __all__ = [
     "measures",
     "offload",
     "progress",
+    "reassemble",
     "repartition_by_payload",
     "resolve",
     "resolver",

@@ -7,7 +7,6 @@ get in the way of work.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from functools import partial
@@ -28,7 +27,7 @@ from claimcheck.payload import as_view
 from claimcheck.pointer import Pointer
 from claimcheck.spark.line import Job, Line
 from claimcheck.spark.pace import Concurrency, Pace
-from claimcheck.validation import fail
+from claimcheck.validation import MAX_SECONDS, fail
 
 __all__ = [
     "OF_ONE_MESSAGE",
@@ -135,14 +134,16 @@ def check_bytes(name: str, value: object) -> None:
         fail(name, found=repr(value), expected="a number of bytes, at least 1")
 
 
-def check_seconds(name: str, value: object) -> None:
-    """Refuse what is no positive number of seconds.
+def check_seconds(name: str, value: float, *, minimum: float) -> float:
+    """Refuse what is no number of seconds.
 
     Raises:
         ConfigError: Names the option.
     """
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
-        fail(name, found=repr(value), expected="a number of seconds above 0")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not minimum <= value <= MAX_SECONDS:
+        fail(name, found=repr(value), expected=f"seconds, {minimum:g} to {MAX_SECONDS}")
+    return float(value)
 
 
 def check_choice(name: str, value: object, *choices: object) -> None:

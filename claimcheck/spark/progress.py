@@ -25,14 +25,14 @@ def progress(
 
     Args:
         metrics: What the jobs count in; it grows as tasks end.
-        every_seconds: Between lines, above 0.
+        every_seconds: Between lines, from 0.01.
         say: Takes a line; by default the error stream where it is a terminal, on one line that changes, else the log,
             at level INFO.
 
     Raises:
         ConfigError: The seconds cannot be meant.
     """
-    check_seconds("every_seconds", every_seconds)
+    check_seconds("every_seconds", every_seconds, minimum=0.01)
     tell, done, begin = say or _teller(), threading.Event(), time.monotonic()
 
     def watch() -> None:

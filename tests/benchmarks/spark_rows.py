@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ def steps(effort: Effort) -> list[Step]:
     """List the runs."""
     naive = [_naive(effort, ms, bound) for ms, bound in ((1, 4.0), (5, 10.0), (20, 25.0))]
     hand = [_by_hand(effort, ms, kib) for ms, kib in ((0, 1024), (1, 1024), (5, 1024), (20, 1024), (5, 64), (5, 8192))]
-    return [*naive, *hand, _mapped(effort), _offloaded(effort), *_memory(effort)]
+    return [*naive, *hand, _mapped(effort), _offloaded(effort), _reassembled(effort), *_memory(effort)]
 
 
 # Reading -------------------------------------------------------------------------------------------------------
@@ -129,6 +130,38 @@ def _measure_offloaded(lab: Lab, rows: int) -> Findings:
     _flush(lab)
     series = by_pickle, offloaded
     return Findings((times_as_fast(offloaded, by_pickle),), series, f"{rows} payloads in 2 partitions, from the JVM")
+
+
+# Chunks --------------------------------------------------------------------------------------------------------
+
+
+def _reassembled(effort: Effort) -> Step:
+    what = "Spark reassemble, 64 payloads in 8 chunks of 1 MiB, shuffled, 64 duplicates"
+    targets = (
+        Target("spark-reassemble", what, 200, "MiB/s"),
+        Target("spark-reassemble-hand", f"{what}, of by hand", 0.9),
+    )
+    return Step(targets, _measure_reassembled)
+
+
+def _measure_reassembled(lab: Lab) -> Findings:
+    from claimcheck.spark import reassemble
+
+    payloads, folder = 64 // (8 if lab.effort.divisor > 1 else 1), lab.folder / "chunks"
+    spark_ways.write_chunks(folder, payloads=payloads, chunks=8, piece=payload_of(MIB))
+    df = lab.spark.read.parquet(str(folder))
+
+    def ours() -> None:
+        noop(df.select("value").transform(reassemble("value", config={"strategy": "chunking"})).select("payload"))
+
+    hand, made = compare(
+        _effort(lab),
+        payloads * 8 * MIB,
+        Variant("by hand, heads known", lambda: noop(spark_ways.joined_by_hand(df))),
+        Variant(OURS, ours),
+    )
+    shutil.rmtree(folder)
+    return Findings((made.rate * 1e9 / MIB, times_as_fast(made, hand)), (hand, made), "from Parquet, to the JVM")
 
 
 # Memory --------------------------------------------------------------------------------------------------------

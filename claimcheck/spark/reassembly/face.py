@@ -6,9 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from claimcheck.spark.columns import check_new, error_type, need_arrow, with_fields
-from claimcheck.spark.core import MAX_INFLIGHT_BYTES, Concurrency, check_bytes, check_choice, check_reading
+from claimcheck.spark.core import (
+    MAX_INFLIGHT_BYTES,
+    Concurrency,
+    check_bytes,
+    check_choice,
+    check_reading,
+    check_seconds,
+)
 from claimcheck.spark.reassembly import batch, streaming
-from claimcheck.spark.reassembly.options import ExpireBy, Options, Places, check_seconds
+from claimcheck.spark.reassembly.options import ExpireBy, Options, Places
 from claimcheck.spark.resolving import OUT_BATCH_BYTES
 from claimcheck.spark.worker import AnyConfig, as_config
 

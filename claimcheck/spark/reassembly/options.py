@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -11,12 +10,12 @@ from claimcheck.config import Config
 from claimcheck.spark.columns import MAX_COLUMN_BYTES, find_column
 from claimcheck.spark.core import Concurrency
 from claimcheck.spark.rows import Faults, Reading
-from claimcheck.validation import MAX_SECONDS, fail
+from claimcheck.validation import fail
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ExpireBy", "Options", "Places", "check_seconds"]
+__all__ = ["ExpireBy", "Options", "Places"]
 
 ExpireBy = Literal["clock", "data"]
 """Whose time it is that passes: the machine's, or that of the messages' arrival."""
@@ -86,15 +85,3 @@ def _source_place(df: DataFrame, name: object) -> int:
     kinds = {column.lower(): kind for column, kind in df.dtypes}
     kind = kinds.get(name.lower()) if isinstance(name, str) else None
     return find_column(df, "source", name, kind if kind in _SOURCE_KINDS else "string, binary or a whole number")
-
-
-def check_seconds(option: str, value: object, *, minimum: float) -> float:
-    """Refuse what is no number of seconds.
-
-    Raises:
-        ConfigError: Names the option.
-    """
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(float(value)) or not minimum <= float(value) <= MAX_SECONDS:  # type: ignore[arg-type]
-        fail(option, found=repr(value), expected=f"seconds, {minimum:g} to {MAX_SECONDS}")
-    return float(value)  # type: ignore[arg-type]
