@@ -225,6 +225,29 @@ def kafka_jars() -> None:
         _missing(f"no Kafka: neither {name} nor {servers.KAFKA_JARS} is set (see tests/real/kafka.xml)")
 
 
+@pytest.fixture(scope="session")
+def spark_kafka_jars() -> str:
+    """The jars of Spark's Kafka source and sink, as ``spark.jars`` takes them: before its Java starts."""
+    import pyspark
+
+    folder = os.environ.get(servers.SPARK_KAFKA_JARS)
+    if not folder:
+        _missing(f"no Kafka for Spark: {servers.SPARK_KAFKA_JARS} is not set (see tests/real/kafka_spark.xml)")
+    jars = sorted(map(str, Path(str(folder)).glob("*.jar")))
+    wanted = f"spark-sql-kafka-0-10_2.13-{pyspark.__version__.rpartition('.')[0]}."
+    if not any(wanted in jar for jar in jars):
+        pytest.fail(f"no {wanted}*.jar in {folder} for pyspark {pyspark.__version__}: see tests/real/kafka_spark.xml")
+    return ",".join(jars)
+
+
+@pytest.fixture(scope="session")
+def spark_connect() -> None:
+    """Skips or fails where pyspark has not what its client for Spark Connect needs."""
+    missing = [name for name in ("grpc", "grpc_status", "zstandard") if importlib.util.find_spec(name) is None]
+    if missing:
+        _missing(f"no {' and no '.join(missing)}: pip install 'pyspark[connect]'")
+
+
 @pytest.fixture
 def topic() -> str:
     """A name that nobody else has."""

@@ -29,9 +29,12 @@ from tests.real.pulsar_broker import MAX_MESSAGE_BYTES as PULSAR_MAX_MESSAGE_BYT
 from tests.real.redis_alone import RedisDoors, redis, redis_doors, redis_server, redis_url
 from tests.real.redis_groups import RedisCluster, RedisSentinel, redis_cluster, redis_sentinel
 
+SPARK_KAFKA_JARS = "CLAIMCHECK_TEST_SPARK_KAFKA_JARS"
+"""Names the folder that holds the jars of Spark's Kafka source and sink; tests/real/kafka_spark.xml says which."""
+
 __all__ = [
     "ACCESS_KEY", "SECRET_KEY", "S3Server", "s3",
-    "KAFKA_JARS", "KafkaBroker", "kafka",
+    "KAFKA_JARS", "SPARK_KAFKA_JARS", "KafkaBroker", "kafka",
     "JARS", "PULSAR_MAX_MESSAGE_BYTES", "PulsarBroker", "pulsar",
     "Server", "ServerError", "Spot", "wait_until",
     "RedisDoors", "redis", "redis_doors", "redis_server", "redis_url",

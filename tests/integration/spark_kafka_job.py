@@ -1,0 +1,97 @@
+"""Spark's own Kafka source and sink, in a process of its own: jars are chosen before Java starts, and it may be killed.
+
+    python spark_kafka_job.py batch | sink | stream
+
+Reads JSON from its standard input: ``conf`` for Spark, ``kafka`` for its source and sink, the ``topic``, the ``config``
+of claimcheck; and see each job. What it prints last is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from claimcheck.spark import ensure_java, resolve
+
+ensure_java()
+
+from pyspark.sql import DataFrame, SparkSession  # noqa: E402 - a Java is needed first
+
+
+class Job:
+    """One session."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        builder = SparkSession.builder.master("local[2]").appName("kafka")
+        for name, value in given["conf"].items():
+            builder = builder.config(name, value)
+        self.spark = builder.getOrCreate()
+        self.spark.sparkContext.setLogLevel("OFF")
+        self.given = given
+
+    def batch(self) -> list[dict[str, Any]]:
+        """All of a topic."""
+        return _told(self._read(self.given["topic"]))
+
+    def sink(self) -> list[dict[str, Any]]:
+        """Payloads from one topic into another, in which they are larger than the broker takes; and that one read."""
+        from claimcheck.spark import offload
+
+        source, into = self._read(self.given["topic"]).select("payload", "key", "headers"), self.given["into"]
+        made = offload("payload", destination=into, config=self.given["config"], key="key", headers="headers")
+        sink = source.transform(made).write.format("kafka").options(**self.given["kafka"])
+        sink.option("topic", into).option("includeHeaders", "true").save()
+        return _told(self._read(into))
+
+    def stream(self) -> None:
+        """Every batch into a file of its own, named by its id; it stops for good inside of the batch ``stop_in``."""
+        target = Path(self.given["target"])
+
+        def keep(df: DataFrame, batch: int) -> None:
+            text = json.dumps(_told(df))
+            (target / f"attempt-{self.given['run']}-{batch}.json").write_text(text)
+            if batch == self.given["stop_in"]:
+                print("stopped", flush=True)
+                time.sleep(600)  # until somebody kills this
+            (target / f"batch-{batch}.json").write_text(text)
+
+        source = self.spark.readStream.format("kafka").options(**self._options(self.given["topic"]))
+        rows = self._resolved(source.option("maxOffsetsPerTrigger", self.given["rows_per_batch"]).load())
+        query = rows.writeStream.foreachBatch(keep).option("checkpointLocation", self.given["checkpoint"])
+        running = query.trigger(availableNow=True).start()
+        running.awaitTermination()
+
+    def _options(self, topic: str) -> dict[str, str]:
+        read = {"subscribe": topic, "startingOffsets": "earliest", "includeHeaders": "true"}
+        return {**self.given["kafka"], **read}
+
+    def _read(self, topic: str) -> DataFrame:
+        return self._resolved(self.spark.read.format("kafka").options(**self._options(topic)).load())
+
+    def _resolved(self, df: DataFrame) -> DataFrame:
+        return df.transform(resolve("value", config=self.given["config"], on_error="null"))
+
+
+def _told(df: DataFrame) -> list[dict[str, Any]]:
+    """What can be compared, in the order of the topic."""
+    chosen = df.selectExpr(
+        "topic", "partition", "offset", "CAST(key AS STRING) AS key",
+        "transform(headers, h -> concat(h.key, '=', CAST(h.value AS STRING))) AS headers",
+        "sha2(payload, 256) AS digest", "error",
+    )  # fmt: skip
+    rows = [row.asDict(recursive=True) for row in chosen.collect()]
+    return sorted(rows, key=lambda row: (row["partition"], row["offset"]))
+
+
+def main(name: str) -> None:
+    job = Job(json.load(sys.stdin))
+    found = getattr(job, name)()
+    job.spark.stop()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
