@@ -1,0 +1,163 @@
+"""A job on executors in processes of their own, which have no claimcheck but the one that was shipped.
+
+Reads JSON from its standard input: ``conf`` for Spark, the ``config`` of claimcheck, the ``messages`` in hexadecimal,
+and which ``steps`` to take. Prints as JSON what came of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from claimcheck.spark import ensure_java, resolve, resolver
+
+ensure_java()
+for name in ("PYTHONPATH", "SHIPPING_DRIVER_ONLY"):  # the executors' Java inherits what is left
+    os.environ.pop(name, None)
+
+from pyspark import cloudpickle  # noqa: E402 - a Java is needed first
+from pyspark.sql import SparkSession  # noqa: E402
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition  # noqa: E402
+
+
+def whereabouts() -> dict[str, Any]:
+    """Of the process that this runs in: where its claimcheck came from."""
+    import claimcheck
+
+    return {
+        "file": claimcheck.__file__,
+        "python": sys.executable,
+        "path": os.environ.get("PYTHONPATH", ""),
+        "pid": os.getpid(),
+    }
+
+
+class Job:
+    """One session, and the steps that a test may ask for."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        builder = SparkSession.builder.master(given.get("master", "local-cluster[2,1,1024]")).appName("shipping")
+        for name, value in given["conf"].items():
+            builder = builder.config(name, value)
+        self.spark = builder.getOrCreate()
+        self.spark.sparkContext.setLogLevel("OFF")
+        self.config, self.given = given["config"], given
+        self.messages = [bytes.fromhex(message) for message in given["messages"]]
+
+    def frame(self, messages: list[bytes]) -> Any:
+        rows = [(n, bytearray(message)) for n, message in enumerate(messages)]
+        return self.spark.createDataFrame(rows, "n int, value binary").repartition(2)
+
+    def rdd(self) -> dict[str, Any]:
+        """`resolver`, and in the same process the question where it came from."""
+        source = self.spark.sparkContext.parallelize(self.messages, 2).mapPartitions(resolver(self.config))
+        pairs = source.map(lambda payload: (hashlib.sha256(payload).hexdigest(), whereabouts())).collect()
+        return {"digests": [digest for digest, _ in pairs], "workers": [told for _, told in pairs]}
+
+    def dataframe(self) -> dict[str, Any]:
+        """`resolve`; the process that asks where it came from is another one of the same executor."""
+
+        def ask(batches: Iterator[Any]) -> Iterator[Any]:
+            import pyarrow as pa
+
+            for batch in batches:
+                payloads = batch.column(batch.schema.get_field_index("payload")).to_pylist()
+                found = [hashlib.sha256(payload).hexdigest() for payload in payloads]
+                told = [json.dumps(whereabouts())] * batch.num_rows
+                yield pa.RecordBatch.from_pydict({"n": batch.column(0), "digest": found, "told": told})
+
+        resolved = self.frame(self.messages).transform(resolve("value", config=self.config))
+        rows = sorted(resolved.mapInArrow(ask, "n int, digest string, told string").collect())
+        return {"digests": [row.digest for row in rows], "workers": [json.loads(row.told) for row in rows]}
+
+    def add_py_file(self) -> None:
+        self.spark.sparkContext.addPyFile(self.given["py_file"])
+
+    def add_wheel(self) -> str:
+        """What comes of a wheel that is added as it is."""
+        self.spark.sparkContext.addPyFile(self.given["wheel"])
+        return _error(self.rdd)
+
+    def streaming_source(self) -> str:
+        """What comes of a streaming source whose planner needs what was shipped."""
+        self.spark.dataSource.register(_Source)
+
+        def run() -> None:
+            stream = self.spark.readStream.format("shipping").load()
+            query = stream.writeStream.format("noop").option("checkpointLocation", self.given["checkpoint"])
+            query.trigger(availableNow=True).start().awaitTermination(60)
+
+        return _error(run)
+
+    def plan(self) -> str:
+        """Everything that ``explain`` says."""
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            self.frame(self.messages).transform(resolve("value", config=self.config)).explain("extended")
+            self.frame(self.messages).transform(resolve("value", config=self.config)).explain("formatted")
+        return said.getvalue()
+
+    def closure(self) -> str:
+        """What travels to the executors, in hexadecimal."""
+        made = (resolve("value", config=self.config), resolver(self.config))
+        return bytes(cloudpickle.dumps(made)).hex()
+
+    def failing(self) -> list[str]:
+        """Errors of tasks that must fail: a store that is down, a signature that is not ours."""
+        bad = [bytes.fromhex(message) for message in self.given["bad"]]
+        frames = [self.frame([message]).transform(resolve("value", config=self.config)) for message in bad]
+        rdds = [self.spark.sparkContext.parallelize([m], 1).mapPartitions(resolver(self.config)) for m in bad]
+        return [_error(each.collect) for each in [*frames, *rdds]]
+
+
+class _Reader(DataSourceStreamReader):
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        whereabouts()
+        return {"n": 0}
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:  # noqa: N802
+        return {"n": 1}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        yield (1,)
+
+
+class _Source(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "shipping"
+
+    def schema(self) -> str:
+        return "n int"
+
+    def streamReader(self, schema: Any) -> _Reader:  # noqa: N802
+        return _Reader()
+
+
+def _error(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def main() -> None:
+    given = json.load(sys.stdin)
+    job = Job(given)
+    found = {step: getattr(job, step)() for step in given["steps"]}
+    job.spark.stop()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

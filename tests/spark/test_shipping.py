@@ -1,0 +1,191 @@
+"""The ways that claimcheck comes to executors; and what stays where it is: secrets, connections.
+
+Executors are processes of their own, and find no claimcheck but the one that was shipped (see shipping_rig.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import claimcheck
+from claimcheck.spark import resolve, resolver
+from tests.spark.shipping_rig import Ground, ground, run
+
+pytestmark = pytest.mark.timeout(300)
+
+PAYLOADS = [b"small", *(bytes([n]) * 3000 for n in range(1, 8))]
+DIGESTS = [hashlib.sha256(payload).hexdigest() for payload in PAYLOADS]
+SECRET = "eagle-7301-untold"
+QUIET = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.task.maxFailures": "1",  # what must fail fails at once
+}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory) -> Ground:
+    return ground(tmp_path_factory.mktemp("shipping"))
+
+
+@pytest.fixture
+def messages(send) -> list[str]:
+    return [message.hex() for payload in PAYLOADS for message in send(payload)]
+
+
+@pytest.fixture
+def job(lab, config, messages, tmp_path):
+    """Run steps of shipping_job.py with executors of this Python."""
+
+    def job(python: Path | str, *steps: str, conf: dict[str, str] | None = None, **more: object):
+        given = {"conf": QUIET | (conf or {}), "config": config, "messages": messages, "steps": steps, **more}
+        return run("shipping_job.py", given, lab.environment(python), tmp_path)
+
+    return job
+
+
+def check(found, *, place: str) -> None:
+    """All payloads are right, and no worker had its claimcheck from anywhere else."""
+    for way in ("rdd", "dataframe"):
+        assert found[way]["digests"] == DIGESTS
+        files = {told["file"] for told in found[way]["workers"]}
+        assert all(place in file for file in files), files
+        assert len({told["pid"] for told in found[way]["workers"]}) > 1  # of several executors
+
+
+def test_the_bare_python_has_all_but_claimcheck(lab):
+    code = "import pyspark, pyarrow, pandas, importlib.util as u; print(u.find_spec('claimcheck'))"
+    done = subprocess.run([lab.bare, "-Pc", code], env={}, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("None\n", 0), done.stderr
+
+
+def test_py_files(lab, job, tmp_path):
+    """The wheel as a zip. It reaches the workers; a planner that runs beside the driver does not see it."""
+    conf = {"spark.submit.pyFiles": str(lab.archive)}
+
+    found = job(lab.bare, "rdd", "dataframe", "streaming_source", conf=conf, checkpoint=str(tmp_path / "checkpoint"))
+
+    check(found, place="/claimcheck.zip/claimcheck/")
+    assert "No module named 'claimcheck'" in found["streaming_source"]
+
+
+def test_a_py_file_that_is_added_later(lab, job):
+    """As a zip; a wheel under its own name is taken, and nothing can be imported from it."""
+    files = {"wheel": str(lab.wheel()), "py_file": str(lab.archive)}
+
+    found = job(lab.bare, "add_wheel", "add_py_file", "rdd", master="local[2]", **files)
+
+    assert "No module named 'claimcheck'" in found["add_wheel"]
+    check(found | {"dataframe": found["rdd"]}, place="/claimcheck.zip/claimcheck/")
+
+
+def test_an_archive_with_an_environment(lab, job):
+    conf = {"spark.archives": f"{lab.packed_environment()}#environment"}
+
+    found = job("./environment/bin/python", "rdd", "dataframe", conf=conf)
+
+    check(found, place="/environment/lib/")
+    assert all("/environment/bin/python" in told["python"] for told in found["rdd"]["workers"])
+
+
+# Plain pip, and what executors are told besides
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """A configuration that names a secret, and messages from where it is known."""
+
+    config: dict[str, object]
+    good: list[str]
+    bad: list[str]
+
+
+@pytest.fixture
+def told(config, monkeypatch) -> Told:
+    """The bad messages: one whose store is down, and one whose signature is wrong."""
+    hot = {"type": "redis", "url": "redis://:${ORDERS_PASSWORD}@127.0.0.1:1/0"}
+    signing = {"key_id": "k1", "keys": {"k1": "${ORDERS_PASSWORD}"}, "require": True}
+    named = config | {"stores": {**config["stores"], "hot": hot}, "store": "disk", "signing": signing}
+    with monkeypatch.context() as patch, claimcheck.from_dict(named) as cc:
+        patch.setenv("ORDERS_PASSWORD", SECRET)
+        good = [cc.seal(cc.store("disk").write(payload)).hex() for payload in PAYLOADS]
+        pointer = cc.store("disk").write(PAYLOADS[1])
+        down = cc.seal(dataclasses.replace(pointer, store="hot", key="claimcheck:orders/1"))
+        patch.setenv("ORDERS_PASSWORD", "of somebody else")
+        with claimcheck.from_dict(named) as other:
+            forged = other.seal(pointer)
+    return Told(named, good, [down.hex(), forged.hex()])
+
+
+def test_pip_and_a_secret_that_only_executors_are_told(lab, job, told, tmp_path):
+    """`spark.executorEnv` resolves a placeholder; the value is in nothing that anybody reads or keeps."""
+    events = tmp_path / "events"
+    events.mkdir()
+    conf = {"spark.executorEnv.ORDERS_PASSWORD": SECRET}
+    for name, value in {"enabled": "true", "dir": events.as_uri(), "compress": "false"}.items():
+        conf[f"spark.eventLog.{name}"] = value
+    steps = ("rdd", "dataframe", "plan", "closure", "failing")
+
+    found = job(lab.python_with_package(), *steps, conf=conf, config=told.config, messages=told.good, bad=told.bad)
+
+    check(found, place="/environment/lib/")
+    for error, kind in zip(found["failing"], ["StoreUnavailableError", "PointerRejectedError"] * 2, strict=True):
+        assert kind in error
+    log = "".join(path.read_text() for path in events.rglob("*") if path.is_file())
+    assert "SparkListenerTaskEnd" in log
+    assert "spark.executorEnv.ORDERS_PASSWORD" in log  # its name may be there
+    written = "".join(path.read_text(errors="replace") for path in lab.executor_logs())
+    assert "StoreUnavailableError" in written  # so these are the logs that are meant
+    assert "MapInArrow" in found["plan"]
+    for text in (found["plan"], *found["failing"], log, written):
+        assert SECRET not in text
+    assert SECRET.encode() not in bytes.fromhex(found["closure"])
+
+
+def test_a_driver_that_knows_the_secret_keeps_it_to_itself(told, monkeypatch):
+    from pyspark import cloudpickle
+
+    monkeypatch.setenv("ORDERS_PASSWORD", SECRET)
+
+    for made in (resolve("value", config=told.config), resolver(told.config)):
+        assert SECRET.encode() not in cloudpickle.dumps(made)
+
+
+# One client per worker process and store
+
+
+def test_connections_outlive_tasks_and_jobs(spark, own_redis):
+    import redis
+
+    url = f"redis://127.0.0.1:{own_redis.port}/0"
+    config = {"strategy": "external", "stores": {"hot": {"type": "redis", "url": url}}}
+    with claimcheck.from_dict(config) as cc:
+        messages = [cc.seal(cc.store("hot").write(payload)) for payload in PAYLOADS * 3]
+    with redis.Redis.from_url(url) as server:
+        ever = [connections(server)]
+
+        pids: set[int] = set()
+        for _ in range(3):
+            payloads = spark.sparkContext.parallelize(messages, 8).mapPartitions(resolver(config, concurrency=1))
+            pids |= set(payloads.map(lambda _: os.getpid()).collect())
+        ever.append(connections(server))
+        rows = spark.sparkContext.parallelize([(message,) for message in messages], 8)
+        df = spark.createDataFrame(rows, "value binary").transform(resolve("value", config=config, concurrency=1))
+        for _ in range(3):
+            assert df.selectExpr("sum(length(payload))").first()[0] == sum(map(len, PAYLOADS)) * 3
+        ever.append(connections(server))
+
+    assert ever[1] - ever[0] == len(pids)
+    assert 1 <= ever[2] - ever[1] <= spark.sparkContext.defaultParallelism  # these are other processes
+
+
+def connections(server) -> int:
+    """How many clients ever came, this one included once."""
+    return int(server.info("stats")["total_connections_received"])
