@@ -4,6 +4,7 @@
 # make bench-pulsar        Pulsar through the wrappers, against the native producer and consumer
 # make bench-kafka         Kafka through the wrappers, against the native producer and consumer
 # make bench-spark         Spark's jobs, against what people write by hand
+# make spark-versions      which features run on which pyspark, each in an environment of its own (about 500 MB at a time)
 # make bench-peers         the same payloads through claimcheck and through what else there is for Python
 # All make their own environment in .venv; python3 (3.11 or newer) and pip are all they need.
 # Another Python: make demo PYTHON=python3.12
@@ -16,7 +17,7 @@ BIN         := $(VENV)/bin
 # folders too: a deleted file changes nothing else
 SOURCES     := pyproject.toml $(shell find claimcheck stores -name __pycache__ -prune -o -print)
 
-.PHONY: demo test lint bench bench-peers bench-pulsar bench-kafka bench-spark clean
+.PHONY: demo test lint spark-versions bench bench-peers bench-pulsar bench-kafka bench-spark clean
 .DELETE_ON_ERROR:
 
 # PYTHONSAFEPATH: Python puts the working folder first on the path of Spark's workers, and here that is a claimcheck without
@@ -33,6 +34,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	cd $(VENV) && bin/lint-imports --config ../pyproject.toml --no-cache
+
+# Takes some minutes per version. VERSIONS=4.2 tries one, VERSIONS=3.5,4.3 two.
+spark-versions:
+	$(PYTHON) tests/spark_versions.py $(if $(VERSIONS),--versions $(VERSIONS))
 
 # Both write JSON and PNG into bench-results/. BENCH_ARGS="--quick" tries them, "--only redis,s3" measures a part.
 bench: $(VENV)/.bench

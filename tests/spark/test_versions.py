@@ -1,0 +1,54 @@
+"""What the README says of versions: true at least of the pyspark that is installed here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from tests.spark.shipping_smoke import FEATURES, YES, Lab, attempt
+from tests.spark_versions import REQUIREMENTS, parse, table
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+HERE = pyspark.__version__.rpartition(".")[0]
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def said() -> dict[str, dict[str, str]]:
+    """From version to feature to answer; nothing while there is no table."""
+    try:
+        return parse(README, REQUIREMENTS)
+    except LookupError:
+        return {}
+
+
+def promised() -> list[str]:
+    return [feature for feature, answer in said().get(HERE, {}).items() if answer == YES]
+
+
+@pytest.mark.parametrize("feature", promised())
+def test_what_is_promised_runs(feature, spark, worker_env, tmp_path, monkeypatch, request):
+    for name, value in worker_env.items():  # for those that start processes of their own
+        monkeypatch.setenv(name, value)
+    if feature == "Spark Connect":
+        request.getfixturevalue("spark_connect")
+
+    assert attempt(feature, Lab(spark, tmp_path)) == YES
+
+
+def test_the_readme_speaks_of_what_can_be_tried():
+    if not said():
+        pytest.skip("the README has no table of versions yet")
+    assert list(said()[HERE]) == list(FEATURES)
+    assert {answer.split(":")[0] for answers in said().values() for answer in answers.values()} <= {YES, "no"}
+
+
+def test_a_table_is_read_as_it_was_written():
+    found = {version: {"`a`": YES, "b": f"no: {version} | x"} for version in ("3.5", "4.0")}
+    text = f"before\n\n{table(found)}\n\nafter"
+
+    assert parse(text.replace("\\|", "/"), ["3.5", "4.0"])["4.0"] == {"`a`": YES, "b": "no: 4.0 / x"}
+    with pytest.raises(LookupError):
+        parse(text, ["4.0"])
