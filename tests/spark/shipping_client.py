@@ -29,7 +29,7 @@ class Client:
 
     def frame(self, messages: list[bytes] | None = None) -> DataFrame:
         rows = list(enumerate(self.messages if messages is None else messages))
-        return self.spark.createDataFrame(rows, "n int, value binary").repartition(4)
+        return self.spark.createDataFrame(rows, "n int, value binary").repartition(2)
 
     def before(self) -> None:
         """Nothing is shipped yet."""

@@ -20,7 +20,7 @@ from typing import Any
 import claimcheck
 
 FOLDER = Path(__file__).parent
-WITHIN_SECONDS = 200.0
+WITHIN_SECONDS = 280.0
 _FORGOTTEN = ("PYTHONPATH", "SPARK_HOME", "SPARK_REMOTE", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_PYTHON")
 
 

@@ -163,7 +163,7 @@ def connect(lab: Lab) -> None:
     folder = Path(__file__).parent
     log = lab.folder / "server.log"
     with log.open("w") as said:
-        command = [sys.executable, folder / "shipping_server.py", "local[2]", "installed"]
+        command = [sys.executable, str(folder / "shipping_server.py"), "local[2]", "installed"]
         server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True)
     try:
         assert server.stdout is not None

@@ -128,7 +128,7 @@ def test_pip_and_a_secret_that_only_executors_are_told(lab, job, told, tmp_path)
     """`spark.executorEnv` resolves a placeholder; the value is in nothing that anybody reads or keeps."""
     events = tmp_path / "events"
     events.mkdir()
-    conf = {"spark.executorEnv.ORDERS_PASSWORD": SECRET}
+    conf = {"spark.executorEnv.ORDERS_PASSWORD": SECRET, "spark.executorEnv.ORDERS_KEY": "a value that is told"}
     for name, value in {"enabled": "true", "dir": events.as_uri(), "compress": "false"}.items():
         conf[f"spark.eventLog.{name}"] = value
     steps = ("rdd", "dataframe", "plan", "closure", "failing")
@@ -141,6 +141,7 @@ def test_pip_and_a_secret_that_only_executors_are_told(lab, job, told, tmp_path)
     log = "".join(path.read_text() for path in events.rglob("*") if path.is_file())
     assert "SparkListenerTaskEnd" in log
     assert "spark.executorEnv.ORDERS_PASSWORD" in log  # its name may be there
+    assert "a value that is told" in log  # spark.redaction.regex goes by names, and this one sounds harmless
     written = "".join(path.read_text(errors="replace") for path in lab.executor_logs())
     assert "StoreUnavailableError" in written  # so these are the logs that are meant
     assert "MapInArrow" in found["plan"]
