@@ -1,0 +1,121 @@
+"""Options as Spark hands them over: all of them texts, whatever their case; looked at before anything is opened."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from claimcheck.validation import fail
+
+__all__ = ["COUNT", "SECONDS", "TEXT", "TRUTH", "Kind", "choice", "parse", "require", "refuse_overwrite"]
+
+_OF_SPARK = {"checkpointlocation", "queryname"}  # what Spark itself hands on with the options of a sink
+_MAX_SECONDS = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a text becomes a value; whatever raises a ``ValueError`` is refused with what was expected."""
+
+    convert: Callable[[str], Any]
+    expected: str
+
+
+def parse(raw: Mapping[str, str], known: Mapping[str, Kind]) -> dict[str, Any]:
+    """Check options and return their values, by the names in ``known``.
+
+    Raises:
+        ConfigError: An option is unknown or cannot be used. What may be a secret is not quoted.
+    """
+    names = {name.lower(): name for name in known}
+    values = {}
+    for given, text in raw.items():
+        if given.lower() in _OF_SPARK:
+            continue
+        name = names.get(given.lower())
+        if name is None:
+            _unknown(given, known)
+        values[name] = _convert(name, text, known[name])
+    return values
+
+
+def require(values: Mapping[str, Any], name: str, expected: str) -> Any:
+    """Give an option that must be there.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if values.get(name) is None:
+        fail(name, found="nothing", expected=expected)
+    return values[name]
+
+
+def refuse_overwrite(overwrite: bool) -> None:
+    """Refuse to overwrite a topic, which only ever grows.
+
+    Raises:
+        ConfigError: That was wanted.
+    """
+    if overwrite:
+        fail("mode", found="'overwrite'", expected="'append': a topic only ever grows")
+
+
+def choice(*words: str) -> Kind:
+    """Make the kind that is one of a few words."""
+
+    def convert(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(text)
+        return text.lower()
+
+    return Kind(convert, " or ".join(map(repr, words)))
+
+
+def _convert(name: str, text: str, kind: Kind) -> Any:
+    try:
+        return kind.convert(text.strip())
+    except ValueError:
+        hidden = len(text) > 20 or not text.isprintable() or any(sign in text for sign in ":/@")
+        fail(name, found="text" if hidden else repr(text), expected=kind.expected)
+
+
+def _unknown(name: str, known: Mapping[str, Kind]) -> NoReturn:
+    lower = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), lower, n=1)
+    hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
+    fail(name, found="an unknown option", expected=f"one of {', '.join(sorted(known))}{hint}")
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= _MAX_SECONDS:
+        raise ValueError(text)
+    return value
+
+
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else _no(text)
+
+
+def _no(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
+TEXT = Kind(_text, "text")
+COUNT = Kind(_count, "an integer of at least 1")
+SECONDS = Kind(_seconds, f"a number of seconds above 0 and at most {_MAX_SECONDS}")
+TRUTH = Kind(_truth, "'true' or 'false'")

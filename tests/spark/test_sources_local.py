@@ -1,0 +1,351 @@
+"""The embedded broker as a source and a sink of Spark: no server, and nothing that a real topic would not do, too."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import claimcheck
+from claimcheck.envelope import HEADER
+from claimcheck.errors import ConfigError
+from claimcheck.spark import resolve
+from claimcheck.spark.sources import register
+from claimcheck.spark.sources.registration import check_version
+from claimcheck.spark.sources.shares import Budget, Entry, Spent, share, take
+from claimcheck.spark.sources.weights import Scale
+from claimcheck.transports.local import LocalBroker, LocalProducer
+
+CHILD = Path(__file__).with_name("sources_child.py")
+SMALL, LARGE = b"small", b"large" * 1000
+
+
+@pytest.fixture
+def sources(spark):
+    register(spark)
+    register(spark)
+    return spark
+
+
+@pytest.fixture
+def broker(tmp_path):
+    with LocalBroker(tmp_path / "broker.sqlite") as broker:
+        broker.create_topic("orders", partitions=3)
+        broker.create_topic("copies", partitions=2)
+        yield broker
+
+
+@pytest.fixture
+def config_file(config, tmp_path):
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return str(path)
+
+
+def options(broker, topic="orders", **more):
+    return {"path": broker.database.path, "topic": topic, **{name: str(value) for name, value in more.items()}}
+
+
+def fill(broker, count, *, topic="orders", start=0):
+    for number in range(start, start + count):
+        broker.append(topic, b"%d" % number, key=b"k%d" % number, headers=[("n", b"%d" % number), ("n", b"\xff")])
+
+
+def batches_of(spark, df, checkpoint, *, at_most=None):
+    """Run what is available; gives the rows of every batch, by its number."""
+    seen = {}
+
+    def keep(batch, number):
+        seen[number] = [bytes(row.value) for row in batch.collect()]
+
+    query = df.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).foreachBatch(keep)
+    query.start().awaitTermination()
+    return seen
+
+
+def values_in(broker, topic):
+    found = (broker.fetch(topic, p, 0, 10_000) for p in range(broker.partitions(topic)))
+    return sorted(message.value for messages in found for message in messages)
+
+
+def failure(run):
+    """The text of what Spark raises."""
+    with pytest.raises(Exception) as caught:
+        run()
+    return str(caught.value)
+
+
+def test_a_batch_reads_everything_as_it_is(sources, broker):
+    fill(broker, 20)
+    broker.append("orders", None, key=None)
+
+    rows = sources.read.format("claimcheck_local").options(**options(broker)).load().collect()
+
+    assert len(rows) == 21
+    row = next(row for row in rows if row.value == b"7")
+    there = broker.fetch("orders", row.partition, row.offset, 1)[0]
+    assert (row.key, row.topic, there.value) == (b"k7", "orders", b"7")
+    assert [(h.key, bytes(h.value)) for h in row.headers] == [("n", b"7"), ("n", b"\xff")]
+    assert row.timestamp.timestamp() == pytest.approx(there.timestamp, abs=1e-3)
+    assert [row.key for row in rows if row.value is None] == [None]
+
+
+def test_a_schema_with_fewer_columns_makes_only_those(sources, broker):
+    fill(broker, 3)
+    reader = sources.read.format("claimcheck_local").options(**options(broker))
+
+    df = reader.schema("value binary, offset bigint").load()
+
+    assert df.columns == ["value", "offset"]
+    assert sorted(bytes(row.value) for row in df.collect()) == [b"0", b"1", b"2"]
+    assert "columns out of" in failure(lambda: reader.schema("value string").load().collect())
+
+
+def test_a_batch_writes_what_it_reads_headers_and_all(sources, broker):
+    fill(broker, 12)
+    df = sources.read.format("claimcheck_local").options(**options(broker)).load()
+
+    df.write.format("claimcheck_local").mode("append").options(**options(broker, "copies")).save()
+
+    assert values_in(broker, "copies") == values_in(broker, "orders")
+    copy = next(m for p in (0, 1) for m in broker.fetch("copies", p, 0, 99) if m.value == b"3")
+    assert (copy.key, copy.headers) == (b"k3", [("n", b"3"), ("n", b"\xff")])
+    assert broker.partition_for("copies", b"k3") == copy.partition
+
+
+def test_properties_and_a_topic_of_each_row(sources, broker):
+    rows = [("copies", b"1", "k", {"a": "b"}), ("orders", b"2", None, None)]
+    df = sources.createDataFrame(rows, "topic string, value binary, key string, properties map<string,string>")
+
+    df.write.format("claimcheck_local").mode("append").option("path", broker.database.path).save()
+
+    assert (values_in(broker, "copies"), values_in(broker, "orders")) == ([b"1"], [b"2"])
+    copy = next(m for p in (0, 1) for m in broker.fetch("copies", p, 0, 99))
+    assert (copy.key, copy.headers) == (b"k", [("a", b"b")])
+
+
+def test_with_a_configuration_large_payloads_are_offloaded_and_resolved(sources, broker, config, config_file):
+    rows = [(b"k", SMALL), (b"k", LARGE), (None, HEADER + b"looks like one"), (None, None)]
+    df = sources.createDataFrame(rows, "key binary, value binary")
+
+    told = options(broker, "copies", config=config_file, maxMessageBytes=2000)
+    df.write.format("claimcheck_local").mode("append").options(**told).save()
+
+    read = sources.read.format("claimcheck_local").options(**options(broker, "copies")).load()
+    assert max(len(row.value or b"") for row in read.collect()) < 1000
+    resolved = read.transform(resolve("value", config=config)).collect()
+    assert {row.payload for row in resolved} == {SMALL, LARGE, HEADER + b"looks like one", None}
+
+
+def test_envelopes_pass_a_sink_untouched(sources, broker, config_file, send):
+    [envelope] = send(LARGE)
+    headers = [("claimcheck-type", b"pointer")]
+    df = sources.createDataFrame([(envelope, headers)], "value binary, headers array<struct<key:string,value:binary>>")
+
+    for told in ({}, {"config": config_file}):
+        df.write.format("claimcheck_local").mode("append").options(**options(broker, "copies", **told)).save()
+
+    assert values_in(broker, "copies") == [envelope, envelope]
+
+
+def test_a_row_that_is_refused_undoes_the_whole_batch(sources, broker, config_file, tmp_path):
+    rows = [(LARGE, [])] * 3 + [(LARGE, [("h", b"x" * 3000)])]  # the last needs more than a message, store or no store
+    df = sources.createDataFrame(rows, "value binary, headers array<struct<key:string,value:binary>>").coalesce(1)
+    told = options(broker, "copies", config=config_file, maxMessageBytes=2000)
+    writer = df.write.format("claimcheck_local").mode("append").options(**told)
+
+    text = failure(writer.save)
+
+    assert "row 3 of this task" in text
+    assert "copies" in text
+    assert values_in(broker, "copies") == []
+    assert [path for path in (tmp_path / "claims").rglob("*") if path.is_file()] == []
+
+
+def test_a_task_that_fails_undoes_what_good_tasks_have_stored(sources, broker, config_file, tmp_path):
+    good = sources.createDataFrame([("copies", LARGE)] * 4, "topic string, value binary").coalesce(1)
+    bad = sources.createDataFrame([("nobody-made-it", b"1")], "topic string, value binary").coalesce(1)
+    writer = good.union(bad).write.format("claimcheck_local").mode("append")
+
+    text = failure(writer.options(path=broker.database.path, config=config_file).save)
+
+    assert "UnknownTopicError" in text
+    assert values_in(broker, "copies") == []
+    assert [path for path in (tmp_path / "claims").rglob("*") if path.is_file()] == []
+
+
+def test_a_stream_stops_at_a_limit_of_rows(sources, broker, tmp_path):
+    fill(broker, 50)
+    df = sources.readStream.format("claimcheck_local").options(**options(broker, maxRowsPerTrigger=12)).load()
+
+    seen = batches_of(sources, df, tmp_path / "c")
+    fill(broker, 5, start=50)
+    more = batches_of(sources, df, tmp_path / "c")
+
+    assert max(map(len, seen.values())) == 12
+    assert sorted(v for rows in seen.values() for v in rows) == sorted(b"%d" % n for n in range(50))
+    assert sorted(v for rows in more.values() for v in rows) == sorted(b"%d" % n for n in range(50, 55))
+
+
+def test_a_stream_stops_at_a_limit_of_payload_bytes(sources, broker, config, tmp_path):
+    cc = claimcheck.from_dict(config)
+    broker.create_topic("one")
+    producer = LocalProducer(broker, cc)
+    for size in (5000, 5000, 5000, 20_000, 100):
+        producer.send("one", b"x" * size)
+    told = options(broker, "one", maxPayloadBytesPerTrigger=10_000)
+    df = sources.readStream.format("claimcheck_local").options(**told).load()
+
+    seen = batches_of(
+        sources, df.transform(resolve("value", config=config)).selectExpr("payload value"), tmp_path / "c"
+    )
+
+    assert [[len(value) for value in seen[number]] for number in sorted(seen)] == [
+        [5000, 5000],
+        [5000],
+        [20_000],
+        [100],
+    ]
+
+
+def test_a_stream_may_begin_at_the_end(sources, broker, tmp_path):
+    fill(broker, 10)
+    df = sources.readStream.format("claimcheck_local").options(**options(broker, startingPosition="latest")).load()
+
+    nothing = batches_of(sources, df, tmp_path / "c")
+    fill(broker, 3, start=10)
+    seen = batches_of(sources, df, tmp_path / "c")
+
+    assert not any(nothing.values())
+    assert sorted(v for rows in seen.values() for v in rows) == [b"10", b"11", b"12"]
+
+
+def test_a_file_that_was_replaced_is_noticed(sources, broker, tmp_path):
+    fill(broker, 30)
+    df = sources.readStream.format("claimcheck_local").options(**options(broker)).load()
+    batches_of(sources, df, tmp_path / "c")
+    broker.close()
+    for path in tmp_path.glob("broker.sqlite*"):
+        path.unlink()
+    with LocalBroker(tmp_path / "broker.sqlite") as fresh:
+        fresh.create_topic("orders", partitions=3)
+
+    assert "DataLossError" in failure(lambda: batches_of(sources, df, tmp_path / "c"))
+
+
+class TestRestart:
+    """A driver that is killed in the middle: the child says where it stands and waits to be killed."""
+
+    def run(self, worker_env, *arguments, kill_at=None):
+        environment = {**os.environ, **worker_env}
+        child = subprocess.Popen(
+            [sys.executable, str(CHILD), *map(str, arguments), str(kill_at or "")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            said = child.stdout.readline().strip()
+            assert said == (kill_at or "done")
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            child.stdout.close()
+
+    @pytest.mark.timeout(240)
+    def test_a_source_begins_again_exactly_where_it_was(self, worker_env, broker, tmp_path):
+        fill(broker, 60)
+        arguments = ("read", broker.database.path, tmp_path)
+
+        self.run(worker_env, *arguments, kill_at="before 1")
+        self.run(worker_env, *arguments, kill_at="after 2")
+        fill(broker, 10, start=60)
+        self.run(worker_env, *arguments)
+
+        logs = sorted((tmp_path / "out").glob("*.jsonl"))
+        attempts = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in logs}
+        assert len(attempts["2"]) == 2  # written, killed, and written again
+        assert attempts["2"][0] == attempts["2"][1]
+        assert sorted(v for each in attempts.values() for v in each[-1]) == sorted(map(str, range(70)))
+
+    @pytest.mark.timeout(240)
+    def test_a_sink_appends_a_batch_once(self, worker_env, broker, tmp_path):
+        fill(broker, 40)
+        arguments = ("write", broker.database.path, tmp_path)
+
+        self.run(worker_env, *arguments, kill_at="after 1")
+        self.run(worker_env, *arguments)
+
+        assert values_in(broker, "copies") == values_in(broker, "orders")
+
+
+def test_wrong_options_are_told_at_once(sources, broker, tmp_path):
+    def load(**more):
+        given = {**options(broker), **more}
+        return failure(lambda: sources.readStream.format("claimcheck_local").options(**given).load().schema)
+
+    assert "did you mean 'maxRowsPerTrigger'" in load(maxRowPerTrigger="5")
+    assert "maxRowsPerTrigger: found '0', expected an integer of at least 1" in load(maxRowsPerTrigger="0")
+    assert "startingPosition" in load(startingPosition="middle")
+    assert "which is no file" in load(path=str(tmp_path / "other.sqlite"))
+    assert "topic: found" in load(topic="")
+
+
+def test_what_a_batch_cannot_do_is_told(sources, broker):
+    read = sources.read.format("claimcheck_local")
+    df = sources.createDataFrame([("1",)], "value string")
+    write = df.write.format("claimcheck_local").options(**options(broker))
+
+    assert "a batch query" in failure(lambda: read.options(**options(broker, maxRowsPerTrigger=1)).load().collect())
+    assert "UnknownTopicError" in failure(lambda: read.options(**options(broker, "nothing")).load().collect())
+    assert "of type string" in failure(write.mode("append").save)
+    assert "only ever grows" in failure(
+        lambda: (
+            df.selectExpr("binary(value) value")
+            .write.format("claimcheck_local")
+            .options(**options(broker))
+            .mode("overwrite")
+            .save()
+        )
+    )
+
+
+def test_an_old_pyspark_is_refused_with_what_to_do():
+    with pytest.raises(ConfigError, match=r"found version 4\.1\.4, expected 4\.2 or newer"):
+        check_version("4.1.4")
+    check_version("4.2.0.dev1")
+    check_version("10.0")
+
+
+def test_a_share_takes_whole_entries_and_always_one():
+    entries = [Entry(n, 10, 100) for n in range(5)]
+
+    assert [position for position, _ in take(entries, Budget(25, None))] == [0, 1]
+    assert [position for position, _ in take(entries, Budget(None, 99))] == [0]
+    assert list(take(entries, Budget(1, 1))) == [(0, Spent(10, 100))]
+
+
+def test_what_small_partitions_leave_is_for_large_ones():
+    sizes = {"a": 1, "b": 100, "c": 100}
+
+    def end_of(name, budget):
+        rows = min(sizes[name], budget.rows)
+        return rows, Spent(rows)
+
+    assert share(sizes, Budget(61, None), end_of) == {"a": 1, "b": 30, "c": 30}
+    assert share(sizes, Budget(1, None), end_of) == {"a": 1, "b": 1, "c": 1}  # everybody gets on
+
+
+def test_a_pointer_weighs_what_it_points_at(config, send):
+    [pointer] = send(LARGE)
+    scale = Scale.of(claimcheck.from_dict(config).config)
+
+    assert scale.weigh(pointer, len(pointer)) == len(LARGE)
+    assert scale.weigh(pointer[:60], 60) == 60  # damaged: it is what it is
+    assert (scale.weigh(SMALL, 5), scale.weigh(None, 0)) == (5, 0)
