@@ -1,6 +1,6 @@
 """A streaming query in a process of its own, to be killed: it says where it stands, and then waits for the end.
 
-sources_child.py read|write BROKER FOLDER [before|after N]
+sources_child.py read|write FOLDER FORMAT OPTIONS [before|after N]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from claimcheck.spark import ensure_java
 from claimcheck.spark.sources import register
@@ -35,7 +35,9 @@ def wait_at(place: str, wanted: str) -> None:
         time.sleep(600)
 
 
-def read(broker: str, folder: Path, stop: str) -> None:
+def read(df: DataFrame, folder: Path, stop: str) -> None:
+    """Every attempt of a batch is one line in a file of the batch."""
+
     def keep(batch, number):
         wait_at(f"before {number}", stop)
         (folder / "out").mkdir(exist_ok=True)
@@ -44,32 +46,27 @@ def read(broker: str, folder: Path, stop: str) -> None:
             file.write(json.dumps(values) + "\n")
         wait_at(f"after {number}", stop)
 
-    source = session().readStream.format("claimcheck_local")
-    df = source.options(path=broker, topic="orders", maxRowsPerTrigger="15").load()
     query = df.writeStream.option("checkpointLocation", str(folder / "checkpoint")).foreachBatch(keep)
     query.trigger(availableNow=True).start().awaitTermination()
 
 
-def write(broker: str, folder: Path, stop: str) -> None:
-    """Stops between the sink's commit and Spark's: the log of commits is taken away, as if it had died before it."""
-    spark = session()
-    source = spark.readStream.format("claimcheck_local")
-    df = source.options(path=broker, topic="orders", maxRowsPerTrigger="15").load()
-    query = df.writeStream.format("claimcheck_local").options(path=broker, topic="copies")
+def write(df: DataFrame, folder: Path, stop: str) -> None:
+    """Copies to the topic ``copies``; stops as if it had died between the commit of the sink and that of Spark."""
+    query = df.writeStream.format("claimcheck_local").options(path=str(folder / "broker.sqlite"), topic="copies")
     query.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start().awaitTermination()
-    if stop:
-        number = stop.split()[1]
-        for path in (folder / "checkpoint" / "commits").iterdir():
-            if path.name.strip(".").removesuffix(".crc") >= number:
+    if not stop:
+        return
+    last = int(stop.split()[1])
+    for log, first in (("commits", last), ("offsets", last + 1)):
+        for path in (folder / "checkpoint" / log).iterdir():
+            if int(path.name.strip(".").removesuffix(".crc")) >= first:
                 path.unlink()
-        for path in (folder / "checkpoint" / "offsets").iterdir():
-            if path.name.strip(".").removesuffix(".crc") > number:
-                path.unlink()
-        wait_at(stop, stop)
+    wait_at(stop, stop)
 
 
 if __name__ == "__main__":
-    what, path, place, where = sys.argv[1:5]
-    {"read": read, "write": write}[what](path, Path(place), where)
+    what, place, form, options, where = sys.argv[1:6]
+    frame = session().readStream.format(form).options(**json.loads(options)).load()
+    {"read": read, "write": write}[what](frame, Path(place), where)
     say("done")
     time.sleep(600)

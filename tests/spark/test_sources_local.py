@@ -1,11 +1,6 @@
 """The embedded broker as a source and a sink of Spark: no server, and nothing that a real topic would not do, too."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -19,8 +14,8 @@ from claimcheck.spark.sources.registration import check_version
 from claimcheck.spark.sources.shares import Budget, Entry, Spent, share, take
 from claimcheck.spark.sources.weights import Scale
 from claimcheck.transports.local import LocalBroker, LocalProducer
+from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
 
-CHILD = Path(__file__).with_name("sources_child.py")
 SMALL, LARGE = b"small", b"large" * 1000
 
 
@@ -55,28 +50,9 @@ def fill(broker, count, *, topic="orders", start=0):
         broker.append(topic, b"%d" % number, key=b"k%d" % number, headers=[("n", b"%d" % number), ("n", b"\xff")])
 
 
-def batches_of(spark, df, checkpoint, *, at_most=None):
-    """Run what is available; gives the rows of every batch, by its number."""
-    seen = {}
-
-    def keep(batch, number):
-        seen[number] = [bytes(row.value) for row in batch.collect()]
-
-    query = df.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).foreachBatch(keep)
-    query.start().awaitTermination()
-    return seen
-
-
 def values_in(broker, topic):
     found = (broker.fetch(topic, p, 0, 10_000) for p in range(broker.partitions(topic)))
     return sorted(message.value for messages in found for message in messages)
-
-
-def failure(run):
-    """The text of what Spark raises."""
-    with pytest.raises(Exception) as caught:
-        run()
-    return str(caught.value)
 
 
 def test_a_batch_reads_everything_as_it_is(sources, broker):
@@ -180,15 +156,15 @@ def test_a_task_that_fails_undoes_what_good_tasks_have_stored(sources, broker, c
 
 def test_a_stream_stops_at_a_limit_of_rows(sources, broker, tmp_path):
     fill(broker, 50)
-    df = sources.readStream.format("claimcheck_local").options(**options(broker, maxRowsPerTrigger=12)).load()
+    df = stream(sources, "claimcheck_local", options(broker, maxRowsPerTrigger=12))
 
-    seen = batches_of(sources, df, tmp_path / "c")
+    seen = batches_of(df, tmp_path / "c")
     fill(broker, 5, start=50)
-    more = batches_of(sources, df, tmp_path / "c")
+    more = batches_of(df, tmp_path / "c")
 
     assert max(map(len, seen.values())) == 12
-    assert sorted(v for rows in seen.values() for v in rows) == sorted(b"%d" % n for n in range(50))
-    assert sorted(v for rows in more.values() for v in rows) == sorted(b"%d" % n for n in range(50, 55))
+    assert values(seen) == sorted(b"%d" % n for n in range(50))
+    assert values(more) == sorted(b"%d" % n for n in range(50, 55))
 
 
 def test_a_stream_stops_at_a_limit_of_payload_bytes(sources, broker, config, tmp_path):
@@ -198,13 +174,13 @@ def test_a_stream_stops_at_a_limit_of_payload_bytes(sources, broker, config, tmp
     for size in (5000, 5000, 5000, 20_000, 100):
         producer.send("one", b"x" * size)
     told = options(broker, "one", maxPayloadBytesPerTrigger=10_000)
-    df = sources.readStream.format("claimcheck_local").options(**told).load()
+    df = stream(sources, "claimcheck_local", told)
 
     seen = batches_of(
         sources, df.transform(resolve("value", config=config)).selectExpr("payload value"), tmp_path / "c"
     )
 
-    assert [[len(value) for value in seen[number]] for number in sorted(seen)] == [
+    assert [[len(row.value) for row in seen[number]] for number in sorted(seen)] == [
         [5000, 5000],
         [5000],
         [20_000],
@@ -214,81 +190,60 @@ def test_a_stream_stops_at_a_limit_of_payload_bytes(sources, broker, config, tmp
 
 def test_a_stream_may_begin_at_the_end(sources, broker, tmp_path):
     fill(broker, 10)
-    df = sources.readStream.format("claimcheck_local").options(**options(broker, startingPosition="latest")).load()
+    df = stream(sources, "claimcheck_local", options(broker, startingPosition="latest"))
 
-    nothing = batches_of(sources, df, tmp_path / "c")
+    nothing = batches_of(df, tmp_path / "c")
     fill(broker, 3, start=10)
-    seen = batches_of(sources, df, tmp_path / "c")
+    seen = batches_of(df, tmp_path / "c")
 
     assert not any(nothing.values())
-    assert sorted(v for rows in seen.values() for v in rows) == [b"10", b"11", b"12"]
+    assert values(seen) == [b"10", b"11", b"12"]
 
 
 def test_a_file_that_was_replaced_is_noticed(sources, broker, tmp_path):
     fill(broker, 30)
-    df = sources.readStream.format("claimcheck_local").options(**options(broker)).load()
-    batches_of(sources, df, tmp_path / "c")
+    df = stream(sources, "claimcheck_local", options(broker))
+    batches_of(df, tmp_path / "c")
     broker.close()
     for path in tmp_path.glob("broker.sqlite*"):
         path.unlink()
     with LocalBroker(tmp_path / "broker.sqlite") as fresh:
         fresh.create_topic("orders", partitions=3)
 
-    assert "DataLossError" in failure(lambda: batches_of(sources, df, tmp_path / "c"))
+    assert "DataLossError" in failure(lambda: batches_of(df, tmp_path / "c"))
 
 
-class TestRestart:
-    """A driver that is killed in the middle: the child says where it stands and waits to be killed."""
+@pytest.mark.timeout(240)
+def test_a_source_begins_again_exactly_where_it_was(worker_env, broker, tmp_path):
+    fill(broker, 60)
+    told = json.dumps(options(broker, maxRowsPerTrigger=15))
 
-    def run(self, worker_env, *arguments, kill_at=None):
-        environment = {**os.environ, **worker_env}
-        child = subprocess.Popen(
-            [sys.executable, str(CHILD), *map(str, arguments), str(kill_at or "")],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            said = child.stdout.readline().strip()
-            assert said == (kill_at or "done")
-        finally:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            child.stdout.close()
+    run_child(worker_env, "read", tmp_path, "claimcheck_local", told, stop="before 1")
+    run_child(worker_env, "read", tmp_path, "claimcheck_local", told, stop="after 2")
+    fill(broker, 10, start=60)
+    run_child(worker_env, "read", tmp_path, "claimcheck_local", told)
 
-    @pytest.mark.timeout(240)
-    def test_a_source_begins_again_exactly_where_it_was(self, worker_env, broker, tmp_path):
-        fill(broker, 60)
-        arguments = ("read", broker.database.path, tmp_path)
+    attempts = written(tmp_path)
+    assert [len(attempts[n]) for n in (0, 1, 2, 3)] == [1, 1, 2, 1]  # written, killed, and written again
+    assert attempts[2][0] == attempts[2][1]
+    assert sorted(v for each in attempts.values() for v in each[-1]) == sorted(map(str, range(70)))
 
-        self.run(worker_env, *arguments, kill_at="before 1")
-        self.run(worker_env, *arguments, kill_at="after 2")
-        fill(broker, 10, start=60)
-        self.run(worker_env, *arguments)
 
-        logs = sorted((tmp_path / "out").glob("*.jsonl"))
-        attempts = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in logs}
-        assert len(attempts["2"]) == 2  # written, killed, and written again
-        assert attempts["2"][0] == attempts["2"][1]
-        assert sorted(v for each in attempts.values() for v in each[-1]) == sorted(map(str, range(70)))
+@pytest.mark.timeout(240)
+def test_a_sink_appends_a_batch_once(worker_env, broker, tmp_path):
+    fill(broker, 40)
+    told = json.dumps(options(broker, maxRowsPerTrigger=15))
 
-    @pytest.mark.timeout(240)
-    def test_a_sink_appends_a_batch_once(self, worker_env, broker, tmp_path):
-        fill(broker, 40)
-        arguments = ("write", broker.database.path, tmp_path)
+    run_child(worker_env, "write", tmp_path, "claimcheck_local", told, stop="after 1")
+    run_child(worker_env, "write", tmp_path, "claimcheck_local", told)
 
-        self.run(worker_env, *arguments, kill_at="after 1")
-        self.run(worker_env, *arguments)
-
-        assert values_in(broker, "copies") == values_in(broker, "orders")
+    assert values_in(broker, "copies") == values_in(broker, "orders")
 
 
 def test_wrong_options_are_told_at_once(sources, broker, tmp_path):
     def load(**more):
         given = {**options(broker), **more}
-        return failure(lambda: sources.readStream.format("claimcheck_local").options(**given).load().schema)
+        return failure(lambda: stream(sources, "claimcheck_local", given).schema)
 
     assert "did you mean 'maxRowsPerTrigger'" in load(maxRowPerTrigger="5")
     assert "maxRowsPerTrigger: found '0', expected an integer of at least 1" in load(maxRowsPerTrigger="0")
@@ -298,22 +253,17 @@ def test_wrong_options_are_told_at_once(sources, broker, tmp_path):
 
 
 def test_what_a_batch_cannot_do_is_told(sources, broker):
-    read = sources.read.format("claimcheck_local")
-    df = sources.createDataFrame([("1",)], "value string")
-    write = df.write.format("claimcheck_local").options(**options(broker))
+    def read(**told):
+        return failure(lambda: sources.read.format("claimcheck_local").options(**told).load().collect())
 
-    assert "a batch query" in failure(lambda: read.options(**options(broker, maxRowsPerTrigger=1)).load().collect())
-    assert "UnknownTopicError" in failure(lambda: read.options(**options(broker, "nothing")).load().collect())
-    assert "of type string" in failure(write.mode("append").save)
-    assert "only ever grows" in failure(
-        lambda: (
-            df.selectExpr("binary(value) value")
-            .write.format("claimcheck_local")
-            .options(**options(broker))
-            .mode("overwrite")
-            .save()
-        )
-    )
+    def write(mode, column):
+        df = sources.createDataFrame([("1",)], "text string").selectExpr(f"{column} value")
+        return failure(df.write.format("claimcheck_local").options(**options(broker)).mode(mode).save)
+
+    assert "a batch query" in read(**options(broker, maxRowsPerTrigger=1))
+    assert "UnknownTopicError" in read(**options(broker, "nothing"))
+    assert "of type string" in write("append", "text")
+    assert "only ever grows" in write("overwrite", "binary(text)")
 
 
 def test_an_old_pyspark_is_refused_with_what_to_do():

@@ -1,0 +1,79 @@
+"""Topics for Spark to read and to write, on the broker of the tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulsar
+import pytest
+import yaml
+
+from claimcheck.spark.sources import register
+from tests.real.pulsar_broker import PulsarBroker
+from tests.spark.conftest import spark, worker_env
+
+__all__ = ["Topic", "claims", "config_file", "spark", "spark_sources", "spark_topic", "worker_env"]
+
+
+class Topic:
+    """One topic of the broker, with what a query is told of it."""
+
+    def __init__(self, broker: PulsarBroker, client: Any, name: str) -> None:
+        self.broker, self.client, self.name = broker, client, name
+        self.full = f"persistent://public/default/{name}"
+        self._producers: dict[bool, Any] = {}
+
+    def options(self, **more: Any) -> dict[str, str]:
+        """For the source, or for the sink with ``subscription=None``."""
+        told = {"serviceUrl": self.broker.service_url, "topic": self.name, "subscription": "spark", **more}
+        return {name: str(value) for name, value in told.items() if value is not None}
+
+    def send(self, numbers: Any, *, batched: bool = False, **more: Any) -> list[bytes]:
+        """Send numbers as text, the batched ones in as few entries as there are partitions, or a few more."""
+        if batched not in self._producers:
+            told = {"batching_enabled": batched, "batching_max_publish_delay_ms": 50, "block_if_queue_full": True}
+            mode = pulsar.PartitionsRoutingMode.RoundRobinDistribution
+            self._producers[batched] = self.client.create_producer(self.name, message_routing_mode=mode, **told)
+        producer, failed = self._producers[batched], []
+        sent = [b"%d" % number for number in numbers]
+        for value in sent:
+            producer.send_async(value, lambda result, _: result == pulsar.Result.Ok or failed.append(result), **more)
+        producer.flush()
+        assert not failed
+        return sent
+
+    def ledgers(self) -> list[int]:
+        """What the broker keeps of it."""
+        return [each["ledgerId"] for each in self.broker.internal_stats(self.name)["ledgers"]]
+
+    def roll(self) -> None:
+        """Begin a new ledger, so that the old one may go."""
+        self.broker.unload(self.name)
+
+
+@pytest.fixture
+def spark_topic(pulsar_broker, pulsar_client, topic):
+    """One that is not partitioned, unless a test makes it so first."""
+    return Topic(pulsar_broker, pulsar_client, topic)
+
+
+@pytest.fixture
+def spark_sources(spark):
+    """Spark, which knows the sources."""
+    register(spark)
+    return spark
+
+
+@pytest.fixture
+def claims(tmp_path):
+    """A configuration whose payloads rest in a folder."""
+    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "claims")}}
+    return {"strategy": "external", "threshold_bytes": 1000, "stores": stores}
+
+
+@pytest.fixture
+def config_file(claims, tmp_path):
+    """The same as a file."""
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(yaml.safe_dump(claims))
+    return str(path)

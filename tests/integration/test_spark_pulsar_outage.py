@@ -1,0 +1,54 @@
+"""A broker that is killed and started again while Spark reads."""
+
+import logging
+import os
+import threading
+
+import pulsar
+import pytest
+
+from tests import servers
+from tests.integration.spark_rig import Topic, spark, spark_sources, worker_env
+from tests.spark.sources_rig import stream, values
+
+__all__ = ["spark", "spark_sources", "worker_env"]
+
+ROWS = 30_000
+
+
+@pytest.fixture
+def own_topic(pulsar_jars, topic):
+    if servers.JARS not in os.environ:
+        pytest.skip("no jars to start a broker of one's own")
+    logger = logging.getLogger("pulsar-client-of-a-killed-broker")
+    logger.setLevel(logging.CRITICAL)
+    with servers.pulsar(durable=True) as broker:
+        client = pulsar.Client(broker.service_url, logger=logger)
+        yield Topic(broker, client, topic)
+        client.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_broker_that_is_killed_while_it_is_read(spark_sources, own_topic, tmp_path):
+    own_topic.broker.create_partitioned(own_topic.name, 2)
+    sent = own_topic.send(range(ROWS))
+    seen, reading = {}, threading.Event()
+
+    def keep(batch, number):
+        seen[number] = batch.collect()
+        reading.set()
+
+    df = stream(spark_sources, "claimcheck_pulsar", own_topic.options(maxRowsPerTrigger=ROWS // 6)).select("value")
+    writer = df.writeStream.option("checkpointLocation", str(tmp_path / "c")).foreachBatch(keep)
+    query = writer.trigger(availableNow=True).start()
+    try:
+        assert reading.wait(90)
+        own_topic.broker.server.kill()
+        own_topic.broker.server.start()
+        query.awaitTermination(120)
+        assert not query.isActive
+    finally:
+        query.stop()
+
+    assert query.exception() is None
+    assert values(seen) == sorted(sent)
