@@ -14,8 +14,8 @@ PULSAR = "claimcheck_pulsar"
 HEADERS = "headers array<struct<key:string,value:binary>>"
 
 
-def save(df, topic, **more):
-    df.write.format(PULSAR).mode("append").options(**topic.options(subscription=None, **more)).save()
+def save(df, to, **more):
+    df.write.format(PULSAR).mode("append").options(**to.options(subscription=None, **more)).save()
 
 
 def messages(topic, count):
