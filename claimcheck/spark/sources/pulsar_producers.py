@@ -19,7 +19,7 @@ from claimcheck.transports.pulsar.sending import no_id
 __all__ = ["Sends", "open_producer"]
 
 _BATCH_BYTES = 128 << 10  # the client's own default
-_SPARE_BYTES = 4096
+_BATCH_MESSAGES = 1000
 _GRACE_SECONDS = 30.0
 
 
@@ -67,8 +67,10 @@ def open_producer(
             send_timeout_millis=max(1, round(timeout_seconds * 1000)),
             block_if_queue_full=True,
             batching_enabled=True,
-            # A batch is one message to the broker: it may not be over the limit that each of its messages obeys.
-            batching_max_allowed_size_in_bytes=max(1, min(_BATCH_BYTES, max_message_bytes - _SPARE_BYTES)),
+            # A batch is one message to the broker, and may not be over the limit that each of its messages obeys. The
+            # client counts payloads only: three quarters are left for keys and properties, 768 bytes for each.
+            batching_max_allowed_size_in_bytes=max(1, min(_BATCH_BYTES, max_message_bytes // 4)),
+            batching_max_messages=max(1, min(_BATCH_MESSAGES, max_message_bytes // 1024)),
         )
     deadline = timeout_seconds + _GRACE_SECONDS
     if config is None:
