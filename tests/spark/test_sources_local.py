@@ -176,9 +176,7 @@ def test_a_stream_stops_at_a_limit_of_payload_bytes(sources, broker, config, tmp
     told = options(broker, "one", maxPayloadBytesPerTrigger=10_000)
     df = stream(sources, "claimcheck_local", told)
 
-    seen = batches_of(
-        sources, df.transform(resolve("value", config=config)).selectExpr("payload value"), tmp_path / "c"
-    )
+    seen = batches_of(df.transform(resolve("value", config=config)).selectExpr("payload value"), tmp_path / "c")
 
     assert [[len(row.value) for row in seen[number]] for number in sorted(seen)] == [
         [5000, 5000],
