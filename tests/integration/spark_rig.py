@@ -10,9 +10,9 @@ import yaml
 
 from claimcheck.spark.sources import register
 from tests.real.pulsar_broker import PulsarBroker
-from tests.spark.conftest import spark, worker_env
+from tests.spark.conftest import spark
 
-__all__ = ["Topic", "claims", "config_file", "spark", "spark_sources", "spark_topic", "worker_env"]
+__all__ = ["Topic", "claims", "config_file", "spark", "spark_sources", "spark_topic"]
 
 
 class Topic:

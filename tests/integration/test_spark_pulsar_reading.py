@@ -15,7 +15,6 @@ from tests.integration.spark_rig import (
     spark,
     spark_sources,
     spark_topic,
-    worker_env,
 )
 from tests.spark.sources_rig import batches_of, failure, stream, values
 
