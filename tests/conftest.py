@@ -13,13 +13,16 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import hypothesis
 import pytest
 
 import claimcheck
 from tests import servers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 # At the very end, so that what is installed still wins: a process that a test spawns finds `tests.unit...` by its name.
@@ -75,6 +78,36 @@ def worker_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ignore=ignore,
     )
     return safe | {"PYTHONPATH": str(staged)}
+
+
+@pytest.fixture(scope="session")
+def spark(worker_env: dict[str, str]) -> Iterator[SparkSession]:
+    """Two cores, no network but the loopback. It is never skipped: a Java comes by pip where there is none."""
+    from claimcheck.spark import ensure_java
+
+    ensure_java()
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("claimcheck-tests")
+    options = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    options |= {f"spark.executorEnv.{name}": value for name, value in worker_env.items()}
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")  # tasks that fail on purpose would fill pages
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def sc(spark: SparkSession) -> Any:
+    """Its context."""
+    return spark.sparkContext
 
 
 @pytest.fixture(scope="session")

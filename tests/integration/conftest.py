@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 import claimcheck
 from claimcheck.transports.local import (
@@ -12,6 +13,7 @@ from claimcheck.transports.local import (
     LocalConsumer,
 )
 from tests.clocks import Clock
+from tests.integration.spark_rig import Topic
 from tests.local_rig import LIMIT
 
 
@@ -53,3 +55,33 @@ def consume(broker: LocalBroker, configure):
     yield consume
     for consumer in opened:
         consumer.close()
+
+
+@pytest.fixture
+def spark_topic(pulsar_broker, pulsar_client, topic):
+    """One that is not partitioned, unless a test makes it so first."""
+    return Topic(pulsar_broker, pulsar_client, topic)
+
+
+@pytest.fixture
+def spark_sources(spark):
+    """Spark, which knows the sources."""
+    from claimcheck.spark.sources import register
+
+    register(spark)
+    return spark
+
+
+@pytest.fixture
+def claims(tmp_path):
+    """A configuration whose payloads rest in a folder."""
+    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "claims")}}
+    return {"strategy": "external", "threshold_bytes": 1000, "stores": stores}
+
+
+@pytest.fixture
+def config_file(claims, tmp_path):
+    """The same as a file."""
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(yaml.safe_dump(claims))
+    return str(path)

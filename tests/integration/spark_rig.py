@@ -5,14 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pulsar
-import pytest
-import yaml
 
-from claimcheck.spark.sources import register
 from tests.real.pulsar_broker import PulsarBroker
-from tests.spark.conftest import spark
-
-__all__ = ["Topic", "claims", "config_file", "spark", "spark_sources", "spark_topic"]
 
 
 class Topic:
@@ -49,31 +43,3 @@ class Topic:
     def roll(self) -> None:
         """Begin a new ledger, so that the old one may go."""
         self.broker.unload(self.name)
-
-
-@pytest.fixture
-def spark_topic(pulsar_broker, pulsar_client, topic):
-    """One that is not partitioned, unless a test makes it so first."""
-    return Topic(pulsar_broker, pulsar_client, topic)
-
-
-@pytest.fixture
-def spark_sources(spark):
-    """Spark, which knows the sources."""
-    register(spark)
-    return spark
-
-
-@pytest.fixture
-def claims(tmp_path):
-    """A configuration whose payloads rest in a folder."""
-    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "claims")}}
-    return {"strategy": "external", "threshold_bytes": 1000, "stores": stores}
-
-
-@pytest.fixture
-def config_file(claims, tmp_path):
-    """The same as a file."""
-    path = tmp_path / "claimcheck.yaml"
-    path.write_text(yaml.safe_dump(claims))
-    return str(path)

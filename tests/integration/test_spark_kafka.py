@@ -165,7 +165,6 @@ def test_a_stream_whose_driver_is_killed_goes_on_where_it_was(lab, cc, start, ru
     assert {n: row["digest"] for n, row in rows.items()} == {n: digest(p) for n, p in enumerate(payloads)}
 
 
-@pytest.mark.skipif(not hasattr(claimcheck.spark, "offload"), reason="claimcheck.spark has no offload yet")
 def test_what_spark_sends_is_what_consumers_read(lab, cc, run):
     payloads = [content(20_000), b"plain", None, content(LIMIT * 200, 1)]
     send(lab, cc, payloads)

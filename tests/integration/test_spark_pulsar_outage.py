@@ -8,10 +8,8 @@ import pulsar
 import pytest
 
 from tests import servers
-from tests.integration.spark_rig import Topic, spark, spark_sources
+from tests.integration.spark_rig import Topic
 from tests.spark.sources_rig import stream, values
-
-__all__ = ["spark", "spark_sources", "worker_env"]
 
 ROWS = 30_000
 

@@ -9,16 +9,7 @@ import claimcheck
 from claimcheck.spark import resolve
 from claimcheck.transports.pulsar import PulsarProducer
 from tests.integration.pulsar_rig import content
-from tests.integration.spark_rig import (
-    claims,
-    config_file,
-    spark,
-    spark_sources,
-    spark_topic,
-)
 from tests.spark.sources_rig import batches_of, failure, stream, values
-
-__all__ = ["claims", "config_file", "spark", "spark_sources", "spark_topic", "worker_env"]
 
 PULSAR = "claimcheck_pulsar"
 

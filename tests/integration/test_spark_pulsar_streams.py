@@ -7,10 +7,7 @@ import pulsar
 import pytest
 
 from tests import servers
-from tests.integration.spark_rig import spark, spark_sources, spark_topic
 from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
-
-__all__ = ["spark", "spark_sources", "spark_topic", "worker_env"]
 
 PULSAR = "claimcheck_pulsar"
 

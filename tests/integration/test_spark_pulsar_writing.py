@@ -5,10 +5,7 @@ import pytest
 
 import claimcheck
 from tests.integration.pulsar_rig import LIMIT, content
-from tests.integration.spark_rig import claims, config_file, spark, spark_sources, spark_topic
 from tests.spark.sources_rig import failure, stream
-
-__all__ = ["claims", "config_file", "spark", "spark_sources", "spark_topic", "worker_env"]
 
 PULSAR = "claimcheck_pulsar"
 HEADERS = "headers array<struct<key:string,value:binary>>"
