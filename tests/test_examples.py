@@ -77,7 +77,7 @@ def where(request):
     if request.param == "pulsar":
         return ["--pulsar", request.getfixturevalue("pulsar_broker").service_url], {}
     if request.param == "kafka":
-        jars = str(request.getfixturevalue("spark_kafka_jars"))
+        jars = os.path.dirname(request.getfixturevalue("spark_kafka_jars").split(",")[0])
         return ["--kafka", request.getfixturevalue("kafka_broker").bootstrap_servers], {"SPARK_KAFKA_JARS": jars}
     return [], {}
 
