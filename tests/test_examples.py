@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -72,39 +73,45 @@ def test_files_of_all_sizes_come_back(tmp_path):
 
 
 @pytest.fixture(params=["embedded", "pulsar", "kafka"])
-def where(request):
-    """A broker for the examples of Spark, as they want to be told."""
+def where(request, worker_env):
+    """A broker for the examples of Spark, as they want to be told, and what their workers need."""
+    workers = {name: value for name, value in worker_env.items() if name != "PYTHONSAFEPATH"}  # they see to it
     if request.param == "pulsar":
-        return ["--pulsar", request.getfixturevalue("pulsar_broker").service_url], {}
+        return ["--pulsar", request.getfixturevalue("pulsar_broker").service_url], workers
     if request.param == "kafka":
         jars = os.path.dirname(request.getfixturevalue("spark_kafka_jars").split(",")[0])
-        return ["--kafka", request.getfixturevalue("kafka_broker").bootstrap_servers], {"SPARK_KAFKA_JARS": jars}
-    return [], {}
+        return ["--kafka", request.getfixturevalue("kafka_broker").bootstrap_servers], workers | {"SPARK_KAFKA_JARS": jars}
+    return [], workers
 
 
 @pytest.mark.timeout(300)
-def test_spark_text_statistics(where, worker_env):
+def test_spark_text_statistics(where, tmp_path):
+    (tmp_path / "long.txt").write_text("word " * 20_000)
+    (tmp_path / "short.md").write_text("one\ntwo\n")
+    (tmp_path / "none.txt").write_bytes(b"\xff\xfe")
     arguments, environment = where
-    said = run("spark/text_statistics.py", str(ROOT / "examples"), *arguments, **worker_env, **environment)
-    assert "0 that are no text" in said
-    assert "| brokers.py|" in said.replace("  ", " ")
+    said = run("spark/text_statistics.py", str(tmp_path), *arguments, **environment)
+    assert re.search(r"\|long.txt\|100000\|\s+0\|20000\|\s+word\|\s+NULL\|", said)
+    assert "UnicodeDecodeError" in said
+    assert "3 documents, 100,008 bytes, 20,002 words, 1 that are no text" in said
+    assert "100,000 bytes came from the store" in said
 
 
 @pytest.mark.timeout(300)
-def test_spark_archives(where, worker_env, tmp_path):
+def test_spark_archives(where, tmp_path):
     for name, size in (("small", 10), ("large", 3 << 20), ("other", 50_000), ("last", 0)):
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
             archive.writestr("content", os.urandom(size))
             archive.writestr("more", b"")
     arguments, environment = where
-    said = run("spark/archives.py", str(tmp_path), *arguments, **worker_env, **environment)
+    said = run("spark/archives.py", str(tmp_path), *arguments, **environment)
     assert "killed after" in said
     assert "4 archives of" in said
 
 
 @pytest.mark.timeout(300)
-def test_spark_round_trip(where, worker_env):
+def test_spark_round_trip(where):
     arguments, environment = where
-    said = run("spark/round_trip.py", "--rows", "20", *arguments, **worker_env, **environment)
+    said = run("spark/round_trip.py", "--rows", "20", *arguments, **environment)
     assert said.startswith("20 rows of")
     assert "all equal" in said
