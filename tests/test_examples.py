@@ -80,7 +80,8 @@ def where(request, worker_env):
         return ["--pulsar", request.getfixturevalue("pulsar_broker").service_url], workers
     if request.param == "kafka":
         jars = os.path.dirname(request.getfixturevalue("spark_kafka_jars").split(",")[0])
-        return ["--kafka", request.getfixturevalue("kafka_broker").bootstrap_servers], workers | {"SPARK_KAFKA_JARS": jars}
+        servers = request.getfixturevalue("kafka_broker").bootstrap_servers
+        return ["--kafka", servers], workers | {"SPARK_KAFKA_JARS": jars}
     return [], workers
 
 
