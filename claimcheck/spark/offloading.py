@@ -61,6 +61,8 @@ def offload(
     a job wrote that failed in the end stays until it expires. Rows have to come in the same order each time for that:
     else what an attempt wrote that did not succeed expires, too, and never is anything lost.
 
+    Payloads come out of Spark quicker with ``spark.sql.execution.arrow.maxBytesPerBatch`` at ``16m``.
+
     Args:
         column: A binary column of payloads, which leaves the DataFrame; null stays null: a tombstone.
         destination: The topic that the messages will go to; it chooses what the configuration says of it.

@@ -40,7 +40,7 @@ def steps(effort: Effort) -> list[Step]:
 
 def _naive(effort: Effort, milliseconds: int, bound: float) -> Step:
     what = f"Spark resolve 1 MiB, round trip {milliseconds} ms, against a UDF with a client for each row"
-    rows = 128 // (4 if effort.divisor > 1 else 1)
+    rows = {1: 512, 5: 512, 20: 256}[milliseconds] // (8 if effort.divisor > 1 else 1)
     return Step(
         (Target(f"spark-naive-{milliseconds}ms", what, bound),),
         partial(_measure_naive, milliseconds=milliseconds, rows=rows),
@@ -118,15 +118,13 @@ def _measure_offloaded(lab: Lab, rows: int) -> Findings:
 
     from claimcheck.spark import offload
 
-    config = {**_config(lab.redis), "threshold_bytes": 1000}
-    payload = F.encode(F.repeat(F.lpad(F.col("id").cast("string"), 16, "0"), MIB // 16), "utf-8")
-    df = lab.spark.range(0, rows, 1, PARTITIONS).select(payload.alias("payload")).cache()
-    noop(df)
+    spark, config = lab.spark, _config(lab.redis)
+    payload = F.repeat(F.lpad(F.col("id").cast("string"), 16, "0"), MIB // 16).cast("binary")
+    df = spark.range(0, rows, 1, PARTITIONS).select(payload.alias("payload"))
     # one run for each action: else the second would find everything written
     ours = Variant(OURS, lambda: noop(df.transform(offload("payload", destination="bench", config=config))))
     naive = Variant("UDF that pickles", lambda: noop(df.transform(spark_ways.naive_write(lab.redis))))
     by_pickle, offloaded = compare(_effort(lab), rows * MIB, naive, ours)
-    df.unpersist()
     _flush(lab)
     series = by_pickle, offloaded
     return Findings((times_as_fast(offloaded, by_pickle),), series, f"{rows} payloads in 2 partitions, from the JVM")
