@@ -54,9 +54,9 @@ bench-pulsar: $(VENV)/.bench
 bench-kafka: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py --only kafka --out bench-results/kafka $(BENCH_ARGS)
 
-# Needs redis-server; brings a Java where there is none.
+# Needs redis-server; for Spark it brings a Java where there is none, and for the rows of Pulsar see above.
 bench-spark: $(VENV)/.bench $(VENV)/.demo
-	$(BIN)/python tests/benchmarks/bench.py --only spark --out bench-results/spark $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/bench.py --only spark,spark-source --out bench-results/spark $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-peers bench-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -29,6 +29,7 @@ from tests.benchmarks import (
     redis_rows,
     s3_rows,
     spark_rows,
+    spark_source_rows,
 )
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.machine import lines, machine
@@ -37,6 +38,7 @@ from tests.benchmarks.progress import progress
 from tests.benchmarks.report import METHOD, behind, count, table
 from tests.benchmarks.rounds import FULL, QUICK, Effort
 from tests.benchmarks.rows import Row, Step, take
+from tests.benchmarks.spark_picture import draw_ways
 
 GROUPS: dict[str, Callable[[Effort], list[Step]]] = {
     "redis": redis_rows.steps,
@@ -48,9 +50,10 @@ GROUPS: dict[str, Callable[[Effort], list[Step]]] = {
     "pulsar": pulsar_rows.steps,
     "kafka": kafka_rows.steps,
     "spark": spark_rows.steps,
+    "spark-source": spark_source_rows.steps,
 }
 # The others need a broker, or a Java: make bench-pulsar, make bench-kafka, make bench-spark.
-USUAL = [name for name in GROUPS if name not in ("pulsar", "kafka", "spark")]
+USUAL = [name for name in GROUPS if name not in ("pulsar", "kafka", "spark", "spark-source")]
 NO_MEANING = "Quick: few rounds and small payloads, to try the machinery. The figures mean nothing."
 
 
@@ -88,6 +91,8 @@ def _write_down(rows: Sequence[Row], document: dict[str, object], folder: Path) 
     print(f"Written: {folder / 'bench.json'}")
     try:
         draw(rows, folder / "bench.png", f"claimcheck against its targets: {count(rows)}")
+        if draw_ways(rows, folder / "ways.png"):
+            print(f"Drawn: {folder / 'ways.png'}")
     except ImportError as error:
         print(f"No picture: {error}; pip install 'claimcheck[bench]'")
     else:
