@@ -29,12 +29,14 @@ def draw_ways(rows: Sequence[Row], path: Path) -> bool:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    latencies = sorted({at for points in ways.values() for at in points})
     for name, points in sorted(ways.items(), key=lambda way: way[0] == _OURS):
         ours = name == _OURS
         style = {"color": "#2e7d32", "linewidth": 3} if ours else {"linewidth": 1.2}
         places = sorted(points)
-        axes.plot(range(len(places)), [points[at] for at in places], marker="o", label=name, **style)
-    latencies = sorted({at for points in ways.values() for at in points})
+        axes.plot(
+            [latencies.index(at) for at in places], [points[at] for at in places], marker="o", label=name, **style
+        )
     axes.set_xticks(range(len(latencies)), [f"{at} ms" for at in latencies])
     axes.set(xlabel="round trip to the store", ylabel="MB/s into Spark", ylim=(0, None))
     axes.legend(frameon=False, fontsize=8)
