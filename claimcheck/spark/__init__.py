@@ -8,14 +8,14 @@ without Java call `ensure_java` before the first ``SparkSession``.
 """
 
 from claimcheck.spark.java import ensure_java
-from claimcheck.spark.mapping import ResultError, map_payloads
+from claimcheck.spark.mapping import map_payloads
 from claimcheck.spark.metrics import Metrics, measures
 from claimcheck.spark.offloading import offload
 from claimcheck.spark.progress import progress
 from claimcheck.spark.rdd import resolver
 from claimcheck.spark.reassembly import reassemble
 from claimcheck.spark.resolving import resolve
-from claimcheck.spark.rows import DeadLetter
+from claimcheck.spark.rows import DeadLetter, ResultError
 from claimcheck.spark.skew import repartition_by_payload
 
 __all__ = [

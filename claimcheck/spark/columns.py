@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from claimcheck.errors import ClaimCheckError
@@ -22,6 +22,7 @@ __all__ = [
     "error_value",
     "find_column",
     "need_arrow",
+    "over_rows",
     "row_source",
     "with_fields",
 ]
@@ -30,6 +31,7 @@ MAX_COLUMN_BYTES = 2040 << 20
 """The largest payload that fits a column: the JVM has no larger arrays, and 2100 MiB were seen to fail."""
 
 _SOURCE = ("topic", "partition", "offset", "message_id", "ledger_id", "entry_id", "batch_index")
+_MESSAGE_CHARACTERS = 2000
 _ERROR = ("type", "message", "store", "key")
 
 
@@ -80,8 +82,9 @@ def check_new(taken: Iterable[str], **added: object) -> None:
     """
     names = [name.lower() for name in taken]
     for option, name in added.items():
-        if not isinstance(name, str):
-            fail(option, found=f"a {type(name).__name__}", expected="the name of a column, as text")
+        if not isinstance(name, str) or not name:
+            found = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"
+            fail(option, found=found, expected="the name of a column, as text")
         if name.lower() in names:
             fail(option, found=f"{name!r}, which is taken", expected=f"a new name (taken: {', '.join(names)})")
         names.append(name.lower())
@@ -92,6 +95,28 @@ def with_fields(kept: Iterable[StructField], **added: DataType) -> StructType:
     from pyspark.sql.types import StructField, StructType
 
     return StructType([*kept, *(StructField(name, kind) for name, kind in added.items())])
+
+
+def over_rows(
+    df: DataFrame,
+    stage: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]],
+    *,
+    kept: Sequence[int],
+    added: Mapping[str, DataType],
+) -> DataFrame:
+    """Run a stage in the workers. Columns go by their places there, so that any names will do, dots and twins included.
+
+    Args:
+        df: Whose rows.
+        stage: Called once per partition.
+        kept: Places of the columns that stay, which come first.
+        added: Names and types of those that follow.
+    """
+    numbered = df.toDF(*(f"c{place}" for place in range(len(df.columns))))
+    fields = [numbered.schema.fields[place] for place in kept]
+    new = {f"a{number}": kind for number, kind in enumerate(added.values())}
+    done = numbered.mapInArrow(stage, with_fields(fields, **new))
+    return done.toDF(*(df.columns[place] for place in kept), *added)
 
 
 def error_type() -> StructType:
@@ -114,10 +139,17 @@ def error_value(error: BaseException) -> dict[str, str | None]:
     named = isinstance(error, ClaimCheckError)
     return {
         "type": type(error).__name__,
-        "message": str(error),
+        "message": _told(error),
         "store": str(store) if named and store else None,
         "key": str(key) if named and key else None,
     }
+
+
+def _told(error: BaseException) -> str:
+    try:
+        return str(error)[:_MESSAGE_CHARACTERS]
+    except Exception as second:  # a stranger's error may not even be able to say what it is
+        return f"it cannot be said: {type(second).__name__}"
 
 
 def row_source(row: Mapping[str, Any]) -> str:

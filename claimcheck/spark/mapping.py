@@ -6,6 +6,7 @@ every payload to the JVM and back, and there is no limit of 2 GiB.
 
 from __future__ import annotations
 
+import inspect
 import io
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -13,16 +14,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark.columns import check_new, error_type, find_column, need_arrow, with_fields
+from claimcheck.spark.columns import check_new, error_type, find_column, need_arrow, over_rows
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, Concurrency, check_choice
 from claimcheck.spark.metrics import Metrics
 from claimcheck.spark.resolving import OUT_BATCH_BYTES
 from claimcheck.spark.rows import (
+    Columns,
     DeadLetter,
     Faults,
     Group,
     OnError,
     Reading,
+    ResultError,
     Row,
     RowByRow,
     error_array,
@@ -36,15 +39,11 @@ from claimcheck.wiring import ClaimCheck
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 __all__ = ["ResultError", "map_payloads"]
 
 _OUT_ROWS = 1024
-
-
-class ResultError(ClaimCheckError, TypeError):
-    """What a function made of a payload does not fit the columns that were promised."""
 
 
 def map_payloads(
@@ -69,7 +68,7 @@ def map_payloads(
     Args:
         fn: Called in the worker with the payload, once for each row that has one; it travels there pickled. Returns
             a mapping by column names, a tuple in their order, or, where there is one column, its value; ``None`` for
-            nulls.
+            nulls. Times without a zone are taken as UTC.
         schema: Of the columns to add, as text or as Spark's type.
         column: A binary column of envelopes and plain messages. Where it is null, so is what is added.
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
@@ -107,22 +106,24 @@ def map_payloads(
 
     def transform(df: DataFrame) -> DataFrame:
         index, new = find_column(df, "column", column), _parsed(df, schema)
-        kinds = {field.name: field.dataType for field in new.fields}
+        kinds: dict[str, DataType] = {field.name: field.dataType for field in new.fields}
         check_new(df.columns, **{f"schema.{name}": name for name in kinds})
         if on_error == "null":
             check_new([*df.columns, *kinds], error=error)
             kinds[error] = error_type()
-        stage = _Stage(reading, index, new, fn, as_file, with_row, error if on_error == "null" else None)
-        return df.mapInArrow(stage, with_fields(df.schema.fields, **kinds))
+        stage = _Stage(reading, index, tuple(df.columns), new, fn, as_file, with_row, with_errors=on_error == "null")
+        return over_rows(df, stage, kept=range(len(df.columns)), added=kinds)
 
     return transform
 
 
 def _parsed(df: DataFrame, schema: str | StructType) -> StructType:
     """Text becomes a type in the way that Spark Connect and every version have."""
-    if not isinstance(schema, str):
-        return schema
-    return df.sparkSession.createDataFrame([], schema).schema
+    if isinstance(schema, str) and schema.strip():
+        schema = df.sparkSession.createDataFrame([], schema).schema
+    if isinstance(schema, str) or not getattr(schema, "fields", None):
+        fail("schema", found=repr(schema), expected="columns, as 'width int, height int' or as a StructType")
+    return schema
 
 
 class _Result(NamedTuple):
@@ -138,39 +139,43 @@ class _Stage:
 
     reading: Reading
     index: int
+    names: tuple[str, ...]
     schema: StructType
     fn: Callable[..., Any]
     as_file: bool
     with_row: bool
-    error: str | None
+    with_errors: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with closing(self._results(batches)) as results:
             for group in grouped(results, max_bytes=self.reading.out_batch_bytes, max_rows=_OUT_ROWS):
-                yield self._output(group)
+                yield from self._output(group)
 
     def _results(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, _Result, int]]:
-        cc = claim_check(self.reading.config)
+        cc, columns = claim_check(self.reading.config), Columns(self.names)
         streams = _Streams(cc, self.reading.max_inflight_bytes if self.as_file else None)
-        with closing(self.reading.rows(streams.without(messages_of(batches, self.index)), RowByRow(cc))) as rows:
+        messages = streams.without(messages_of(batches, self.index, self.names))
+        with closing(self.reading.rows(messages, RowByRow(cc))) as rows:
             for row, _, outcome in rows:
-                result = self._result(row, streams.instead_of(row, outcome))
+                result = self._result(row, streams.instead_of(row, outcome), columns)
                 if result.error is None or self.reading.faults.keeps(row, result.error):
                     yield row, result, sum(map(_weight, result.values))
 
-    def _result(self, row: Row, payload: Any) -> _Result:
-        nothing = (None,) * len(self.schema)
+    def _result(self, row: Row, payload: Any, columns: Columns) -> _Result:
+        nothing = self._nothing()
         if payload is None or isinstance(payload, Exception):
             return _Result(nothing, payload)
         try:
-            return _Result(self._called(row, payload))
+            return _Result(self._called(payload, (columns.of(row),) if self.with_row else ()))
         except MemoryError:  # of this worker, not of this row
             raise
         except Exception as error:
             return _Result(nothing, error)
 
-    def _called(self, row: Row, payload: Any) -> tuple[Any, ...]:
-        more = (row.values(),) if self.with_row else ()
+    def _nothing(self) -> tuple[Any, ...]:
+        return (None,) * len(self.schema)
+
+    def _called(self, payload: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
         if not self.as_file:
             return self._values(self.fn(payload, *more))
         with io.BytesIO(payload) if isinstance(payload, bytes) else payload() as file:
@@ -179,7 +184,7 @@ class _Stage:
     def _values(self, result: Any) -> tuple[Any, ...]:
         names = self.schema.names
         if result is None:
-            return (None,) * len(names)
+            return self._nothing()
         if isinstance(result, Mapping) and (len(names) > 1 or set(result) == set(names)):
             if unknown := set(result) - set(names):
                 raise ResultError(f"the function gave {sorted(unknown)}, the schema has {names}")
@@ -190,26 +195,57 @@ class _Stage:
             raise ResultError(f"the function gave {_told(result)}, a mapping or a tuple of {names} is expected")
         return tuple(result)
 
-    def _output(self, group: Group) -> pa.RecordBatch:
-        large = str(group.batch.schema.field(self.index).type) == "large_binary"
-        columns = list[tuple[str, Any]]()
-        for place, field in enumerate(_arrow_fields(self.schema, large=large)):
-            columns.append((field.name, self._array(group, place, field.type)))
-        if self.error is not None:
-            columns.append((self.error, error_array(result.error for result in group.values)))
-        return group.widened(columns)
-
-    def _array(self, group: Group, place: int, kind: pa.DataType) -> pa.Array:
+    def _output(self, group: Group) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        values = [result.values[place] for result in group.values]
+        large = group.batch.schema.field(self.index).type == pa.large_binary()
+        fields = list(_arrow_fields(self.schema, large=large))
         try:
-            return pa.array(values, type=kind)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            name = self.schema.names[place]
-            raise ResultError(
-                f"the function's result does not fit column {name!r} of type {kind}: {str(error)[:300]}"
-            ) from error
+            columns = [_array(group.values, place, field) for place, field in enumerate(fields)]
+        except ResultError:
+            group = self._without_misfits(group, fields)
+            columns = [_array(group.values, place, field) for place, field in enumerate(fields)]
+        if self.with_errors:
+            columns.append(error_array(result.error for result in group.values))
+        if group.numbers:
+            yield group.widened(columns)
+
+    def _without_misfits(self, group: Group, fields: list[pa.Field]) -> Group:
+        """What does not fit its column is an error of its row, like any other."""
+        fitting = Group(group.batch, [], [])
+        for number, result in zip(group.numbers, group.values, strict=True):
+            error = _misfit(result, fields)
+            if error is None or self.reading.faults.keeps(Row(group.batch, number, self.names), error):
+                fitting.numbers.append(number)
+                fitting.values.append(result if error is None else _Result(self._nothing(), error))
+        return fitting
+
+
+def _array(results: list[_Result], place: int, field: pa.Field) -> pa.Array:
+    """One column of results.
+
+    Raises:
+        ResultError: One of them does not fit.
+    """
+    import pyarrow as pa
+
+    values = [result.values[place] for result in results]
+    try:
+        if pa.types.is_integer(field.type) and any(isinstance(value, float) and value % 1 for value in values):
+            raise ValueError("a number with a fraction, of which Arrow would keep the rest only")
+        return pa.array(values, type=field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        text = f"the function's result does not fit column {field.name!r} of type {field.type}: {str(error)[:300]}"
+        raise ResultError(text) from error
+
+
+def _misfit(result: _Result, fields: list[pa.Field]) -> ResultError | None:
+    try:
+        for place, field in enumerate(fields):
+            _array([result], place, field)
+    except ResultError as error:
+        return error
+    return None
 
 
 class _Streams:
@@ -251,6 +287,8 @@ def _arrow_fields(schema: StructType, *, large: bool) -> Iterable[pa.Field]:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     more: dict[str, Any] = {"prefers_large_types": True} if large else {}
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:  # of some versions, which want to be told
+        more["timezone"] = "UTC"
     fields: Iterable[pa.Field] = to_arrow_schema(schema, **more)
     return fields
 

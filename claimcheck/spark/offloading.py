@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claimcheck.envelope import Envelope, Kind, is_lookalike
-from claimcheck.spark.columns import check_new, find_column, need_arrow, row_source
+from claimcheck.spark.columns import check_new, find_column, need_arrow, over_rows, row_source
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, Concurrency, check_reading
 from claimcheck.spark.line import Job, Line
 from claimcheck.spark.metrics import Metrics, Tally, check_metrics
@@ -29,7 +29,7 @@ from claimcheck.wiring import ClaimCheck
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType
 
     from claimcheck.config import Config
 
@@ -96,7 +96,7 @@ def offload(
     def transform(df: DataFrame) -> DataFrame:
         columns = _Columns.found(df, column, key, headers, into, may_chunk=ClaimCheck(known).may_chunk(destination))
         stage = _Stage(known, run.bytes, columns, destination, limit, concurrency, max_inflight_bytes, metrics)
-        return df.mapInArrow(stage, columns.schema(df))
+        return over_rows(df, stage, kept=columns.kept, added=columns.added())
 
     return transform
 
@@ -112,6 +112,7 @@ class _Columns:
         kept: Those that go through as they are.
         names: Of the columns that follow them: message, key where there is one, headers.
         text_key: Whether keys are text.
+        all_names: Of the columns that came.
     """
 
     payload: int
@@ -120,6 +121,7 @@ class _Columns:
     kept: tuple[int, ...]
     names: tuple[str, ...]
     text_key: bool
+    all_names: tuple[str, ...]
 
     @classmethod
     def found(
@@ -142,16 +144,21 @@ class _Columns:
             kept=kept,
             names=tuple(named.values()),
             text_key=text,
+            all_names=tuple(df.columns),
         )
 
-    def schema(self, df: DataFrame) -> StructType:
+    def added(self) -> dict[str, DataType]:
+        """Names and types of the columns that are added."""
         from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
         pair = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-        kinds = [BinaryType(), StringType() if self.text_key else BinaryType(), ArrayType(pair)]
-        kinds = kinds if len(self.names) > 2 else [kinds[0], kinds[2]]
-        added = [StructField(name, kind) for name, kind in zip(self.names, kinds, strict=True)]
-        return StructType([*(df.schema.fields[i] for i in self.kept), *added])
+        key: list[DataType] = [StringType() if self.text_key else BinaryType()] if self.has_key else []
+        return dict(zip(self.names, [BinaryType(), *key, ArrayType(pair)], strict=True))
+
+    @property
+    def has_key(self) -> bool:
+        """Whether keys are among what is added."""
+        return len(self.names) > 2
 
 
 class _Given(NamedTuple):
@@ -211,7 +218,7 @@ class _Stage:
                 value = payloads[number].as_buffer()
                 pairs = None if headers is None else headers[number].as_py()
                 yield _Given(
-                    Row(batch, number),
+                    Row(batch, number, columns.all_names),
                     None if value is None else memoryview(value),
                     None if keys is None else keys[number].as_py(),
                     None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs],
@@ -226,10 +233,10 @@ class _Stage:
         text = pa.large_string() if kind == pa.large_binary() else pa.string()
         pair = pa.struct([("key", text), ("value", kind)])
         added = [pa.array([_data(each) for each in envelopes], type=kind)]
-        if len(columns.names) > 2:
+        if columns.has_key:
             added.append(pa.array([each.key for each in envelopes], type=text if columns.text_key else kind))
         added.append(pa.array([_pairs(each.headers) for each in envelopes], type=pa.list_(pair)))
-        fields = [pa.field(name, values.type) for name, values in zip(columns.names, added, strict=True)]
+        fields = [pa.field(f"a{place}", values.type) for place, values in enumerate(added)]
         return pa.RecordBatch.from_arrays([*kept.columns, *added], schema=pa.schema([*kept.schema, *fields]))
 
 

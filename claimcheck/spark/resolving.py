@@ -17,7 +17,7 @@ from claimcheck.spark.columns import (
     error_type,
     find_column,
     need_arrow,
-    with_fields,
+    over_rows,
 )
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, Concurrency
 from claimcheck.spark.metrics import Metrics
@@ -38,6 +38,7 @@ from claimcheck.spark.worker import AnyConfig, as_config, claim_check
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
 
 __all__ = ["OUT_BATCH_BYTES", "resolve"]
 
@@ -104,9 +105,9 @@ def resolve(
 
         index = find_column(df, "column", column)
         check_new(df.columns, **added)
-        kinds = dict(zip(added.values(), (BinaryType(), error_type()), strict=False))
-        stage = _Stage(reading, index, tuple(added.values()))
-        return df.mapInArrow(stage, with_fields(df.schema.fields, **kinds))
+        kinds: dict[str, DataType] = dict(zip(added.values(), (BinaryType(), error_type()), strict=False))
+        stage = _Stage(reading, index, tuple(df.columns), with_errors=len(added) > 1)
+        return over_rows(df, stage, kept=range(len(df.columns)), added=kinds)
 
     return transform
 
@@ -117,7 +118,8 @@ class _Stage:
 
     reading: Reading
     index: int
-    added: tuple[str, ...]
+    names: tuple[str, ...]
+    with_errors: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with closing(self._rows(batches)) as rows:
@@ -127,7 +129,7 @@ class _Stage:
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Any, int]]:
         """Every row that stays, its payload or error, and how much the payload weighs."""
         cc = RowByRow(claim_check(self.reading.config), max_bytes=MAX_COLUMN_BYTES)
-        with closing(self.reading.rows(messages_of(batches, self.index), cc)) as rows:
+        with closing(self.reading.rows(messages_of(batches, self.index, self.names), cc)) as rows:
             for row, _, outcome in rows:
                 if isinstance(outcome, Exception):
                     if self.reading.faults.keeps(row, outcome):
@@ -141,6 +143,6 @@ class _Stage:
         payloads = [None if isinstance(value, Exception) else value for value in group.values]
         kind = group.batch.schema.field(self.index).type  # large_binary where Spark asks for it
         columns = [pa.array(payloads, type=kind)]
-        if len(self.added) > 1:
+        if self.with_errors:
             columns.append(error_array(group.values))
-        return group.widened(list(zip(self.added, columns, strict=True)))
+        return group.widened(columns)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark.columns import find_column, need_arrow, with_fields
+from claimcheck.spark.columns import find_column, need_arrow, over_rows
 from claimcheck.spark.core import check_bytes
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check, partition_id
 from claimcheck.validation import fail
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["repartition_by_payload"]
 
 _BIN = "__claimcheck_bin"
-_MAX_PARTITIONS = 100_000
 _UNKNOWN_BYTES = 1 << 20  # what a pointer of version 1, which declares no size, counts as
 
 
@@ -31,14 +30,14 @@ def repartition_by_payload(
 ) -> Callable[[DataFrame], DataFrame]:
     """Make the function that spreads rows so that each partition has about as many payload bytes, for ``df.transform``.
 
-    Sizes are those that pointers declare; no store is asked. The rows are read twice: their sizes are added up at once,
-    when the function is called. Rows of one partition stay together where they fit, and need not stay in order.
+    Sizes are those that pointers declare, as far as ``limits`` lets them be followed; no store is asked. The rows are
+    read twice: their sizes are added up at once, when the function is called. Rows of one partition stay together
+    where they fit, and need not stay in order.
 
     Args:
         column: A binary column of envelopes and plain messages.
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
-        target_bytes: Payload bytes of a partition. One has more only where a payload does not fit: less than twice as
-            many, or that payload alone.
+        target_bytes: Payload bytes that a partition has at most, unless it has a single payload.
 
     Returns:
         A function from a DataFrame that is no stream to a DataFrame with the same columns.
@@ -55,72 +54,90 @@ def repartition_by_payload(
     def transform(df: DataFrame) -> DataFrame:
         if df.isStreaming:
             fail("df", found="a stream", expected="a batch; a stream's source bounds what a trigger takes")
-        sizes = _Sizes(known, find_column(df, "column", column), target_bytes)
-        offsets, total = _offsets(df, sizes)
-        count = min(max(1, -(-total // target_bytes)), _MAX_PARTITIONS)
-        places = _places(df, count)
-        return _spread(df, _Bins(replace(sizes, offsets=offsets), tuple(places)), count)
+        filling = _Filling(known, find_column(df, "column", column), target_bytes)
+        shares, count = _shared(df, filling)
+        return _spread(df, _Bins(filling, shares, tuple(_places(df, count))), count)
 
     return transform
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Adds up the payload bytes of each partition; called once per partition.
+class _Filling:
+    """Fills bins with the rows of each partition, in their order, and says how many; called once per partition.
 
     Attributes:
         config: Tells pointers from other messages.
         index: Of the column.
-        target_bytes: Of a partition to come.
-        offsets: Payload bytes before each partition, once they are known.
+        target_bytes: That a bin takes.
     """
 
     config: Config
     index: int
     target_bytes: int
-    offsets: tuple[int, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        total = sum(sum(self.of(batch)) for batch in batches)
-        yield pa.RecordBatch.from_pydict({"partition": pa.array([partition_id()]), "bytes": pa.array([total])})
+        last, rest = -1, 0
+        for _, bins, held in self.filled(batches):
+            last, rest = (bins[-1], held) if bins else (last, rest)
+        told = {"partition": partition_id(), "full": max(last, 0), "rest": rest, "rows": last + 1}
+        yield pa.RecordBatch.from_pydict({name: pa.array([value], pa.int64()) for name, value in told.items()})
 
-    def of(self, batch: pa.RecordBatch) -> list[int]:
-        """The payload bytes of each row."""
-        cc = claim_check(self.config)
-        return [_size(cc, message.as_py()) for message in batch.column(self.index)]
+    def filled(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, list[int], int]]:
+        """Each batch, the bin of each of its rows, and the bytes that are in the last bin by then."""
+        cc, last, held = claim_check(self.config), -1, 0
+        for batch in batches:
+            bins = list[int]()
+            for message in batch.column(self.index):
+                size = _size(cc, message.as_py())
+                fits = last >= 0 and (held == 0 or held + size <= self.target_bytes)
+                last, held = (last, held + size) if fits else (last + 1, size)
+                bins.append(last)
+            yield batch, bins, held
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Which bins of all a partition fills: some alone, numbered on from ``first``; its last one with others."""
+
+    first: int
+    full: int
+    rest: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Bins:
     """Adds a column that says where each row goes; called once per partition."""
 
-    sizes: _Sizes
+    filling: _Filling
+    shares: dict[int, _Share]
     places: tuple[int, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        offsets, partition, last = self.sizes.offsets, partition_id(), len(self.places) - 1
-        before = offsets[partition] if partition < len(offsets) else 0
-        for batch in batches:
-            chosen = list[int]()
-            for size in self.sizes.of(batch):
-                chosen.append(self.places[min(before // self.sizes.target_bytes, last)])
-                before += size
-            fields = pa.schema([*batch.schema, pa.field(_BIN, pa.int32())])
+        share = self.shares.get(partition_id(), _Share(0, 0, 0))
+        for batch, bins, _ in self.filling.filled(batches):
+            chosen = [self.places[share.first + each if each < share.full else share.rest] for each in bins]
+            fields = pa.schema([*batch.schema, pa.field("a0", pa.int32())])
             yield pa.RecordBatch.from_arrays([*batch.columns, pa.array(chosen, type=pa.int32())], schema=fields)
 
 
-def _offsets(df: DataFrame, sizes: _Sizes) -> tuple[tuple[int, ...], int]:
-    """Payload bytes before each partition, and in all of them."""
-    found = {row[0]: row[1] for row in df.mapInArrow(sizes, "partition long, bytes long").collect()}
-    offsets, total = list[int](), 0
-    for partition in range(max(found, default=-1) + 1):
-        offsets.append(total)
-        total += found.get(partition, 0)
-    return tuple(offsets), total
+def _shared(df: DataFrame, filling: _Filling) -> tuple[dict[int, _Share], int]:
+    """Number the bins of all partitions; what each of them has in its last one is put together with others."""
+    told = df.toDF(*(f"c{place}" for place in range(len(df.columns))))
+    rows = told.mapInArrow(filling, "partition long, full long, rest long, rows long").collect()
+    found = sorted((row for row in rows if row["rows"]), key=lambda row: int(row["partition"]))
+    count = sum(row["full"] for row in found)
+    shares, first, current, held = dict[int, _Share](), 0, -1, 0
+    for row in found:
+        if current < 0 or held + row["rest"] > filling.target_bytes:
+            current, held, count = count, 0, count + 1
+        held += row["rest"]
+        shares[row["partition"]] = _Share(first, row["full"], current)
+        first += row["full"]
+    return shares, max(count, 1)
 
 
 def _places(df: DataFrame, count: int) -> list[int]:
@@ -141,9 +158,9 @@ def _places(df: DataFrame, count: int) -> list[int]:
 def _spread(df: DataFrame, bins: _Bins, count: int) -> DataFrame:
     from pyspark.sql.types import IntegerType
 
-    return (
-        df.mapInArrow(bins, with_fields(df.schema.fields, **{_BIN: IntegerType()})).repartition(count, _BIN).drop(_BIN)
-    )
+    binned = over_rows(df, bins, kept=range(len(df.columns)), added={_BIN: IntegerType()})
+    numbered = binned.toDF(*(f"c{place}" for place in range(len(df.columns))), _BIN)
+    return numbered.repartition(count, _BIN).drop(_BIN).toDF(*df.columns)
 
 
 def _size(cc: ClaimCheck, message: bytes | None) -> int:
@@ -153,6 +170,6 @@ def _size(cc: ClaimCheck, message: bytes | None) -> int:
         pointer = cc.pointer(message)
     except ClaimCheckError:  # whoever resolves it will be told
         pointer = None
-    if pointer is None:
+    if pointer is None or (pointer.size or 0) > cc.config.limits.max_payload_bytes:  # nobody will fetch so much
         return len(message)
     return _UNKNOWN_BYTES if pointer.size is None else pointer.size

@@ -67,7 +67,8 @@ class HybridStrategy(Strategy):
             error.add_note(f"and the payload cannot go as chunks: {second}")
             raise error from second
         self.context.hooks.emit(FallbackEvent(destination=message.destination, size=size, error=error))
-        _log.warning("%s: %d bytes go as chunks: %s", message.destination, size, error or "the store's breaker is open")
+        level = logging.WARNING if error else logging.INFO  # once for each try of the store, not for each payload
+        _log.log(level, "%s: %d bytes go as chunks: %s", message.destination, size, error or "the breaker is open")
         return outbound
 
     def _store_failed(self, error: StoreError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 
@@ -115,6 +116,59 @@ def test_a_result_that_does_not_fit_fails_the_task_and_says_why(spark, config, s
         assert "Row: offset 0" in str(caught.value)
 
 
+def test_a_result_that_does_not_fit_is_an_error_of_its_row_where_rows_may_have_errors(spark, config, send):
+    messages = [message for payload in (b"1", b"x", b"1.5", b"2") for message in send(payload)]
+
+    def look(payload):
+        return 1.5 if payload == b"1.5" else "x" if payload == b"x" else int(payload)
+
+    stage = map_payloads(look, "number long", column="value", config=config, on_error="null")
+    df = frame(spark, messages).transform(stage)
+
+    assert rows_of(df.select("number", "error.type"), "number", "type") == [
+        (1, None), (None, "ResultError"), (None, "ResultError"), (2, None)
+    ]  # fmt: skip
+
+
+def test_times_with_a_zone_and_without(spark, config, send):
+    """Of a session whose own zone is another."""
+    moment = datetime.datetime(2020, 5, 17, 12, 30, tzinfo=datetime.UTC)
+    stage = map_payloads(
+        lambda payload: {"with": moment, "without": moment.replace(tzinfo=None)}, "with timestamp, without timestamp",
+        column="value", config=config,
+    )  # fmt: skip
+
+    row = frame(spark, send(b"x")).transform(stage).selectExpr("unix_seconds(with)", "unix_seconds(without)").first()
+
+    assert tuple(row) == (int(moment.timestamp()),) * 2
+
+
+@pytest.mark.parametrize("verb", ["resolve", "map_payloads", "offload", "repartition_by_payload"])
+def test_columns_may_have_any_names(spark, config, send, verb):
+    """Dots, spaces, backticks, twins, and a struct whose field has the path of another column."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from claimcheck.spark import offload, repartition_by_payload, resolve
+
+    verbs = {
+        "resolve": resolve("kafka.value", config=config),
+        "map_payloads": map_payloads(
+            lambda payload, row: row["a.b"], "seen string", column="kafka.value", config=config, with_row=True
+        ),
+        "offload": offload("kafka.value", destination="orders", config=config),
+        "repartition_by_payload": repartition_by_payload("kafka.value", config=config),
+    }
+    df = frame(spark, send(b"x" * 3000)).select(
+        F.lit("dot").alias("a.b"), F.struct(F.lit("field").alias("b")).alias("a"), F.lit(1).alias("x y`z"),
+        F.lit("one").alias("twin"), F.lit("two").alias("TWIN"), F.col("value").alias("kafka.value"),
+    )  # fmt: skip
+
+    [row] = df.transform(verbs[verb]).collect()
+
+    assert row[:5] == ("dot", ("field",), 1, "one", "two")
+    assert row[-1] == {"map_payloads": "dot", "resolve": b"x" * 3000}.get(verb, row[-1])
+
+
 def test_a_store_that_is_out_of_reach_fails_the_task_whatever_is_said_of_errors(spark, config, send):
     messages = send(bytes(30_000))
     shutil.rmtree(config["stores"]["disk"]["path"])
@@ -139,6 +193,8 @@ def test_a_chunk_says_where_chunks_belong(spark, config, send):
     [
         ({"fn": "len"}, "fn"),
         ({"schema": "n int"}, "'n', which is taken"),
+        ({"schema": " "}, "schema"),
+        ({"schema": 5}, "schema"),
         ({"schema": "why int", "on_error": "null", "error": "why"}, "'why', which is taken"),
         ({"column": "n"}, "of type int"),
         ({"as_file": "yes"}, "as_file"),
@@ -173,7 +229,7 @@ def test_payloads_are_let_go_one_after_the_other(config, send):
     stage = stage_of(config, look)
     [batch] = stage([batch_of([send(bytes(5000))[0] for _ in range(20)])])
 
-    assert batch.column("size").to_pylist() == [5000] * 20
+    assert batch.column("a0").to_pylist() == [5000] * 20
     assert max(alive) <= 1
 
 
@@ -188,7 +244,9 @@ def stage_of(config, fn, **options):
         config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20, out_batch_bytes=1 << 20, faults=Faults()
     )
     schema = StructType([StructField("size", IntegerType())])
-    return mapping._Stage(reading, 0, schema, fn, options.get("as_file", False), False, None)
+    return mapping._Stage(
+        reading, 0, ("value",), schema, fn, options.get("as_file", False), with_row=False, with_errors=False
+    )
 
 
 def test_what_a_function_leaves_unread_costs_nothing_more(config, send, tmp_path):
@@ -196,7 +254,7 @@ def test_what_a_function_leaves_unread_costs_nothing_more(config, send, tmp_path
     stage = stage_of(config | {"limits": {"max_payload_bytes": 1 << 22}}, lambda file: len(file.read(4)), as_file=True)
     messages = send(bytes(3 << 20))
 
-    assert [batch.column("size").to_pylist() for batch in stage([batch_of(messages)])] == [[4]]
+    assert [batch.column("a0").to_pylist() for batch in stage([batch_of(messages)])] == [[4]]
 
 
 def test_result_errors_are_ours_and_type_errors():

@@ -195,7 +195,13 @@ def stage_of(config):
     from claimcheck.spark.worker import as_config
 
     columns = offloading._Columns(
-        payload=0, key=None, headers=None, kept=(), names=("value", "headers"), text_key=False
+        payload=0,
+        key=None,
+        headers=None,
+        kept=(),
+        names=("value", "headers"),
+        text_key=False,
+        all_names=("payload",),
     )
     return offloading._Stage(as_config(config), uuid.uuid4().bytes, columns, "orders", None, 1, 1 << 20, None)
 
@@ -212,7 +218,7 @@ def stage_rows(stage, place, batches):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("claimcheck.spark.offloading.task_place", lambda: place)
         for batch in stage(coming()):
-            yield from batch.column("value").to_pylist()
+            yield from batch.column("a0").to_pylist()
 
 
 def keys_of(config, values):
