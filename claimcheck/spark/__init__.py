@@ -15,7 +15,7 @@ from claimcheck.spark.progress import progress
 from claimcheck.spark.rdd import resolver
 from claimcheck.spark.reassembly import reassemble
 from claimcheck.spark.resolving import resolve
-from claimcheck.spark.rows import DeadLetter, ResultError
+from claimcheck.spark.row import DeadLetter, ResultError
 from claimcheck.spark.skew import repartition_by_payload
 
 __all__ = [

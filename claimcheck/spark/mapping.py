@@ -18,20 +18,8 @@ from claimcheck.spark.columns import check_new, error_type, find_column, need_ar
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, Concurrency, check_choice
 from claimcheck.spark.metrics import Metrics
 from claimcheck.spark.resolving import OUT_BATCH_BYTES
-from claimcheck.spark.rows import (
-    Columns,
-    DeadLetter,
-    Faults,
-    Group,
-    OnError,
-    Reading,
-    ResultError,
-    Row,
-    RowByRow,
-    error_array,
-    grouped,
-    messages_of,
-)
+from claimcheck.spark.row import Columns, DeadLetter, Faults, OnError, ResultError, Row
+from claimcheck.spark.rows import Group, Reading, RowByRow, error_array, grouped, messages_of
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check
 from claimcheck.validation import fail
 from claimcheck.wiring import ClaimCheck

@@ -20,7 +20,8 @@ from claimcheck.spark.columns import check_new, find_column, need_arrow, over_ro
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, Concurrency, check_reading
 from claimcheck.spark.line import Job, Line
 from claimcheck.spark.metrics import Metrics, Tally, check_metrics
-from claimcheck.spark.rows import Row, grouped
+from claimcheck.spark.row import Row
+from claimcheck.spark.rows import grouped
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check, pace, task_place
 from claimcheck.validation import fail
 from claimcheck.wire import DEFAULT_LIMIT, WireLimit, kafka_overhead

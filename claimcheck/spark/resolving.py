@@ -21,18 +21,8 @@ from claimcheck.spark.columns import (
 )
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, Concurrency
 from claimcheck.spark.metrics import Metrics
-from claimcheck.spark.rows import (
-    DeadLetter,
-    Faults,
-    Group,
-    OnError,
-    Reading,
-    Row,
-    RowByRow,
-    error_array,
-    grouped,
-    messages_of,
-)
+from claimcheck.spark.row import DeadLetter, Faults, OnError, Row
+from claimcheck.spark.rows import Group, Reading, RowByRow, error_array, grouped, messages_of
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check
 
 if TYPE_CHECKING:

@@ -237,7 +237,8 @@ def stage_of(config, fn, **options):
     """As `map_payloads` makes it, for one column."""
     from pyspark.sql.types import IntegerType, StructField, StructType
 
-    from claimcheck.spark.rows import Faults, Reading
+    from claimcheck.spark.row import Faults
+    from claimcheck.spark.rows import Reading
     from claimcheck.spark.worker import as_config
 
     reading = Reading(

@@ -16,7 +16,8 @@ from claimcheck.errors import ConfigError, PayloadTooLargeError
 from claimcheck.pointer import Pointer
 from claimcheck.spark import resolve, resolving
 from claimcheck.spark.columns import MAX_COLUMN_BYTES
-from claimcheck.spark.rows import Faults, Reading, RowByRow
+from claimcheck.spark.row import Faults
+from claimcheck.spark.rows import Reading, RowByRow
 
 
 def frame(spark, messages, partitions=1):

@@ -15,7 +15,8 @@ from claimcheck.spark.reassembly.arrays import Done, added_columns, cut, error_o
 from claimcheck.spark.reassembly.group import Group
 from claimcheck.spark.reassembly.heads import head_of
 from claimcheck.spark.reassembly.options import Options, Places
-from claimcheck.spark.rows import Row, RowByRow
+from claimcheck.spark.row import Row
+from claimcheck.spark.rows import RowByRow
 from claimcheck.spark.worker import claim_check
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from claimcheck.config import Config
 from claimcheck.spark.columns import MAX_COLUMN_BYTES, find_column
 from claimcheck.spark.core import Concurrency
-from claimcheck.spark.rows import Faults, Reading
+from claimcheck.spark.row import Faults
+from claimcheck.spark.rows import Reading
 from claimcheck.validation import fail
 
 if TYPE_CHECKING:
