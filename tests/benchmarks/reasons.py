@@ -34,7 +34,7 @@ _ONE_EACH = (
     "0.35 at 20 MiB, in one run); then the chunks are joined"
 )
 
-_OUT_OF_SPARK = "to bring 256 MiB out of Spark into Python took 0.7 to 1.7 s with a function that does nothing, of some 1.5 s in all"
+_OUT_OF_SPARK = "to bring 256 MiB out of Spark to a function that does nothing took 0.7 to 1.7 s, of some 1.5 s"
 _SMALL_JOB = "by a hair, with 512 payloads; 2.8 with 128 of them, where starting the job weighs more"
 _OBJECTS = "each of some 2,000 payloads costs 70 to 100 us of Python for pointer, check and events, in both workers"
 _SHUFFLE = (
