@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from claimcheck.errors import ClaimCheckError
@@ -99,7 +99,7 @@ def with_fields(kept: Iterable[StructField], **added: DataType) -> StructType:
 
 def over_rows(
     df: DataFrame,
-    stage: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]],
+    stage: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     *,
     kept: Sequence[int],
     added: Mapping[str, DataType],
