@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
+
+pytestmark = pytest.mark.timeout(240)  # Spark, on a machine that does other things, too
 
 
 def test_its_python_runs(spark, pulsar_broker, topic, tmp_path, monkeypatch):

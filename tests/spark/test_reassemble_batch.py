@@ -25,6 +25,8 @@ from claimcheck.spark.worker import as_config
 CHUNKING = {"strategy": "chunking", "chunking": {"max_message_bytes": 1000}}
 SCHEMA = "topic string, partition int, offset bigint, value binary"
 
+pytestmark = pytest.mark.timeout(240)  # Spark, on a machine that does other things, too
+
 
 def in_chunks(payload: bytes, size: int = 700, uuid: str | None = None) -> list[bytes]:
     uuid = uuid or str(uuid4())

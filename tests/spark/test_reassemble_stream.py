@@ -31,6 +31,8 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 
 Message = tuple[str, int, bytes | None]
 
+pytestmark = pytest.mark.timeout(240)  # Spark, on a machine that does other things, too
+
 
 class Topic:
     """Files that a stream reads, one in each micro-batch."""
