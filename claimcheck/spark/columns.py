@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
 __all__ = [
+    "HEADERS_TYPE",
     "MAX_COLUMN_BYTES",
     "arrow_error_type",
     "check_new",
@@ -29,6 +30,9 @@ __all__ = [
 
 MAX_COLUMN_BYTES = 2040 << 20
 """The largest payload that fits a column: the JVM has no larger arrays, and 2100 MiB were seen to fail."""
+
+HEADERS_TYPE = "array<struct<key:string,value:binary>>"
+"""Of headers, as Spark's source and sink for Kafka have them."""
 
 _SOURCE = ("topic", "partition", "offset", "message_id", "ledger_id", "entry_id", "batch_index")
 _MESSAGE_CHARACTERS = 2000

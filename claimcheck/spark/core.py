@@ -32,6 +32,7 @@ from claimcheck.validation import MAX_SECONDS, fail
 __all__ = [
     "OF_ONE_MESSAGE",
     "MAX_INFLIGHT_BYTES",
+    "OUT_BATCH_BYTES",
     "Concurrency",
     "Outcome",
     "Pace",
@@ -44,6 +45,9 @@ __all__ = [
     "outcomes",
     "weight",
 ]
+
+OUT_BATCH_BYTES = 16 << 20
+"""Payload bytes per Arrow batch that goes to the JVM, unless told otherwise; larger ones were slower."""
 
 Outcome = bytes | None | ClaimCheckError
 """What became of one message: its payload, nothing for a tombstone, or why there is none."""

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark.columns import check_new, error_type, find_column, need_arrow, over_rows
-from claimcheck.spark.core import MAX_INFLIGHT_BYTES, Concurrency, check_choice
+from claimcheck.spark.core import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, check_choice
 from claimcheck.spark.metrics import Metrics
-from claimcheck.spark.resolving import OUT_BATCH_BYTES
 from claimcheck.spark.row import Columns, DeadLetter, Faults, OnError, ResultError, Row
 from claimcheck.spark.rows import Group, Reading, RowByRow, error_array, grouped, messages_of
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["ResultError", "map_payloads"]
+__all__ = ["map_payloads"]
 
 _OUT_ROWS = 1024
 

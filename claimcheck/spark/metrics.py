@@ -150,7 +150,7 @@ def check_metrics(metrics: object) -> None:
     Raises:
         ConfigError: It is no `Metrics`.
     """
-    if metrics is not None and not callable(getattr(metrics, "add", None)) and not isinstance(metrics, Metrics):
+    if metrics is not None and not isinstance(metrics, Metrics):
         fail("metrics", found=f"a {type(metrics).__name__}", expected="a claimcheck.spark.Metrics")
 
 

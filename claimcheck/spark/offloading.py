@@ -16,12 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claimcheck.envelope import Envelope, Kind, is_lookalike
-from claimcheck.spark.columns import check_new, find_column, need_arrow, over_rows, row_source
-from claimcheck.spark.core import MAX_INFLIGHT_BYTES, Concurrency, check_reading
+from claimcheck.spark.columns import HEADERS_TYPE, check_new, find_column, need_arrow, over_rows, row_source
+from claimcheck.spark.core import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, check_bytes, check_reading
 from claimcheck.spark.line import Job, Line
 from claimcheck.spark.metrics import Metrics, Tally, check_metrics
 from claimcheck.spark.row import Row
-from claimcheck.spark.rows import grouped
+from claimcheck.spark.rows import Group, grouped
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check, pace, task_place
 from claimcheck.validation import fail
 from claimcheck.wire import DEFAULT_LIMIT, WireLimit, kafka_overhead
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from claimcheck.config import Config
 
 __all__ = ["offload"]
-
-_HEADERS = "array<struct<key:string,value:binary>>"
-_OUT_BATCH_BYTES = 16 << 20
 
 
 def offload(
@@ -89,8 +86,8 @@ def offload(
     check_reading(concurrency=concurrency, max_inflight_bytes=max_inflight_bytes)
     if not isinstance(destination, str) or not destination:
         fail("destination", found=repr(destination), expected="the name of a topic")
-    if max_message_bytes is not None and (not isinstance(max_message_bytes, int) or max_message_bytes < 1):
-        fail("max_message_bytes", found=repr(max_message_bytes), expected="a number of bytes, at least 1")
+    if max_message_bytes is not None:
+        check_bytes("max_message_bytes", max_message_bytes)
     known, run = as_config(config), uuid.uuid4()
     limit = None if max_message_bytes is None else WireLimit(max_message_bytes, kafka_overhead)
 
@@ -132,7 +129,7 @@ class _Columns:
         kinds = {name.lower(): kind for name, kind in df.dtypes}
         text = key is not None and kinds.get(str(key).lower()) == "string"
         key_index = None if key is None else find_column(df, "key", key, "string" if text else "binary")
-        headers_index = None if headers is None else find_column(df, "headers", headers, _HEADERS)
+        headers_index = None if headers is None else find_column(df, "headers", headers, HEADERS_TYPE)
         kept = tuple(i for i in range(len(df.columns)) if i not in (index, key_index, headers_index))
         named = {"into": into, "headers": headers or "headers"}
         if key is not None or may_chunk:
@@ -193,8 +190,8 @@ class _Stage:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with closing(self._messages(batches)) as messages:
-            for group in grouped(messages, max_bytes=_OUT_BATCH_BYTES):
-                yield self._output(group.batch, group.numbers, group.values)
+            for group in grouped(messages, max_bytes=OUT_BATCH_BYTES):
+                yield self._output(group)
 
     def _messages(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Envelope, int]]:
         writer = _Writer(self, task_place())
@@ -225,11 +222,10 @@ class _Stage:
                     None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs],
                 )
 
-    def _output(self, batch: pa.RecordBatch, numbers: list[int], envelopes: list[Envelope]) -> pa.RecordBatch:
+    def _output(self, group: Group) -> pa.RecordBatch:
         import pyarrow as pa
 
-        columns = self.columns
-        kept = batch.select(list(columns.kept)).take(pa.array(numbers))
+        columns, batch, envelopes = self.columns, group.batch, group.values
         kind = batch.schema.field(columns.payload).type
         text = pa.large_string() if kind == pa.large_binary() else pa.string()
         pair = pa.struct([("key", text), ("value", kind)])
@@ -237,8 +233,7 @@ class _Stage:
         if columns.has_key:
             added.append(pa.array([each.key for each in envelopes], type=text if columns.text_key else kind))
         added.append(pa.array([_pairs(each.headers) for each in envelopes], type=pa.list_(pair)))
-        fields = [pa.field(f"a{place}", values.type) for place, values in enumerate(added)]
-        return pa.RecordBatch.from_arrays([*kept.columns, *added], schema=pa.schema([*kept.schema, *fields]))
+        return group._replace(batch=batch.select(list(columns.kept))).widened(added)
 
 
 class _Writer:

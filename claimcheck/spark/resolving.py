@@ -19,7 +19,7 @@ from claimcheck.spark.columns import (
     need_arrow,
     over_rows,
 )
-from claimcheck.spark.core import MAX_INFLIGHT_BYTES, Concurrency
+from claimcheck.spark.core import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency
 from claimcheck.spark.metrics import Metrics
 from claimcheck.spark.row import DeadLetter, Faults, OnError, Row
 from claimcheck.spark.rows import Group, Reading, RowByRow, error_array, grouped, messages_of
@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["OUT_BATCH_BYTES", "resolve"]
-
-OUT_BATCH_BYTES = 16 << 20
-"""Payload bytes per Arrow batch that goes to the JVM, unless told otherwise; larger ones were slower."""
+__all__ = ["resolve"]
 
 
 def resolve(

@@ -10,14 +10,17 @@ import os
 import pickle
 import threading
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from claimcheck import config as configuration
 from claimcheck.config import Config
 from claimcheck.spark.core import Concurrency, Pace
 from claimcheck.wiring import ClaimCheck
 
-__all__ = ["AnyConfig", "as_config", "claim_check", "pace", "partition_id", "task_place"]
+if TYPE_CHECKING:
+    from pyspark import TaskContext
+
+__all__ = ["AnyConfig", "as_config", "claim_check", "pace", "partition_id", "query_id", "task_place"]
 
 AnyConfig = str | os.PathLike[str] | Mapping[str, Any] | Config | ClaimCheck
 """A path that is read on the driver, a mapping shaped as the YAML file, or what was made of one already."""
@@ -63,21 +66,30 @@ def task_place() -> tuple[str, int]:
     Returns:
         The query and the number of its micro-batch, empty for what is no stream; the partition's number.
     """
-    from pyspark import TaskContext
+    query, batch = query_id(), _property("streaming.sql.batchId")
+    return f"{query}/{batch}" if query and batch else "", partition_id()
 
-    context = TaskContext.get()
-    if context is None:
-        return "", 0
-    query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
-    return f"{query}/{batch}" if query and batch else "", context.partitionId()
+
+def query_id() -> str | None:
+    """Return the id of the streaming query that this task works for, the same after a restart; ``None`` for a batch."""
+    return _property("sql.streaming.queryId")
 
 
 def partition_id() -> int:
     """Return the number of the partition that this task works on; 0 outside of Spark."""
+    context = _context()
+    return 0 if context is None else int(context.partitionId())
+
+
+def _property(name: str) -> str | None:
+    context = _context()
+    return None if context is None else context.getLocalProperty(name)
+
+
+def _context() -> TaskContext | None:
     from pyspark import TaskContext
 
-    context = TaskContext.get()
-    return 0 if context is None else context.partitionId()
+    return TaskContext.get()
 
 
 def _place(config: Config) -> tuple[int, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from claimcheck.errors import ConfigError
+from claimcheck.validation import fail
 
 __all__ = ["check_number", "check_seconds"]
 
@@ -17,14 +17,10 @@ def check_number(name: str, value: Any, *, least: int) -> None:
         ConfigError: With name, what was found and what is expected.
     """
     if not isinstance(value, int) or value < least:
-        _refuse(name, value, f"a whole number from {least}")
+        fail(name, found=repr(value), expected=f"a whole number from {least}")
 
 
 def check_seconds(name: str, value: Any) -> None:
     """Refuse an option that is no time to wait. Raises as `check_number`."""
     if not isinstance(value, int | float) or not 0 < value <= threading.TIMEOUT_MAX:
-        _refuse(name, value, "a number of seconds above 0")
-
-
-def _refuse(name: str, value: Any, expected: str) -> None:
-    raise ConfigError(f"{name}: found {value!r}, expected {expected}", path=name, found=repr(value), expected=expected)
+        fail(name, found=repr(value), expected="a number of seconds above 0")

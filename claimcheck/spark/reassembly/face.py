@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from claimcheck.spark.columns import check_new, error_type, need_arrow, with_fields
 from claimcheck.spark.core import (
     MAX_INFLIGHT_BYTES,
+    OUT_BATCH_BYTES,
     Concurrency,
     check_bytes,
     check_choice,
@@ -16,7 +17,6 @@ from claimcheck.spark.core import (
 )
 from claimcheck.spark.reassembly import batch, streaming
 from claimcheck.spark.reassembly.options import ExpireBy, Options, Places
-from claimcheck.spark.resolving import OUT_BATCH_BYTES
 from claimcheck.spark.worker import AnyConfig, as_config
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from claimcheck.envelope import Abort, Chunk, decode, encode_literal
 from claimcheck.spark.line import Job, Line
 from claimcheck.spark.reassembly.heads import ABORT
 from claimcheck.spark.reassembly.options import Options, Places
-from claimcheck.spark.worker import claim_check, pace
+from claimcheck.spark.worker import claim_check, pace, query_id
 from claimcheck.store import Store
 from claimcheck.validation import fail
 from claimcheck.wiring import ClaimCheck
@@ -68,7 +68,7 @@ class Storing:
 
     def _stored(self, batches: Iterable[pa.RecordBatch]) -> Generator[dict[str, Any]]:
         cc, options = claim_check(self.options.config), self.options
-        writer = _Writer(options, cc, _store(cc, options), _query())
+        writer = _Writer(options, cc, _store(cc, options), query_id() or "")
         learnt = pace(options.config, options.concurrency, "write")
         line = Line[dict[str, Any]](learnt, options.max_inflight_bytes, measure=lambda row: 0)
         try:
@@ -132,14 +132,6 @@ def _store(cc: ClaimCheck, options: Options) -> Store:
             expected=f"well above expire_after_seconds ({options.expire_after_seconds:g}): chunks rest there meanwhile",
         )
     return store
-
-
-def _query() -> str:
-    """The query's own id, the same after every restart from its checkpoint."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return (None if context is None else context.getLocalProperty("sql.streaming.queryId")) or ""
 
 
 def _key(source: list[Any], uuid: str) -> str:

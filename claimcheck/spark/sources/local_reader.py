@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
+from claimcheck.spark.columns import HEADERS_TYPE
 from claimcheck.spark.sources import local_log
 from claimcheck.spark.sources.arrow import arrow_schema, default_limit
 from claimcheck.spark.sources.errors import DataLossError
@@ -29,7 +30,7 @@ COLUMNS = {
     "partition": "int",
     "offset": "bigint",
     "timestamp": "timestamp",
-    "headers": "array<struct<key:string,value:binary>>",
+    "headers": HEADERS_TYPE,
 }
 """As Spark's source for Kafka has it, with headers."""
 

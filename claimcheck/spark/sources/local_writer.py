@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from claimcheck import hints
@@ -23,7 +22,7 @@ from claimcheck.errors import ClaimCheckError
 from claimcheck.spark.sources import local_stages
 from claimcheck.spark.sources.local_stages import StagedRow
 from claimcheck.spark.sources.rows import Columns, Row
-from claimcheck.spark.worker import claim_check
+from claimcheck.spark.worker import claim_check, query_id
 from claimcheck.transports.local import LocalBroker, LocalProducer, MessageId, MessageTooLargeError
 from claimcheck.transports.local.messages import NewMessage
 from claimcheck.wiring import ClaimCheck
@@ -35,7 +34,6 @@ __all__ = ["LocalSink", "LocalStreamWriter", "LocalWriter", "Staged"]
 
 _PAGE_BYTES = 8 << 20
 _PAGE_ROWS = 1000
-_QUERY = "sql.streaming.queryId"
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +84,7 @@ class LocalSink:
             except BaseException:
                 self._undo(broker, [stage], page.rows)
                 raise
-        return Staged(stage, _query())
+        return Staged(stage, query_id())
 
     def append(self, messages: Iterable[WriterCommitMessage | None], batch: int | None = None) -> None:
         """Make messages of everything that the tasks have left, or of nothing where that was done before."""
@@ -214,8 +212,3 @@ def _roll_back(cc: ClaimCheck, messages: Iterable[Any]) -> None:
         if pointer is not None and pointer.store is not None:
             with suppress(ClaimCheckError):  # it expires
                 cc.store(pointer.store).rollback(pointer)
-
-
-def _query() -> str | None:
-    context = TaskContext.get()
-    return None if context is None else context.getLocalProperty(_QUERY)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from claimcheck.spark.columns import row_source
+from claimcheck.spark.columns import HEADERS_TYPE, row_source
 from claimcheck.spark.sources.errors import RowSendError
 from claimcheck.validation import fail
 
@@ -21,7 +21,7 @@ _KINDS = {
     "key": ("binary", "string"),
     "topic": ("string",),
     "properties": ("map<string,string>",),
-    "headers": ("array<struct<key:string,value:binary>>",),
+    "headers": (HEADERS_TYPE,),
 }
 
 
