@@ -89,7 +89,7 @@ class AsyncPulsarProducer:
 
     def producer_name(self) -> Any:
         """The producer's name."""
-        return self._native.producer_name()
+        return self._blocking.producer_name()
 
     def last_sequence_id(self) -> Any:
         """Of the last message in the topic; chunks have one each."""

@@ -68,6 +68,8 @@ class PulsarProducer:
         self._raw = without_schema(producer)
         self._schema = producer._schema
         self._topic: str = producer.topic()
+        # Asked once: partitioned producers tell it under a lock, with which a router in Python waits for the GIL.
+        self._name: str = producer.producer_name()
         asked = ask_limit(admin_url, self._topic, headers=admin_headers) if admin_url else max_message_bytes
         self._max_message_bytes = asked
         self._limit = self._limit_for({})
@@ -221,7 +223,7 @@ class PulsarProducer:
 
     def producer_name(self) -> Any:
         """The producer's name, given by its user or by the broker."""
-        return self._native.producer_name()
+        return self._name
 
     def last_sequence_id(self) -> Any:
         """Of the last message in the topic; chunks have one each."""
@@ -282,4 +284,4 @@ class PulsarProducer:
         return Sending(self._line, block.__enter__(), options)
 
     def _limit_for(self, options: Mapping[str, Any]) -> WireLimit:
-        return wire_limit(self._max_message_bytes, producer_name=self._native.producer_name(), options=options)
+        return wire_limit(self._max_message_bytes, producer_name=self._name, options=options)
