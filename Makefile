@@ -10,7 +10,7 @@
 # Another Python: make demo PYTHON=python3.12
 
 PYTHON      ?= python3
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -q -n 2 --dist loadfile --instafail --maxfail=12 --durations=20 --durations-min=5
 BENCH_ARGS  ?=
 VENV        := .venv
 BIN         := $(VENV)/bin

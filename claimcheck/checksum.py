@@ -1,7 +1,10 @@
-"""CRC-32, by the fastest code that is installed.
+"""CRC-32 and hashes of content, by the fastest code that is installed.
 
-The polynomial of zlib, of PNG and of S3's ``ChecksumCRC32`` (ISO 3309). ``isal`` computes it with the processor's
-carry-less multiplication, several times faster than most builds of zlib; the values are the same.
+`crc32` has the polynomial of zlib, of PNG and of S3's ``ChecksumCRC32`` (ISO 3309). ``isal`` computes it with the
+processor's carry-less multiplication, several times faster than most builds of zlib; the values are the same.
+
+`content_hash` is used like the hashes of hashlib, and gives 128 bits or more. It tells apart what nobody forges, such
+as the results of two attempts. Its values are others where ``xxhash`` (XXH3) is missing: nothing may keep them.
 """
 
 from __future__ import annotations
@@ -28,4 +31,9 @@ except ImportError:
         return product
 
 
-__all__ = ["crc32", "crc32_combine"]
+try:
+    from xxhash import xxh3_128 as content_hash
+except ImportError:
+    from hashlib import sha256 as content_hash  # type: ignore[assignment]
+
+__all__ = ["content_hash", "crc32", "crc32_combine"]

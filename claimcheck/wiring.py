@@ -247,6 +247,15 @@ class ClaimCheck:
         envelope = decode(message, header=self.config.header)
         return self._accept(envelope.data) if isinstance(envelope, PointerData) else None
 
+    def read(self, pointer: Pointer) -> bytes:
+        """Return the payload that a pointer of `pointer` names, as `resolve` does with its message.
+
+        Raises:
+            PointerRejectedError: It leads outside of its store, or to none that is known; nothing was asked.
+            StoreError: The payload is gone, damaged or out of reach; see its subclasses.
+        """
+        return self.store(self._current().seal.store_name(pointer)).read(pointer)
+
     def resolver(self, *, clock: Callable[[], float] = time.monotonic) -> Resolver:
         """Return a resolver for a stream of messages, chunks included; one per consumer."""
         return Resolver(
@@ -379,8 +388,7 @@ class ClaimCheck:
         return self._current().seal.accept(data)
 
     def _read(self, data: bytes) -> bytes:
-        pointer = self._accept(data)
-        return self.store(self._current().seal.store_name(pointer)).read(pointer)
+        return self.read(self._accept(data))
 
 
 class _Open:

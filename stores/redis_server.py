@@ -95,6 +95,7 @@ class RedisServer:
             nodes = [redis.cluster.ClusterNode(host, port) for host, port in self._address.hosts]
             return redis.cluster.RedisCluster.from_url(self._address.url, startup_nodes=nodes, **common)
         pool = redis.ConnectionPool.from_url(self._address.url, **common)
+        pool.connection_class(**pool.connection_kwargs)  # connects to nothing, and says what it does not know
         if self._address.kind == "single":
             return redis.Redis(connection_pool=pool)
         return self._master(redis, pool.connection_kwargs)

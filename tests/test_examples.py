@@ -85,7 +85,6 @@ def where(request, worker_env):
     return [], workers
 
 
-@pytest.mark.timeout(300)
 def test_spark_text_statistics(where, tmp_path):
     (tmp_path / "long.txt").write_text("word " * 20_000)
     (tmp_path / "short.md").write_text("one\ntwo\n")
@@ -98,7 +97,6 @@ def test_spark_text_statistics(where, tmp_path):
     assert "100,000 bytes came from the store" in said
 
 
-@pytest.mark.timeout(300)
 def test_spark_archives(where, tmp_path):
     for name, size in (("small", 10), ("large", 3 << 20), ("other", 50_000), ("last", 0)):
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
@@ -110,7 +108,6 @@ def test_spark_archives(where, tmp_path):
     assert "4 archives of" in said
 
 
-@pytest.mark.timeout(300)
 def test_spark_round_trip(where):
     arguments, environment = where
     said = run("spark/round_trip.py", "--rows", "20", *arguments, **environment)

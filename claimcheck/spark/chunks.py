@@ -33,6 +33,10 @@ class PassingChunks:
         """Return the pointer that a message carries, if it carries one."""
         return self._cc.pointer(message)
 
+    def read(self, pointer: Pointer, /) -> bytes:
+        """Return the payload that a pointer names."""
+        return self._cc.read(pointer)
+
 
 class Reassembly:
     """The chunks of one partition; bounded by ``chunking`` in the configuration.

@@ -18,7 +18,9 @@ __all__ = [
     "HEADERS_TYPE",
     "MAX_COLUMN_BYTES",
     "arrow_error_type",
+    "by_place",
     "check_new",
+    "check_types",
     "error_type",
     "error_value",
     "find_column",
@@ -49,14 +51,14 @@ def need_arrow() -> None:
         import_vendor(module, extra="spark")
 
 
-def find_column(df: DataFrame, option: str, name: object, kind: str = "binary") -> int:
+def find_column(df: DataFrame, option: str, name: object, *kinds: str) -> int:
     """Find a column's place; names count as Spark counts them, whatever their case.
 
     Args:
         df: Where to look.
         option: What the caller calls the argument.
         name: Of the column.
-        kind: Its type, as Spark writes it in ``simpleString``.
+        kinds: The types that it may have, as Spark writes them in ``simpleString``; by default ``binary``.
 
     Raises:
         ConfigError: There is no such column, or several, or it is of another type.
@@ -69,8 +71,9 @@ def find_column(df: DataFrame, option: str, name: object, kind: str = "binary") 
         fail(option, found=found, expected=f"exactly one column of the DataFrame ({shown})")
     index = names.index(name.lower())
     actual = df.schema.fields[index].dataType.simpleString()
-    if actual != kind:
-        fail(option, found=f"{name!r} of type {actual}", expected=f"a column of type {kind}")
+    if actual not in (kinds or ("binary",)):
+        expected = f"a column of type {' or '.join(kinds or ('binary',))}"
+        fail(option, found=f"{name!r} of type {actual}", expected=expected)
     return index
 
 
@@ -94,7 +97,7 @@ def check_new(taken: Iterable[str], **added: object) -> None:
         names.append(name.lower())
 
 
-def with_fields(kept: Iterable[StructField], **added: DataType) -> StructType:
+def with_fields(kept: Iterable[StructField], /, **added: DataType) -> StructType:
     """Make a schema of columns that stay and columns that are added, which may be null."""
     from pyspark.sql.types import StructField, StructType
 
@@ -108,19 +111,51 @@ def over_rows(
     kept: Sequence[int],
     added: Mapping[str, DataType],
 ) -> DataFrame:
-    """Run a stage in the workers. Columns go by their places there, so that any names will do, dots and twins included.
+    """Run a stage in the workers, which goes by the places of columns; Spark gives what comes out its names.
+
+    Nothing is renamed where that can be helped: Spark would copy each row for it, payloads included.
 
     Args:
         df: Whose rows.
         stage: Called once per partition.
         kept: Places of the columns that stay, which come first.
         added: Names and types of those that follow.
+
+    Raises:
+        ConfigError: A column is of a type that Spark gives to no Python worker.
     """
-    numbered = df.toDF(*(f"c{place}" for place in range(len(df.columns))))
-    fields = [numbered.schema.fields[place] for place in kept]
-    new = {f"a{number}": kind for number, kind in enumerate(added.values())}
-    done = numbered.mapInArrow(stage, with_fields(fields, **new))
-    return done.toDF(*(df.columns[place] for place in kept), *added)
+    check_types(df)
+    names = {name.lower() for name in df.columns}
+    told_apart = len(names) == len(df.columns) and not any(name == "" or set(name) & set(".`*") for name in names)
+    fields = [df.schema.fields[place] for place in kept]
+    return (df if told_apart else by_place(df)).mapInArrow(stage, with_fields(fields, **added))
+
+
+def by_place(df: DataFrame) -> DataFrame:
+    """Call columns ``c0``, ``c1`` and so on, whose names may have dots, or be there twice."""
+    return df.toDF(*(f"c{place}" for place in range(len(df.columns))))
+
+
+def check_types(df: DataFrame) -> None:
+    """Refuse columns that no Python worker can be given, whether they are wanted there or not.
+
+    Raises:
+        ConfigError: Names the column.
+    """
+    for field in df.schema.fields:
+        if _has_months(field.dataType):
+            kind = field.dataType.simpleString()
+            expected = "none of those, which no Python worker is given: cast it to string, or drop it"
+            fail("df", found=f"the column {field.name!r} of type {kind}", expected=expected)
+
+
+def _has_months(kind: DataType) -> bool:
+    """Whether there are intervals in it that are no durations."""
+    if type(kind).__name__ in ("CalendarIntervalType", "YearMonthIntervalType"):  # some versions lack the second
+        return True
+    parts = [getattr(kind, name, None) for name in ("elementType", "keyType", "valueType")]
+    parts += [field.dataType for field in getattr(kind, "fields", ())]
+    return any(_has_months(part) for part in parts if part is not None)
 
 
 def error_type() -> StructType:

@@ -8,9 +8,8 @@ get in the way of work.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from claimcheck.envelope import Buffer
 from claimcheck.errors import (
@@ -75,6 +74,9 @@ class Resolving(Protocol):
 
     def pointer(self, message: Buffer, /) -> Pointer | None:
         """Return the pointer that a message carries, if it carries one; no I/O."""
+
+    def read(self, pointer: Pointer, /) -> bytes:
+        """Return the payload that such a pointer names, or raise a `ClaimCheckError`."""
 
 
 def outcomes(
@@ -160,25 +162,28 @@ def check_choice(name: str, value: object, *choices: object) -> None:
         fail(name, found=repr(value), expected=" or ".join(map(repr, choices)))
 
 
-def _fetch(cc: Resolving, message: Buffer | None) -> Outcome:
-    try:
-        payload = cc.resolve(message)
-        return payload if payload is None or type(payload) is bytes else bytes(as_view(payload))
-    except ClaimCheckError as error:
-        return error
-
-
 def weight(outcome: Outcome) -> int:
     """Its payload bytes."""
     return len(outcome) if isinstance(outcome, bytes) else 0
 
 
 def _job(cc: Resolving, message: Buffer | None) -> Job[Outcome]:
-    pointer = None
-    if message is not None:
-        with suppress(ClaimCheckError):  # resolving it will say the same, at its place in the order
-            pointer = cc.pointer(message)
-    work: Callable[[], Outcome] = partial(_fetch, cc, message)
+    try:
+        pointer = None if message is None else cc.pointer(message)
+    except ClaimCheckError as error:
+        return Job(partial(_same, error), 0, waits=False)
     if pointer is None:
-        return Job(work, len(message or b""), waits=False)
-    return Job(work, pointer.size, waits=True)
+        return Job(partial(_done, cc.resolve, message), len(message or b""), waits=False)
+    return Job(partial(_done, cc.read, pointer), pointer.size, waits=True)
+
+
+def _done(work: Callable[[Any], Buffer | None], what: Any) -> Outcome:
+    try:
+        payload = work(what)
+        return payload if payload is None or type(payload) is bytes else bytes(as_view(payload))
+    except ClaimCheckError as error:
+        return error
+
+
+def _same(error: ClaimCheckError) -> Outcome:
+    return error

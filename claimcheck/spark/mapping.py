@@ -54,8 +54,8 @@ def map_payloads(
 
     Args:
         fn: Called in the worker with the payload, once for each row that has one; it travels there pickled. Returns
-            a mapping by column names, a tuple in their order, or, where there is one column, its value; ``None`` for
-            nulls. Times without a zone are taken as UTC.
+            a mapping by column names, a tuple in their order (a Row or a named tuple with their names: by these), or,
+            where there is one column, its value; ``None`` for nulls. Times without a zone are taken as UTC.
         schema: Of the columns to add, as text or as Spark's type.
         column: A binary column of envelopes and plain messages. Where it is null, so is what is added.
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
@@ -108,8 +108,9 @@ def _parsed(df: DataFrame, schema: str | StructType) -> StructType:
     """Text becomes a type in the way that Spark Connect and every version have."""
     if isinstance(schema, str) and schema.strip():
         schema = df.sparkSession.createDataFrame([], schema).schema
-    if isinstance(schema, str) or not getattr(schema, "fields", None):
-        fail("schema", found=repr(schema), expected="columns, as 'width int, height int' or as a StructType")
+    names = [] if isinstance(schema, str) else getattr(schema, "names", [])
+    if isinstance(schema, str) or not names or len({name.lower() for name in names}) < len(names):
+        fail("schema", found=repr(schema), expected="columns, each once, as 'width int, height int' or a StructType")
     return schema
 
 
@@ -172,6 +173,8 @@ class _Stage:
         names = self.schema.names
         if result is None:
             return self._nothing()
+        if isinstance(result, tuple) and set(named := _names_of(result)) == set(names):
+            return tuple(result[named.index(name)] for name in names)
         if isinstance(result, Mapping) and (len(names) > 1 or set(result) == set(names)):
             if unknown := set(result) - set(names):
                 raise ResultError(f"the function gave {sorted(unknown)}, the schema has {names}")
@@ -278,6 +281,12 @@ def _arrow_fields(schema: StructType, *, large: bool) -> Iterable[pa.Field]:
         more["timezone"] = "UTC"
     fields: Iterable[pa.Field] = to_arrow_schema(schema, **more)
     return fields
+
+
+def _names_of(result: tuple[Any, ...]) -> list[str]:
+    """Of a Row of Spark, or of a tuple whose places have names."""
+    names: Any = getattr(result, "__fields__", None) or getattr(result, "_fields", ())
+    return list(names)
 
 
 def _weight(value: Any) -> int:

@@ -36,10 +36,12 @@ class Metrics:
         spark: The session; not one of Spark Connect, which has no accumulators: see `measures`.
 
     Raises:
-        ConfigError: It is one of Spark Connect.
+        ConfigError: It is one of Spark Connect, or none.
     """
 
     def __init__(self, spark: SparkSession) -> None:
+        if not hasattr(spark, "sparkContext") and type(spark).__module__.split(".")[0] != "pyspark":
+            fail("spark", found=f"a {type(spark).__name__}", expected="a SparkSession")
         if not hasattr(spark, "_jsparkSession"):
             raise ConfigError(
                 "metrics: Spark Connect has no accumulators: use df.observe(name, *measures(...)) there",
@@ -100,16 +102,16 @@ class Tally:
     def __bool__(self) -> bool:
         return self._counts is not None
 
-    def row(self, size: int, *, store: str | None = None, error: BaseException | None = None) -> None:
-        """Count a row: its payload's bytes, where they rest, and what was wrong with it."""
+    def row(self, size: int, *, store: str | None = None, error: str | None = None) -> None:
+        """Count a row: its payload's bytes, where they rest, and the type of what was wrong with it."""
         self._sums[_ROWS] += 1
         self._sums[_BYTES] += size
         if store is not None:
             self._sums[_STORES + store] += size
         if error is not None:
-            self._sums[_ERRORS + type(error).__name__] += 1
+            self._sums[_ERRORS + error] += 1
 
-    def close(self, waited_seconds: float) -> None:
+    def close(self, waited_seconds: float = 0.0) -> None:
         """Hand over what was counted."""
         if self._counts is not None:
             self._counts.add({**self._sums, _WAITING: waited_seconds})
@@ -130,7 +132,13 @@ def measures(
 
     Returns:
         ``rows``, ``payload_bytes`` and, with ``error``, ``errors`` and one of the name of each type.
+
+    Raises:
+        ConfigError: A name that is no text.
     """
+    for option, name in (("payload", payload), ("error", error)):
+        if not isinstance(name, str | None):
+            fail(option, found=f"a {type(name).__name__}", expected="the name of a column, as text")
     from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
     from claimcheck.spark.core import OF_ONE_MESSAGE

@@ -7,7 +7,6 @@ known is removed by another.
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from claimcheck.checksum import content_hash
 from claimcheck.envelope import Envelope, Kind, is_lookalike
 from claimcheck.spark.columns import HEADERS_TYPE, check_new, find_column, need_arrow, over_rows, row_source
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, check_bytes, check_reading
@@ -22,7 +22,8 @@ from claimcheck.spark.line import Job, Line
 from claimcheck.spark.metrics import Metrics, Tally, check_metrics
 from claimcheck.spark.row import Row
 from claimcheck.spark.rows import Group, grouped
-from claimcheck.spark.worker import AnyConfig, as_config, claim_check, pace, task_place
+from claimcheck.spark.values import views
+from claimcheck.spark.worker import AnyConfig, as_config, check_writing, claim_check, pace, task_place
 from claimcheck.validation import fail
 from claimcheck.wire import DEFAULT_LIMIT, WireLimit, kafka_overhead
 from claimcheck.wiring import ClaimCheck
@@ -89,6 +90,7 @@ def offload(
     if max_message_bytes is not None:
         check_bytes("max_message_bytes", max_message_bytes)
     known, run = as_config(config), uuid.uuid4()
+    check_writing(known.for_destination(destination))
     limit = None if max_message_bytes is None else WireLimit(max_message_bytes, kafka_overhead)
 
     def transform(df: DataFrame) -> DataFrame:
@@ -128,7 +130,7 @@ class _Columns:
         index = find_column(df, "column", payload)
         kinds = {name.lower(): kind for name, kind in df.dtypes}
         text = key is not None and kinds.get(str(key).lower()) == "string"
-        key_index = None if key is None else find_column(df, "key", key, "string" if text else "binary")
+        key_index = None if key is None else find_column(df, "key", key, "binary", "string")
         headers_index = None if headers is None else find_column(df, "headers", headers, HEADERS_TYPE)
         kept = tuple(i for i in range(len(df.columns)) if i not in (index, key_index, headers_index))
         named = {"into": into, "headers": headers or "headers"}
@@ -209,15 +211,13 @@ class _Stage:
     def _given(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Given]:
         columns = self.columns
         for batch in batches:
-            payloads = batch.column(columns.payload)
             keys = None if columns.key is None else batch.column(columns.key)
             headers = None if columns.headers is None else batch.column(columns.headers)
-            for number in range(len(batch)):
-                value = payloads[number].as_buffer()
+            for number, payload in enumerate(views(batch.column(columns.payload))):
                 pairs = None if headers is None else headers[number].as_py()
                 yield _Given(
                     Row(batch, number, columns.all_names),
-                    None if value is None else memoryview(value),
+                    payload,
                     None if keys is None else keys[number].as_py(),
                     None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs],
                 )
@@ -282,7 +282,7 @@ class _Writer:
     def _identity(self, given: _Given, number: int) -> uuid.UUID:
         """The same in every attempt; another one if other rows come first the next time."""
         run = self._run.encode() or self._stage.run
-        digest = hashlib.sha256(b"%s/%d/%d/%d/" % (run, self._partition, number, given.size))
+        digest = content_hash(b"%s/%d/%d/%d/" % (run, self._partition, number, given.size))
         digest.update(given.payload or b"")
         return uuid.UUID(bytes=digest.digest()[:16], version=5)
 

@@ -8,11 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from claimcheck.spark.core import check_seconds
 from claimcheck.spark.metrics import Metrics
 
 __all__ = ["progress"]
+
+_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +25,8 @@ def progress(
     metrics: Metrics, *, every_seconds: float = 5.0, say: Callable[[str], object] | None = None
 ) -> Iterator[None]:
     """Say how far the jobs within the block are, and at its end what they did.
+
+    A payload that two functions share these metrics for is counted by each of them.
 
     Args:
         metrics: What the jobs count in; it grows as tasks end.
@@ -33,11 +38,14 @@ def progress(
         ConfigError: The seconds cannot be meant.
     """
     check_seconds("every_seconds", every_seconds, minimum=0.01)
-    tell, done, begin = say or _teller(), threading.Event(), time.monotonic()
+    tell, done, begin, before = say or _teller(), threading.Event(), time.monotonic(), _Counts.of(metrics)
+
+    def line() -> str:
+        return _line(metrics, _Counts.of(metrics).since(before), time.monotonic() - begin)
 
     def watch() -> None:
         while not done.wait(every_seconds):
-            tell(_line(metrics, time.monotonic() - begin))
+            tell(line())
 
     watcher = threading.Thread(target=watch, name="claimcheck-progress", daemon=True)
     watcher.start()
@@ -46,7 +54,7 @@ def progress(
     finally:
         done.set()
         watcher.join()
-        tell(_line(metrics, time.monotonic() - begin))
+        tell(line())
         if say is None and sys.stderr.isatty():
             sys.stderr.write("\n")
 
@@ -57,14 +65,36 @@ def _teller() -> Callable[[str], object]:
     return lambda line: _log.info("%s", line)
 
 
-def _line(metrics: Metrics, seconds: float) -> str:
-    """For example ``12 of 40 tasks, 1,234 payloads, 5.1 GB, 410 MB/s, waited 3.2 s, 2 errors``."""
-    size, errors = metrics.payload_bytes, sum(metrics.errors.values())
-    parts = [_tasks(metrics), f"{metrics.rows:,} payloads", f"{size / 1e9:,.2f} GB"]
-    parts += [f"{size / 1e6 / max(seconds, 1e-3):,.0f} MB/s", f"waited {metrics.waiting_seconds:,.1f} s"]
-    if errors:
-        parts.append(f"{errors:,} errors")
+class _Counts(NamedTuple):
+    """What is counted until now."""
+
+    rows: int
+    size: int
+    waiting_seconds: float
+    errors: int
+
+    @classmethod
+    def of(cls, metrics: Metrics) -> _Counts:
+        return cls(metrics.rows, metrics.payload_bytes, metrics.waiting_seconds, sum(metrics.errors.values()))
+
+    def since(self, before: _Counts) -> _Counts:
+        rows, size = self.rows - before.rows, self.size - before.size
+        return _Counts(rows, size, self.waiting_seconds - before.waiting_seconds, self.errors - before.errors)
+
+
+def _line(metrics: Metrics, counts: _Counts, seconds: float) -> str:
+    """For example ``12 of 40 tasks, 1,234 payloads, 5.1 GB, 410.0 MB/s, waited 3.2 s, 2 errors``."""
+    rate = _size_text(counts.size / max(seconds, 1e-3))
+    parts = [_tasks(metrics), f"{counts.rows:,} payloads", _size_text(counts.size), f"{rate}/s"]
+    parts.append(f"waited {counts.waiting_seconds:,.1f} s")
+    if counts.errors:
+        parts.append(f"{counts.errors:,} errors")
     return ", ".join(part for part in parts if part)
+
+
+def _size_text(size: float) -> str:
+    unit, factor = next(((unit, factor) for unit, factor in _UNITS if size >= factor), _UNITS[-1])
+    return f"{size / factor:,.1f} {unit}"
 
 
 def _tasks(metrics: Metrics) -> str:

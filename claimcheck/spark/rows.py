@@ -24,6 +24,7 @@ from claimcheck.spark.core import (
 )
 from claimcheck.spark.metrics import Tally, check_metrics, store_of
 from claimcheck.spark.row import Faults, Row
+from claimcheck.spark.values import views
 from claimcheck.spark.worker import pace
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Reading:
 
 def _count(tally: Tally, cc: Resolving, message: bytes | None, outcome: Outcome) -> None:
     if isinstance(outcome, Exception):
-        tally.row(0, error=outcome)
+        tally.row(0, error=type(outcome).__name__)
     else:
         tally.row(weight(outcome), store=store_of(None if message is None else cc.pointer(message)))
 
@@ -93,8 +94,8 @@ def messages_of(
 ) -> Iterator[tuple[Row, bytes | None]]:
     """Every row with the value of one column."""
     for batch in batches:
-        for number, message in enumerate(batch.column(index)):
-            yield Row(batch, number, names), message.as_py()
+        for number, message in enumerate(views(batch.column(index))):
+            yield Row(batch, number, names), None if message is None else bytes(message)
 
 
 class RowByRow:
@@ -111,7 +112,6 @@ class RowByRow:
     def resolve(self, message: Buffer | None, /) -> bytes | None:
         """Return the payload of one message."""
         try:
-            self._check_size(message)
             return self._cc.resolve(message)
         except ChunkError as error:
             raise ChunkError(
@@ -126,9 +126,9 @@ class RowByRow:
         """Return the pointer that a message carries, if it carries one."""
         return self._cc.pointer(message)
 
-    def _check_size(self, message: Buffer | None) -> None:
-        pointer = None if message is None or self._max_bytes is None else self._cc.pointer(message)
-        if pointer is not None and (pointer.size or 0) > (self._max_bytes or 0):
+    def read(self, pointer: Pointer, /) -> bytes:
+        """Return the payload that a pointer names, if a column can hold it."""
+        if self._max_bytes is not None and (pointer.size or 0) > self._max_bytes:
             raise PayloadTooLargeError(
                 f"a payload of {pointer.size} bytes fits no Spark column ({self._max_bytes} bytes): "
                 "use it inside the worker, with map_payloads(..., as_file=True), up to limits.max_payload_bytes",
@@ -137,6 +137,7 @@ class RowByRow:
                 size=pointer.size,
                 limit=self._max_bytes,
             )
+        return self._cc.read(pointer)
 
 
 class Group(NamedTuple):
@@ -147,14 +148,14 @@ class Group(NamedTuple):
     values: list[Any]
 
     def widened(self, added: Sequence[pa.Array]) -> pa.RecordBatch:
-        """The rows with more columns, named as `over_rows` names them."""
+        """The rows with more columns; all are called by their places, ``c0`` and ``a0``: Spark asks for no names."""
         import pyarrow as pa
 
         first, count = self.numbers[0], len(self.numbers)
         in_a_row = self.numbers == list(range(first, first + count))  # none left out, none several times
         kept = self.batch.slice(first, count) if in_a_row else self.batch.take(pa.array(self.numbers))
-        fields = [pa.field(f"a{place}", values.type) for place, values in enumerate(added)]
-        return pa.RecordBatch.from_arrays([*kept.columns, *added], schema=pa.schema([*kept.schema, *fields]))
+        names = [f"c{place}" for place in range(kept.num_columns)] + [f"a{place}" for place in range(len(added))]
+        return pa.RecordBatch.from_arrays([*kept.columns, *added], names=names)
 
 
 def grouped(rows: Iterable[tuple[Row, Any, int]], *, max_bytes: int, max_rows: int = 1 << 14) -> Iterator[Group]:

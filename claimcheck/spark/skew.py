@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark.columns import find_column, need_arrow, over_rows
+from claimcheck.spark.columns import by_place, check_types, find_column, need_arrow, over_rows
 from claimcheck.spark.core import check_bytes
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check, partition_id
 from claimcheck.validation import fail
@@ -54,6 +54,7 @@ def repartition_by_payload(
     def transform(df: DataFrame) -> DataFrame:
         if df.isStreaming:
             fail("df", found="a stream", expected="a batch; a stream's source bounds what a trigger takes")
+        check_types(df)
         filling = _Filling(known, find_column(df, "column", column), target_bytes)
         shares, count = _shared(df, filling)
         return _spread(df, _Bins(filling, shares, tuple(_places(df, count))), count)
@@ -120,14 +121,13 @@ class _Bins:
         share = self.shares.get(partition_id(), _Share(0, 0, 0))
         for batch, bins, _ in self.filling.filled(batches):
             chosen = [self.places[share.first + each if each < share.full else share.rest] for each in bins]
-            fields = pa.schema([*batch.schema, pa.field("a0", pa.int32())])
-            yield pa.RecordBatch.from_arrays([*batch.columns, pa.array(chosen, type=pa.int32())], schema=fields)
+            columns = [*batch.columns, pa.array(chosen, type=pa.int32())]
+            yield pa.RecordBatch.from_arrays(columns, names=list(map(str, range(len(columns)))))
 
 
 def _shared(df: DataFrame, filling: _Filling) -> tuple[dict[int, _Share], int]:
     """Number the bins of all partitions; what each of them has in its last one is put together with others."""
-    told = df.toDF(*(f"c{place}" for place in range(len(df.columns))))
-    rows = told.mapInArrow(filling, "partition long, full long, rest long, rows long").collect()
+    rows = by_place(df).mapInArrow(filling, "partition long, full long, rest long, rows long").collect()
     found = sorted((row for row in rows if row["rows"]), key=lambda row: int(row["partition"]))
     count = sum(row["full"] for row in found)
     shares, first, current, held = dict[int, _Share](), 0, -1, 0
@@ -158,9 +158,8 @@ def _places(df: DataFrame, count: int) -> list[int]:
 def _spread(df: DataFrame, bins: _Bins, count: int) -> DataFrame:
     from pyspark.sql.types import IntegerType
 
-    binned = over_rows(df, bins, kept=range(len(df.columns)), added={_BIN: IntegerType()})
-    numbered = binned.toDF(*(f"c{place}" for place in range(len(df.columns))), _BIN)
-    return numbered.repartition(count, _BIN).drop(_BIN).toDF(*df.columns)
+    binned = over_rows(by_place(df), bins, kept=range(len(df.columns)), added={_BIN: IntegerType()})
+    return binned.repartition(count, _BIN).drop(_BIN).toDF(*df.columns)
 
 
 def _size(cc: ClaimCheck, message: bytes | None) -> int:

@@ -15,12 +15,23 @@ from typing import TYPE_CHECKING, Any, Literal
 from claimcheck import config as configuration
 from claimcheck.config import Config
 from claimcheck.spark.core import Concurrency, Pace
+from claimcheck.validation import fail
 from claimcheck.wiring import ClaimCheck
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
 
-__all__ = ["AnyConfig", "as_config", "claim_check", "pace", "partition_id", "query_id", "task_place"]
+__all__ = [
+    "AnyConfig",
+    "as_config",
+    "check_reached",
+    "check_writing",
+    "claim_check",
+    "pace",
+    "partition_id",
+    "query_id",
+    "task_place",
+]
 
 AnyConfig = str | os.PathLike[str] | Mapping[str, Any] | Config | ClaimCheck
 """A path that is read on the driver, a mapping shaped as the YAML file, or what was made of one already."""
@@ -43,6 +54,25 @@ def as_config(given: AnyConfig) -> Config:
     elif not isinstance(given, Config):
         given = configuration.from_dict(given)
     return ClaimCheck(given).config  # opens nothing, but looks at strategies and store options here, not in every task
+
+
+def check_reached(config: Config) -> None:
+    """Refuse a store that only the process that writes would find again.
+
+    Args:
+        config: Of one destination.
+
+    Raises:
+        ConfigError: It is ``memory``.
+    """
+    if config.store is not None and config.stores[config.store].type == "memory":
+        fail(f"stores.{config.store}.type", found="'memory'", expected="a store that every process reaches")
+
+
+def check_writing(config: Config) -> None:
+    """Refuse such a store where payloads of a destination would rest in it. Raises as `check_reached`."""
+    if config.strategy in ("external", "hybrid"):
+        check_reached(config)
 
 
 def claim_check(config: Config) -> ClaimCheck:

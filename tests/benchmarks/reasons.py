@@ -34,14 +34,14 @@ _ONE_EACH = (
     "0.35 at 20 MiB, in one run); then the chunks are joined"
 )
 
-_OUT_OF_SPARK = "to bring 256 MiB out of Spark to a function that does nothing took 0.7 to 1.7 s, of some 1.5 s"
+_OUT_OF_SPARK = "taking values out of Spark and dropping them was no more than 3.7 times as fast as that UDF"
 _SMALL_JOB = "by a hair, with 512 payloads; 2.8 with 128 of them, where starting the job weighs more"
-_OBJECTS = "each of some 2,000 payloads costs 70 to 100 us of Python for pointer, check and events, in both workers"
+_OBJECTS = "each of some 2,000 payloads costs 50 to 100 us of Python for pointer, check and events, in both workers"
 _SHUFFLE = (
     "Spark's shuffle and sort take most of it, by hand as well; ours reads heads, counts and compares, where by hand "
     "columns say it all"
 )
-_PLANNED = "one reader alone made 0.96 of the loop's rate; two tasks and the broker share two cores"
+_PLANNED = "the broker took 33 us of CPU for each entry, whoever read; two tasks share two cores with it"
 
 REASONS: dict[str, str] = {
     "spark-naive-1ms": _SMALL_JOB,

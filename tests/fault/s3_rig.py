@@ -53,9 +53,14 @@ class S3Line:
         assert_healthy(store)
         assert proxy.live <= 8, "one, and a few for parts that were sent side by side"
         store.close()
-        if proxy.live:
-            gc.collect()  # the vendor's pool hangs up when nobody knows it any more, and the traceback of an error does
-        wait_until(lambda: proxy.live == 0, "closing leaves no connection")
+        wait_until(lambda: hung_up(proxy), "closing leaves no connection")
+
+
+def hung_up(proxy):
+    """Whether nobody is on the line: a vendor's pool leaves when it is known no more, even to an error's traceback."""
+    if proxy.live:
+        gc.collect()
+    return proxy.live == 0
 
 
 def left(bucket):

@@ -72,7 +72,6 @@ class Receiver(threading.Thread):
             self.consumer.commit(message=message)
 
 
-@pytest.mark.timeout(400)
 def test_everything_that_was_reported_delivered_is_received_whole(lab, broker, record_property):
     payloads = {f"{n}-{i}": content(SIZES[i % len(SIZES)], i) for n in range(4) for i in range(EACH)}
     senders = [Sender(lab, ("external", "chunking")[n % 2], n, payloads) for n in range(4)]

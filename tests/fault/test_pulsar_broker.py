@@ -76,7 +76,6 @@ class Receiver(threading.Thread):
             self.consumer.acknowledge(message)
 
 
-@pytest.mark.timeout(300)
 def test_everything_that_was_reported_sent_is_delivered_whole(broker, client, topic, record_property):
     stores = {"stores": {"m": {"type": "memory", "space": topic}}, "chunking": {"expire_after_seconds": 20}}
     external, chunking = (

@@ -107,7 +107,6 @@ class Senders:
         self.go.release(count)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_nothing_is_lost_or_mixed_while_consumers_come_and_go(lab, worker, tmp_path, protocol, record_property):
     conf, senders, workers = PROTOCOLS[protocol], Senders(lab, tmp_path), []

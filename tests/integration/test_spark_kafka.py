@@ -20,8 +20,6 @@ import claimcheck.spark
 from tests.integration.kafka_rig import LIMIT, WITHIN_SECONDS, Rig, content, receive, rig
 from tests.spark.shipping_rig import staged
 
-pytestmark = pytest.mark.timeout(300)
-
 PROGRAM = Path(__file__).with_name("spark_kafka_job.py")
 OURS = "claimcheck-"
 

@@ -26,25 +26,28 @@ def own_topic(pulsar_jars, topic):
         client.close()
 
 
-@pytest.mark.timeout(300)
-def test_a_broker_that_is_killed_while_it_is_read(spark_sources, own_topic, tmp_path):
+@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"processingTime": "0 seconds"}], ids=["now", "for ever"])
+def test_a_broker_that_is_killed_while_it_is_read(spark_sources, own_topic, tmp_path, trigger):
     own_topic.broker.create_partitioned(own_topic.name, 2)
     sent = own_topic.send(range(ROWS))
-    seen, reading = {}, threading.Event()
+    seen, reading, complete = {}, threading.Event(), threading.Event()
 
     def keep(batch, number):
         seen[number] = batch.collect()
         reading.set()
+        if len(values(seen)) >= ROWS:
+            complete.set()
 
     df = stream(spark_sources, "claimcheck_pulsar", own_topic.options(maxRowsPerTrigger=ROWS // 6)).select("value")
     writer = df.writeStream.option("checkpointLocation", str(tmp_path / "c")).foreachBatch(keep)
-    query = writer.trigger(availableNow=True).start()
+    query = writer.trigger(**trigger).start()
     try:
         assert reading.wait(90)
         own_topic.broker.server.kill()
         own_topic.broker.server.start()
-        query.awaitTermination(120)
-        assert not query.isActive
+        assert complete.wait(120), query.exception()
+        if "availableNow" in trigger:
+            assert query.awaitTermination(120)
     finally:
         query.stop()
 

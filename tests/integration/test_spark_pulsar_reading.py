@@ -13,8 +13,6 @@ from tests.spark.sources_rig import batches_of, failure, stream, values
 
 PULSAR = "claimcheck_pulsar"
 
-pytestmark = pytest.mark.timeout(240)  # Spark, on a machine that does other things, too
-
 
 def batch(spark, options):
     return spark.read.format(PULSAR).options(**options).load()

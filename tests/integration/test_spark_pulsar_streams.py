@@ -4,7 +4,6 @@ import json
 import time
 
 import pulsar
-import pytest
 
 from tests import servers
 from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
@@ -12,7 +11,6 @@ from tests.spark.sources_rig import batches_of, failure, run_child, stream, valu
 PULSAR = "claimcheck_pulsar"
 
 
-@pytest.mark.timeout(300)
 def test_a_driver_that_is_killed_begins_again_exactly(worker_env, spark_topic, tmp_path):
     spark_topic.broker.create_partitioned(spark_topic.name, 3)
     spark_topic.send(range(100))
@@ -30,7 +28,6 @@ def test_a_driver_that_is_killed_begins_again_exactly(worker_env, spark_topic, t
     assert sorted(v for each in attempts.values() for v in each[-1]) == sorted(map(str, range(170)))
 
 
-@pytest.mark.timeout(180)
 def test_partitions_that_are_added_while_it_runs(spark_sources, spark_topic, tmp_path):
     spark_topic.broker.create_partitioned(spark_topic.name, 1)
     sent = spark_topic.send(range(10))

@@ -10,8 +10,6 @@ from tests.spark.sources_rig import failure, stream
 PULSAR = "claimcheck_pulsar"
 HEADERS = "headers array<struct<key:string,value:binary>>"
 
-pytestmark = pytest.mark.timeout(240)  # Spark, on a machine that does other things, too
-
 
 def save(df, to, **more):
     df.write.format(PULSAR).mode("append").options(**to.options(subscription=None, **more)).save()

@@ -6,10 +6,9 @@ import contextlib
 import json
 import os
 import socket
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,20 +62,31 @@ class PulsarBroker:
         service_url: For clients.
         admin_url: Of its web service.
         server: The process, where it is our own, to be killed and started again; it keeps its data.
+        token: Of somebody who may do everything, where it wants one.
     """
 
     service_url: str
     admin_url: str
     server: Server | None = None
+    token: str | None = field(default=None, repr=False)
 
     def request(self, method: str, path: str, body: object = None) -> Any:
         """Ask the web service, below ``/admin/v2/``; gives what its JSON says, or ``None`` for no answer's body."""
         data = None if body is None else json.dumps(body).encode()
+        text = self._answer(method, path, data, 30)
+        return json.loads(text) if text.strip() else None
+
+    def is_well(self) -> bool:
+        """Whether it takes requests, by its own word."""
+        return self._answer("GET", "brokers/health", None, 5) == b"ok"
+
+    def _answer(self, method: str, path: str, data: bytes | None, timeout: float) -> bytes:
         asked = urllib.request.Request(f"{self.admin_url}/admin/v2/{path}", data, method=method)
         asked.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(asked, timeout=30) as response:
-            text = response.read()
-        return json.loads(text) if text.strip() else None
+        if self.token:
+            asked.add_header("Authorization", f"Bearer {self.token}")
+        with urllib.request.urlopen(asked, timeout=timeout) as response:
+            return bytes(response.read())
 
     def create_partitioned(self, topic: str, partitions: int) -> None:
         """Create a topic of several partitions."""
@@ -105,13 +115,21 @@ class PulsarBroker:
 
 
 @contextlib.contextmanager
-def pulsar(max_message_bytes: int = MAX_MESSAGE_BYTES, *, durable: bool = False) -> Iterator[PulsarBroker]:
+def pulsar(
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    *,
+    durable: bool = False,
+    furnish: Callable[[Path], str] = lambda folder: "",
+    token: str | None = None,
+) -> Iterator[PulsarBroker]:
     """Run a broker; ready when it says that it is well.
 
     Args:
         max_message_bytes: What it takes in one message.
         durable: Whether it says yes only to what is on the disk. One that does not may be killed only together with
             its data: it says yes to what is in its memory, and a topic may be unreadable after that.
+        furnish: Puts what it needs besides into its folder, and gives the lines of its configuration about it.
+        token: To ask it with.
     """
 
     def command(spot: Spot) -> list[str]:
@@ -124,11 +142,14 @@ def pulsar(max_message_bytes: int = MAX_MESSAGE_BYTES, *, durable: bool = False)
             loopback=_loopback(),
             durable=str(durable).lower(),
         )
-        (spot.folder / "broker.conf").write_text(text)
+        (spot.folder / "broker.conf").write_text(text + furnish(spot.folder))
         return _command(spot.folder, *free_ports(1))
 
-    with running(command, _answers, ready_within=_READY_WITHIN_SECONDS) as server:
-        yield PulsarBroker(f"pulsar://127.0.0.1:{server.port}", f"http://127.0.0.1:{server.spot.spare}", server)
+    def broker(spot: Spot, server: Server | None = None) -> PulsarBroker:
+        return PulsarBroker(f"pulsar://127.0.0.1:{spot.port}", f"http://127.0.0.1:{spot.spare}", server, token)
+
+    with running(command, lambda spot: broker(spot).is_well(), ready_within=_READY_WITHIN_SECONDS) as server:
+        yield broker(server.spot, server)
 
 
 def _command(folder: Path, bookie_port: int) -> list[str]:
@@ -151,15 +172,6 @@ def _command(folder: Path, bookie_port: int) -> list[str]:
 def _loopback() -> str:
     """The interface that only this machine reaches; the bookie asks for a name, and it is not the same everywhere."""
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-
-
-def _answers(spot: Spot) -> bool:
-    try:
-        url = f"http://127.0.0.1:{spot.spare}/admin/v2/brokers/health"
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return bool(response.read() == b"ok")
-    except urllib.error.URLError:
-        return False
 
 
 def _path(topic: str) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import socket
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from tests.real.authority import make_certificate
 from tests.real.process import Server, Spot, running
 
 PASSWORD = "open sesame/#?&"  # a person's idea of a good password, and every bit of it must be escaped in a URL
@@ -52,7 +51,7 @@ def redis_url(server: Server) -> str:
 @contextlib.contextmanager
 def redis_doors() -> Iterator[RedisDoors]:
     """Run a Redis behind passwords that listens at a port, at a port with TLS and at a unix socket."""
-    with running(_doors_command, answers_ping, prepare=_make_certificate) as server:
+    with running(_doors_command, answers_ping, prepare=make_certificate) as server:
         folder, at = server.spot.folder, f"127.0.0.1:{server.port}"
         yield RedisDoors(
             url=f"redis://:{_PASSWORD_IN_URL}@{at}/0",
@@ -94,27 +93,3 @@ def _doors_command(spot: Spot) -> list[str]:
         "--tls-cert-file", f"{folder}/server.crt", "--tls-key-file", f"{folder}/server.key",
         spot,
     )  # fmt: skip
-
-
-def _make_certificate(folder: Path) -> None:
-    """An authority of our own, and a certificate of it for this machine; strict clients must find nothing amiss."""
-    openssl = _openssl(folder)
-    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-    (folder / "server.ext").write_text(
-        "subjectAltName=IP:127.0.0.1,DNS:localhost\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth\n"
-        "basicConstraints=critical,CA:false\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
-    )
-    openssl(
-        f"req -x509 {key} -keyout ca.key -out ca.crt -days 2 -subj /CN=claimcheck-test-authority "
-        "-addext keyUsage=critical,keyCertSign"
-    )
-    openssl(f"req {key} -keyout server.key -out server.csr -subj /CN=127.0.0.1")
-    signer = "-CA ca.crt -CAkey ca.key -CAcreateserial"
-    openssl(f"x509 -req -in server.csr {signer} -out server.crt -days 2 -extfile server.ext")
-
-
-def _openssl(folder: Path) -> Callable[[str], object]:
-    def run(arguments: str) -> object:
-        return subprocess.run(["openssl", *arguments.split()], cwd=folder, check=True, capture_output=True, timeout=20)
-
-    return run

@@ -14,8 +14,6 @@ import claimcheck
 import claimcheck.spark
 from tests.spark.shipping_rig import FOLDER, Ground, ground, run
 
-pytestmark = pytest.mark.timeout(300)
-
 PAYLOADS = [b"small", *(bytes([n]) * 3000 for n in range(1, 8))]
 DIGESTS = [hashlib.sha256(payload).hexdigest() for payload in PAYLOADS]
 VERBS = ("resolve", "map_payloads", "offload", "repartition_by_payload", "reassemble")

@@ -65,7 +65,6 @@ def folder(tmp_path: Path) -> Path:
 # From end to end ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(400)
 def test_every_file_comes_back_from_both_strategies(folder, tmp_path, worker_env):
     (tmp_path / "here").mkdir()
     (tmp_path / "scratch").mkdir()
@@ -98,7 +97,6 @@ def test_every_file_comes_back_from_both_strategies(folder, tmp_path, worker_env
     assert not list((tmp_path / "scratch").glob("claimcheck-*"))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("number", "moment", "more"),
     [

@@ -47,7 +47,6 @@ def no_java(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
 
 
-@pytest.mark.timeout(300)
 def test_spark_runs_where_there_is_no_java(worker_env, tmp_path):
     (tmp_path / "bin").mkdir()
     for name in ("bash", "dirname", "sh", "ps", "cat", "env"):  # what Spark's own scripts need; no java among them

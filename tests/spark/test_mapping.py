@@ -40,6 +40,22 @@ def test_one_column_many_columns_and_nulls(spark, config, send):
     assert rows_of(pairs, "a", "b") == [(None, None), (None, "bb"), (None, None)]
 
 
+def test_places_that_have_names_go_by_these(spark, config, send):
+    def as_row(payload):
+        from pyspark.sql import Row
+
+        return Row(height=1, width=len(payload))
+
+    def as_tuple(payload):
+        from collections import namedtuple
+
+        return namedtuple("Size", "height width")(1, len(payload))
+
+    for fn in (as_row, as_tuple):
+        stage = map_payloads(fn, "width int, height int", column="value", config=config)
+        assert rows_of(frame(spark, send(b"x" * 3000)).transform(stage), "width", "height") == [(3000, 1)]
+
+
 def test_a_struct_is_one_value_of_one_column(spark, config, send):
     def look(payload):
         return {"size": len(payload), "head": payload[:2].decode()}
@@ -143,6 +159,15 @@ def test_times_with_a_zone_and_without(spark, config, send):
     assert tuple(row) == (int(moment.timestamp()),) * 2
 
 
+def test_new_columns_may_have_any_names_beside_a_star(spark, config, send):
+    from pyspark.sql import functions as F  # noqa: N812
+
+    df = frame(spark, send(b"x" * 3000)).select("value", F.lit(1).alias("*"))
+
+    stage = map_payloads(len, "kept int", column="value", config=config)
+    assert df.transform(stage).collect()[0][1:] == (1, 3000)
+
+
 @pytest.mark.parametrize("verb", ["resolve", "map_payloads", "offload", "repartition_by_payload"])
 def test_columns_may_have_any_names(spark, config, send, verb):
     """Dots, spaces, backticks, twins, and a struct whose field has the path of another column."""
@@ -195,6 +220,7 @@ def test_a_chunk_says_where_chunks_belong(spark, config, send):
         ({"schema": "n int"}, "'n', which is taken"),
         ({"schema": " "}, "schema"),
         ({"schema": 5}, "schema"),
+        ({"schema": "a int, a int"}, "each once"),
         ({"schema": "why int", "on_error": "null", "error": "why"}, "'why', which is taken"),
         ({"column": "n"}, "of type int"),
         ({"as_file": "yes"}, "as_file"),

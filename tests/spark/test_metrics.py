@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from claimcheck.errors import ConfigError
-from claimcheck.spark import Metrics, map_payloads, measures, offload, progress, resolve
+from claimcheck.spark import Metrics, map_payloads, measures, offload, progress, reassemble, resolve
 from tests.spark.test_resolving import frame, remove_stored
 
 
@@ -43,6 +43,19 @@ def test_the_other_verbs_count_too(spark, config):
     assert (using.rows, using.payload_bytes, using.store_bytes) == (3, 3001, {"disk": 3000})
 
 
+def test_payloads_in_chunks_count_as_payloads(spark, config, send):
+    metrics = Metrics(spark)
+    whole, other = send(b"w" * 9000, strategy="chunking"), send(b"o" * 9000, strategy="chunking")
+    df = frame(spark, [*whole, *other[1:], *send(b"plain"), *send(b"k" * 3000)], 2)
+
+    done = df.transform(reassemble("value", config=config, metrics=metrics))
+    done.write.format("noop").mode("overwrite").save()
+
+    assert (metrics.rows, metrics.payload_bytes) == (4, 12_005)
+    assert metrics.errors == {"IncompletePayloadError": 1}
+    assert metrics.store_bytes == {"disk": 3000}
+
+
 def test_spark_counts(spark, config, messages):
     from pyspark.sql import Observation
 
@@ -68,9 +81,23 @@ def test_progress_is_said_while_a_job_runs_and_at_its_end(spark, config, message
         assert ("0 payloads" in lines[0], "errors" in lines[0]) == (True, False)
         df.write.format("noop").mode("overwrite").save()
 
-    assert "5 payloads, 0.00 GB" in lines[-1]
+    assert "5 payloads, 5.0 kB, " in lines[-1]
     assert "1 errors" in lines[-1]
     assert not any(thread.name == "claimcheck-progress" for thread in threading.enumerate())
+
+
+def test_progress_is_that_of_the_block(spark, config, messages):
+    metrics, lines = Metrics(spark), []
+    df = frame(spark, messages).transform(resolve("value", config=config, on_error="null", metrics=metrics))
+    df.write.format("noop").mode("overwrite").save()
+
+    with progress(metrics, say=lines.append):
+        pass
+    with progress(metrics, say=lines.append):
+        df.write.format("noop").mode("overwrite").save()
+
+    assert [line.split(" payloads")[0] for line in lines] == ["0", "5"]
+    assert metrics.rows == 10
 
 
 def test_progress_goes_to_the_log_where_there_is_no_terminal(spark, caplog):
@@ -81,7 +108,9 @@ def test_progress_goes_to_the_log_where_there_is_no_terminal(spark, caplog):
 
 
 def test_mistakes(spark):
-    with pytest.raises(ConfigError, match="measures"):
-        Metrics(object())
+    with pytest.raises(ConfigError, match="found a NoneType, expected a SparkSession"):
+        Metrics(None)
+    with pytest.raises(ConfigError, match="error: found a int, expected the name"):
+        measures(error=5)
     with pytest.raises(ConfigError, match="every_seconds"), progress(Metrics(spark), every_seconds=0):
         pass

@@ -165,13 +165,14 @@ def test_a_payload_over_the_limit_fails_the_task_and_names_its_row(spark, config
     ("arguments", "words"),
     [
         ({"column": "n"}, "of type int"),
-        ({"key": "n"}, "of type int"),
+        ({"key": "n"}, "of type int, expected a column of type binary or string"),
         ({"headers": "payload"}, "of type binary"),
         ({"into": "n"}, "'n', which is taken"),
         ({"destination": ""}, "destination"),
         ({"max_message_bytes": 0}, "max_message_bytes"),
         ({"concurrency": 0}, "concurrency"),
         ({"metrics": "all"}, "metrics"),
+        ({"config": {"stores": {"m": {"type": "memory"}}}}, "stores.m.type: found 'memory'"),
     ],
 )
 def test_mistakes_are_told_on_the_driver(spark, config, arguments, words):

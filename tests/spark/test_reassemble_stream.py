@@ -21,6 +21,7 @@ import pytest
 
 from claimcheck.envelope import HEADER, decode, encode_abort, encode_chunk
 from claimcheck.errors import ConfigError
+from claimcheck.spark import Metrics
 from claimcheck.spark.reassembly import reassemble, storing
 from claimcheck.spark.reassembly.options import Options
 from claimcheck.spark.worker import as_config, claim_check
@@ -30,8 +31,6 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 Message = tuple[str, int, bytes | None]
-
-pytestmark = pytest.mark.timeout(240)  # Spark, on a machine that does other things, too
 
 
 class Topic:
@@ -204,13 +203,15 @@ def test_the_clock_goes_on_while_nothing_comes(stateful, stored, topic, tmp_path
     assert [row.error.type for row in rows] == ["IncompletePayloadError"]
 
 
-def test_small_chunks_need_no_store_and_large_ones_rest_there_once(run, topic, tmp_path):
+def test_small_chunks_need_no_store_and_large_ones_rest_there_once(run, topic, tmp_path, spark):
+    metrics = Metrics(spark)
     small, large = in_chunks(b"s" * 900, size=300), in_chunks(b"l" * 2_000, size=1_000)
     topic.put(*orders([*small, *large, *large]))
     topic.put(*orders(large))
 
-    assert [len(row.payload) for row in run()] == [900, 2_000]
+    assert [len(row.payload) for row in run(metrics=metrics)] == [900, 2_000]
     assert claims(tmp_path) == 2
+    assert (metrics.rows, metrics.payload_bytes, metrics.store_bytes) == (2, 2_900, {"disk": 2_900})
 
 
 def test_a_chunk_that_is_gone_is_the_payloads_error(run, topic, tmp_path):
@@ -231,7 +232,6 @@ def test_a_chunk_that_is_gone_is_the_payloads_error(run, topic, tmp_path):
 # Drivers that die -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(300)
 def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_path, worker_env):
     """``kill -9`` before the output of a batch, and after it; where Spark plans the operator there is no claimcheck."""
     rng = random.Random(23)

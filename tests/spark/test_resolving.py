@@ -8,13 +8,14 @@ import pickle
 import random
 import shutil
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from claimcheck.errors import ConfigError, PayloadTooLargeError
 from claimcheck.pointer import Pointer
-from claimcheck.spark import resolve, resolving
+from claimcheck.spark import reassemble, repartition_by_payload, resolve, resolving
 from claimcheck.spark.columns import MAX_COLUMN_BYTES
 from claimcheck.spark.row import Faults
 from claimcheck.spark.rows import Reading, RowByRow
@@ -199,15 +200,12 @@ def test_a_batch_without_rows_gives_none(config):
 
 
 def test_a_payload_that_fits_no_column_is_refused_before_any_io():
-    class Two:
-        def pointer(self, message, /):
-            return Pointer(key="k", store="disk", size=2 << 30)
-
-        def resolve(self, message, /):
+    class Asked:
+        def read(self, pointer, /):
             raise AssertionError("asked the store")
 
     with pytest.raises(PayloadTooLargeError, match="map_payloads") as caught:
-        RowByRow(Two(), max_bytes=MAX_COLUMN_BYTES).resolve(b"message")
+        RowByRow(Asked(), max_bytes=MAX_COLUMN_BYTES).read(Pointer(key="k", store="disk", size=2 << 30))
 
     assert caught.value.size == 2 << 30
 
@@ -227,6 +225,23 @@ def test_a_payload_that_fits_no_column_is_refused_before_any_io():
 def test_wrong_columns(spark, config, column, options, words):
     with pytest.raises(ConfigError, match=words):
         frame(spark, [b"x"]).transform(resolve(column, config=config, **options))
+
+
+@pytest.mark.parametrize("verb", [resolve, reassemble, partial(repartition_by_payload, target_bytes=1)])
+@pytest.mark.parametrize(
+    "kind", ["interval '1' month", "make_interval(1)", "named_struct('i', array(interval '1' year))"]
+)
+def test_intervals_of_months_are_refused_by_name(spark, config, verb, kind):
+    df = frame(spark, [b"x"]).selectExpr("value", f"{kind} AS length")
+
+    with pytest.raises(ConfigError, match="the column 'length' of type .*interval"):
+        df.transform(verb("value", config=config))
+
+
+def test_durations_pass(spark, config):
+    df = frame(spark, [b"x"]).selectExpr("value", "interval '1' day AS length", "named_struct('interval', 1) AS s")
+
+    assert df.transform(resolve("value", config=config)).first().length == datetime.timedelta(days=1)
 
 
 def test_a_column_that_is_there_twice(spark, config):

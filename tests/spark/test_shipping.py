@@ -17,8 +17,6 @@ import claimcheck
 from claimcheck.spark import resolve, resolver
 from tests.spark.shipping_rig import Ground, ground, run
 
-pytestmark = pytest.mark.timeout(300)
-
 PAYLOADS = [b"small", *(bytes([n]) * 3000 for n in range(1, 8))]
 DIGESTS = [hashlib.sha256(payload).hexdigest() for payload in PAYLOADS]
 SECRET = "eagle-7301-untold"

@@ -13,8 +13,6 @@ from tests.spark_versions import REQUIREMENTS, parse, table
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 HERE = pyspark.__version__.rpartition(".")[0]
 
-pytestmark = pytest.mark.timeout(200)
-
 
 def said() -> dict[str, dict[str, str]]:
     """From version to feature to answer; nothing while there is no table."""

@@ -210,8 +210,9 @@ class TestErrors:
         assert not {"hunt", "hun", "er2", "hunter2", "47", "11"} & set(str(caught.value).replace(":", " ").split())
         assert (caught.value.__cause__, caught.value.__context__) == (None, None)
 
-    def test_url_that_only_the_vendor_can_judge(self):
-        store = RedisStore(url="redis://:hunter2@host/?socket_timeout=hunter2")
+    @pytest.mark.parametrize("query", ["socket_timeout=hunter2", "bogus=hunter2"])
+    def test_url_that_only_the_vendor_can_judge(self, query):
+        store = RedisStore(url=f"redis://:hunter2@host/?{query}")
         store.context = StoreContext(name="hot")
 
         with pytest.raises(ConfigError, match="stores.hot.url") as caught:

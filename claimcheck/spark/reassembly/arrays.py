@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from claimcheck.envelope import Buffer
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark.columns import MAX_COLUMN_BYTES, arrow_error_type, error_value
+from claimcheck.spark.metrics import Tally
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Done", "added_columns", "cut", "error_of"]
+__all__ = ["Done", "added_columns", "count", "cut", "error_of"]
 
 _MAX_ROWS = 1 << 14
 
@@ -40,6 +41,14 @@ class Done:
     pieces: Sequence[Buffer] | None = field(repr=False)
     error: dict[str, Any] | None
     size: int
+
+
+def count(tally: Tally, row: Done, *, store: str | None = None) -> None:
+    """Count a payload that came as chunks, which rested in that store."""
+    if row.error is not None:
+        tally.row(0, error=row.error["type"])
+    else:
+        tally.row(row.size, store=store)
 
 
 def error_of(error: ClaimCheckError | None) -> dict[str, Any] | None:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark.columns import MAX_COLUMN_BYTES
 from claimcheck.spark.core import Outcome, is_bad_message, weight
-from claimcheck.spark.reassembly.arrays import Done, added_columns, cut, error_of
+from claimcheck.spark.metrics import Tally
+from claimcheck.spark.reassembly.arrays import Done, added_columns, count, cut, error_of
 from claimcheck.spark.reassembly.group import Group
 from claimcheck.spark.reassembly.heads import head_of
 from claimcheck.spark.reassembly.options import Options, Places
 from claimcheck.spark.row import Row
 from claimcheck.spark.rows import RowByRow
+from claimcheck.spark.values import views
 from claimcheck.spark.worker import claim_check
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def reassembled(df: DataFrame, places: Places, options: Options, schema: StructT
     known = df.select("*", head.uuid.alias(_UUID), head.position.alias(_POSITION))
     source = [names[index] for index in places.source]
     together = known.repartition(_meeting(known, source)).sortWithinPartitions(_UUID, *source, _POSITION)
-    return together.mapInArrow(_Stage(options, places, tuple(schema.names)), schema)
+    return together.mapInArrow(_Stage(options, places), schema)
 
 
 def _meeting(df: DataFrame, source: list[str]) -> Column:
@@ -63,6 +65,7 @@ class _Row(NamedTuple):
     number: int
     uuid: str | None
     source: tuple[Any, ...]
+    message: memoryview | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,6 @@ class _Stage:
 
     options: Options
     places: Places
-    names: tuple[str, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with closing(self._done(batches)) as done:
@@ -84,17 +86,20 @@ class _Stage:
         chunks = list[_Row]()
         with closing(self._messages(rows, chunks)) as messages:
             yield from messages
-        for _, group in groupby(chain(chunks, rows), key=lambda row: (row.uuid, row.source)):
-            done = self._payload(group)
-            if done is not None:
-                yield done
+        with closing(Tally(self.options.metrics)) as tally:
+            for _, group in groupby(chain(chunks, rows), key=lambda row: (row.uuid, row.source)):
+                done = self._payload(group)
+                if done is not None:
+                    count(tally, done)
+                    yield done
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
         for batch in batches:
             uuids = batch.column(batch.num_columns - _HELPERS).to_pylist()
             sources = [batch.column(index).to_pylist() for index in self.places.source]
-            for number, uuid in enumerate(uuids):
-                yield _Row(batch, number, uuid, tuple(column[number] for column in sources))
+            messages = views(batch.column(self.places.value))
+            for number, (uuid, message) in enumerate(zip(uuids, messages, strict=True)):
+                yield _Row(batch, number, uuid, tuple(column[number] for column in sources), message)
 
     def _messages(self, rows: Iterator[_Row], chunks: list[_Row]) -> Generator[Done]:
         """Resolve rows up to the first chunk, which is put into ``chunks``."""
@@ -104,7 +109,7 @@ class _Stage:
                 if row.uuid is not None:
                     chunks.append(row)
                     return
-                yield Row(row.batch, row.number), row.batch.column(self.places.value)[row.number].as_py()
+                yield Row(row.batch, row.number), None if row.message is None else bytes(row.message)
 
         cc = RowByRow(claim_check(self.options.config), max_bytes=MAX_COLUMN_BYTES)
         with closing(self.options.reading.rows(messages(), cc)) as resolved:
@@ -116,7 +121,7 @@ class _Stage:
         group, first = None, None
         for row in rows:
             group = group or Group(str(row.uuid), self.options.config, max_bytes=self.options.max_payload_bytes)
-            is_chunk = group.add(memoryview(row.batch.column(self.places.value)[row.number].as_buffer()))
+            is_chunk = group.add(row.message or memoryview(b""))
             first = first or (row if is_chunk else None)
         if group is None or first is None or group.given_up:
             return None
@@ -130,7 +135,7 @@ class _Stage:
         kept = pa.Table.from_batches(list(self._kept(rows))).combine_chunks()
         columns = [column.chunk(0) for column in kept.columns]
         columns += added_columns(rows, columns[self.places.value].type)
-        return pa.RecordBatch.from_arrays(columns, names=list(self.names))
+        return pa.RecordBatch.from_arrays(columns, names=[*kept.column_names, "uuid", "payload", "error"])
 
     def _kept(self, rows: list[Done]) -> Iterator[pa.RecordBatch]:
         """The columns as they came, without the messages of which no single one is the payload."""

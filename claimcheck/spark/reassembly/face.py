@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from claimcheck.spark.columns import check_new, error_type, need_arrow, with_fields
+from claimcheck.spark.columns import by_place, check_new, check_types, error_type, need_arrow, with_fields
 from claimcheck.spark.core import (
     MAX_INFLIGHT_BYTES,
     OUT_BATCH_BYTES,
     Concurrency,
-    check_bytes,
     check_choice,
-    check_reading,
     check_seconds,
 )
+from claimcheck.spark.metrics import Metrics
 from claimcheck.spark.reassembly import batch, streaming
 from claimcheck.spark.reassembly.options import ExpireBy, Options, Places
 from claimcheck.spark.worker import AnyConfig, as_config
@@ -41,6 +40,7 @@ def reassemble(
     remember_seconds: float = _REMEMBER_SECONDS,
     concurrency: Concurrency = "auto",
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+    metrics: Metrics | None = None,
     out_batch_bytes: int = OUT_BATCH_BYTES,
 ) -> Callable[[DataFrame], DataFrame]:
     """Make the function that puts chunks together, for ``df.transform``; on a batch and on a stream.
@@ -79,6 +79,7 @@ def reassemble(
             that come late are let go; after that they are chunks of a payload that never becomes complete.
         concurrency: Payloads or chunks that one task reads or writes at once, 1 to 64, or ``auto``.
         max_inflight_bytes: Bound on their bytes.
+        metrics: Counts the rows that come out, where it is wanted.
         out_batch_bytes: Payload bytes per Arrow batch; a larger payload is a batch of its own.
 
     Returns:
@@ -91,8 +92,6 @@ def reassemble(
     """
     need_arrow()
     check_choice("expire_by", expire_by, "clock", "data")
-    check_reading(concurrency=concurrency, max_inflight_bytes=max_inflight_bytes)
-    check_bytes("out_batch_bytes", out_batch_bytes)
     known = as_config(config)
     expire = known.chunks.expire_after_seconds if expire_after_seconds is None else expire_after_seconds
     options = Options(
@@ -103,23 +102,23 @@ def reassemble(
         concurrency=concurrency,
         max_inflight_bytes=max_inflight_bytes,
         out_batch_bytes=out_batch_bytes,
+        metrics=metrics,
     )
 
     def transform(df: DataFrame) -> DataFrame:
         check_new(df.columns, uuid=uuid, payload=payload, error=error)
+        check_types(df)
         places = Places.found(df, column, source)
         stage = streaming.reassembled if df.isStreaming else batch.reassembled
-        numbered = df.toDF(*(f"c{n}" for n in range(len(df.columns))))  # names may have dots, or be there twice
-        done = stage(numbered, places, options, _schema(numbered, places))
-        return done.toDF(*df.columns, uuid, payload, error)
+        return stage(by_place(df), places, options, _schema(df, places, uuid, payload, error))
 
     return transform
 
 
-def _schema(df: DataFrame, places: Places) -> StructType:
+def _schema(df: DataFrame, places: Places, uuid: str, payload: str, error: str) -> StructType:
     """The columns as they came, the messages' one nullable, and those that are added."""
     from pyspark.sql.types import BinaryType, StringType, StructField
 
     kept = list(df.schema.fields)
     kept[places.value] = StructField(kept[places.value].name, BinaryType())
-    return with_fields(kept, uuid=StringType(), payload=BinaryType(), error=error_type())
+    return with_fields(kept, **{uuid: StringType(), payload: BinaryType(), error: error_type()})

@@ -12,7 +12,8 @@ from claimcheck.envelope import Buffer
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.spark.columns import error_value
 from claimcheck.spark.core import is_bad_message, outcomes
-from claimcheck.spark.reassembly.arrays import Done, added_columns, cut
+from claimcheck.spark.metrics import Tally
+from claimcheck.spark.reassembly.arrays import Done, added_columns, count, cut
 from claimcheck.spark.reassembly.options import Options, Places
 from claimcheck.spark.reassembly.storing import unpacked
 from claimcheck.spark.worker import claim_check, pace
@@ -83,13 +84,21 @@ class Joining:
                     for reference in column[number].values or ():
                         yield None if payload.error else reference.as_py()
 
-        config, most = self.options.config, self.options.max_inflight_bytes
-        learnt = pace(config, self.options.concurrency)
-        with closing(outcomes(references(), claim_check(config), pace=learnt, max_inflight_bytes=most)) as results:
+        config, tally = self.options.config, Tally(self.options.metrics)
+        results = outcomes(
+            references(),
+            claim_check(config),
+            pace=pace(config, self.options.concurrency),
+            max_inflight_bytes=self.options.max_inflight_bytes,
+            waited=tally.close,
+        )
+        with closing(results):
             for outcome in results:
                 ahead[0].take(outcome)
                 if ahead[0].waiting == 0:
-                    yield ahead.popleft().done()
+                    done = ahead.popleft().done()
+                    count(tally, done, store=config.store)
+                    yield done
 
     def _payloads(self, batch: pa.RecordBatch) -> Iterator[tuple[_Payload, pa.Array, int]]:
         uuids, rows = batch.column("uuid").to_pylist(), batch.column("row")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from claimcheck.config import Config
 from claimcheck.spark.columns import MAX_COLUMN_BYTES, find_column
@@ -27,7 +27,11 @@ _USUAL_SOURCE = ("topic", "partition")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How payloads are put together; see `claimcheck.spark.reassemble`."""
+    """How payloads are put together; see `claimcheck.spark.reassemble`.
+
+    Attributes:
+        reading: How messages that are no chunks are read: errors stay, as rows.
+    """
 
     config: Config
     expire_after_seconds: float
@@ -36,22 +40,24 @@ class Options:
     concurrency: Concurrency
     max_inflight_bytes: int
     out_batch_bytes: int
+    metrics: Any = None
+    reading: Reading = field(init=False)
 
-    @property
-    def max_payload_bytes(self) -> int:
-        """Of a payload that comes as chunks: what the configuration allows and a column can hold."""
-        return min(self.config.chunks.max_payload_bytes, MAX_COLUMN_BYTES)
-
-    @property
-    def reading(self) -> Reading:
-        """How messages that are no chunks are read: errors stay, as rows."""
-        return Reading(
+    def __post_init__(self) -> None:
+        reading = Reading(
             config=self.config,
             concurrency=self.concurrency,
             max_inflight_bytes=self.max_inflight_bytes,
             out_batch_bytes=self.out_batch_bytes,
             faults=Faults(on_error="null"),
+            metrics=self.metrics,
         )
+        object.__setattr__(self, "reading", reading)
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """Of a payload that comes as chunks: what the configuration allows and a column can hold."""
+        return min(self.config.chunks.max_payload_bytes, MAX_COLUMN_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from claimcheck.envelope import Abort, Chunk, decode, encode_literal
 from claimcheck.spark.line import Job, Line
 from claimcheck.spark.reassembly.heads import ABORT
 from claimcheck.spark.reassembly.options import Options, Places
+from claimcheck.spark.values import views
 from claimcheck.spark.worker import claim_check, pace, query_id
 from claimcheck.store import Store
 from claimcheck.validation import fail
@@ -82,8 +83,8 @@ class Storing:
             others = [index for index in range(batch.num_columns) if index != self.places.value]
             kept, values = batch.select(others), batch.column(self.places.value)
             sources = [batch.column(index).to_pylist() for index in self.places.source]
-            for number in range(len(batch)):
-                part = decode(memoryview(values[number].as_buffer()), header=header)
+            for number, value in enumerate(views(values)):
+                part = decode(value or b"", header=header)
                 if isinstance(part, (Chunk, Abort)):
                     key = _key([column[number] for column in sources], part.uuid)
                     yield _Part(key, part, _packed(kept.slice(number, 1)))

@@ -13,6 +13,7 @@ from claimcheck.spark.reassembly.joining import Joining
 from claimcheck.spark.reassembly.options import Options, Places
 from claimcheck.spark.reassembly.storing import STORED, Storing
 from claimcheck.spark.resolving import resolve
+from claimcheck.spark.worker import check_reached
 from claimcheck.validation import fail
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def reassembled(df: DataFrame, places: Places, options: Options, schema: StructT
     _check_store(options)
     uuid = head_of(df[df.columns[places.value]], options.config.header).uuid
     chunks = _of_chunks(df.filter(uuid.isNotNull()), places, options, schema)
-    return _of_messages(df.filter(uuid.isNull()), places, options).union(chunks)
+    return _of_messages(df.filter(uuid.isNull()), places, options).union(chunks).toDF(*schema.names)
 
 
 def _of_messages(df: DataFrame, places: Places, options: Options) -> DataFrame:
@@ -60,6 +61,7 @@ def _of_messages(df: DataFrame, places: Places, options: Options) -> DataFrame:
             on_error="null",
             concurrency=options.concurrency,
             max_inflight_bytes=options.max_inflight_bytes,
+            metrics=options.metrics,
             out_batch_bytes=options.out_batch_bytes,
         )
     )
@@ -92,7 +94,7 @@ def _of_chunks(df: DataFrame, places: Places, options: Options, schema: StructTy
         outputMode="Append",
         timeMode="EventTime" if by_data else "ProcessingTime",
     )
-    return noted.mapInArrow(Joining(options, places, tuple(schema.names)), schema)
+    return noted.mapInArrow(Joining(options, places, (*df.columns, "uuid", "payload", "error")), schema)
 
 
 def _check_pyspark() -> None:
@@ -123,5 +125,4 @@ def _check_store(options: Options) -> None:
             "complete; every executor has to reach it, and writers whose strategy is chunking do not mind it",
             path="store",
         )
-    if options.config.stores[name].type == "memory":
-        fail(f"stores.{name}.type", found="'memory'", expected="a store that every process reaches")
+    check_reached(options.config)

@@ -8,7 +8,13 @@ They move messages as they are. ``df.transform(resolve("value", config="claimche
 read, and the option ``config`` of a sink offloads what is too large to be sent. Importing this imports no pyspark.
 """
 
-from claimcheck.spark.sources.errors import DataLossError, RowSendError, SubscriptionBusyError
+from claimcheck.spark.sources.errors import (
+    AccessError,
+    DataLossError,
+    ForeignMessageError,
+    RowSendError,
+    SubscriptionBusyError,
+)
 from claimcheck.spark.sources.registration import register
 
-__all__ = ["DataLossError", "RowSendError", "SubscriptionBusyError", "register"]
+__all__ = ["AccessError", "DataLossError", "ForeignMessageError", "RowSendError", "SubscriptionBusyError", "register"]

@@ -38,6 +38,9 @@ def check_columns(schema: StructType, columns: Mapping[str, str]) -> StructType:
     Raises:
         ConfigError: A column that there is not, or one of another type.
     """
+    names = [field.name for field in schema.fields]
+    if not names or len(set(names)) < len(names):
+        fail("schema", found=", ".join(names) or "no columns", expected=f"some, each once, of: {as_ddl(columns)}")
     for field in schema.fields:
         kind = field.dataType.simpleString()
         if columns.get(field.name) != kind:

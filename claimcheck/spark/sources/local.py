@@ -21,7 +21,7 @@ from claimcheck.spark.sources.options import COUNT, TEXT, choice, parse, refuse_
 from claimcheck.spark.sources.rows import Columns
 from claimcheck.spark.sources.shares import Budget
 from claimcheck.spark.sources.weights import Scale
-from claimcheck.spark.worker import as_config
+from claimcheck.spark.worker import as_config, check_writing
 from claimcheck.validation import fail
 
 if TYPE_CHECKING:
@@ -91,10 +91,12 @@ def _log(values: Mapping[str, Any]) -> LocalLog:
 
 def _sink(options: Mapping[str, str], schema: StructType) -> LocalSink:
     values = parse(options, _WRITE_OPTIONS)
-    config = values.get("config")
+    config = None if "config" not in values else as_config(values["config"])
+    if config is not None:
+        check_writing(config.for_destination(values.get("topic", "")))
     return LocalSink(
         path=existing(require(values, "path", _FILE)),
         columns=Columns.of(schema, topic=values.get("topic")),
-        config=None if config is None else as_config(config),
+        config=config,
         max_message_bytes=values.get("maxMessageBytes", 1 << 20),
     )

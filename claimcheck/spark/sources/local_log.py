@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from claimcheck.spark.sources.shares import Entry
@@ -12,11 +12,12 @@ from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.local.messages import LocalMessage
 from claimcheck.validation import fail
 
-__all__ = ["ends", "existing", "messages", "weights"]
+__all__ = ["ends", "existing", "firsts", "messages", "weights"]
 
 _PAGE_BYTES = 8 << 20
 _PAGE_ROWS = 1000
 _FIRST_PAGE_ROWS = 16
+_FIRST = "SELECT timestamp FROM messages WHERE topic = ? AND partition = ? AND offset = 0"
 _WEIGHTS = """SELECT offset, length(value), substr(value, 1, ?) FROM messages
     WHERE topic = ? AND partition = ? AND offset >= ? AND offset < ? ORDER BY offset LIMIT ?"""
 
@@ -40,6 +41,13 @@ def ends(broker: LocalBroker, topic: str) -> dict[int, int]:
         UnknownTopicError: Nobody has created the topic.
     """
     return {partition: broker.end_offset(topic, partition) for partition in range(broker.partitions(topic))}
+
+
+def firsts(broker: LocalBroker, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+    """Give the time of each partition's first message in microseconds since 1970, which tells one file from another."""
+    with broker.database.read() as connection:
+        rows = {partition: connection.execute(_FIRST, (topic, partition)).fetchone() for partition in partitions}
+    return {partition: round(row[0] * 1_000_000) for partition, row in rows.items() if row}
 
 
 def weights(broker: LocalBroker, topic: str, partition: int, start: int, end: int, scale: Scale) -> Iterator[Entry]:

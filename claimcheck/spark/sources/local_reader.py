@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,12 @@ class LocalLog:
         with LocalBroker(self.path) as broker:
             return {str(partition): end for partition, end in local_log.ends(broker, self.topic).items()}
 
+    def firsts(self, partitions: Iterable[str]) -> dict[str, int]:
+        """Ask when the first message of each partition came, in microseconds since 1970; of empty ones nothing."""
+        with LocalBroker(self.path) as broker:
+            found = local_log.firsts(broker, self.topic, map(int, partitions))
+        return {str(partition): moment for partition, moment in found.items()}
+
     def limited(self, start: Ends, last: Ends, budget: Budget) -> Ends:
         """Find the end of a trigger within a budget; rows and bytes are exact, but one row always goes."""
         if budget.unlimited:
@@ -111,7 +117,10 @@ class LocalReader(DataSourceReader):
 
 
 class LocalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a topic on and on. The broker keeps every message, so that there is nothing to hold and to let go."""
+    """Reads a topic on and on. The broker keeps every message, so that there is nothing to hold and to let go.
+
+    A checkpoint holds, for each partition, the offset to go on with, and when the first message came.
+    """
 
     def __init__(self, log: LocalLog, schema: StructType) -> None:
         self._log, self._schema = log, schema
@@ -120,7 +129,7 @@ class LocalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Say where a query with no checkpoint begins."""
         ends = self._log.ends()
-        return ends if self._log.at_end else dict.fromkeys(ends, 0)
+        return self._noted(ends if self._log.at_end else dict.fromkeys(ends, 0))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Tell Spark what we limit."""
@@ -133,14 +142,15 @@ class LocalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Say where the next trigger ends."""
         last = self._log.ends() if self._target is None else self._target
-        self._check(start, last)
+        begun = self._checked(start, last)
         budget = Budget() if isinstance(limit, ReadAllAvailable) else self._log.budget
-        return start | self._log.limited(start, last, budget)
+        return self._noted(begun | self._log.limited(begun, last, budget))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Make a task for each partition that has anything new."""
-        self._check(end, self._log.ends())
-        ranges = [(name, start.get(name, 0), end[name]) for name in end]
+        there = self._log.ends()
+        begun, ends = self._checked(start, there), self._checked(end, there)
+        ranges = [(name, begun.get(name, 0), ends[name]) for name in ends]
         return [Stretch(int(name), first, beyond) for name, first, beyond in ranges if beyond > first]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -148,14 +158,24 @@ class LocalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, Stretch)
         return self._log.batches(partition, arrow_schema(self._schema))
 
-    def _check(self, known: Mapping[str, int], there: Mapping[str, int]) -> None:
-        for name, offset in known.items():
-            if offset > there.get(name, 0):
+    def _noted(self, ends: Ends) -> dict[str, Any]:
+        """Offsets as a checkpoint holds them."""
+        firsts = self._log.firsts(ends)
+        return {name: [end, firsts.get(name) if end else None] for name, end in ends.items()}
+
+    def _checked(self, noted: Mapping[str, Any], there: Ends) -> Ends:
+        """Offsets out of a checkpoint, if it is of this file."""
+        known = {name: each if isinstance(each, list) else (each, None) for name, each in noted.items()}  # older ones
+        ends, firsts = {name: end for name, (end, _) in known.items()}, self._log.firsts(noted)
+        for name, (end, first) in known.items():
+            if end > there.get(name, 0) or (first is not None and first != firsts.get(name)):
                 raise DataLossError(
-                    f"{self._log.topic}: partition {name} ends at offset {there.get(name, 0)}, but this query has read "
-                    f"up to {offset}: is {self._log.path} another file than before? Start with a new checkpoint",
+                    f"{self._log.topic}: partition {name} holds {there.get(name, 0)} messages, and not those of which "
+                    f"this query has read {end}: {self._log.path} is another file than before. Give the query a new "
+                    "checkpoint, or back its file",
                     destination=self._log.topic,
                 )
+        return ends
 
 
 def _batch(page: Sequence[LocalMessage], schema: pa.Schema) -> pa.RecordBatch:

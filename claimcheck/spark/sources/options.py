@@ -13,6 +13,7 @@ __all__ = ["COUNT", "SECONDS", "TEXT", "TRUTH", "Kind", "choice", "parse", "requ
 
 _OF_SPARK = {"checkpointlocation", "queryname"}  # what Spark itself hands on with the options of a sink
 _MAX_SECONDS = 86_400
+_MAX_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def _text(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MAX_COUNT:
         raise ValueError(text)
     return int(text)
 
@@ -116,6 +117,6 @@ def _no(text: str) -> NoReturn:
 
 
 TEXT = Kind(_text, "text")
-COUNT = Kind(_count, "an integer of at least 1")
+COUNT = Kind(_count, f"an integer of at least 1, and at most {_MAX_COUNT}")
 SECONDS = Kind(_seconds, f"a number of seconds above 0 and at most {_MAX_SECONDS}")
 TRUTH = Kind(_truth, "'true' or 'false'")

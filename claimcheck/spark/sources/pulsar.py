@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +17,19 @@ from pyspark.sql.datasource import (
 
 from claimcheck.spark.sources.arrow import arrow_schema, as_ddl, check_columns
 from claimcheck.spark.sources.options import COUNT, SECONDS, TEXT, TRUTH, choice, parse, refuse_overwrite, require
-from claimcheck.spark.sources.pulsar_client import (
-    CONNECTION_OPTIONS,
-    Connection,
-    check_topic,
-    client_for,
-    connection_of,
-    in_our_words,
-)
-from claimcheck.spark.sources.pulsar_offsets import NOTHING, Position, full_name
-from claimcheck.spark.sources.pulsar_reader import COLUMNS, Reading, Stretch
+from claimcheck.spark.sources.pulsar_admin import check_topic
+from claimcheck.spark.sources.pulsar_client import client_for, in_our_words
+from claimcheck.spark.sources.pulsar_columns import COLUMNS
+from claimcheck.spark.sources.pulsar_connection import CONNECTION_OPTIONS, Connection, connection_of
+from claimcheck.spark.sources.pulsar_foreign import as_it_is
+from claimcheck.spark.sources.pulsar_offsets import NOTHING, Position, full_name, split_name
+from claimcheck.spark.sources.pulsar_reader import Reading, Stretch
 from claimcheck.spark.sources.pulsar_stream import PulsarStreamReader, StreamPlan
 from claimcheck.spark.sources.pulsar_writer import PulsarSink, PulsarStreamWriter, PulsarWriter
 from claimcheck.spark.sources.rows import Columns
 from claimcheck.spark.sources.shares import Budget
 from claimcheck.spark.sources.weights import Scale
-from claimcheck.spark.worker import as_config
+from claimcheck.spark.worker import as_config, check_writing
 from claimcheck.transports.pulsar.errors import vendor
 from claimcheck.transports.pulsar.limit import MAX_MESSAGE_BYTES
 from claimcheck.validation import fail
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PulsarSource"]
 
+_TOPIC = re.compile(r"persistent://[\w=:.-]+/[\w=:.-]+/[^/\s]+")
 _READ_OPTIONS = CONNECTION_OPTIONS | {
     "topic": TEXT,
     "subscription": TEXT,
@@ -121,7 +120,7 @@ class PulsarReader(DataSourceReader):
         stretches = []
         for topic in self._topics:
             check_topic(self._reading.connection, topic)
-            with in_our_words(topic, "asking for its partitions"):
+            with in_our_words(self._reading.connection, topic, "asking for its partitions"):
                 names = client.get_topic_partitions(topic)
             ends = {name: _end(client, name, self._reading) for name in names}
             stretches += [Stretch(name, NOTHING, end) for name, end in ends.items() if end != NOTHING]
@@ -136,9 +135,9 @@ class PulsarReader(DataSourceReader):
 
 def _end(client: Any, partition: str, reading: Reading) -> Position:
     pulsar = vendor()
-    with in_our_words(partition, "asking for its last message"):
+    with in_our_words(reading.connection, partition, "asking for its last message"):
         reader = client.create_reader(
-            partition, pulsar.MessageId.latest, start_message_id_inclusive=True, receiver_queue_size=1
+            partition, pulsar.MessageId.latest, start_message_id_inclusive=True, receiver_queue_size=1, **as_it_is()
         )
         try:
             if not reader.has_message_available():
@@ -160,7 +159,12 @@ def _topics(values: Mapping[str, Any]) -> tuple[str, ...]:
     given = require(values, "topic", "the name of a topic, or several with commas between them").split(",")
     names = [full_name(topic.strip()) for topic in given if topic.strip()]
     if len(set(names)) != len(given):
-        fail("topic", found=repr(values["topic"]), expected="names of topics, each of them once")
+        fail("topic", found=repr(values["topic"]), expected="names of topics, each of them once, and none empty")
+    for name in names:
+        if not _TOPIC.fullmatch(name):
+            fail("topic", found=repr(name), expected="persistent://tenant/namespace/topic, or the last part of it")
+        if split_name(name)[0] != name and split_name(name)[0] in names:
+            fail("topic", found=f"{name!r}, a partition of a topic that is named, too", expected="each message once")
     return tuple(names)
 
 
@@ -179,12 +183,14 @@ def _sink(options: Mapping[str, str], schema: StructType) -> PulsarSink:
     values = parse(options, _WRITE_OPTIONS)
     timeout = values.get("sendTimeoutSeconds", 60.0)
     connection: Connection = connection_of({"operationTimeoutSeconds": timeout, **values})
-    config = values.get("config")
+    config = None if "config" not in values else as_config(values["config"])
+    if config is not None:
+        check_writing(config.for_destination(full_name(values.get("topic", ""))))
     topic = values.get("topic")
     return PulsarSink(
         connection=connection,
         columns=Columns.of(schema, topic=topic),
-        config=None if config is None else as_config(config),
+        config=config,
         max_message_bytes=values.get("maxMessageBytes", MAX_MESSAGE_BYTES),
         timeout_seconds=timeout,
     )

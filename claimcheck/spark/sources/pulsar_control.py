@@ -1,25 +1,27 @@
 """What a streaming query says to Pulsar from its driver: what is there, and what need not be kept any more.
 
-One durable subscription of each partition, Exclusive, through which no message is ever received. It knows the last
-entry, it keeps what the query has not committed, and nobody else can have it at the same time.
+One durable subscription of each partition, Exclusive, through which nothing is read. It knows the last entry, it keeps
+what the query has not committed, and nobody else can have it at the same time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import time
+from collections.abc import Callable
 from typing import Any
 
 from claimcheck.spark.sources.errors import SubscriptionBusyError
-from claimcheck.spark.sources.pulsar_client import Connection, check_topic, in_our_words, open_client
+from claimcheck.spark.sources.pulsar_admin import check_topic
+from claimcheck.spark.sources.pulsar_client import again, in_our_words, open_client
+from claimcheck.spark.sources.pulsar_connection import Connection
+from claimcheck.spark.sources.pulsar_foreign import as_it_is
 from claimcheck.spark.sources.pulsar_offsets import NOTHING, Offsets, Position, split_name
 from claimcheck.transports.pulsar.errors import vendor
 
 __all__ = ["Control"]
 
 _BUSY_SECONDS = 10.0  # the broker lets go of a process that was killed within a second or two
-_PAUSE_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class Control:
         self._client: Any = None
         self._consumers: dict[str, Any] = {}
         self._committed: Offsets = {}
+        self._known: set[str] = set()  # partitions whose subscription is where it was left
 
     @property
     def client(self) -> Any:
@@ -72,20 +75,48 @@ class Control:
             place = vendor().MessageId.earliest
             if ledger >= 0:  # the last one is kept, too: it will prove that nothing behind it was removed
                 place = vendor().MessageId(split_name(name)[1], ledger, entry, -1)
-            with in_our_words(name, "moving the subscription"):
+            with in_our_words(self._connection, name, "moving the subscription"):
                 self._consumer(name).seek(place)
+            self._known.add(name)
         return {name: position for name, position in offsets.items() if position != NOTHING}
+
+    def was_moved(self, name: str) -> bool:
+        """Whether somebody has read on under this subscription, in a partition of which this query has read nothing.
+
+        There is no last entry then that could prove that nothing was removed. But a subscription that was left at the
+        beginning begins with what the partition begins with. Looks once; later nobody else can have it.
+
+        Args:
+            name: Of a partition that is not empty.
+        """
+        if name in self._known:
+            return False
+        millis = round(self._connection.timeout_seconds * 1000)
+        with in_our_words(self._connection, name, "asking for its first message"):
+            reader = self.client.create_reader(name, vendor().MessageId.earliest, receiver_queue_size=1, **as_it_is())
+            try:
+                first = _position(reader.read_next(millis))
+            finally:
+                reader.close()
+            try:
+                moved = _position(self._consumer(name).receive(millis)) != first
+            except vendor().exceptions.Timeout:
+                self._consumer(name).get_last_message_id()  # raises where nobody is there to answer
+                moved = True  # it has nothing, and the partition has something
+        self._known.add(name)
+        return moved
 
     def release(self, offsets: Offsets) -> None:
         """Let go of what is committed, but for the last entry: as long as it is there, nothing behind it was removed.
 
-        Failing costs no more than space, and the next time makes up for it.
+        Failing costs no more than space, and the next time makes up for it. Topics that this query reads no more stay
+        as they are: to subscribe would make them anew.
         """
-        for name, position in offsets.items():
+        read = {name: position for name, position in offsets.items() if {name, split_name(name)[0]} & set(self._topics)}
+        for name, position in read.items():
             before, self._committed[name] = self._committed.get(name), position
-            done = (position[0], position[1] - 1) if position[1] > 0 else before
-            if done is not None and before != position:
-                self._acknowledge(name, done)
+            if before != position:  # before the first entry of a ledger is -1: that lets go of all ledgers before it
+                self._acknowledge(name, (position[0], position[1] - 1))
 
     def close(self) -> None:
         """Leave the subscriptions, which stay where they are."""
@@ -100,14 +131,14 @@ class Control:
     def _partitions(self) -> list[str]:
         names = []
         for topic in self._topics:
-            with in_our_words(topic, "asking for its partitions"):
+            with in_our_words(self._connection, topic, "asking for its partitions"):
                 names += self.client.get_topic_partitions(topic)
         return names
 
     def _last(self, name: str) -> Position:
         consumer = self._consumer(name)
-        with in_our_words(name, "asking for its last message"):
-            found = consumer.get_last_message_id()
+        with in_our_words(self._connection, name, "asking for its last message"):
+            found = _settled(consumer.get_last_message_id)
         return (found.ledger_id(), found.entry_id()) if found.ledger_id() >= 0 and found.entry_id() >= 0 else NOTHING
 
     def _consumer(self, name: str) -> Any:
@@ -116,15 +147,11 @@ class Control:
         return self._consumers[name]
 
     def _subscribe(self, name: str) -> Any:
-        deadline = time.monotonic() + _BUSY_SECONDS
-        while True:
-            try:
-                with in_our_words(name, "subscribing"):
-                    return self._subscribe_once(name)
-            except SubscriptionBusyError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_PAUSE_SECONDS)
+        def once() -> Any:
+            with in_our_words(self._connection, name, "subscribing"):
+                return self._subscribe_once(name)
+
+        return again(once, passing=lambda error: isinstance(error, SubscriptionBusyError), seconds=_BUSY_SECONDS)
 
     def _subscribe_once(self, name: str) -> Any:
         pulsar = vendor()
@@ -134,8 +161,9 @@ class Control:
                 self._subscription,
                 consumer_type=pulsar.ConsumerType.Exclusive,
                 initial_position=pulsar.InitialPosition.Earliest,
-                receiver_queue_size=0,  # nothing is to be sent to it
+                receiver_queue_size=1,  # no more than `was_moved` wants to see
                 start_message_id_inclusive=True,
+                **as_it_is(),
             )
         except pulsar.exceptions.ConsumerBusy as error:
             raise SubscriptionBusyError(
@@ -145,9 +173,18 @@ class Control:
             ) from error
 
     def _acknowledge(self, name: str, position: Position) -> None:
-        if position == NOTHING:
-            return
         try:
             self._consumer(name).acknowledge_cumulative(vendor().MessageId(split_name(name)[1], *position, -1))
         except Exception as error:
             _log.warning("%s: could not let go of what was read: %s", name, type(error).__name__)
+
+
+def _settled(asked: Callable[[], Any]) -> Any:
+    """Ask again while the broker is still making the partition, which is no fault of anybody's."""
+    making = vendor().exceptions.BrokerMetadataError
+    return again(asked, passing=lambda error: isinstance(error, making), seconds=_BUSY_SECONDS)
+
+
+def _position(message: Any) -> Position:
+    found = message.message_id()
+    return found.ledger_id(), found.entry_id()

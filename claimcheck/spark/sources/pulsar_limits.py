@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from claimcheck.spark.sources.errors import ForeignMessageError
 from claimcheck.spark.sources.pulsar_offsets import NOTHING, Offsets, Position
 from claimcheck.spark.sources.pulsar_reader import Reading, Stretch, read_messages
 from claimcheck.spark.sources.shares import Budget, Entry, Spent, share, take
@@ -79,13 +80,17 @@ def _distance(start: Position, end: Position) -> int:
 def _entries(client: Any, stretch: Stretch, reading: Reading, scale: Scale | None) -> Generator[Entry]:
     current: Position | None = None
     rows = size = 0
-    for position, _, message in read_messages(client, stretch, reading):
-        if current is not None and position != current:
-            yield Entry(current, rows, size)
-            rows = size = 0
-        current = position
-        rows += 1
-        if scale is not None:
-            size += scale.weigh(message.data(), message.length())
+    try:
+        for position, _, message in read_messages(client, stretch, reading):
+            if current is not None and position != current:
+                yield Entry(current, rows, size)
+                rows = size = 0
+            current = position
+            rows += 1
+            if scale is not None:
+                size += scale.weigh(message.data(), message.length())
+    except ForeignMessageError:
+        if current is None:  # else this trigger ends before it, and the next one fails
+            raise
     if current is not None:
         yield Entry(current, rows, size)

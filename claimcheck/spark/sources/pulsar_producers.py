@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from claimcheck.config import Config
 from claimcheck.errors import TransportError
-from claimcheck.spark.sources.pulsar_client import Connection, in_our_words
+from claimcheck.spark.sources.pulsar_admin import ask_limit
+from claimcheck.spark.sources.pulsar_client import in_our_words
+from claimcheck.spark.sources.pulsar_connection import Connection
 from claimcheck.spark.worker import claim_check
 from claimcheck.transports.pulsar.deadlines import Deadlines, Ticket
 from claimcheck.transports.pulsar.errors import vendor
@@ -61,7 +63,7 @@ def open_producer(
         max_message_bytes: What the broker takes in one message.
         timeout_seconds: For the answer to one message.
     """
-    with in_our_words(topic, "opening a producer"):
+    with in_our_words(connection, topic, "opening a producer"):
         native = client.create_producer(
             topic,
             send_timeout_millis=max(1, round(timeout_seconds * 1000)),
@@ -70,18 +72,16 @@ def open_producer(
             # A batch is one message to the broker, and may not be over the limit that each of its messages obeys. The
             # client counts payloads only: three quarters are left for keys and properties, 768 bytes for each.
             batching_max_allowed_size_in_bytes=max(1, min(_BATCH_BYTES, max_message_bytes // 4)),
-            batching_max_messages=max(1, min(_BATCH_MESSAGES, max_message_bytes // 1024)),
+            batching_max_messages=max(2, min(_BATCH_MESSAGES, max_message_bytes // 1024)),
         )
     deadline = timeout_seconds + _GRACE_SECONDS
     if config is None:
         return _Plain(native, deadline)
-    token = connection.token()
+    asked = max_message_bytes if connection.admin_url is None else ask_limit(connection, topic)
     return PulsarProducer(
         native,
         claim_check(config),
-        max_message_bytes=max_message_bytes,
-        admin_url=connection.admin_url,
-        admin_headers={"Authorization": f"Bearer {token}"} if token else None,
+        max_message_bytes=asked,
         deadline_seconds=deadline,
     )
 

@@ -74,6 +74,7 @@ class PulsarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Say where the next trigger ends; partitions that were added since begin at their beginning."""
         begun = from_json(start)
         self._last = last = newer(begun, self._control.last() if self._target is None else self._target)
+        self._check(begun, last)
         budget = Budget() if isinstance(limit, ReadAllAvailable) else self._plan.budget
         ends = limited(self._control.client, begun, last, budget, self._plan.reading, self._plan.scale)
         return to_json(begun | ends)
@@ -86,6 +87,7 @@ class PulsarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Make a task for each partition that has anything new."""
         begun = from_json(start)
         ends = newer(begun, from_json(end))
+        self._check(begun, ends)
         return [Stretch(name, begun.get(name, NOTHING), ends[name]) for name in ends]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -101,6 +103,13 @@ class PulsarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Leave the broker."""
         if self._opened is not None:
             self._opened.close()
+
+    def _check(self, begun: Offsets, ends: Offsets) -> None:
+        """Notice what was lost where nothing was read yet; elsewhere the last entry that was read tells."""
+        for name in ends:
+            if name not in begun and self._control.was_moved(name):
+                what = "nothing of it was read yet, but the subscription is not at its beginning any more"
+                self._plan.reading.lost(name, what)
 
     @property
     def _control(self) -> Control:

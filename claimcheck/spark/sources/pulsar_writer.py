@@ -19,7 +19,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark.sources.pulsar_client import Connection, client_for
+from claimcheck.spark.sources.pulsar_client import client_for
+from claimcheck.spark.sources.pulsar_connection import Connection
 from claimcheck.spark.sources.pulsar_producers import Sends, open_producer
 from claimcheck.spark.sources.rows import Columns, Row, as_text
 from claimcheck.transports.pulsar.errors import error_of, vendor
@@ -95,7 +96,7 @@ class _Sending:
             self._raise()
         properties = {name: as_text(row, f"header {name!r}", value) or "" for name, value in row.headers}
         key = as_text(row, "the key", row.key)
-        with _of(row):
+        with self._of(row):
             producer = self._producers.get(row.topic) or self._open(row.topic)
             self._count(1)
             try:
@@ -139,7 +140,24 @@ class _Sending:
 
     def _raise(self) -> NoReturn:
         row, result = self._failed[0]
-        raise row.error(result.name) from error_of(result)
+        raise row.error(self._why(row, result.name)) from error_of(result)
+
+    @contextlib.contextmanager
+    def _of(self, row: Row) -> Iterator[None]:
+        """Say of an error which row it is about."""
+        try:
+            yield
+        except ClaimCheckError as error:
+            error.add_note(f"This is {row.source}, for {row.topic}.")
+            raise
+        except vendor().exceptions.PulsarException as error:
+            raise row.error(self._why(row, type(error).__name__)) from error
+
+    def _why(self, row: Row, name: str) -> str:
+        if name != "MessageTooBig" or self._sink.config is not None:
+            return name
+        size = len(row.value or b"")
+        return f"{name}: {size} bytes are more than the broker takes; with the option config they would be offloaded"
 
     def _open(self, topic: str) -> Sends:
         sink = self._sink
@@ -152,18 +170,6 @@ class _Sending:
             timeout_seconds=sink.timeout_seconds,
         )
         return self._producers[topic]
-
-
-@contextlib.contextmanager
-def _of(row: Row) -> Iterator[None]:
-    """Say of an error which row it is about."""
-    try:
-        yield
-    except ClaimCheckError as error:
-        error.add_note(f"This is {row.source}, for {row.topic}.")
-        raise
-    except vendor().exceptions.PulsarException as error:
-        raise row.error(type(error).__name__) from error
 
 
 class PulsarWriter(DataSourceArrowWriter):

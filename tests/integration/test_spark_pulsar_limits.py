@@ -1,0 +1,110 @@
+"""Limits of a trigger on topics of several ledgers: every row once, no batch beyond what the limit says, and an end."""
+
+import pytest
+
+import claimcheck
+from claimcheck.transports.pulsar import PulsarProducer
+from tests.spark.sources_rig import batches_of, stream, values
+
+PULSAR = "claimcheck_pulsar"
+LEDGERS = 3
+
+
+def fill(topic, rows, *, of=1):
+    """Send numbers into as many ledgers; ``of`` of them are one entry, where that is more than one."""
+    sent = []
+    for ledger in range(LEDGERS):
+        if ledger:
+            topic.roll()
+        for first in range(ledger * rows, (ledger + 1) * rows, of if of > 1 else rows):
+            sent += topic.send(range(first, first + (of if of > 1 else rows)), batched=of > 1)
+    return sorted(sent)
+
+
+def run(spark, topic, folder, **limits):
+    return batches_of(stream(spark, PULSAR, topic.options(**limits)), folder / "c")
+
+
+def sizes(seen):
+    return [len(seen[number]) for number in sorted(seen)]
+
+
+def check_entries(seen):
+    """They come whole, and from all ledgers; batches of a producer do not go to every partition in each of them."""
+    where = [{(row.partition, row.ledger_id, row.entry_id) for row in rows} for rows in seen.values()]
+    entries = set().union(*where)
+    assert sum(map(len, where)) == len(entries)
+    assert len({ledger for _, ledger, _ in entries}) >= LEDGERS
+
+
+@pytest.mark.parametrize("of", [1, 10], ids=["unbatched", "batched"])
+def test_rows_of_several_ledgers(spark_sources, spark_topic, tmp_path, of):
+    spark_topic.broker.create_partitioned(spark_topic.name, 2)
+    sent = fill(spark_topic, 80, of=of)
+
+    seen = run(spark_sources, spark_topic, tmp_path, maxRowsPerTrigger=45)
+
+    assert values(seen) == sent
+    assert max(sizes(seen)) <= 45  # no entry has more than a partition's share
+    assert len(seen) <= len(sent) // 20  # and each batch is worth its while
+    check_entries(seen)
+
+
+@pytest.mark.parametrize("of", [1, 100], ids=["unbatched", "batched"])
+def test_more_rows_than_are_looked_at(spark_sources, spark_topic, tmp_path, of):
+    sent = fill(spark_topic, 1500, of=of)
+
+    seen = run(spark_sources, spark_topic, tmp_path, maxRowsPerTrigger=2000)
+
+    assert values(seen) == sent
+    assert sizes(seen) == [2000, 2000, 500]
+    check_entries(seen)
+
+
+def test_an_entry_of_more_rows_than_the_limit_comes_whole(spark_sources, spark_topic, tmp_path):
+    sent = fill(spark_topic, 60, of=30)
+
+    seen = run(spark_sources, spark_topic, tmp_path, maxRowsPerTrigger=20)
+
+    assert values(seen) == sent
+    assert sizes(seen) == [30] * 6
+
+
+@pytest.fixture
+def fill_payloads(spark_topic, claims):
+    """Send payloads of 5,000 bytes, six for each ledger, through pointers, in entries of so many."""
+
+    def fill(of):
+        with claimcheck.from_dict(claims) as cc:
+            for ledger in range(LEDGERS):
+                native = spark_topic.client.create_producer(
+                    spark_topic.name, batching_enabled=of > 1, batching_max_publish_delay_ms=60_000
+                )
+                with PulsarProducer(native, cc) as producer:
+                    for number in range(6):
+                        producer.send_async(b"%d" % ledger * 5000, lambda *_: None)
+                        if number % of == of - 1:
+                            producer.flush()
+                spark_topic.roll()
+
+    return fill
+
+
+@pytest.mark.parametrize(
+    ("of", "limits", "expected"),
+    [
+        (1, {"maxPayloadBytesPerTrigger": 20_000}, [4, 4, 4, 4, 2]),
+        (1, {"maxPayloadBytesPerTrigger": 20_000, "maxRowsPerTrigger": 3}, [3] * 6),
+        (3, {"maxPayloadBytesPerTrigger": 35_000}, [6, 6, 6]),
+        (3, {"maxPayloadBytesPerTrigger": 29_999}, [3] * 6),  # a byte less, and an entry less
+        (3, {"maxPayloadBytesPerTrigger": 5_000}, [3] * 6),  # an entry comes whole: three times the limit
+    ],
+    ids=["unbatched", "rows too", "batched", "batched, a byte less", "more in an entry"],
+)
+def test_payload_bytes_of_several_ledgers(spark_sources, spark_topic, fill_payloads, tmp_path, of, limits, expected):
+    fill_payloads(of)
+
+    seen = run(spark_sources, spark_topic, tmp_path, **limits)
+
+    assert sizes(seen) == expected
+    check_entries(seen)

@@ -1,0 +1,197 @@
+"""Spark at a Pulsar that wants a token and speaks TLS: who may not come in is told why, and no secret is said."""
+
+import os
+import time
+from dataclasses import replace
+
+import pulsar
+import pytest
+
+from claimcheck.spark.sources import register
+from tests import servers
+from tests.integration.pulsar_rig import LIMIT, content
+from tests.integration.spark_rig import Topic
+from tests.spark.sources_rig import batches_of, failure, stream, values
+
+PULSAR = "claimcheck_pulsar"
+RIGHT, WRONG, STRANGER = "CLAIMCHECK_TEST_RIGHT", "CLAIMCHECK_TEST_WRONG", "CLAIMCHECK_TEST_STRANGER"
+TOLD_SECONDS = 60  # for three ways; the client would try for a minute in each
+
+
+@pytest.fixture(scope="module")
+def doors(pulsar_jars):
+    if servers.JARS not in os.environ:
+        pytest.skip("no jars to start a broker that wants a token")
+    with servers.secure_pulsar() as doors:
+        yield doors
+
+
+@pytest.fixture(scope="module")
+def tokens(doors):
+    """By the names of their variables; the wrong one is for the right person, and signed by somebody else."""
+    forged = replace(doors, secret=b"?" * 32).token("operator")
+    return {RIGHT: doors.token("operator"), WRONG: forged, STRANGER: doors.token("stranger")}
+
+
+@pytest.fixture(scope="module")
+def spark_tokens(spark, tokens):
+    """Spark, whose processes have the tokens, as `spark.executorEnv` would have given them."""
+    spark.sparkContext.environment.update(tokens)
+    register(spark)
+    yield spark
+    for name in tokens:
+        del spark.sparkContext.environment[name]
+    register(spark)
+
+
+@pytest.fixture
+def secret_topic(doors, tokens, topic):
+    client = pulsar.Client(doors.open.service_url, authentication=pulsar.AuthenticationToken(tokens[RIGHT]))
+    yield Topic(doors.open, client, topic)
+    client.close()
+
+
+@pytest.fixture
+def tls(doors):
+    """What a query is told that goes through the doors with TLS."""
+    trusted = {"tlsTrustCertsFilePath": doors.authority, "authTokenEnv": RIGHT}
+    return {"serviceUrl": doors.tls_url, "adminUrl": doors.tls_admin_url, **trusted}
+
+
+def batch(spark, topic, **told):
+    return spark.read.format(PULSAR).options(**topic.options(subscription=None, **told)).load()
+
+
+def save(df, topic, **told):
+    df.write.format(PULSAR).mode("append").options(**topic.options(subscription=None, **told)).save()
+
+
+def ways(spark, topic, folder, **told):
+    """The three ways to the broker; each gives the text with which it fails."""
+    one = spark.range(1).selectExpr("binary('1') value")
+    yield failure(batch(spark, topic, **told).collect)
+    yield failure(lambda: save(one, topic, **told))
+    yield failure(lambda: batches_of(stream(spark, PULSAR, topic.options(**told)), folder / "never"))
+
+
+def rows(df):
+    return sorted(bytes(row.value) for row in df.select("value").collect())
+
+
+def test_the_right_token_opens_and_is_written_down_nowhere(spark_tokens, secret_topic, tokens, tmp_path, capsys):
+    told = {"authTokenEnv": RIGHT, "adminUrl": secret_topic.broker.admin_url}
+    secret_topic.send([0])
+    save(spark_tokens.range(1, 20).selectExpr("binary(string(id)) value"), secret_topic, **told)
+    df = batch(spark_tokens, secret_topic, **told)
+    streaming = stream(spark_tokens, PULSAR, secret_topic.options(**told, maxRowsPerTrigger=8))
+
+    read = rows(df)
+    seen = batches_of(streaming, tmp_path / "c")
+
+    df.explain(True)
+    streaming.explain(True)
+    plans = capsys.readouterr().out
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "c").rglob("*") if path.is_file())
+    assert read == values(seen) == sorted(b"%d" % n for n in range(20))
+    assert PULSAR in plans
+    assert secret_topic.full in kept.decode("utf-8", "replace")
+    pieces = [part for token in tokens.values() for part in token.split(".")[1:]]
+    assert not any(piece in plans or piece.encode() in kept for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        (WRONG, ("AccessError", f"refuses the token in '{WRONG}'", f"spark.executorEnv.{WRONG}")),
+        (None, ("AccessError", "refuses who has no token", "authTokenEnv names the environment variable")),
+        ("NOBODY_SET_THIS", ("ConfigError", "authTokenEnv: found 'NOBODY_SET_THIS'", "spark.executorEnv")),
+        (STRANGER, ("AccessError", "AuthorizationError", "may not do that")),
+    ],
+    ids=["wrong", "none", "unset", "stranger"],
+)
+def test_who_has_not_the_right_token_is_told_at_once(spark_tokens, secret_topic, tokens, tmp_path, variable, expected):
+    secret_topic.send([0])
+    begun = time.monotonic()
+
+    texts = list(ways(spark_tokens, secret_topic, tmp_path, authTokenEnv=variable))
+
+    assert time.monotonic() - begun < TOLD_SECONDS
+    for text in texts:
+        assert all(part in text for part in expected), text
+        assert not any(token[-20:] in text for token in tokens.values())
+
+
+@pytest.mark.parametrize(("variable", "code"), [(WRONG, "refuses the token"), (STRANGER, "may not ask")])
+def test_the_web_service_says_so_too(spark_tokens, secret_topic, tokens, variable, code):
+    told = {"authTokenEnv": variable, "adminUrl": secret_topic.broker.admin_url}
+
+    text = failure(batch(spark_tokens, secret_topic, **told).collect)
+
+    assert "AccessError" in text
+    assert code in text
+    assert tokens[variable][-20:] not in text
+
+
+def test_a_certificate_of_a_named_authority(spark_tokens, secret_topic, tls, config_file, tmp_path):
+    sent = [b"small", content(LIMIT * 2)]
+    df = spark_tokens.createDataFrame([(value,) for value in sent], "value binary").coalesce(1)
+    save(df, secret_topic, config=config_file, **tls)  # whose limit is asked over TLS, too: 5 MiB would be too much
+
+    read = rows(batch(spark_tokens, secret_topic, **tls))
+    seen = batches_of(stream(spark_tokens, PULSAR, secret_topic.options(**tls)), tmp_path / "c")
+
+    assert len(read) == 2
+    assert b"small" in read
+    assert read == values(seen)
+
+
+@pytest.mark.parametrize("trusted", [None, "another"])
+def test_a_certificate_of_nobody_that_is_trusted(spark_tokens, secret_topic, tls, tmp_path, trusted):
+    if trusted:
+        servers.make_certificate(tmp_path)
+    told = tls | {"adminUrl": None, "tlsTrustCertsFilePath": trusted and tmp_path / "ca.crt"}
+    secret_topic.send([0])
+    begun = time.monotonic()
+
+    texts = list(ways(spark_tokens, secret_topic, tmp_path, **told))
+
+    assert time.monotonic() - begun < TOLD_SECONDS
+    for text in texts:
+        assert "AccessError" in text
+        assert f"The certificate of {tls['serviceUrl'].removeprefix('pulsar+ssl://')} is not trusted" in text
+        assert "tlsTrustCertsFilePath names a file" in text
+
+
+def test_the_web_service_has_to_be_trusted_too(spark_tokens, secret_topic, tls):
+    told = tls | {"tlsTrustCertsFilePath": None, "serviceUrl": secret_topic.broker.service_url}
+
+    text = failure(batch(spark_tokens, secret_topic, **told).collect)
+
+    assert "AccessError" in text
+    assert "adminUrl" in text
+    assert "is not trusted" in text
+
+
+def test_certificates_that_are_not_there(spark_tokens, secret_topic, tls, tmp_path):
+    for path in (tmp_path / "missing.crt", tmp_path):
+        text = failure(batch(spark_tokens, secret_topic, **tls | {"tlsTrustCertsFilePath": path}).collect)
+        assert "ConfigError" in text
+        assert f"tlsTrustCertsFilePath: found '{path}'" in text
+
+
+def test_a_host_that_the_certificate_does_not_name(spark_tokens, secret_topic, tls):
+    secret_topic.send([0])
+    told = tls | {"serviceUrl": tls["serviceUrl"].replace("127.0.0.1", "127.1"), "adminUrl": None}
+
+    text = failure(batch(spark_tokens, secret_topic, **told).collect)
+
+    assert "AccessError" in text
+    assert "127.1" in text
+    assert rows(batch(spark_tokens, secret_topic, **told, tlsValidateHostname="false")) == [b"0"]
+
+
+def test_whoever_wants_may_trust_everybody(spark_tokens, secret_topic, tls):
+    secret_topic.send([0])
+    told = tls | {"tlsTrustCertsFilePath": None, "tlsAllowInsecureConnection": "true"}
+
+    assert rows(batch(spark_tokens, secret_topic, **told)) == [b"0"]

@@ -1,0 +1,35 @@
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from claimcheck.spark.values import views
+
+columns = st.tuples(
+    st.lists(st.none() | st.binary(max_size=20)), st.sampled_from([pa.binary(), pa.large_binary()]), st.integers(0, 5)
+)
+
+
+@given(columns)
+def test_values_are_those_of_the_column_wherever_it_begins(drawn):
+    values, kind, start = drawn
+    column = pa.array(values, kind)[start:]
+
+    assert [None if view is None else bytes(view) for view in views(column)] == values[start:]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_values_are_not_copied(kind):
+    column = pa.array([b"a" * 1000, None, b"b" * 1000], kind)
+
+    first, _, last = views(column)
+
+    assert pa.py_buffer(first).address == column.buffers()[2].address
+    assert pa.py_buffer(last).address == column.buffers()[2].address + 1000
+
+
+def test_a_value_outlives_its_batch():
+    view = next(views(pa.array([bytes(range(256)) * 10_000])))
+
+    assert view.format == "B"
+    assert bytes(view) == bytes(range(256)) * 10_000
