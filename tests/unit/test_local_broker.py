@@ -8,6 +8,7 @@ import pickle
 import sqlite3
 import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -450,6 +451,20 @@ def test_threads_share_one_broker(path):
         for thread in threads:
             thread.join()
         _assert_complete(broker, 4, 50)
+
+
+def test_threads_with_a_broker_each_make_one_file(tmp_path):
+    start = threading.Barrier(4)
+
+    def make(path: Path) -> None:
+        start.wait()
+        with LocalBroker(path) as broker:
+            broker.create_topic("orders", partitions=2)
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(40):  # a file that was being made was taken for somebody else's in one of eight
+            for made in [pool.submit(make, tmp_path / f"{number}.sqlite") for _ in range(4)]:
+                made.result()
 
 
 def test_processes_that_open_a_new_file_at_the_same_moment_and_write_at_once(path):

@@ -181,7 +181,10 @@ def _connect(path: str, sleep: Callable[[float], None]) -> sqlite3.Connection:
 
 
 def _make_tables(connection: sqlite3.Connection, path: str) -> None:
-    if _has_our_tables(connection, path):
+    connection.execute("BEGIN")  # one moment's state of the file: another process may be making its tables
+    ours = _has_our_tables(connection, path)
+    connection.execute("COMMIT")
+    if ours:
         return
     connection.execute("BEGIN IMMEDIATE")
     if not _has_our_tables(connection, path):  # another process may have been faster
