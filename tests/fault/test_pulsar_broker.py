@@ -104,8 +104,8 @@ def test_everything_that_was_reported_sent_is_delivered_whole(broker, client, to
     for sender in senders:
         sender.start()
 
-    for _ in range(2):
-        servers.wait_until(lambda: len(receiver.got) >= 5, "the load is on", 60)
+    for wanted in (5, 10):
+        servers.wait_until(lambda wanted=wanted: len(receiver.got) >= wanted, "the load is on", 60)
         broker.server.kill()
         time.sleep(1.0)  # an outage, not a blink
         broker.server.start()

@@ -8,6 +8,7 @@ import http.client
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -86,8 +87,16 @@ class Server:
             raise
 
     def kill(self) -> None:
-        """End it at once, as a power cut does."""
+        """End it at once, as a power cut does, but with no write cut in two.
+
+        The space behind the last record of Pulsar's journal is there already, full of zeros: what a torn write leaves
+        is taken for a whole record, and a topic with one copy only cannot be opened any more. A process that is told
+        to stop ends what it has asked of the kernel.
+        """
         if self._process is not None:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGSTOP)
+                os.waitpid(self._process.pid, os.WUNTRACED)  # which is when the last of its threads has stopped
             self._process.kill()
             self._process.wait()
 
