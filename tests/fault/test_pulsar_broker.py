@@ -15,6 +15,7 @@ from tests import servers
 from tests.integration.pulsar_rig import content
 
 LIMIT = servers.PULSAR_MAX_MESSAGE_BYTES
+EACH = 10
 SIZES = [1_000, 50_000, 300_000, 2_000_000, 20_000_000]
 
 
@@ -36,17 +37,51 @@ def client(broker):
     client.close()
 
 
+@pytest.fixture
+def lab(client, topic):
+    """Producers that offload and producers that cut, and a consumer of what both of them send."""
+    lab = Lab(client, topic)
+    yield lab
+    lab.close()
+
+
+class Lab:
+    def __init__(self, client, topic):
+        self.client, self.topic, self.opened = client, topic, []
+        stores = {"stores": {"m": {"type": "memory", "space": topic}}, "chunking": {"expire_after_seconds": 20}}
+        self.checks = {way: claimcheck.from_dict({"strategy": way, **stores}) for way in ("external", "chunking")}
+
+    def producer(self, way):
+        native = self.client.create_producer(self.topic, send_timeout_millis=60_000, block_if_queue_full=True)
+        return self._keep(
+            PulsarProducer(native, self.checks[way], max_message_bytes=LIMIT, deadline_seconds=90),
+        )
+
+    def consumer(self):
+        earliest = pulsar.InitialPosition.Earliest
+        native = self.client.subscribe(self.topic, "s", initial_position=earliest, receiver_queue_size=50)
+        return self._keep(PulsarConsumer(native, self.checks["external"]))
+
+    def close(self):
+        for opened in self.opened:
+            opened.close()
+
+    def _keep(self, opened):
+        self.opened.append(opened)
+        return opened
+
+
 class Sender(threading.Thread):
     """Sends one payload after another, as many as there are, and notes what it was told."""
 
     def __init__(self, producer, number, payloads):
-        super().__init__()
-        self.producer, self.number, self.payloads = producer, number, payloads
+        super().__init__(daemon=True)
+        self.producer, self.number = producer, number
+        self.payloads = {name: payload for name, payload in payloads.items() if name.startswith(f"{number}-")}
         self.sent, self.failed = [], []
 
     def run(self):
-        for i, payload in enumerate(self.payloads):
-            name = f"{self.number}-{i}"
+        for name, payload in self.payloads.items():
             try:
                 self.producer.send(payload, properties={"name": name})
             except (ClaimCheckError, pulsar.exceptions.PulsarException) as error:
@@ -59,7 +94,7 @@ class Receiver(threading.Thread):
     """Receives and acknowledges until it has what it was promised."""
 
     def __init__(self, consumer, expected):
-        super().__init__()
+        super().__init__(daemon=True)
         self.consumer, self.expected = consumer, expected
         self.got, self.wrong, self.stop = {}, [], threading.Event()
 
@@ -76,33 +111,12 @@ class Receiver(threading.Thread):
             self.consumer.acknowledge(message)
 
 
-def test_everything_that_was_reported_sent_is_delivered_whole(broker, client, topic, record_property):
-    stores = {"stores": {"m": {"type": "memory", "space": topic}}, "chunking": {"expire_after_seconds": 20}}
-    external, chunking = (
-        claimcheck.from_dict({"strategy": strategy, **stores}) for strategy in ("external", "chunking")
-    )
-    payloads = {f"{n}-{i}": content(SIZES[i % len(SIZES)], i) for n in range(4) for i in range(10)}
-    consumer = PulsarConsumer(
-        client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=50),
-        external,
-    )
-    senders = [
-        Sender(
-            PulsarProducer(
-                client.create_producer(topic, send_timeout_millis=60_000, block_if_queue_full=True),
-                (external, chunking)[n % 2],
-                max_message_bytes=LIMIT,
-                deadline_seconds=90,
-            ),
-            n,
-            [payloads[f"{n}-{i}"] for i in range(10)],
-        )
-        for n in range(4)
-    ]
-    receiver = Receiver(consumer, payloads)
-    receiver.start()
-    for sender in senders:
-        sender.start()
+def test_everything_that_was_reported_sent_is_delivered_whole(lab, broker, record_property):
+    payloads = {f"{n}-{i}": content(SIZES[i % len(SIZES)], i) for n in range(4) for i in range(EACH)}
+    senders = [Sender(lab.producer(("external", "chunking")[n % 2]), n, payloads) for n in range(4)]
+    receiver = Receiver(lab.consumer(), payloads)
+    for thread in (receiver, *senders):
+        thread.start()
 
     for wanted in (5, 10):
         servers.wait_until(lambda wanted=wanted: len(receiver.got) >= wanted, "the load is on", 60)
@@ -120,10 +134,8 @@ def test_everything_that_was_reported_sent_is_delivered_whole(broker, client, to
 
     twice = sum(count > 1 for count in receiver.got.values())
     failed = [failure for sender in senders for failure in sender.failed]
-    record_property("counts", f"sent {len(sent)}, failed {len(failed)}, delivered {len(receiver.got)}, twice {twice}")
-    print(f"sent {len(sent)}, failed {failed}, delivered {len(receiver.got)}, twice {twice}")
+    counts = f"sent {len(sent)}, failed {failed}, delivered {len(receiver.got)}, {twice} of them twice"
+    record_property("counts", counts)
+    print(counts)
     assert not receiver.wrong
     assert len(sent) + len(failed) == len(payloads)
-    consumer.close()
-    for sender in senders:
-        sender.producer.close()
