@@ -1,0 +1,89 @@
+"""The command line run in this process or in one of its own, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from claimcheck.cli.commands import commands
+
+PAYLOAD = os.urandom(3_000_000)
+UUID = "c588ed27-7265-4f4d-9d42-64e1de14b8c6"
+ROOT = Path(__file__).resolve().parents[3]
+CONFIG = """
+store: disk
+stores:
+  disk: {type: filesystem, path: claims, ttl_seconds: 604800}
+  other: {type: filesystem, path: elsewhere}
+  gone: {type: memory}
+"""
+SIGNED = CONFIG + "signing: {key_id: k1, keys: {k1: '${TEST_KEY:-secret}'}, require: true}\n"
+
+# A process that is started does not see what conftest.py does for a checkout that is not installed.
+CODE = f"""
+import atexit, importlib.util, os, sys
+import claimcheck
+if importlib.util.find_spec("claimcheck.stores") is None:
+    claimcheck.__path__.append({str(ROOT)!r})
+if "SHOW_MEMORY" in os.environ:  # not ru_maxrss, which begins with the memory of whoever started this process
+    peak = lambda: next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    atexit.register(lambda: print(int(peak()) >> 10, file=sys.stderr))
+from claimcheck.cli import main
+main()
+"""
+
+# A payload that never ends.
+SLOW = f"""
+import io, time
+import claimcheck
+class Slow(io.RawIOBase):
+    def read(self, size=-1):
+        time.sleep(0.01)
+        return b"x"
+claimcheck.ClaimCheck.open = lambda self, message: Slow()
+{CODE}"""
+
+proc = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no /proc here")
+full_disk = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+
+
+def run(*arguments: object, stdin: bytes | None = None) -> Result:
+    return CliRunner().invoke(commands, [str(argument) for argument in arguments], input=stdin)
+
+
+def ok(*arguments: object, stdin: bytes | None = None) -> Result:
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def command(*arguments: object, code: str = CODE, **more: str) -> dict:
+    """What starts the command line in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **more}
+    return {"args": [sys.executable, "-c", code, *(str(argument) for argument in arguments)], "env": environment}
+
+
+def start(*arguments: object, code: str = CODE, environment: dict[str, str] | None = None, **options):
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(**command(*arguments, code=code, **(environment or {})), check=False, **options)
+
+
+def put(payload: bytes = PAYLOAD) -> bytes:
+    return ok("put", "-", stdin=payload).stdout_bytes
+
+
+def claims(here: Path, store: str = "claims") -> list[Path]:
+    return list((here / store).iterdir()) if (here / store).exists() else []
+
+
+def visible(here: Path) -> set[str]:
+    return {path.name for path in here.iterdir()} - {"claimcheck.yaml", "payload", "claims"}
+
+
+def is_one_line(result: Result) -> bool:
+    return result.stderr.startswith("claimcheck: ") and result.stderr.count("\n") == 1

@@ -1,0 +1,138 @@
+"""The command line looks at envelopes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from claimcheck import HEADER
+from claimcheck.cli.inspect import human_bytes, lines
+from claimcheck.envelope import encode_chunk, encode_literal, encode_pointer
+from tests.unit.cli.rig import (
+    SIGNED,
+    claims,
+    is_one_line,
+    ok,
+    put,
+    run,
+)
+
+
+def test_inspect_a_pointer(here):
+    (here / "claimcheck.yaml").write_text(SIGNED)
+    text = ok("inspect", "-", stdin=put()).stdout
+    assert "pointer of version 2" in text
+    assert "disk (filesystem)" in text
+    assert "2.9 MiB (3,000,000 bytes)" in text
+    assert "(in 7 days)" in text
+    assert "valid, key k1" in text
+    assert "payload" not in text
+
+
+def test_inspect_as_json(here):
+    facts = json.loads(ok("inspect", "-", "--json", stdin=put()).stdout)
+    assert facts["kind"] == "pointer"
+    assert (facts["store"], facts["store_type"], facts["size"]) == ("disk", "filesystem", 3_000_000)
+    assert (facts["expired"], facts["signature"]) == (False, "none")
+    assert facts["expires_ms"] - facts["created_ms"] == 604_800_000
+
+
+def test_inspect_asks_no_store_unless_told_to(here):
+    envelope = put()
+    claims(here)[0].unlink()
+    ok("inspect", "-", stdin=envelope)
+    result = run("inspect", "-", "--read", stdin=envelope)
+    assert result.exit_code == 4
+    assert "NOT READABLE" in result.stdout  # the facts are shown all the same
+    assert is_one_line(result)
+
+
+def test_inspect_reads_and_verifies(here):
+    envelope = put()
+    assert "read and verified, 2.9 MiB" in ok("inspect", "-", "--read", stdin=envelope).stdout
+    assert json.loads(ok("inspect", "-", "--read", "--json", stdin=envelope).stdout)["payload"] == "verified"
+    claims(here)[0].write_bytes(b"changed")
+    assert run("inspect", "-", "--read", stdin=envelope).exit_code == 5
+
+
+def test_inspect_works_without_a_configuration(here):
+    (here / "claimcheck.yaml").write_text(SIGNED)
+    envelope = put()
+    (here / "claimcheck.yaml").unlink()
+    text = ok("inspect", "-", stdin=envelope).stdout
+    assert "disk (not in the configuration)" in text
+    assert "not checked, key k1" in text
+    assert run("inspect", "-", "--read", stdin=envelope).exit_code == 3
+    assert run("inspect", "-", "--config", "other.yaml", stdin=envelope).exit_code == 3
+
+
+def test_inspect_shows_what_readers_reject(here, monkeypatch):
+    unsigned = put()
+    (here / "claimcheck.yaml").write_text(SIGNED)
+    for envelope, word in ((unsigned, "MISSING"), (put().replace(b'"size":3', b'"size":4'), "WRONG")):
+        result = run("inspect", "-", stdin=envelope)
+        assert result.exit_code == 7
+        assert word in result.stdout
+    signed = put()
+    (here / "claimcheck.yaml").write_text(SIGNED.replace(":-secret", ""))
+    assert json.loads(ok("inspect", "-", "--json", stdin=signed).stdout)["signature"] == "unchecked"
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (b"plain", ["none: a plain message", "5 bytes"]),
+        (encode_literal(HEADER + b"!"), ["literal", "21 bytes"]),
+        (
+            encode_chunk("c588ed27-7265-4f4d-9d42-64e1de14b8c6", 2, 9, b"hello"),
+            ["c588ed27", "number 3 of 9", "5 bytes"],
+        ),
+        (HEADER + b"\x03c588ed27-7265-4f4d-9d42-64e1de14b8c6", ["abort", "c588ed27"]),
+        (encode_pointer(b"\x01\0\0\0\x03kafka-over-redis-orders-1"), ["version 1", "segments   3", "unknown"]),
+    ],
+)
+def test_inspect_other_envelopes(message, words):
+    text = ok("inspect", "-", stdin=message).stdout
+    assert all(word in text for word in words)
+    json.loads(ok("inspect", "-", "--json", stdin=message).stdout)
+
+
+def test_inspect_damaged_ones(here):
+    envelope = put(b"small")
+    codes = {run("inspect", "-", stdin=envelope[:length]).exit_code for length in range(21, len(envelope))}
+    assert codes == {5}
+
+
+def test_inspect_never_sends_an_envelopes_codes_to_the_terminal(here):
+    pointer = {"key": "\x1b[2J\r\nkey", "store": "\x9bstore", "size": 1, "segments": 1, "new": "\x07"}
+    text = ok("inspect", "-", stdin=encode_pointer(b"\x02" + json.dumps(pointer).encode())).stdout
+    assert "\\x1b[2J\\r\\nkey" in text
+    assert all(ch.isprintable() or ch == "\n" for ch in text)
+
+
+def test_inspect_says_when_it_has_expired():
+    facts = {
+        "kind": "pointer",
+        "message_bytes": 300,
+        "pointer_version": 2,
+        "store": "s",
+        "store_type": None,
+        "key": "k",
+    }
+    facts |= {"size": 1, "segments": 3, "segment_bytes": 1024, "checksum": None, "created_ms": 0, "expires_ms": 10**17}
+    facts |= {"expired": True, "codec": None, "encryption": None, "extra": None, "signature": "none", "key_id": None}
+    shown = {label: text for label, text, _ in lines(facts, now=7200)}
+    assert shown["written"] == "1970-01-01 00:00:00 UTC (2 hours ago)"
+    assert "100000000000000000 ms after 1970" in shown["expired"]
+    assert shown["segments"] == "3 of 1.0 KiB (1,024 bytes)"
+
+
+def test_sizes_for_people():
+    assert [human_bytes(n) for n in (0, 1, 1023, 1536, 5 << 30)] == [
+        "0 bytes",
+        "1 byte",
+        "1,023 bytes",
+        "1.5 KiB (1,536 bytes)",
+        "5.0 GiB (5,368,709,120 bytes)",
+    ]
