@@ -1,4 +1,4 @@
-"""The embedded broker: topics, messages, limits, and how it fails. Groups are in test_local_groups.py."""
+"""The embedded broker: topics, messages, limits, and how it fails. Groups are in groups/."""
 
 from __future__ import annotations
 
