@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pulsar
+import pytest
 
 import claimcheck
+from claimcheck.envelope import encode_chunk
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests import servers
 
@@ -17,6 +19,9 @@ LIMIT = 102_400
 """What the broker of the tests takes in one message."""
 
 STRATEGIES = ("external", "chunking")
+UUID = "00000000-0000-4000-8000-00000000000{}"
+SHARED, KEYED = pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared
+MANY = pytest.mark.parametrize("kind", [SHARED, KEYED], ids=str)
 
 
 def content(size: int, seed: int = 0) -> bytes:
@@ -96,6 +101,24 @@ def nothing_comes(consumer: Any, millis: int = 300) -> bool:
     except pulsar.Timeout:
         return True
     return False
+
+
+def chunk(which: int, position: int, count: int, piece: bytes) -> bytes:
+    """One message of a payload in chunks."""
+    return encode_chunk(UUID.format(which), position, count, memoryview(piece))
+
+
+def rig_on(lab: Rig, topic: str) -> Rig:
+    """The same, on another topic, with the same stores."""
+    other = Rig(lab.broker, lab.client, topic, lab._stack)
+    other.cc = lab.cc
+    return other
+
+
+def pending(consumer: Any) -> int:
+    """How many payloads it has begun, when nothing comes any more."""
+    assert nothing_comes(consumer, 0)
+    return consumer.pending_payloads
 
 
 def _quietly(close: Any) -> None:

@@ -77,8 +77,12 @@ class PulsarBroker:
         return json.loads(text) if text.strip() else None
 
     def is_well(self) -> bool:
-        """Whether it takes requests, by its own word."""
-        return self._answer("GET", "brokers/health", None, 5) == b"ok"
+        """Whether it takes requests, by its own word, and has the namespace of topics that are named without one.
+
+        A standalone broker makes that one after it has said that it is well; until then there is no such topic.
+        """
+        is_healthy = self._answer("GET", "brokers/health", None, 5) == b"ok"
+        return is_healthy and "public/default" in self.request("GET", "namespaces/public")
 
     def _answer(self, method: str, path: str, data: bytes | None, timeout: float) -> bytes:
         asked = urllib.request.Request(f"{self.admin_url}/admin/v2/{path}", data, method=method)
