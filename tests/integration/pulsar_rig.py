@@ -118,7 +118,8 @@ def rig_on(lab: Rig, topic: str) -> Rig:
 def pending(consumer: Any) -> int:
     """How many payloads it has begun, when nothing comes any more."""
     assert nothing_comes(consumer, 0)
-    return consumer.pending_payloads
+    held: int = consumer.pending_payloads
+    return held
 
 
 def _quietly(close: Any) -> None:
