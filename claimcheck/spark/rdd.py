@@ -51,7 +51,8 @@ def resolver(
             driver or a variable that is missing on the worker) fails the task all the same.
         chunks: ``refuse`` fails a chunk; ``reassemble`` puts payloads together whose chunks are all in one
             partition, in any order, within the bounds of ``chunking`` in the configuration. A payload takes the
-            place of the chunk that completes it.
+            place of the chunk that completes it. Its checksum is in a header, which is not seen here: `reassemble`
+            of a DataFrame checks it.
         keyed: Elements are pairs of anything and a message, and come out as pairs of the same thing and its payload;
             for chunks the thing beside the first one.
         concurrency: Fetches at once per task, 1 to 64, or ``auto``: threads where fetching means waiting.

@@ -143,6 +143,15 @@ def test_nobody_is_there(spark_sources):
     assert "Is a broker at 127.0.0.1:1, and could this machine reach it?" in text
 
 
+def test_the_scheme_of_another_port(spark_sources, pulsar_broker):
+    url = pulsar_broker.service_url.replace("pulsar://", "pulsar+ssl://")
+    options = {"serviceUrl": url, "topic": "t", "readTimeoutSeconds": "2", "operationTimeoutSeconds": "2"}
+
+    text = failure(lambda: spark_sources.read.format(PULSAR).options(**options).load().count())
+
+    assert "one port for pulsar://, one for pulsar+ssl:// and one for its web service" in text
+
+
 def test_an_outage_is_waited_for_where_the_client_gives_up_at_once():
     answers = [pulsar.exceptions.ConnectError("refused"), None]
 

@@ -52,6 +52,23 @@ def test_many_rows_are_batched_and_all_of_them_arrive(spark_sources, spark_topic
     assert len({message.message_id().entry_id() for message in found}) < 2500
 
 
+def test_a_batch_keeps_to_the_limit_that_the_broker_tells(spark_sources, spark_topic, pulsar_broker):
+    rows = [(content(9_000, n),) for n in range(100)]
+
+    save(spark_sources.createDataFrame(rows, "value binary").coalesce(1), spark_topic, adminUrl=pulsar_broker.admin_url)
+
+    assert sorted(message.data() for message in messages(spark_topic, 100)) == sorted(row[0] for row in rows)
+
+
+def test_a_batch_that_is_too_large_is_told_from_a_message(spark_sources, spark_topic):
+    rows = [(content(9_000, n),) for n in range(100)]
+
+    text = failure(lambda: save(spark_sources.createDataFrame(rows, "value binary").coalesce(1), spark_topic))
+
+    assert "a message of 9000 bytes, or the batch that it went in, is more than the broker takes" in text
+    assert "maxMessageBytes" in text
+
+
 def test_a_topic_of_each_row(spark_sources, spark_topic):
     other = type(spark_topic)(spark_topic.broker, spark_topic.client, f"{spark_topic.name}-2")
     df = spark_sources.createDataFrame([(spark_topic.name, b"1"), (other.full, b"2")], "topic string, value binary")

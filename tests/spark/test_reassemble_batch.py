@@ -259,7 +259,8 @@ def arrow(found: list[bytes], kind: str = "binary"):
     heads = [decoded(message, HEADER) for message in found]
     value = pa.array(found, type=getattr(pa, kind)())
     uuids, positions = pa.array([uuid for uuid, _ in heads], pa.string()), pa.array([p for _, p in heads], pa.int32())
-    return pa.RecordBatch.from_arrays([value, uuids, positions], names=["value", "uuid", "position"])
+    columns = {"value": value, "uuid": uuids, "position": positions, "declared": pa.nulls(len(found), pa.string())}
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def test_batches_are_cut_by_bytes(config):

@@ -40,7 +40,9 @@ class Operator:
     def feed(self, *rows: Any) -> list[Any]:
         return self.tester.test(KEY, list(rows))
 
-    def chunk(self, position: int, total: int, piece: bytes = b"pp", *, says: bytes | None = None) -> Any:
+    def chunk(
+        self, position: int, total: int, piece: bytes = b"pp", *, says: bytes | None = None, declared: str | None = None
+    ) -> Any:
         from pyspark.sql import Row
 
         return Row(
@@ -51,6 +53,7 @@ class Operator:
             digest=says or b"digest of " + piece,
             reference=b"to %d" % position,
             row=b"row of %d" % position,
+            declared=declared,
             arrived=self.now,
         )
 
@@ -86,6 +89,7 @@ def test_all_chunks_in_one_batch_touch_no_state_of_chunks(tester, monkeypatch):
         "pieces": [b"to 0", b"to 1", b"to 2"],
         "error_type": None,
         "error_message": None,
+        "declared": None,
     }
     assert tester.timers == [600]
 
@@ -170,6 +174,13 @@ def test_limits(tester, chunks, why):
     [row] = said
     assert (row.error_type, row.row) == ("PayloadTooLargeError", b"row of 0")
     assert row.error_message.startswith(why)
+
+
+def test_what_a_header_says_of_the_whole_waits_with_the_chunks(tester):
+    assert tester.feed(tester.chunk(2, 3, declared="crc32:00000001")) == []
+    assert tester.feed(tester.chunk(0, 3)) == []
+
+    assert tester.feed(tester.chunk(1, 3))[0].declared == "crc32:00000001"
 
 
 def test_what_its_writer_gave_up_is_no_row(tester):

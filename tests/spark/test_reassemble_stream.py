@@ -21,6 +21,7 @@ import pytest
 
 from claimcheck.envelope import HEADER, decode, encode_abort, encode_chunk
 from claimcheck.errors import ConfigError
+from claimcheck.payload import crc32_of
 from claimcheck.spark import Metrics
 from claimcheck.spark.reassembly import reassemble, storing
 from claimcheck.spark.reassembly.options import Options
@@ -94,10 +95,14 @@ def topic(tmp_path) -> Topic:
 @pytest.fixture
 def run(stateful, stored, topic, tmp_path):
     """Read what is there, as one run of a query; gives the rows that it put out."""
+    from pyspark.sql import functions as F  # noqa: N812
 
-    def once(**options: Any) -> list[Any]:
+    def once(*, properties: dict[str, str] | None = None, **options: Any) -> list[Any]:
         rows = list[Any]()
         source = stateful.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
+        if properties is not None:
+            pairs = [F.lit(text) for pair in properties.items() for text in pair]
+            source = source.withColumn("properties", F.create_map(*pairs))
         done = source.transform(reassemble("value", config=stored, expire_by="data", **options))
         query = (
             done.writeStream.foreachBatch(lambda df, _: rows.extend(df.collect()))
@@ -152,6 +157,18 @@ def test_chunks_and_all_else_over_several_batches_and_a_restart(run, topic, send
 
     last = topic.put(*orders([*chunks[:20], encode_abort(decode(given_up[0]).uuid), b"next"]))
     assert [(row.offset, bytes(row.payload)) for row in run(expire_after_seconds=3_600)] == [(last[-1], b"next")]
+
+
+@pytest.mark.parametrize(("byte", "wrong"), [(b"p", None), (b"q", "IntegrityError")])
+def test_a_checksum_in_the_headers_is_checked(run, topic, byte, wrong):
+    payload = b"p" * 2_000
+    first, *others = in_chunks(payload)
+    topic.put(*orders([first[:-1] + byte]))
+    topic.put(*orders(others))
+
+    (row,) = run(properties={"claimcheck-checksum": crc32_of(payload)})
+
+    assert (row.error and row.error.type, row.payload and bytes(row.payload)) == (wrong, None if wrong else payload)
 
 
 def test_the_row_is_that_of_the_first_chunk_whenever_it_comes(run, topic):

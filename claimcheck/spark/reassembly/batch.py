@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["reassembled"]
 
-_UUID, _POSITION = "uuid", "position"
-_HELPERS = 2  # these, behind the columns that came
+_UUID, _POSITION, _DECLARED = "uuid", "position", "declared"
+_HELPERS = 3  # these, behind the columns that came
 _HASHED = ("string", "binary", "tinyint", "smallint", "int", "bigint", "timestamp", "timestamp_ntz", "date", "double")
 
 
@@ -44,7 +44,8 @@ def reassembled(df: DataFrame, places: Places, options: Options, schema: StructT
     """
     names = df.columns
     head = head_of(df[names[places.value]], options.config.header)
-    known = df.select("*", head.uuid.alias(_UUID), head.position.alias(_POSITION))
+    declared = places.declared(df).alias(_DECLARED)
+    known = df.select("*", head.uuid.alias(_UUID), head.position.alias(_POSITION), declared)
     source = [names[index] for index in places.source]
     together = known.repartition(_meeting(known, source)).sortWithinPartitions(_UUID, *source, _POSITION)
     return together.mapInArrow(_Stage(options, places), schema)
@@ -66,6 +67,7 @@ class _Row(NamedTuple):
     uuid: str | None
     source: tuple[Any, ...]
     message: memoryview | None
+    declared: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +98,12 @@ class _Stage:
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
         for batch in batches:
             uuids = batch.column(batch.num_columns - _HELPERS).to_pylist()
+            declared = batch.column(batch.num_columns - 1).to_pylist()
             sources = [batch.column(index).to_pylist() for index in self.places.source]
             messages = views(batch.column(self.places.value))
             for number, (uuid, message) in enumerate(zip(uuids, messages, strict=True)):
-                yield _Row(batch, number, uuid, tuple(column[number] for column in sources), message)
+                source = tuple(column[number] for column in sources)
+                yield _Row(batch, number, uuid, source, message, declared[number])
 
     def _messages(self, rows: Iterator[_Row], chunks: list[_Row]) -> Generator[Done]:
         """Resolve rows up to the first chunk, which is put into ``chunks``."""
@@ -121,7 +125,7 @@ class _Stage:
         group, first = None, None
         for row in rows:
             group = group or Group(str(row.uuid), self.options.config, max_bytes=self.options.max_payload_bytes)
-            is_chunk = group.add(row.message or memoryview(b""))
+            is_chunk = group.add(row.message or memoryview(b""), row.declared)
             first = first or (row if is_chunk else None)
         if group is None or first is None or group.given_up:
             return None

@@ -35,6 +35,7 @@ def reassemble(
     error: str = "error",
     uuid: str = "uuid",
     source: Sequence[str] | None = None,
+    headers: str | None = None,
     expire_after_seconds: float | None = None,
     expire_by: ExpireBy = "clock",
     remember_seconds: float = _REMEMBER_SECONDS,
@@ -46,11 +47,14 @@ def reassemble(
     """Make the function that puts chunks together, for ``df.transform``; on a batch and on a stream.
 
     One row comes out for each payload, in no particular order. For chunks it is the row of the first one, its
-    ``column`` null, since no single message is the payload any more; what stands in headers is not looked at. Plain
-    messages, literals, pointers and nulls in the same column are resolved, as `claimcheck.spark.resolve` does, and
-    keep their row as it is. What cannot be had is a row with an error: a damaged envelope, a payload that is gone or
-    too large, chunks that contradict each other or are missing. A payload that its writer gave up is no row. What
-    would befall all rows (a store that is down) fails the task.
+    ``column`` null, since no single message is the payload any more. Plain messages, literals, pointers and nulls in
+    the same column are resolved, as `claimcheck.spark.resolve` does, and keep their row as it is. What cannot be had
+    is a row with an error: a damaged envelope, a payload that is gone or too large, chunks that contradict each other
+    or are missing. A payload that its writer gave up is no row. What would befall all rows (a store that is down)
+    fails the task.
+
+    The checksum of a payload in chunks stands in the headers of the last one, not in the chunks. It is checked where
+    the DataFrame has them; without them, bytes that were changed within a chunk after it was sent go unnoticed.
 
     **On a batch** all chunks of a payload meet in one shuffle, whose partitions hold one payload in memory at a time.
     What is missing in the DataFrame counts as missing.
@@ -70,6 +74,8 @@ def reassemble(
         uuid: Name of the text column to add; null for what did not come as chunks.
         source: The columns that say where a message came from: text, whole numbers or binary. Chunks of different
             sources never mix. ``None`` for those of ``topic`` and ``partition`` that are there, ``()`` for none.
+        headers: The column of headers, in the form of Spark's source for Kafka, or a map of texts. ``None`` for
+            ``headers`` or ``properties``, if one is there in such a form.
         expire_after_seconds: On a stream: how long the first chunk that came waits for the others; 0 for ever. Far
             above the time of a micro-batch, please. ``None`` takes that of ``chunking``.
         expire_by: On a stream: ``clock`` counts the time of the machine, also while nothing comes; a query with
@@ -108,7 +114,7 @@ def reassemble(
     def transform(df: DataFrame) -> DataFrame:
         check_new(df.columns, uuid=uuid, payload=payload, error=error)
         check_types(df)
-        places = Places.found(df, column, source)
+        places = Places.found(df, column, source, headers)
         stage = streaming.reassembled if df.isStreaming else batch.reassembled
         return stage(by_place(df), places, options, _schema(df, places, uuid, payload, error))
 

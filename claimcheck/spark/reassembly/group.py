@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from claimcheck.config import Config
 from claimcheck.envelope import Abort, Buffer, Chunk, decode
-from claimcheck.errors import ChunkConflictError, ClaimCheckError, IncompletePayloadError, PayloadTooLargeError
+from claimcheck.errors import (
+    ChunkConflictError,
+    ClaimCheckError,
+    IncompletePayloadError,
+    IntegrityError,
+    PayloadTooLargeError,
+)
 from claimcheck.spark.reassembly import words
+from claimcheck.spark.reassembly.heads import check_declared
 
 __all__ = ["Group"]
 
@@ -29,6 +36,7 @@ class Group:
         self._count = 0
         self._last: memoryview | None = None
         self._aborted = False
+        self._declared: str | None = None
         self.pieces: list[Buffer] = []
         self.size = 0
         self.error: ClaimCheckError | None = None
@@ -38,8 +46,8 @@ class Group:
         """Whether its writer gave it up before it was whole: it is no payload, and nothing is missed."""
         return self._aborted and self.error is None and len(self._positions) < max(self._count, 1)
 
-    def add(self, message: memoryview) -> bool:
-        """Take the next message; gives whether it was a chunk."""
+    def add(self, message: memoryview, declared: str | None = None) -> bool:
+        """Take the next message, and the checksum that its headers declare; gives whether it was a chunk."""
         try:
             envelope = decode(message, header=self._header)
         except ClaimCheckError as error:
@@ -48,6 +56,7 @@ class Group:
         if isinstance(envelope, Abort):
             self._aborted = True
         elif isinstance(envelope, Chunk) and self.error is None:
+            self._declared = self._declared or declared
             self._add(envelope)
         return not isinstance(envelope, Abort)
 
@@ -59,6 +68,11 @@ class Group:
             )
             seen = len(self._positions)
             self._fail(IncompletePayloadError(text, uuid=self._uuid, seen=seen, total=self._count))
+        elif self.error is None:
+            try:
+                check_declared(self._declared, self.pieces)
+            except IntegrityError as error:
+                self._fail(error)
 
     def _add(self, chunk: Chunk) -> None:
         self._count = self._count or chunk.count

@@ -6,14 +6,18 @@ What these expressions do not take for a chunk, or for the end that a writer put
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from claimcheck.envelope import CHUNK_OVERHEAD_BYTES, Kind
+from claimcheck import hints
+from claimcheck.checksum import crc32
+from claimcheck.envelope import CHUNK_OVERHEAD_BYTES, Buffer, Kind
+from claimcheck.payload import crc32_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["ABORT", "Head", "head_of"]
+__all__ = ["ABORT", "Head", "check_declared", "declared_of", "head_of"]
 
 ABORT = -1
 """The position of the word that a writer gave up: before all chunks."""
@@ -48,6 +52,36 @@ def head_of(value: Column, header: bytes) -> Head:
     chunk &= (position < count) & (count <= 0x7FFFFFFF)
     abort = ours & (kind == _bytes(bytes([Kind.ABORT]))) & (size == start + _UUID_BYTES)
     return Head(F.when(chunk | abort, uuid), F.when(abort, F.lit(ABORT)).when(chunk, position.cast("int")))
+
+
+def declared_of(headers: Column | None, *, is_map: bool) -> Column:
+    """Read the checksum of a whole payload, which the headers of its last chunk declare; null for none.
+
+    Args:
+        headers: A column of type `HEADERS_TYPE`, or a map of texts.
+        is_map: Which of them.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if headers is None:
+        return F.lit(None).cast("string")
+    if is_map:
+        return F.try_element_at(headers, F.lit(hints.CHECKSUM))
+    named = F.filter(headers, lambda pair: pair["key"] == F.lit(hints.CHECKSUM))
+    return F.try_element_at(named, F.lit(-1))["value"].cast("string")
+
+
+def check_declared(declared: str | None, pieces: Iterable[Buffer]) -> None:
+    """Compare a payload with what a header says of it.
+
+    Raises:
+        IntegrityError: It is another.
+    """
+    if declared is not None:
+        value = 0
+        for piece in pieces:
+            value = crc32(piece, value)
+        hints.check({(hints.CHECKSUM, declared)}, size=None, checksum=lambda: crc32_text(value))
 
 
 def _number(four: Column) -> Column:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from claimcheck.envelope import Buffer
-from claimcheck.errors import ClaimCheckError, ConfigError
+from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError
 from claimcheck.spark.columns import error_value
 from claimcheck.spark.core import is_bad_message, outcomes
 from claimcheck.spark.metrics import Tally
 from claimcheck.spark.reassembly.arrays import Done, added_columns, count, cut
+from claimcheck.spark.reassembly.heads import check_declared
 from claimcheck.spark.reassembly.options import Options, Places
 from claimcheck.spark.reassembly.storing import unpacked
 from claimcheck.spark.worker import claim_check, pace
@@ -34,6 +35,7 @@ class _Payload:
     row: pa.RecordBatch
     waiting: int
     error: dict[str, Any] | None
+    declared: str | None
     pieces: list[Buffer] = field(default_factory=list)
 
     def take(self, outcome: bytes | ClaimCheckError | None) -> None:
@@ -46,6 +48,11 @@ class _Payload:
             self.pieces.append(outcome or b"")
 
     def done(self) -> Done:
+        if self.error is None:
+            try:
+                check_declared(self.declared, self.pieces)
+            except IntegrityError as error:
+                self.error, self.pieces = error_value(error), []
         pieces = None if self.error else self.pieces
         return Done(self.row, 0, False, self.uuid, pieces, self.error, sum(map(len, self.pieces)))
 
@@ -103,11 +110,12 @@ class Joining:
     def _payloads(self, batch: pa.RecordBatch) -> Iterator[tuple[_Payload, pa.Array, int]]:
         uuids, rows = batch.column("uuid").to_pylist(), batch.column("row")
         kinds, texts = batch.column("error_type").to_pylist(), batch.column("error_message").to_pylist()
-        pieces = batch.column("pieces")
+        pieces, declared = batch.column("pieces"), batch.column("declared").to_pylist()
         for number, uuid in enumerate(uuids):
             error = None if kinds[number] is None else _NO_ERROR | {"type": kinds[number], "message": texts[number]}
             waiting = 1 if error else len(pieces[number].values)
-            yield _Payload(uuid, self._checked(unpacked(rows[number].as_py())), waiting, error), pieces, number
+            row = self._checked(unpacked(rows[number].as_py()))
+            yield _Payload(uuid, row, waiting, error, declared[number]), pieces, number
 
     def _checked(self, row: pa.RecordBatch) -> pa.RecordBatch:
         """A row that waited from before a restart has the columns of that time."""

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from claimcheck.config import Config
-from claimcheck.spark.columns import MAX_COLUMN_BYTES, find_column
+from claimcheck.spark.columns import HEADERS_TYPE, MAX_COLUMN_BYTES, find_column
 from claimcheck.spark.core import Concurrency
+from claimcheck.spark.reassembly.heads import declared_of
 from claimcheck.spark.row import Faults
 from claimcheck.spark.rows import Reading
 from claimcheck.validation import fail
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 __all__ = ["ExpireBy", "Options", "Places"]
 
@@ -23,6 +24,8 @@ ExpireBy = Literal["clock", "data"]
 
 _SOURCE_KINDS = ("string", "tinyint", "smallint", "int", "bigint", "binary")
 _USUAL_SOURCE = ("topic", "partition")
+_MAP_TYPE = "map<string,string>"
+_USUAL_HEADERS = {"headers": HEADERS_TYPE, "properties": _MAP_TYPE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +70,15 @@ class Places:
     Attributes:
         value: The messages.
         source: What says where they came from.
+        headers: Of the messages; ``None`` for nowhere.
     """
 
     value: int
     source: tuple[int, ...]
+    headers: int | None = None
 
     @classmethod
-    def found(cls, df: DataFrame, column: str, source: Sequence[str] | None) -> Places:
+    def found(cls, df: DataFrame, column: str, source: Sequence[str] | None, headers: str | None = None) -> Places:
         """Look for them.
 
         Raises:
@@ -82,10 +87,21 @@ class Places:
         value = find_column(df, "column", column)
         if isinstance(source, str):
             fail("source", found=f"the text {source!r}", expected="a list of columns")
+        kinds = {name.lower(): kind for name, kind in df.dtypes}
         if source is None:
-            kinds = {name.lower(): kind for name, kind in df.dtypes}
             source = [name for name in _USUAL_SOURCE if kinds.get(name) in _SOURCE_KINDS]
-        return cls(value, tuple(_source_place(df, name) for name in source))
+        if headers is None:
+            usual = [name for name, kind in _USUAL_HEADERS.items() if kinds.get(name) == kind]
+            headers = usual[0] if usual else None
+        place = None if headers is None else find_column(df, "headers", headers, HEADERS_TYPE, _MAP_TYPE)
+        return cls(value, tuple(_source_place(df, name) for name in source), place)
+
+    def declared(self, df: DataFrame) -> Column:
+        """What headers say of payloads in chunks; see `declared_of`."""
+        if self.headers is None:
+            return declared_of(None, is_map=False)
+        name, kind = df.dtypes[self.headers]
+        return declared_of(df[name], is_map=kind == _MAP_TYPE)
 
 
 def _source_place(df: DataFrame, name: object) -> int:

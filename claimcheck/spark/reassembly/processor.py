@@ -19,10 +19,10 @@ from claimcheck.spark.reassembly.words import conflicting, incomplete, too_large
 
 __all__ = ["OUTPUT", "PAYLOAD_STATE", "Limits", "Reassembler"]
 
-OUTPUT = "uuid string, row binary, pieces array<binary>, error_type string, error_message string"
+OUTPUT = "uuid string, row binary, pieces array<binary>, error_type string, error_message string, declared string"
 """One payload: the row of its first chunk, packed; what leads to its pieces, in order; or what is wrong with it."""
 
-PAYLOAD_STATE = "done boolean, count int, seen int, size bigint, lowest int, row binary, timer bigint"
+PAYLOAD_STATE = "done boolean, count int, seen int, size bigint, lowest int, row binary, timer bigint, declared string"
 _CHUNK_STATE = "digest binary, reference binary"
 _OVER = 0x7FFFFFFF
 
@@ -57,10 +57,11 @@ class _Known:
     lowest: int = _OVER
     row: bytes | None = None
     timer: int = 0
+    declared: str | None = None
 
     def values(self) -> tuple[Any, ...]:
         """The same as the state keeps it."""
-        return (self.done, self.count, self.seen, self.size, self.lowest, self.row, self.timer)
+        return (self.done, self.count, self.seen, self.size, self.lowest, self.row, self.timer, self.declared)
 
 
 @dataclass(slots=True)
@@ -161,6 +162,7 @@ class Reassembler(StatefulProcessor):
             size=known.size + row.size,
             lowest=position if first else known.lowest,
             row=bytes(row.row) if first else known.row,
+            declared=known.declared or row.declared,
         )
         return None
 
@@ -181,7 +183,10 @@ class Reassembler(StatefulProcessor):
         if waited:
             references |= {key[0]: value[1] for key, value in self._chunks.iterator()}
         pieces = [bytes(references[position] or b"") for position in range(news.known.count)]
-        return Row(uuid=uuid, row=news.known.row, pieces=pieces, error_type=None, error_message=None)
+        known = news.known
+        return Row(
+            uuid=uuid, row=known.row, pieces=pieces, error_type=None, error_message=None, declared=known.declared
+        )
 
     def _wait(self, news: _News, *, is_new: bool) -> None:
         for position, value in news.chunks.items():
@@ -202,8 +207,8 @@ class Reassembler(StatefulProcessor):
 
 
 def _known(state: Any) -> _Known:
-    done, count, seen, size, lowest, row, timer = state
-    return _Known(done, count, seen, size, lowest, None if row is None else bytes(row), timer)
+    done, count, seen, size, lowest, row, timer, declared = state
+    return _Known(done, count, seen, size, lowest, None if row is None else bytes(row), timer, declared)
 
 
 def _uuid(key: Any) -> str:
@@ -215,4 +220,4 @@ def _now(values: Any, limits: Limits) -> int:
 
 
 def _failed(uuid: str, row: bytes | None, kind: str, text: str) -> Row:
-    return Row(uuid=uuid, row=row, pieces=[], error_type=kind, error_message=text)
+    return Row(uuid=uuid, row=row, pieces=[], error_type=kind, error_message=text, declared=None)

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["STORED", "Storing", "unpacked"]
 
-STORED = "key string, position int, total int, size bigint, digest binary, reference binary, row binary"
-"""One chunk: whose it is and where its place is there, what identifies its content, what leads to its piece."""
+STORED = (
+    "key string, position int, total int, size bigint, digest binary, reference binary, row binary, declared string"
+)
+"""One chunk: whose it is, its place there, what identifies its content and leads to it, what is said of the whole."""
 
 _NAMES = tuple(field.split()[0] for field in STORED.split(", "))
 _INLINE_BYTES = 512
@@ -46,11 +48,12 @@ class _Part(NamedTuple):
     key: str
     chunk: Chunk | Abort
     row: bytes
+    declared: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Storing:
-    """Called once per partition, with rows that are chunks or aborts: a value that pickles and opens nothing."""
+    """Called once per partition, with rows of chunks or aborts, and last what headers declare: opens nothing."""
 
     options: Options
     places: Places
@@ -80,14 +83,15 @@ class Storing:
     def _parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Part]:
         header = self.options.config.header
         for batch in batches:
-            others = [index for index in range(batch.num_columns) if index != self.places.value]
-            kept, values = batch.select(others), batch.column(self.places.value)
+            *columns, last = range(batch.num_columns)
+            others = [index for index in columns if index != self.places.value]
+            kept, values, declared = batch.select(others), batch.column(self.places.value), batch.column(last)
             sources = [batch.column(index).to_pylist() for index in self.places.source]
             for number, value in enumerate(views(values)):
                 part = decode(value or b"", header=header)
                 if isinstance(part, (Chunk, Abort)):
                     key = _key([column[number] for column in sources], part.uuid)
-                    yield _Part(key, part, _packed(kept.slice(number, 1)))
+                    yield _Part(key, part, _packed(kept.slice(number, 1)), declared[number].as_py())
 
 
 class _Writer:
@@ -145,14 +149,14 @@ def _row(part: _Part, stored: tuple[bytes, bytes] | None) -> dict[str, Any]:
     position, total, size = ABORT, 0, 0
     if isinstance(chunk, Chunk):
         position, total, size = chunk.position, chunk.count, len(chunk.piece)
-    values = (part.key, position, total, size, digest, reference, part.row)
+    values = (part.key, position, total, size, digest, reference, part.row, part.declared)
     return dict(zip(_NAMES, values, strict=True))
 
 
 def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    kinds = (pa.string(), pa.int32(), pa.int32(), pa.int64(), pa.binary(), pa.binary(), pa.binary())
+    kinds = (pa.string(), pa.int32(), pa.int32(), pa.int64(), pa.binary(), pa.binary(), pa.binary(), pa.string())
     return pa.RecordBatch.from_pylist(rows, schema=pa.schema(list(zip(_NAMES, kinds, strict=True))))
 
 

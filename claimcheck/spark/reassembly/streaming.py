@@ -85,7 +85,8 @@ def _of_chunks(df: DataFrame, places: Places, options: Options, schema: StructTy
         behind_ms=_BEHIND_SECONDS * 1000 if by_data else 0,
     )
     now = F.current_timestamp()  # of the micro-batch, the same when it is replayed
-    stored = df.mapInArrow(Storing(options, places), STORED).withColumn("arrived", F.unix_millis(now))
+    declared = df.select("*", places.declared(df).alias("declared"))
+    stored = declared.mapInArrow(Storing(options, places), STORED).withColumn("arrived", F.unix_millis(now))
     if by_data:
         stored = stored.withColumn("time", now).withWatermark("time", f"{_BEHIND_SECONDS} seconds")
     noted = stored.groupBy("key").transformWithState(

@@ -96,6 +96,8 @@ def our_words(connection: Connection, topic: str, what: str, error: Exception) -
             return access
     if isinstance(error, kinds.Timeout | kinds.ConnectError):
         text = f"{text}. Is a broker at {connection.hosts}, and could this machine reach it?"
+    if isinstance(error, kinds.Timeout):
+        text = f"{text} It has one port for pulsar://, one for pulsar+ssl:// and one for its web service"
     wrapped = TransportError(text, destination=topic)
     wrapped.retryable = isinstance(error, kinds.Timeout)
     return wrapped

@@ -58,11 +58,12 @@ def open_producer(
     Args:
         client: To open it with.
         topic: Where to.
-        connection: Knows whom to ask for the limit.
+        connection: Knows whom to ask for the limit, if anybody.
         config: Offloads; without it everything goes as it is.
-        max_message_bytes: What the broker takes in one message.
+        max_message_bytes: What the broker takes in one message, where nobody is asked.
         timeout_seconds: For the answer to one message.
     """
+    limit = max_message_bytes if connection.admin_url is None else ask_limit(connection, topic)
     with in_our_words(connection, topic, "opening a producer"):
         native = client.create_producer(
             topic,
@@ -71,19 +72,13 @@ def open_producer(
             batching_enabled=True,
             # A batch is one message to the broker, and may not be over the limit that each of its messages obeys. The
             # client counts payloads only: three quarters are left for keys and properties, 768 bytes for each.
-            batching_max_allowed_size_in_bytes=max(1, min(_BATCH_BYTES, max_message_bytes // 4)),
-            batching_max_messages=max(2, min(_BATCH_MESSAGES, max_message_bytes // 1024)),
+            batching_max_allowed_size_in_bytes=max(1, min(_BATCH_BYTES, limit // 4)),
+            batching_max_messages=max(2, min(_BATCH_MESSAGES, limit // 1024)),
         )
     deadline = timeout_seconds + _GRACE_SECONDS
     if config is None:
         return _Plain(native, deadline)
-    asked = max_message_bytes if connection.admin_url is None else ask_limit(connection, topic)
-    return PulsarProducer(
-        native,
-        claim_check(config),
-        max_message_bytes=asked,
-        deadline_seconds=deadline,
-    )
+    return PulsarProducer(native, claim_check(config), max_message_bytes=limit, deadline_seconds=deadline)
 
 
 class _Plain:

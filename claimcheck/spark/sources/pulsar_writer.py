@@ -154,10 +154,14 @@ class _Sending:
             raise row.error(self._why(row, type(error).__name__)) from error
 
     def _why(self, row: Row, name: str) -> str:
-        if name != "MessageTooBig" or self._sink.config is not None:
+        if name != "MessageTooBig":
             return name
-        size = len(row.value or b"")
-        return f"{name}: {size} bytes are more than the broker takes; with the option config they would be offloaded"
+        size, offloads = len(row.value or b""), self._sink.config is not None
+        more = "" if offloads else "; with the option config what is larger would be offloaded"
+        return (
+            f"{name}: a message of {size} bytes, or the batch that it went in, is more than the broker takes. Tell its "
+            f"limit with maxMessageBytes, or have it asked with adminUrl{more}"
+        )
 
     def _open(self, topic: str) -> Sends:
         sink = self._sink

@@ -1,0 +1,93 @@
+"""A payload in chunks is what its sender said of it, where the headers that say so are there."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from claimcheck.envelope import encode_chunk
+from claimcheck.errors import ConfigError, IntegrityError
+from claimcheck.payload import crc32_of
+from claimcheck.spark import offload
+from claimcheck.spark.reassembly import reassemble
+from claimcheck.spark.reassembly.group import Group
+from claimcheck.spark.worker import as_config
+
+CHUNKING = {"strategy": "chunking", "threshold_bytes": 1000, "chunking": {"max_message_bytes": 1000}}
+PAYLOADS = [bytes([n]) * 5_000 for n in (1, 2, 3)]
+KAFKAS, MAP = "headers", "map_from_entries(transform(headers, h -> struct(h.key, cast(h.value as string))))"
+
+
+@pytest.fixture
+def chunks(spark):
+    """Rows of chunks with their headers, as Kafka's sink takes them; all chunks of one have one place."""
+    df = spark.createDataFrame([(bytearray(payload),) for payload in PAYLOADS], "payload binary")
+    return df.coalesce(1).transform(offload("payload", destination="orders", config=CHUNKING)).cache()
+
+
+def damaged(df):
+    """The second payload with another byte in the middle of one of its chunks."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    piece = F.hex("value").contains("02" * 100)
+    changed = F.expr("concat(substring(value, 1, 100), X'FF', substring(value, 102))")
+    return df.withColumn("value", F.when(piece, changed).otherwise(F.col("value")))
+
+
+@pytest.mark.parametrize(("form", "name"), [(KAFKAS, "headers"), (MAP, "properties"), (KAFKAS, "h"), (MAP, "P")])
+def test_another_byte_is_an_error_of_that_payload(chunks, form, name):
+    df = damaged(chunks).selectExpr("value", f"{form} AS {name}")
+    given = {} if name in ("headers", "properties") else {"headers": name.upper()}
+
+    rows = df.transform(reassemble("value", config=CHUNKING, **given)).collect()
+
+    assert sorted(bytes(row.payload) for row in rows if row.payload is not None) == [PAYLOADS[0], PAYLOADS[2]]
+    (error,) = [row.error for row in rows if row.error is not None]
+    assert error.type == "IntegrityError"
+    assert error.message.startswith(f"the header claimcheck-checksum says {crc32_of(PAYLOADS[1])}")
+
+
+@pytest.mark.parametrize("form", [KAFKAS, MAP])
+def test_what_was_not_changed_is_whole(chunks, form):
+    rows = chunks.selectExpr("value", f"{form} AS headers").transform(
+        reassemble("value", config=CHUNKING, headers="headers")
+    )
+    assert sorted(bytes(row.payload) for row in rows.collect()) == PAYLOADS
+
+
+@pytest.mark.parametrize("headers", ["array()", "NULL", "array(named_struct('key', 'a', 'value', X'00'))"])
+def test_headers_that_say_nothing(chunks, headers):
+    df = chunks.selectExpr("value", f"CAST({headers} AS array<struct<key:string,value:binary>>) AS headers")
+
+    rows = df.transform(reassemble("value", config=CHUNKING)).collect()
+
+    assert sorted(bytes(row.payload) for row in rows) == PAYLOADS
+
+
+def test_headers_of_another_type(chunks):
+    with pytest.raises(ConfigError, match="headers: found 'value' of type binary, expected a column of type array"):
+        chunks.transform(reassemble("value", config=CHUNKING, headers="value"))
+
+
+def test_columns_of_the_usual_names_and_another_type_are_no_headers(chunks):
+    rows = chunks.selectExpr("value", "1 AS headers", "'text' AS properties").transform(
+        reassemble("value", config=CHUNKING)
+    )
+    assert sorted(bytes(row.payload) for row in rows.collect()) == PAYLOADS
+
+
+@pytest.mark.parametrize(
+    ("declared", "wrong"),
+    [(crc32_of(b"ab"), False), ("crc32:00000000", True), ("sha256:00", False), (None, False)],
+)
+def test_a_group_knows_its_checksum_whichever_chunk_has_it(config, declared, wrong):
+    for place in (0, 1):
+        group = Group(str(uuid4()), as_config(config), max_bytes=100)
+        for position, piece in enumerate((b"a", b"b")):
+            message = memoryview(encode_chunk(group._uuid, position, 2, piece))
+            group.add(message, declared if position == place else None)
+        group.finish()
+
+        assert isinstance(group.error, IntegrityError) is wrong
+        assert group.pieces == ([] if wrong else [b"a", b"b"])
