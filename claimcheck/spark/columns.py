@@ -19,6 +19,7 @@ __all__ = [
     "MAX_COLUMN_BYTES",
     "arrow_error_type",
     "by_place",
+    "check_named_apart",
     "check_new",
     "check_types",
     "error_type",
@@ -95,6 +96,21 @@ def check_new(taken: Iterable[str], **added: object) -> None:
         if name.lower() in names:
             fail(option, found=f"{name!r}, which is taken", expected=f"a new name (taken: {', '.join(names)})")
         names.append(name.lower())
+
+
+def check_named_apart(names: Sequence[str], option: str) -> None:
+    """Refuse columns of one name, of which a dictionary would keep the last.
+
+    Args:
+        names: Of the columns.
+        option: What asks for the dictionary.
+
+    Raises:
+        ConfigError: Names one of them.
+    """
+    twin = next((name for name in names if names.count(name) > 1), None)
+    if twin is not None:
+        fail(option, found=f"several columns {twin!r}", expected="columns of different names: a row is a dictionary")
 
 
 def with_fields(kept: Iterable[StructField], /, **added: DataType) -> StructType:

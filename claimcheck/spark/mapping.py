@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark.columns import check_new, error_type, find_column, need_arrow, over_rows
+from claimcheck.spark.columns import check_named_apart, check_new, error_type, find_column, need_arrow, over_rows
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, check_choice
 from claimcheck.spark.metrics import Metrics
 from claimcheck.spark.row import Columns, DeadLetter, Faults, OnError, ResultError, Row
@@ -62,7 +62,7 @@ def map_payloads(
         as_file: Whether ``fn`` gets a binary file in place of bytes. Payloads of more than ``max_inflight_bytes``
             are read from their store while ``fn`` reads, in bounded memory, and are verified before their last byte;
             what of them is not read is not verified.
-        with_row: Whether ``fn`` gets a second argument: the row, a dictionary of all columns.
+        with_row: Whether ``fn`` gets a second argument: the row, a dictionary of all columns, whose names differ then.
         on_error: As of `resolve`; what ``fn`` raises counts as an error of the row, too.
         error: Name of the column with the error, for ``null``.
         dead_letter: As of `resolve`.
@@ -92,6 +92,8 @@ def map_payloads(
     )
 
     def transform(df: DataFrame) -> DataFrame:
+        if with_row:
+            check_named_apart(df.columns, "with_row")
         index, new = find_column(df, "column", column), _parsed(df, schema)
         kinds: dict[str, DataType] = {field.name: field.dataType for field in new.fields}
         check_new(df.columns, **{f"schema.{name}": name for name in kinds})

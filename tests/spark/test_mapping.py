@@ -168,6 +168,15 @@ def test_new_columns_may_have_any_names_beside_a_star(spark, config, send):
     assert df.transform(stage).collect()[0][1:] == (1, 3000)
 
 
+def test_a_row_as_a_dictionary_wants_columns_of_different_names(spark, config, send):
+    df = frame(spark, send(b"x")).selectExpr("1 AS id", "2 AS id", "value")
+
+    with pytest.raises(ConfigError, match="with_row: found several columns 'id'"):
+        df.transform(
+            map_payloads(lambda payload, row: row["id"], "seen int", column="value", config=config, with_row=True)
+        )
+
+
 @pytest.mark.parametrize("verb", ["resolve", "map_payloads", "offload", "repartition_by_payload"])
 def test_columns_may_have_any_names(spark, config, send, verb):
     """Dots, spaces, backticks, twins, and a struct whose field has the path of another column."""
