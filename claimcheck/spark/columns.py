@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HEADERS_TYPE",
+    "MAP_TYPE",
     "MAX_COLUMN_BYTES",
     "arrow_error_type",
     "by_place",
@@ -36,6 +37,9 @@ MAX_COLUMN_BYTES = 2040 << 20
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 """Of headers, as Spark's source and sink for Kafka have them."""
+
+MAP_TYPE = "map<string,string>"
+"""Of headers where names are there once, as Pulsar has its properties."""
 
 _SOURCE = ("topic", "partition", "offset", "message_id", "ledger_id", "entry_id", "batch_index")
 _MESSAGE_CHARACTERS = 2000

@@ -14,7 +14,7 @@ from claimcheck.spark.core import Outcome, is_bad_message, weight
 from claimcheck.spark.metrics import Tally
 from claimcheck.spark.reassembly.arrays import Done, added_columns, count, cut, error_of
 from claimcheck.spark.reassembly.group import Group
-from claimcheck.spark.reassembly.heads import head_of
+from claimcheck.spark.reassembly.heads import declared_of, head_of
 from claimcheck.spark.reassembly.options import Options, Places
 from claimcheck.spark.row import Row
 from claimcheck.spark.rows import RowByRow
@@ -44,7 +44,7 @@ def reassembled(df: DataFrame, places: Places, options: Options, schema: StructT
     """
     names = df.columns
     head = head_of(df[names[places.value]], options.config.header)
-    declared = places.declared(df).alias(_DECLARED)
+    declared = declared_of(df, places.headers).alias(_DECLARED)
     known = df.select("*", head.uuid.alias(_UUID), head.position.alias(_POSITION), declared)
     source = [names[index] for index in places.source]
     together = known.repartition(_meeting(known, source)).sortWithinPartitions(_UUID, *source, _POSITION)

@@ -8,11 +8,10 @@ from claimcheck.errors import (
     ChunkConflictError,
     ClaimCheckError,
     IncompletePayloadError,
-    IntegrityError,
     PayloadTooLargeError,
 )
 from claimcheck.spark.reassembly import words
-from claimcheck.spark.reassembly.heads import check_declared
+from claimcheck.spark.reassembly.heads import contradiction
 
 __all__ = ["Group"]
 
@@ -68,11 +67,8 @@ class Group:
             )
             seen = len(self._positions)
             self._fail(IncompletePayloadError(text, uuid=self._uuid, seen=seen, total=self._count))
-        elif self.error is None:
-            try:
-                check_declared(self._declared, self.pieces)
-            except IntegrityError as error:
-                self._fail(error)
+        elif self.error is None and (wrong := contradiction(self._declared, self.pieces)) is not None:
+            self._fail(wrong)
 
     def _add(self, chunk: Chunk) -> None:
         self._count = self._count or chunk.count

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from claimcheck import hints
 from claimcheck.checksum import crc32
 from claimcheck.envelope import CHUNK_OVERHEAD_BYTES, Buffer, Kind
+from claimcheck.errors import IntegrityError
 from claimcheck.payload import crc32_text
+from claimcheck.spark.columns import MAP_TYPE
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
-__all__ = ["ABORT", "Head", "check_declared", "declared_of", "head_of"]
+__all__ = ["ABORT", "Head", "contradiction", "declared_of", "head_of"]
 
 ABORT = -1
 """The position of the word that a writer gave up: before all chunks."""
@@ -54,34 +56,36 @@ def head_of(value: Column, header: bytes) -> Head:
     return Head(F.when(chunk | abort, uuid), F.when(abort, F.lit(ABORT)).when(chunk, position.cast("int")))
 
 
-def declared_of(headers: Column | None, *, is_map: bool) -> Column:
+def declared_of(df: DataFrame, headers: int | None) -> Column:
     """Read the checksum of a whole payload, which the headers of its last chunk declare; null for none.
 
     Args:
-        headers: A column of type `HEADERS_TYPE`, or a map of texts.
-        is_map: Which of them.
+        df: With columns of names that stand for themselves.
+        headers: The place of the headers, of type `HEADERS_TYPE` or `MAP_TYPE`; ``None`` for nowhere.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
     if headers is None:
         return F.lit(None).cast("string")
-    if is_map:
-        return F.try_element_at(headers, F.lit(hints.CHECKSUM))
-    named = F.filter(headers, lambda pair: pair["key"] == F.lit(hints.CHECKSUM))
+    name, kind = df.dtypes[headers]
+    if kind == MAP_TYPE:
+        return F.try_element_at(df[name], F.lit(hints.CHECKSUM))
+    named = F.filter(df[name], lambda pair: pair["key"] == F.lit(hints.CHECKSUM))
     return F.try_element_at(named, F.lit(-1))["value"].cast("string")
 
 
-def check_declared(declared: str | None, pieces: Iterable[Buffer]) -> None:
-    """Compare a payload with what a header says of it.
-
-    Raises:
-        IntegrityError: It is another.
-    """
-    if declared is not None:
-        value = 0
-        for piece in pieces:
-            value = crc32(piece, value)
+def contradiction(declared: str | None, pieces: Iterable[Buffer]) -> IntegrityError | None:
+    """Compare a payload with what a header says of it; gives what is wrong, if anything is."""
+    if declared is None:
+        return None
+    value = 0
+    for piece in pieces:
+        value = crc32(piece, value)
+    try:
         hints.check({(hints.CHECKSUM, declared)}, size=None, checksum=lambda: crc32_text(value))
+    except IntegrityError as error:
+        return error
+    return None
 
 
 def _number(four: Column) -> Column:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from claimcheck.envelope import Buffer
-from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError
+from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.spark.columns import error_value
 from claimcheck.spark.core import is_bad_message, outcomes
 from claimcheck.spark.metrics import Tally
 from claimcheck.spark.reassembly.arrays import Done, added_columns, count, cut
-from claimcheck.spark.reassembly.heads import check_declared
+from claimcheck.spark.reassembly.heads import contradiction
 from claimcheck.spark.reassembly.options import Options, Places
 from claimcheck.spark.reassembly.storing import unpacked
 from claimcheck.spark.worker import claim_check, pace
@@ -48,11 +48,8 @@ class _Payload:
             self.pieces.append(outcome or b"")
 
     def done(self) -> Done:
-        if self.error is None:
-            try:
-                check_declared(self.declared, self.pieces)
-            except IntegrityError as error:
-                self.error, self.pieces = error_value(error), []
+        if self.error is None and (wrong := contradiction(self.declared, self.pieces)) is not None:
+            self.error, self.pieces = error_value(wrong), []
         pieces = None if self.error else self.pieces
         return Done(self.row, 0, False, self.uuid, pieces, self.error, sum(map(len, self.pieces)))
 

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from claimcheck.config import Config
-from claimcheck.spark.columns import HEADERS_TYPE, MAX_COLUMN_BYTES, find_column
+from claimcheck.spark.columns import HEADERS_TYPE, MAP_TYPE, MAX_COLUMN_BYTES, find_column
 from claimcheck.spark.core import Concurrency
-from claimcheck.spark.reassembly.heads import declared_of
 from claimcheck.spark.row import Faults
 from claimcheck.spark.rows import Reading
 from claimcheck.validation import fail
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 __all__ = ["ExpireBy", "Options", "Places"]
 
@@ -24,8 +23,7 @@ ExpireBy = Literal["clock", "data"]
 
 _SOURCE_KINDS = ("string", "tinyint", "smallint", "int", "bigint", "binary")
 _USUAL_SOURCE = ("topic", "partition")
-_MAP_TYPE = "map<string,string>"
-_USUAL_HEADERS = {"headers": HEADERS_TYPE, "properties": _MAP_TYPE}
+_USUAL_HEADERS = {"headers": HEADERS_TYPE, "properties": MAP_TYPE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +91,8 @@ class Places:
         if headers is None:
             usual = [name for name, kind in _USUAL_HEADERS.items() if kinds.get(name) == kind]
             headers = usual[0] if usual else None
-        place = None if headers is None else find_column(df, "headers", headers, HEADERS_TYPE, _MAP_TYPE)
+        place = None if headers is None else find_column(df, "headers", headers, HEADERS_TYPE, MAP_TYPE)
         return cls(value, tuple(_source_place(df, name) for name in source), place)
-
-    def declared(self, df: DataFrame) -> Column:
-        """What headers say of payloads in chunks; see `declared_of`."""
-        if self.headers is None:
-            return declared_of(None, is_map=False)
-        name, kind = df.dtypes[self.headers]
-        return declared_of(df[name], is_map=kind == _MAP_TYPE)
 
 
 def _source_place(df: DataFrame, name: object) -> int:

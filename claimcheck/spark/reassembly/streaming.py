@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from claimcheck.errors import ConfigError, MissingDependencyError
 from claimcheck.spark.reassembly import words
-from claimcheck.spark.reassembly.heads import head_of
+from claimcheck.spark.reassembly.heads import declared_of, head_of
 from claimcheck.spark.reassembly.joining import Joining
 from claimcheck.spark.reassembly.options import Options, Places
 from claimcheck.spark.reassembly.storing import STORED, Storing
@@ -85,7 +85,7 @@ def _of_chunks(df: DataFrame, places: Places, options: Options, schema: StructTy
         behind_ms=_BEHIND_SECONDS * 1000 if by_data else 0,
     )
     now = F.current_timestamp()  # of the micro-batch, the same when it is replayed
-    declared = df.select("*", places.declared(df).alias("declared"))
+    declared = df.select("*", declared_of(df, places.headers).alias("declared"))
     stored = declared.mapInArrow(Storing(options, places), STORED).withColumn("arrived", F.unix_millis(now))
     if by_data:
         stored = stored.withColumn("time", now).withWatermark("time", f"{_BEHIND_SECONDS} seconds")

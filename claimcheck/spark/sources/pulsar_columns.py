@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from claimcheck.spark.columns import MAP_TYPE
 from claimcheck.spark.sources.pulsar_offsets import Position
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ COLUMNS = {
     "publish_time": "timestamp",
     "event_time": "timestamp",
     "producer_name": "string",
-    "properties": "map<string,string>",
+    "properties": MAP_TYPE,
 }
 """One row per message."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from claimcheck.spark.columns import HEADERS_TYPE, row_source
+from claimcheck.spark.columns import HEADERS_TYPE, MAP_TYPE, row_source
 from claimcheck.spark.sources.errors import RowSendError
 from claimcheck.validation import fail
 
@@ -20,7 +20,7 @@ _KINDS = {
     "value": ("binary",),
     "key": ("binary", "string"),
     "topic": ("string",),
-    "properties": ("map<string,string>",),
+    "properties": (MAP_TYPE,),
     "headers": (HEADERS_TYPE,),
 }
 
