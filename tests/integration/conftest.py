@@ -64,6 +64,15 @@ def spark_topic(pulsar_broker, pulsar_client, topic):
 
 
 @pytest.fixture
+def lab(pulsar_broker, pulsar_client, topic):
+    """A topic of a real Pulsar, and whatever a test wraps on it; modules about other brokers have their own."""
+    from tests.integration.pulsar_rig import rig
+
+    with rig(pulsar_broker, pulsar_client, topic) as lab:
+        yield lab
+
+
+@pytest.fixture
 def spark_sources(spark):
     """Spark, which knows the sources."""
     from claimcheck.spark.sources import register

@@ -21,14 +21,7 @@ from tests.integration.pulsar_rig import (
     nothing_comes,
     pending,
     receive,
-    rig,
 )
-
-
-@pytest.fixture
-def lab(pulsar_broker, pulsar_client, topic):
-    with rig(pulsar_broker, pulsar_client, topic) as lab:
-        yield lab
 
 
 class TestAcknowledge:

@@ -12,15 +12,9 @@ import pytest
 
 from claimcheck.errors import PayloadNotFoundError, PayloadTypeError
 from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer, AsyncPulsarReader
-from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, rig
+from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content
 
 EARLIEST = {"initial_position": pulsar.InitialPosition.Earliest, "negative_ack_redelivery_delay_ms": 100}
-
-
-@pytest.fixture
-def lab(pulsar_broker, pulsar_client, topic):
-    with rig(pulsar_broker, pulsar_client, topic) as lab:
-        yield lab
 
 
 @contextlib.asynccontextmanager

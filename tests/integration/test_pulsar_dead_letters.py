@@ -5,13 +5,7 @@ import pytest
 
 from claimcheck.errors import ConfigError
 from tests import servers
-from tests.integration.pulsar_rig import LIMIT, STRATEGIES, chunk, content, nothing_comes, pending, receive, rig, rig_on
-
-
-@pytest.fixture
-def lab(pulsar_broker, pulsar_client, topic):
-    with rig(pulsar_broker, pulsar_client, topic) as lab:
-        yield lab
+from tests.integration.pulsar_rig import LIMIT, STRATEGIES, chunk, content, nothing_comes, pending, receive, rig_on
 
 
 class TestDeadLetters:

@@ -6,13 +6,7 @@ import pulsar
 import pytest
 
 from claimcheck.transports.pulsar import deserialize, listening
-from tests.integration.pulsar_rig import LIMIT, STRATEGIES, chunk, content, nothing_comes, receive, rig
-
-
-@pytest.fixture
-def lab(pulsar_broker, pulsar_client, topic):
-    with rig(pulsar_broker, pulsar_client, topic) as lab:
-        yield lab
+from tests.integration.pulsar_rig import LIMIT, STRATEGIES, chunk, content, nothing_comes, receive
 
 
 class TestListener:

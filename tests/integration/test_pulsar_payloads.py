@@ -12,15 +12,9 @@ from claimcheck.envelope import encode_abort, encode_chunk
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
 from claimcheck.testing.faults import FaultyStore
 from claimcheck.transports.pulsar import AsyncPulsarReader, PulsarConsumer, PulsarProducer, PulsarReader, WholeMessageId
-from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig
+from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive
 
 SIZES = [0, 1, 1000, LIMIT - 200, LIMIT, LIMIT + 1, 10 * LIMIT, 3_000_000]
-
-
-@pytest.fixture
-def lab(pulsar_broker, pulsar_client, topic):
-    with rig(pulsar_broker, pulsar_client, topic) as lab:
-        yield lab
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -10,16 +10,10 @@ import pytest
 import claimcheck
 from claimcheck.errors import ConfigError, PartialSendError, PayloadTooLargeError, TransportError
 from claimcheck.transports.pulsar import ChunkArgumentError, PulsarProducer, SendDeadlineError, ask_limit
-from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig
+from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive
 
 RESULT = pulsar.Result
 BATCHES = {"batching_enabled": True, "batching_max_allowed_size_in_bytes": LIMIT // 2}
-
-
-@pytest.fixture
-def lab(pulsar_broker, pulsar_client, topic):
-    with rig(pulsar_broker, pulsar_client, topic) as lab:
-        yield lab
 
 
 class Watched:

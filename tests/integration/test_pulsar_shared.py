@@ -5,13 +5,7 @@ import pytest
 
 from claimcheck.transports.pulsar import PulsarConsumer, SharedSubscriptionError
 from tests import servers
-from tests.integration.pulsar_rig import KEYED, LIMIT, MANY, UUID, chunk, content, nothing_comes, pending, receive, rig
-
-
-@pytest.fixture
-def lab(pulsar_broker, pulsar_client, topic):
-    with rig(pulsar_broker, pulsar_client, topic) as lab:
-        yield lab
+from tests.integration.pulsar_rig import KEYED, LIMIT, MANY, UUID, chunk, content, nothing_comes, pending, receive
 
 
 class TestShared:

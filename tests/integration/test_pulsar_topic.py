@@ -11,15 +11,9 @@ from claimcheck.payload import crc32_of
 from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests import servers
-from tests.integration.pulsar_rig import LIMIT, content, receive, rig
+from tests.integration.pulsar_rig import LIMIT, content, receive
 
 KEEPS = {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1}
-
-
-@pytest.fixture
-def lab(pulsar_broker, pulsar_client, topic):
-    with rig(pulsar_broker, pulsar_client, topic) as lab:
-        yield lab
 
 
 @pytest.fixture
