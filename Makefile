@@ -14,26 +14,21 @@ PYTEST_ARGS ?= -q -n 2 --dist loadfile --instafail --maxfail=12 --durations=20 -
 BENCH_ARGS  ?=
 VENV        := .venv
 BIN         := $(VENV)/bin
-# folders too: a deleted file changes nothing else
-SOURCES     := pyproject.toml $(shell find claimcheck stores -name __pycache__ -prune -o -print)
 
 .PHONY: demo test lint spark-versions bench bench-peers bench-pulsar bench-kafka bench-spark clean
 .DELETE_ON_ERROR:
 
-# PYTHONSAFEPATH: Python puts the working folder first on the path of Spark's workers, and here that is a claimcheck without
-# its stores.
 demo: $(VENV)/.demo
-	PYTHONSAFEPATH=1 $(BIN)/claimcheck demo $(if $(DIR),--dir "$(DIR)")
+	$(BIN)/claimcheck demo $(if $(DIR),--dir "$(DIR)")
 
 test: lint
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-# The linters read the installed package where the folders alone do not tell that stores/ is claimcheck.stores.
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	cd $(VENV) && bin/lint-imports --config ../pyproject.toml --no-cache
+	$(BIN)/lint-imports --no-cache
 
 # Takes some minutes per version. VERSIONS=4.2 tries one, VERSIONS=3.5,4.3 two.
 spark-versions:
@@ -67,15 +62,11 @@ $(BIN)/python:
 	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# One stamp per extra. Not editable, so that tests, types and Spark's workers see what a user gets; after a change of the
-# sources only this package is installed again, which takes seconds. setuptools leaves build/ behind, and a stale one would
-# bring deleted modules back.
-$(VENV)/.demo $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: $(SOURCES) | $(BIN)/python
-	@if [ -e $@ ]; then echo "Installing the changed sources ..."; \
+# One stamp per extra. The installation is editable: a change of the sources needs no second one.
+$(VENV)/.demo $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: pyproject.toml | $(BIN)/python
+	@if [ -e $@ ]; then echo "Installing what pyproject.toml names now ..."; \
 	 elif [ $* = bench ]; then echo "Installing what claimcheck[bench] needs (about 500 MB, once) ..."; \
 	 elif [ -e $(BIN)/claimcheck ]; then echo "Installing what claimcheck[$*] needs besides (about 400 MB, once) ..."; \
 	 else echo "Installing claimcheck[$*] into $(VENV) (about 1 GB with Spark and a Java, once; quietly, some minutes) ..."; fi
-	@rm -rf build *.egg-info
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[$*]'
-	@rm -rf build *.egg-info
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -59,7 +57,7 @@ def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) 
             expected=f"one of {', '.join(sorted(builtin))}, an entry point of {group}, or module:Class",
         )
     try:
-        found = getattr(_import(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except Exception as exc:  # a module may raise anything while it is imported
         why = exc if isinstance(exc, (ImportError, AttributeError)) else f"{type(exc).__name__}: {exc}"
         text = f"{path}: cannot import {target!r}: {without_secrets(str(why))}"
@@ -67,24 +65,6 @@ def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) 
     if not inspect.isclass(found):
         fail(path, found=f"{target!r}, a {type(found).__name__}", expected="a class")
     return found
-
-
-def _import(module: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as exc:
-        if exc.name != "claimcheck.stores" or not _found_in_checkout():
-            raise
-        return importlib.import_module(module)
-
-
-def _found_in_checkout() -> bool:
-    """In a checkout ``stores/`` lies beside the package, and Spark's workers import a checkout that they start in."""
-    beside, places = Path(__file__).parent.parent, sys.modules["claimcheck"].__path__
-    is_there = (beside / "stores" / "memory.py").exists() and str(beside) not in places
-    if is_there:
-        places.append(str(beside))
-    return is_there
 
 
 def _entry_point(name: str, group: str) -> str:

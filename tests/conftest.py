@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import logging
 import os
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
 ROOT = str(Path(__file__).resolve().parent.parent)
 # At the very end, so that what is installed still wins: a process that a test spawns finds `tests.unit...` by its name.
 sys.path.append(ROOT)
-
-# In a checkout that is not installed, the stores still lie beside the package and not below it.
-if importlib.util.find_spec("claimcheck.stores") is None:
-    claimcheck.__path__.append(ROOT)
 
 IN_CI = os.environ.get("CI", "").lower() == "true"
 SERVERS_REQUIRED = IN_CI or os.environ.get("CLAIMCHECK_REQUIRE_SERVERS") == "1"
@@ -58,26 +53,9 @@ Server = TypeVar("Server")
 
 
 @pytest.fixture(scope="session")
-def worker_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment in which other processes import the claimcheck that is tested here.
-
-    Python puts the working folder first on the path of Spark's workers; in a checkout that would be a claimcheck
-    without its stores.
-    """
-    package = Path(claimcheck.__file__).parent
-    safe = {"PYTHONSAFEPATH": "1"}
-    if (package / "stores").is_dir():
-        return safe
-    stores = importlib.import_module("claimcheck.stores")
-    staged = tmp_path_factory.mktemp("staged")
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(package, staged / "claimcheck", ignore=ignore)
-    shutil.copytree(
-        Path(str(stores.__file__)).parent,
-        staged / "claimcheck" / "stores",
-        ignore=ignore,
-    )
-    return safe | {"PYTHONPATH": str(staged)}
+def worker_env() -> dict[str, str]:
+    """Environment in which other processes import the claimcheck that is tested here."""
+    return {"PYTHONPATH": str(Path(claimcheck.__file__).parent.parent)}
 
 
 @pytest.fixture(scope="session")

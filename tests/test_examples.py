@@ -75,7 +75,7 @@ def test_files_of_all_sizes_come_back(tmp_path):
 @pytest.fixture(params=["embedded", "pulsar", "kafka"])
 def where(request, worker_env):
     """A broker for the examples of Spark, as they want to be told, and what their workers need."""
-    workers = {name: value for name, value in worker_env.items() if name != "PYTHONSAFEPATH"}  # they see to it
+    workers = worker_env
     if request.param == "pulsar":
         return ["--pulsar", request.getfixturevalue("pulsar_broker").service_url], workers
     if request.param == "kafka":

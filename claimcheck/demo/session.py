@@ -77,8 +77,6 @@ def _start(scratch: Path, log: Path) -> SparkSession:
         "spark.driver.memory": "2g",
         "spark.local.dir": str(scratch / "spark"),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        # Python puts the working folder first on a worker's path: a checkout there would hide the installed package.
-        "spark.executorEnv.PYTHONSAFEPATH": "1",
     }
     builder = SparkSession.builder.master("local[*]").appName("claimcheck demo")
     for name, value in options.items():

@@ -127,7 +127,6 @@ def send(arguments: argparse.Namespace, topic: Topic, cc: claimcheck.ClaimCheck,
 def session(arguments: argparse.Namespace) -> SparkSession:
     """Start Spark on this machine, with a Java that comes by pip where there is none."""
     ensure_java()
-    os.environ["PYTHONSAFEPATH"] = "1"  # this folder is no place for workers to import from
     from pyspark import __version__
     from pyspark.sql import SparkSession
 

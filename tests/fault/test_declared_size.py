@@ -10,7 +10,6 @@ import claimcheck
 PROGRAM = """
 import resource, sys
 import claimcheck
-claimcheck.__path__.append(sys.argv[2])  # a bare checkout keeps stores/ beside the package
 from dataclasses import replace
 from claimcheck.errors import IntegrityError
 from claimcheck.stores.memory import MemoryStore

@@ -124,8 +124,6 @@ class Deadly:
         if not Deadly.left:
             os.kill(os.getpid(), 9)
         return bytes(size)
-import claimcheck
-claimcheck.__path__.append(sys.argv[2])  # a bare checkout keeps stores/ beside the package
 build_store(StoreConfig("filesystem", {"path": sys.argv[1]}), path="disk").write(Deadly(), destination="orders")
 """
     root = Path(claimcheck.__path__[0]).parent

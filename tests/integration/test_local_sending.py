@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import importlib
 import io
 import multiprocessing
 import os
@@ -207,7 +206,6 @@ def test_chunks_of_two_payloads_interleaved(broker, configure, consume):
 
 
 def _produce_elsewhere(path: str, config: dict, count: int) -> None:
-    importlib.import_module("tests.conftest")  # finds the stores of a bare checkout
     with LocalBroker(path, max_message_bytes=LIMIT) as broker, claimcheck.from_dict(config) as cc:
         for n in range(count):
             LocalProducer(broker, cc).send("orders", b"%d" % n * 5000, key=b"%d" % n)

@@ -53,7 +53,7 @@ def start(lab, config, spark_kafka_jars, python_path, tmp_path):
     conf = {"spark.jars": spark_kafka_jars, "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}
     conf |= {"spark.sql.shuffle.partitions": "2", "spark.executorEnv.PYTHONPATH": python_path}
     given = {"conf": conf, "kafka": {"kafka.bootstrap.servers": lab.servers["bootstrap.servers"]}, "config": config}
-    env = {**os.environ, "PYTHONPATH": python_path, "PYTHONSAFEPATH": "1"}
+    env = {**os.environ, "PYTHONPATH": python_path}
 
     @contextlib.contextmanager
     def start(name: str, **more: object) -> Iterator[subprocess.Popen[str]]:

@@ -224,8 +224,6 @@ def refuse(server, condition):
 
 FORKING = """
 import os, sys
-import claimcheck
-claimcheck.__path__.append(sys.argv[1])  # a bare checkout keeps stores/ beside the package
 from claimcheck.errors import StoreError
 from claimcheck.stores.obstore import ObstoreStore
 used = ObstoreStore(url="memory:///")

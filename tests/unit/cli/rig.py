@@ -24,12 +24,8 @@ stores:
 """
 SIGNED = CONFIG + "signing: {key_id: k1, keys: {k1: '${TEST_KEY:-secret}'}, require: true}\n"
 
-# A process that is started does not see what conftest.py does for a checkout that is not installed.
-CODE = f"""
-import atexit, importlib.util, os, sys
-import claimcheck
-if importlib.util.find_spec("claimcheck.stores") is None:
-    claimcheck.__path__.append({str(ROOT)!r})
+CODE = """
+import atexit, os, sys
 if "SHOW_MEMORY" in os.environ:  # not ru_maxrss, which begins with the memory of whoever started this process
     peak = lambda: next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
     atexit.register(lambda: print(int(peak()) >> 10, file=sys.stderr))
