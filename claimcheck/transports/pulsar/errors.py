@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from claimcheck.errors import TransportError
-from claimcheck.outbound import Outcome
 from claimcheck.registry import import_vendor
+from claimcheck.sending import Outcome
 
 __all__ = [
     "ChunkArgumentError",
