@@ -133,7 +133,8 @@ class Lab(Rig):
         return self.produce(value, key, headers)
 
     def produce_later(self, value, key=None, headers=None) -> concurrent.futures.Future:
-        self.futures.append((future := concurrent.futures.Future(), self.deliver(value, key, headers), len(self.sent)))
+        future: concurrent.futures.Future[int] = concurrent.futures.Future()
+        self.futures.append((future, self.deliver(value, key, headers), len(self.sent)))
         return future
 
     def decorated(self, function):
