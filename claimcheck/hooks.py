@@ -131,7 +131,7 @@ class SendEvent(Event):
         messages: Messages that the payload has: 1 or, for chunks, their number.
         uuid: The payload's identity, if it goes as chunks.
         error: What ended the send, as the client raised or reported it, never a `PartialSendError`; ``None`` for
-            ``sent``, and for an `outbound` block that was left normally before everything was sent.
+            ``sent``, and where the caller ended the send before everything was sent.
     """
 
     destination: str

@@ -66,7 +66,7 @@ class Outbound:
         self._rewind: Callable[[], None] | None = None
         self._hooks = Hooks()
         self._destination = ""
-        self._verdict: Verdict | None = None
+        self._once = [None]  # whoever takes it out finishes
 
     @property
     def envelopes(self) -> Iterator[Envelope]:
@@ -190,7 +190,7 @@ class Outbound:
 
         A deletion that fails is added to the error as a note.
         """
-        if self._verdict is not None:
+        if not self._once:
             return
         for number in self._taken:
             if error is None:
@@ -212,17 +212,20 @@ class Outbound:
             await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self.settle, error)))
 
     def finish(self) -> Verdict:
-        """Keep or delete what was stored, by the ledger, and emit the event; done once, later calls only return."""
-        if self._verdict is None:
-            self._verdict = self.ledger.verdict()
-            self._release()
-            try:
-                self._keep_or_delete(self._verdict)
-            finally:
-                if self._hooks and not self._as_is:
-                    self._hooks.emit(self.ledger.event(self._destination))
-                self.ledger.forget_errors()
-        return self._verdict
+        """Keep or delete what was stored, by the ledger, and emit the event, once; safe under threads."""
+        verdict = self.ledger.verdict()
+        try:
+            self._once.pop()
+        except IndexError:
+            return verdict
+        self._release()
+        try:
+            self._keep_or_delete(verdict)
+        finally:
+            if self._hooks and not self._as_is:
+                self._hooks.emit(self.ledger.event(self._destination))
+            self.ledger.forget_errors()
+        return verdict
 
     def rewinding(self, rewind: Callable[[], None]) -> Outbound:
         """Put the caller's file back to where it was when the sending fails; returns itself."""

@@ -114,6 +114,14 @@ class SendLedger:
         self.count += 1
         return self.count - 1
 
+    def postponed(self, number: int) -> None:
+        """Record that the client refused a message for now; it is not on its way until it is `resumed`."""
+        self._refused.add(number)
+
+    def resumed(self, number: int) -> None:
+        """Record that a postponed message is handed to the client again."""
+        self._refused.discard(number)
+
     def acknowledged(self, number: int, result: Any = None) -> None:
         """Record that a message is in the topic, and what its send returned."""
         self._refused.discard(number)
