@@ -23,9 +23,10 @@ from claimcheck.transports.undoing import Undoing
 from claimcheck.validation import check_cc, check_int, check_seconds, check_type
 from claimcheck.wire import kafka_overhead
 
-__all__ = ["KafkaProducer"]
+__all__ = ["ROOM_SECONDS", "WINDOW_BYTES", "KafkaProducer"]
 
-_WINDOW_BYTES = 16 << 20
+WINDOW_BYTES = 16 << 20
+ROOM_SECONDS = 60.0
 _REMEMBERED_TOPICS = 10_000
 _SMALL_BYTES = 1000  # fits every limit that a topic can have here
 _BARE = kafka_overhead(None, None)
@@ -61,8 +62,8 @@ class KafkaProducer:
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin: Any = None,
-        window_bytes: int = _WINDOW_BYTES,
-        room_seconds: float = 60.0,
+        window_bytes: int = WINDOW_BYTES,
+        room_seconds: float = ROOM_SECONDS,
     ) -> None:
         native = type(producer) is vendor().Producer
         check_type(

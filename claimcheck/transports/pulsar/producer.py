@@ -21,9 +21,10 @@ from claimcheck.transports.undoing import Undoing
 from claimcheck.validation import check_cc, check_int, check_seconds
 from claimcheck.wire import WireLimit
 
-__all__ = ["PulsarProducer"]
+__all__ = ["DEADLINE_SECONDS", "WINDOW_BYTES", "PulsarProducer"]
 
-_WINDOW_BYTES = 16 << 20
+WINDOW_BYTES = 16 << 20
+DEADLINE_SECONDS = 60.0
 
 Callback = Callable[[Any, Any], None]
 
@@ -57,8 +58,8 @@ class PulsarProducer:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin_url: str | None = None,
         admin_headers: Mapping[str, str] | None = None,
-        window_bytes: int = _WINDOW_BYTES,
-        deadline_seconds: float = 60.0,
+        window_bytes: int = WINDOW_BYTES,
+        deadline_seconds: float = DEADLINE_SECONDS,
     ) -> None:
         check_cc(cc)
         check_int("max_message_bytes", max_message_bytes, minimum=1)
