@@ -9,7 +9,6 @@ from typing import Any
 from claimcheck.errors import ConfigError
 from claimcheck.resolver import Dropped, Outcome
 from claimcheck.transports.needs import Resolves
-from claimcheck.transports.options import check_number
 from claimcheck.transports.prefetch import Prefetch
 from claimcheck.transports.pulsar.dead_letters import check_dead_letters, put_aside, tried_to_put_aside
 from claimcheck.transports.pulsar.errors import vendor
@@ -19,6 +18,7 @@ from claimcheck.transports.pulsar.message import PulsarMessage
 from claimcheck.transports.pulsar.receiving import Receiving
 from claimcheck.transports.pulsar.redeliveries import Place, Redeliveries, place_of
 from claimcheck.transports.pulsar.shared import shared_refusal
+from claimcheck.validation import check_int
 
 __all__ = ["PulsarConsumer"]
 
@@ -66,9 +66,9 @@ class PulsarConsumer(Receiving):
         prefetch_threads: int = 4,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        check_number("max_redeliveries", max_redeliveries if max_redeliveries is not None else 0, least=0)
-        check_number("prefetch_bytes", prefetch_bytes, least=0)
-        check_number("prefetch_threads", prefetch_threads, least=1)
+        check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
+        check_int("prefetch_bytes", prefetch_bytes, minimum=0)
+        check_int("prefetch_threads", prefetch_threads, minimum=1)
         check_dead_letters(dead_letter_producer, max_redeliveries)
         if not hasattr(consumer, "_consumer"):
             raise TypeError(f"a consumer of pulsar-client is wanted, not {type(consumer).__name__}")
