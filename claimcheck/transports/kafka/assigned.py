@@ -19,6 +19,7 @@ __all__ = ["Assigned"]
 _log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 10.0
+_STUCK_SECONDS = 30.0  # by then a record that the client was sent back for has come, or never will
 _LOOK_BACK = 16  # records, for each chunk that is missing: so many payloads may have been sent at once
 
 
@@ -243,8 +244,8 @@ class Assigned:
         if not partition.rereads:
             return False
         current = partition.rereads.get(partition.current_reread) if partition.current_reread else None
-        if current is not None:  # it expires in time, unless its first record did not come
-            return self._clock() - current.since > 2 * self._wait_seconds > 0
+        if current is not None:  # it completes or expires, unless its first record did not come
+            return self._clock() - current.since > 2 * self._wait_seconds + _STUCK_SECONDS
         if not self._inbox.resolver.pending_payloads and not partition.is_rereading:
             return True
         return self._clock() - min(each.since for each in partition.rereads.values()) > self._wait_seconds
