@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
@@ -245,7 +246,8 @@ class Assigned:
             return False
         current = partition.rereads.get(partition.current_reread) if partition.current_reread else None
         if current is not None:  # it completes or expires, unless its first record did not come
-            return self._clock() - current.since > 2 * self._wait_seconds + _STUCK_SECONDS
+            longest = 2 * self._wait_seconds + _STUCK_SECONDS if self._wait_seconds else math.inf
+            return self._clock() - current.since > longest
         if not self._inbox.resolver.pending_payloads and not partition.is_rereading:
             return True
         return self._clock() - min(each.since for each in partition.rereads.values()) > self._wait_seconds
