@@ -95,8 +95,14 @@ class Assigned:
         committed = {(each.topic, each.partition): each for each in (self._committed(asked) if asked else ())}
         return [self._start(each, committed.get((each.topic, each.partition))) for each in assigned]
 
-    def begin(self, starts: Iterable[Start]) -> None:
-        """Take over partitions."""
+    def begin(self, assigned: list[Any]) -> list[Start]:
+        """Take over partitions; returns where they begin."""
+        starts = self.starts(assigned)
+        self.begin_at(starts)
+        return starts
+
+    def begin_at(self, starts: Iterable[Start]) -> None:
+        """Take over partitions from where they begin."""
         for start in starts:
             self._begin(start.found, start.begins)
 

@@ -198,8 +198,7 @@ class KafkaConsumer(Receiving):
         call = self._rebalances.call
 
         def assigned(_: Any, partitions: list[Any]) -> None:
-            starts = self._assigned.starts(partitions)
-            self._assigned.begin(starts)
+            starts = self._assigned.begin(partitions)
             call(on_assign, self, partitions)
             self._assign_moved(starts)
 
@@ -224,13 +223,13 @@ class KafkaConsumer(Receiving):
         starts = self._assigned.starts(partitions)
         self._native.assign([start.at for start in starts])
         self._forget()
-        self._assigned.begin(starts)
+        self._assigned.begin_at(starts)
 
     def incremental_assign(self, partitions: list[Any]) -> None:
         """Take more partitions."""
         starts = self._assigned.starts(partitions)
         self._native.incremental_assign([start.at for start in starts])
-        self._assigned.begin(starts)
+        self._assigned.begin_at(starts)
 
     def unassign(self) -> None:
         """Give all partitions back; what is held is forgotten."""
@@ -274,16 +273,12 @@ class KafkaConsumer(Receiving):
 
     def _assign_moved(self, starts: list[Start]) -> None:
         """Within a rebalance: assign partitions, which the client does by itself unless one begins elsewhere."""
-        held = {(each.topic, each.partition) for each in self._native.assignment()}
-        places = [start.at for start in starts]
-        if not any(start.is_moved for start in starts) or any((at.topic, at.partition) in held for at in places):
+        if not any(start.is_moved for start in starts):
             return
-        try:
-            self._native.incremental_assign(places)
-        except vendor().KafkaException as error:
-            if error.args[0].code() != vendor().KafkaError._STATE:
-                raise
-            self._native.assign(places)  # the group's protocol is an eager one
+        places = [start.at for start in starts]
+        held = {(each.topic, each.partition) for each in self._native.assignment()}
+        if not any((place.topic, place.partition) in held for place in places):  # else the user has done it
+            self._rebalances.assign(self._native, places)
 
     def _safe(self, partition: Partition) -> Any:
         return self._assigned.safe(partition, partition.position or 0)
