@@ -43,6 +43,9 @@ class Payload:
         self.name, self.pieces, self.sent = name, pieces, 0
         self.contradicted = self.aborted = False
 
+    def __repr__(self) -> str:
+        return f"Payload({self.name[0][-2:]}, {self.name[1]}, {self.pieces})"
+
     def chunk(self, number: int) -> Entry:
         return Entry(encode_chunk(self.name[0], number, len(self.pieces), self.pieces[number]), self.name[1])
 
@@ -136,7 +139,8 @@ class ReaderMachine(RuleBasedStateMachine):
         position = self.reader.poll()
         if position is None:
             return False
-        joined = {at for each in self.reader.outstanding for at in each.all_positions}
+        current = [each for each in self.reader.outstanding if not each.given_back]
+        joined = {at for each in current for at in each.all_positions}
         if self.broker.history[position].number is not None and position not in self.mentioned | joined:
             self.held.setdefault(position, self.now)
         oldest = min(self.held.values(), default=self.now)
@@ -291,7 +295,7 @@ class ReaderMachine(RuleBasedStateMachine):
 
     def teardown(self):
         """From any state on everything ends, if only time passes and the application acknowledges what it gets."""
-        for _ in range(2 * (REDELIVERIES + 2)):
+        for _ in range(4 * (REDELIVERIES + 2)):
             while self.poll_once():
                 pass
             while self.reader.outstanding:
