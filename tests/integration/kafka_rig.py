@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import claimcheck
 from claimcheck.envelope import encode_chunk
+from claimcheck.testing import FaultyStore
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 
 LIMIT = 10_000
@@ -39,6 +40,16 @@ def chunks_of(payload: bytes, count: int, identity: str | None = None) -> list[b
     """The published format, and nothing else: a payload in so many chunks."""
     size, identity = -(-len(payload) // count), identity or str(uuid.uuid4())
     return [encode_chunk(identity, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]
+
+
+class Clock:
+    """The time, which a test can move forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
 
 
 class Rig:
@@ -108,6 +119,27 @@ class Rig:
         assert native.flush(WITHIN_SECONDS) == 0
         return offsets
 
+    def remove_below(self, offset: int, partition: int = 0) -> None:
+        """Do what retention does: remove all records below an offset."""
+        at = kafka.TopicPartition(self.topic, partition, offset)
+        self.admin.delete_records([at])[at].result()
+
+    def end(self, partition: int = 0) -> int:
+        """The offset behind the last record."""
+        consumer = self.native_consumer()
+        try:
+            return int(consumer.get_watermark_offsets(kafka.TopicPartition(self.topic, partition), WITHIN_SECONDS)[1])
+        finally:
+            consumer.close()
+
+    def commit(self, offset: int, partition: int = 0) -> None:
+        """Commit an offset of the group, which nobody is a member of."""
+        consumer = self.native_consumer()
+        try:
+            consumer.commit(offsets=[kafka.TopicPartition(self.topic, partition, offset)], asynchronous=False)
+        finally:
+            consumer.close()
+
     def committed(self, partition: int = 0, group: str | None = None) -> Any:
         """What the group has committed of one partition."""
         consumer = self.native_consumer(group)
@@ -125,6 +157,18 @@ def rig(broker: Any, topic: str, partitions: int = 1) -> Iterator[Rig]:
         if partitions:
             lab.create(partitions)
         yield lab
+
+
+def unavailable(lab: Rig) -> FaultyStore:
+    """Send one stored payload, of ``content(3 * LIMIT)``, whose store cannot be read until it heals."""
+    store = FaultyStore(store={"type": "memory"})
+    store.context = lab.cc.store("m").context
+    lab.cc._open.stores["m"] = store
+    producer = lab.producer(lab.cc)
+    producer.produce(lab.topic, content(3 * LIMIT))
+    assert producer.flush(WITHIN_SECONDS) == 0
+    store.fail("read")
+    return store
 
 
 def receive(consumer: Any, count: int, within: float = WITHIN_SECONDS) -> list[Any]:
