@@ -26,6 +26,9 @@ class _Resolves(Protocol):
     @property
     def pending_payloads(self) -> int: ...
 
+    @property
+    def tick_is_due(self) -> bool: ...
+
     def take(self, native: Any) -> None: ...
 
     def take_plain(self, native: Any) -> bool: ...
@@ -81,6 +84,8 @@ class _Receiving:
         native = coming.result()
         if not self.blocking.take_plain(native):
             await asyncio.to_thread(self.blocking.take, native)
+        elif self.blocking.tick_is_due:
+            await asyncio.to_thread(self.blocking.tick)
 
 
 class AsyncPulsarConsumer:

@@ -95,7 +95,7 @@ class PulsarConsumer(Receiving):
             pulsar.Timeout: No payload came in time.
             Exception: The client's own.
         """
-        if not self._looks_ahead and not self._ready and not self._inbox.pending_payloads:
+        if not self._looks_ahead and not self._ready and not self._inbox.has_unsettled_chunks:
             native = self._native.receive(timeout_millis)
             if (plain := self._inbox.plain(native)) is not None:
                 return plain
@@ -109,7 +109,6 @@ class PulsarConsumer(Receiving):
         """Receive payloads as the consumer's batch policy says; it counts messages, of which a payload may be many."""
         for native in self._native.batch_receive():
             self.take(native)
-        self.tick()
         return list(iter(self.take_ready, None))
 
     # Settling --------------------------------------------------------------------------------------------------
@@ -123,8 +122,10 @@ class PulsarConsumer(Receiving):
         Raises:
             Exception: The client's own; some of a payload's messages may be acknowledged by then.
         """
-        if self._redeliveries:
-            self._redeliveries.forget(self._place_of(message))
+        if self._redeliveries or self._inbox.has_unsettled_chunks:
+            place = self._place_of(message)
+            self._redeliveries.forget(place)
+            self._inbox.settle_own(place)
         if isinstance(message, PulsarMessage) and message.outcome is None:
             self._native.acknowledge(message.native)
             return
@@ -133,9 +134,9 @@ class PulsarConsumer(Receiving):
         self._inbox.settle(self._outcome_of(message), acked=True)
 
     def acknowledge_cumulative(self, message: Any) -> None:
-        """Acknowledge everything up to a payload, but never beyond the beginning of one that is not settled.
+        """Acknowledge everything up to a payload, but no message of one that is incomplete or not settled.
 
-        What lies between that and this payload is acknowledged by a later call, when the older one is settled.
+        What lies behind the beginning of such a payload is acknowledged message by message.
 
         Args:
             message: As `acknowledge` takes it.
@@ -145,15 +146,18 @@ class PulsarConsumer(Receiving):
         """
         message_id = id_of(message)
         topic = message.topic_name() if message is not message_id else getattr(message_id, "topic", None)
-        up_to = self._inbox.settle_up_to(message_id, topic)
-        if up_to is not None:
-            self._native.acknowledge_cumulative(up_to)
-            self._redeliveries.forget_up_to(topic or self.topic(), position_of(up_to))
+        acks = self._inbox.settle_up_to(message_id, topic, self._outcome_of(message))
+        if acks.cumulatively is not None:
+            self._native.acknowledge_cumulative(acks.cumulatively)
+            self._redeliveries.forget_up_to(topic or self.topic(), position_of(acks.cumulatively))
+        for native in acks.individually:
+            self._native.acknowledge(native)
+            self._redeliveries.forget((topic or self.topic(), position_of(native)))
 
     def negative_acknowledge(self, message: Any) -> None:
-        """Give a payload back with all its messages; they come again after the consumer's delay.
+        """Give a payload back with all its messages; they are redelivered after the consumer's delay.
 
-        One that came ``max_redeliveries`` times again goes to the dead letters instead. Raises as `acknowledge`.
+        One that was redelivered ``max_redeliveries`` times goes to the dead letters instead. Raises as `acknowledge`.
         """
         place = self._place_of(message)
         if isinstance(message, PulsarMessage):
@@ -161,6 +165,7 @@ class PulsarConsumer(Receiving):
             if count is not None and self._put_aside(message.natives, f"given back after {count} redeliveries"):
                 self.acknowledge(message)
                 return
+        self._inbox.settle_own(place)
         self._give_back(natives(id_of(message)), self._outcome_of(message), place)
 
     def dead_letter(self, message: PulsarMessage, *, reason: str = "rejected") -> None:
@@ -241,7 +246,7 @@ class PulsarConsumer(Receiving):
     # Looking ahead ---------------------------------------------------------------------------------------------
 
     def take_ready(self) -> PulsarMessage | None:
-        """Give a payload that is there; ``None`` where none is."""
+        """Return the next payload that is complete; ``None`` without one."""
         message = super().take_ready()
         if message is not None:
             self._prefetch.remove(message)
@@ -262,25 +267,28 @@ class PulsarConsumer(Receiving):
         return True
 
     def _keep(self, message: PulsarMessage) -> None:
+        if message.is_incomplete:
+            reason = getattr(message.outcome, "reason", "incomplete")
+            if self._put_aside(message.natives, f"{reason}: {message.error}"):
+                self.acknowledge(message)
+                return
         self._prefetch.add(message)
         super()._keep(message)
 
-    def _let_go(self, dropped: Dropped) -> None:
-        """Do with messages that became no payload what the configuration says; in doubt they come again."""
+    def _drop(self, dropped: Dropped) -> None:
+        """Take the configured action; what cannot be dead-lettered is reported to the application."""
         ids = tuple(handle.facts.message_id for handle in dropped.handles)
         place: Place = (dropped.source, dropped.positions[0])
-        told = max(handle.facts.redelivery_count for handle in dropped.handles)
-        if dropped.action == "redeliver" and self._redeliveries.too_many(place, told) is None:
-            self._give_back(ids, dropped, place)
-        elif dropped.action == "ack" or self._put_aside(
-            tuple(handle.native for handle in dropped.handles), f"{dropped.reason}: {dropped.error}"
-        ):
+        count = max(handle.facts.redelivery_count for handle in dropped.handles)
+        if dropped.action == "ack":
             for message_id in ids:
                 self._native.acknowledge(message_id)
             self._inbox.settle(dropped, acked=True)
             self._redeliveries.forget(place)
-        else:
+        elif dropped.action == "redeliver" and self._redeliveries.too_many(place, count) is None:
             self._give_back(ids, dropped, place)
+        else:
+            self._keep(self._inbox.report(dropped))
 
     def _give_back(self, ids: Iterable[Any], outcome: Outcome | None, place: Place) -> None:
         for message_id in ids:

@@ -63,7 +63,7 @@ def put_aside(producer: Any, natives: tuple[Any, ...], *, reason: str) -> None:
 
 
 def tried_to_put_aside(producer: Any, natives: tuple[Any, ...], *, reason: str, topic: str) -> bool:
-    """Whether they are in the dead-letter topic now; why not, is in the log.
+    """Return whether the messages are in the dead-letter topic now; an error is logged.
 
     Args:
         producer: As of `put_aside`; ``None`` where there is none.
@@ -72,11 +72,10 @@ def tried_to_put_aside(producer: Any, natives: tuple[Any, ...], *, reason: str, 
         topic: Where they come from.
     """
     if producer is None:
-        _log.warning("%s: messages come again, for there is no dead_letter_producer: %s", topic, reason)
         return False
     try:
         put_aside(producer, natives, reason=reason)
     except Exception as error:
-        _log.warning("%s: messages come again, for they could not be put aside: %s", topic, error)
+        _log.warning("%s: %d messages could not be sent to the dead-letter topic: %s", topic, len(natives), error)
         return False
     return True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from claimcheck import hints
-from claimcheck.errors import ClaimCheckError
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError
 from claimcheck.resolver import Outcome
 from claimcheck.transports.pulsar.ids import WholeMessageId
 
@@ -18,7 +18,7 @@ __all__ = ["Facts", "Handle", "PulsarMessage"]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that a native message says of itself, beside its bytes: kept in its place, they let go of these."""
+    """The metadata of a native message: kept in its place, so that its bytes can be freed."""
 
     message_id: Any
     topic_name: str
@@ -33,14 +33,14 @@ class Facts:
     producer_name: str
 
     @classmethod
-    def of(cls, native: Any) -> Facts:
-        """Read them off."""
+    def of(cls, native: Any, properties: dict[str, str]) -> Facts:
+        """Read the metadata, with these properties."""
         inner = native._message
         version = getattr(inner, "int_schema_version", int)
         return cls(
             message_id=native.message_id(),
             topic_name=native.topic_name(),
-            properties=native.properties(),
+            properties=properties,
             partition_key=native.partition_key(),
             ordering_key=native.ordering_key(),
             publish_timestamp=native.publish_timestamp(),
@@ -193,6 +193,11 @@ class PulsarMessage:
         return None if self.outcome is not None else self._native.encryption_context()
 
     @property
+    def is_incomplete(self) -> bool:
+        """Whether these are messages that did not become a payload, and will not be given back again."""
+        return self.outcome is not None and isinstance(self._error, IncompletePayloadError)
+
+    @property
     def is_read(self) -> bool:
         """Whether `data` answers without a store."""
         return self._payload is not None or (self._error or self._known) is not None
@@ -250,7 +255,7 @@ class PulsarMessage:
         """What the native message says of itself; of chunks the first."""
         if self._first is None:
             if self.outcome is None:
-                self._first = Facts.of(self._native)
+                self._first = Facts.of(self._native, self._native.properties())
             else:
                 self._first = min(self.outcome.slots, key=lambda slot: slot.position).handle.facts
         return self._first
