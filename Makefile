@@ -4,6 +4,7 @@
 # make bench-pulsar        Pulsar through the wrappers, against the native producer and consumer
 # make bench-kafka         Kafka through the wrappers, against the native producer and consumer
 # make bench-spark         Spark's jobs, against what people write by hand
+# make structure           the library in numbers: lines, files, functions, imports
 # make spark-versions      which features run on which pyspark, each in an environment of its own (about 500 MB at a time)
 # make bench-peers         the same payloads through claimcheck and through what else there is for Python
 # All make their own environment in .venv; python3 (3.11 or newer) and pip are all they need.
@@ -15,7 +16,7 @@ BENCH_ARGS  ?=
 VENV        := .venv
 BIN         := $(VENV)/bin
 
-.PHONY: demo test lint spark-versions bench bench-peers bench-pulsar bench-kafka bench-spark clean
+.PHONY: demo test lint structure spark-versions bench bench-peers bench-pulsar bench-kafka bench-spark clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -29,6 +30,9 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+structure: $(VENV)/.test
+	$(BIN)/python tests/structure.py
 
 # Takes some minutes per version. VERSIONS=4.2 tries one, VERSIONS=3.5,4.3 two.
 spark-versions:
