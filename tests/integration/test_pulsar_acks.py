@@ -205,7 +205,8 @@ class TestCumulatively:
         consumer.acknowledge_cumulative(plain.message_id() if ids else plain)
         lab.settled(backlog=1)
 
-        lab.client.create_producer(lab.topic).send(chunk(1, 1, 2, b"b"))
+        native.send_async(chunk(1, 1, 2, b"b"), None)
+        native.flush()
         consumer.acknowledge(consumer.receive(5000))
         lab.settled()
 

@@ -9,7 +9,6 @@ from typing import Any
 from claimcheck.errors import ConfigError
 from claimcheck.resolver import Dropped, Outcome
 from claimcheck.transports.needs import Resolves
-from claimcheck.transports.options import check_number
 from claimcheck.transports.prefetch import Prefetch
 from claimcheck.transports.pulsar.dead_letters import check_dead_letters, put_aside, tried_to_put_aside
 from claimcheck.transports.pulsar.errors import vendor
@@ -19,38 +18,44 @@ from claimcheck.transports.pulsar.message import PulsarMessage
 from claimcheck.transports.pulsar.receiving import Receiving
 from claimcheck.transports.pulsar.redeliveries import Place, Redeliveries, place_of
 from claimcheck.transports.pulsar.shared import shared_refusal
+from claimcheck.validation import check_cc, check_int, check_type
 
 __all__ = ["PulsarConsumer"]
 
 
 class PulsarConsumer(Receiving):
-    """Has the methods of a `pulsar.Consumer`; a message that it gives is a whole payload.
+    """Has the methods of a `pulsar.Consumer`; each message that it returns is a whole payload.
 
-    A chunk is acknowledged with its payload and never before; given back, all of them come again. Chunks that never
-    become a payload are given back, too, unless the configuration says otherwise (``chunking.on_expire``,
-    ``on_evict``), after the consumer's ``negative_ack_redelivery_delay_ms``.
+    A chunk is acknowledged with its payload and never before; a negative acknowledgement redelivers all of its chunks.
 
-    Chunks need a subscription on which one consumer gets all of them: Exclusive, Failover or Key_Shared. Do not set the
-    consumer's own ``dead_letter_policy``, which would tear payloads apart; give ``dead_letter_producer`` here.
+    Every incomplete payload ends. When it expires or is evicted it is negatively acknowledged, and redelivered after
+    the consumer's ``negative_ack_redelivery_delay_ms``, unless ``chunking.on_expire`` or ``on_evict`` says otherwise.
+    After ``chunking.max_redeliveries`` redeliveries, or ``max_redeliveries`` if that is less, its messages go to the
+    dead letters if there is a ``dead_letter_producer``. Otherwise, or if that fails, they are returned as one message
+    whose data raises `IncompletePayloadError`: acknowledge it to be rid of them.
+
+    Chunks need a subscription on which one consumer receives all of them: Exclusive, Failover or Key_Shared. Do not set
+    the consumer's own ``dead_letter_policy``, which would split payloads; pass ``dead_letter_producer`` here.
 
     Args:
         consumer: A `pulsar.Consumer`, without a message listener. For chunks, and to look ahead, it needs a
             ``receiver_queue_size`` of 1 or more, without which the client fails with `pulsar.InvalidConfiguration`.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        consumer_type: As it was subscribed. Where it is not given, chunks are refused on a subscription that could be
-            Shared, which the client does not tell from Key_Shared.
+        consumer_type: As it was subscribed. Without it, chunks are refused on a subscription that could be Shared,
+            which the client does not tell from Key_Shared.
         start_message_id_inclusive: As it was subscribed; decides where `seek` goes.
-        dead_letter_producer: A native producer, to which payloads go that came too often. It stays open. With it,
-            chunks are in memory twice until they are settled.
-        max_redeliveries: How often a payload comes again after it was given back, from 0. On Exclusive and Failover
-            subscriptions, where the broker does not count, this object does: the last 10,000 that were given back.
-        prefetch_bytes: Stored payloads of the next messages that are read meanwhile, in order; 0 for none.
-        prefetch_threads: How many at once.
+        dead_letter_producer: A `pulsar.Producer` for payloads that were redelivered too often. It is not closed. With
+            it, chunks are in memory twice until they are settled.
+        max_redeliveries: How often a payload is redelivered, from 0; by default a negatively acknowledged payload is
+            redelivered without end. Every redelivery counts, of an incomplete payload too. On Exclusive and Failover
+            subscriptions, where the broker does not count, this object does, for the last 10,000 payloads.
+        prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none.
+        prefetch_threads: Payloads that are read ahead at once.
         clock: Seconds, monotonic.
 
     Raises:
-        ConfigError: ``max_redeliveries`` without a producer for the dead letters, or a number that makes no sense.
-        TypeError: What is to be wrapped, or the producer for dead letters, is no object of pulsar-client.
+        ConfigError: An argument is of the wrong type or out of its range, or there is ``max_redeliveries`` and no
+            ``dead_letter_producer``.
     """
 
     def __init__(
@@ -66,12 +71,12 @@ class PulsarConsumer(Receiving):
         prefetch_threads: int = 4,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        check_number("max_redeliveries", max_redeliveries if max_redeliveries is not None else 0, least=0)
-        check_number("prefetch_bytes", prefetch_bytes, least=0)
-        check_number("prefetch_threads", prefetch_threads, least=1)
+        check_type("consumer", consumer, valid=hasattr(consumer, "_consumer"), expected="a pulsar.Consumer")
+        check_cc(cc)
+        check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
+        check_int("prefetch_bytes", prefetch_bytes, minimum=0)
+        check_int("prefetch_threads", prefetch_threads, minimum=1)
         check_dead_letters(dead_letter_producer, max_redeliveries)
-        if not hasattr(consumer, "_consumer"):
-            raise TypeError(f"a consumer of pulsar-client is wanted, not {type(consumer).__name__}")
         self._native = consumer
         self._inclusive = start_message_id_inclusive
         self._dead_letters = dead_letter_producer
@@ -86,10 +91,10 @@ class PulsarConsumer(Receiving):
     # Receiving -------------------------------------------------------------------------------------------------
 
     def receive(self, timeout_millis: int | None = None) -> PulsarMessage:
-        """Wait for the next payload; a bad one is handed out, too, and says so when its data is asked for.
+        """Wait for the next payload. One that cannot be delivered is a message whose data raises the error.
 
         Args:
-            timeout_millis: By default for ever.
+            timeout_millis: By default without end.
 
         Raises:
             pulsar.Timeout: No payload came in time.
@@ -132,6 +137,7 @@ class PulsarConsumer(Receiving):
         for native in natives(id_of(message)):
             self._native.acknowledge(native)
         self._inbox.settle(self._outcome_of(message), acked=True)
+        self.tick()  # duplicates may have ended with it
 
     def acknowledge_cumulative(self, message: Any) -> None:
         """Acknowledge everything up to a payload, but no message of one that is incomplete or not settled.
@@ -153,6 +159,7 @@ class PulsarConsumer(Receiving):
         for native in acks.individually:
             self._native.acknowledge(native)
             self._redeliveries.forget((topic or self.topic(), position_of(native)))
+        self.tick()
 
     def negative_acknowledge(self, message: Any) -> None:
         """Give a payload back with all its messages; they are redelivered after the consumer's delay.
@@ -267,11 +274,9 @@ class PulsarConsumer(Receiving):
         return True
 
     def _keep(self, message: PulsarMessage) -> None:
-        if message.is_incomplete:
-            reason = getattr(message.outcome, "reason", "incomplete")
-            if self._put_aside(message.natives, f"{reason}: {message.error}"):
-                self.acknowledge(message)
-                return
+        if message.is_incomplete and self._put_aside(message.natives, f"incomplete: {message.error}"):
+            self.acknowledge(message)
+            return
         self._prefetch.add(message)
         super()._keep(message)
 

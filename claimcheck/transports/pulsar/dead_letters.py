@@ -8,6 +8,7 @@ from typing import Any
 from claimcheck.errors import ConfigError
 from claimcheck.transports.pulsar.errors import vendor
 from claimcheck.transports.pulsar.options import without_schema
+from claimcheck.validation import check_type
 
 __all__ = ["check_dead_letters", "put_aside", "tried_to_put_aside"]
 
@@ -19,17 +20,16 @@ _REASON_CHARACTERS = 300
 
 
 def check_dead_letters(producer: Any, max_redeliveries: int | None) -> None:
-    """Refuse what would fail at the first dead letter.
+    """Reject options that would fail at the first dead letter.
 
     Raises:
-        TypeError: Not a native producer.
-        ConfigError: None, where one is needed.
+        ConfigError: It is not a native producer, or there is none and ``max_redeliveries`` needs one.
     """
     if producer is None and max_redeliveries is not None:
         raise ConfigError("max_redeliveries needs a dead_letter_producer", path="max_redeliveries")
-    if producer is not None and not isinstance(producer, vendor().Producer):
-        kind = f"{type(producer).__module__}.{type(producer).__name__}"
-        raise TypeError(f"dead_letter_producer is to be a pulsar.Producer, as it comes from the client, not a {kind}")
+    if producer is not None:
+        native = isinstance(producer, vendor().Producer)
+        check_type("dead_letter_producer", producer, valid=native, expected="a pulsar.Producer, as the client made it")
 
 
 def put_aside(producer: Any, natives: tuple[Any, ...], *, reason: str) -> None:

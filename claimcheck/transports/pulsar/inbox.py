@@ -13,7 +13,8 @@ from claimcheck.acknowledgement import CumulativeAcks
 from claimcheck.envelope import Chunk, Literal, PointerData, decode
 from claimcheck.errors import ClaimCheckError, EnvelopeError
 from claimcheck.payload import crc32_of
-from claimcheck.resolver import Dropped, Outcome, Resolved
+from claimcheck.resolver import Dropped, Failed, Outcome, Resolved
+from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.needs import Resolves
 from claimcheck.transports.pulsar.ids import Position, WholeMessageId, before, natives, position_of
 from claimcheck.transports.pulsar.message import Facts, Handle, PulsarMessage
@@ -118,7 +119,7 @@ class Inbox:
             return (self._own(native, error=error),)
         if isinstance(envelope, PointerData):
             size = self._size(data) if self._sizes else 0
-            return (self._own(native, load=lambda: self._load(native, data), stored_bytes=size),)
+            return (self._own(native, stored=StoredPayload(lambda: self._load(native, data), size=size)),)
         if isinstance(envelope, Literal):
             return (self._own(native, payload=bytes(envelope.payload)),)
         if hasattr(envelope, "payload"):  # the header alone
@@ -136,7 +137,7 @@ class Inbox:
     def report(self, dropped: Dropped) -> PulsarMessage:
         """Make messages that became no payload into one message for the application, whose data raises the error."""
         with self._lock:
-            return self._deliver(dropped)
+            return self._deliver(dropped.as_failed())
 
     def settle(self, outcome: Outcome | None, *, acked: bool) -> None:
         """Mark the messages of a chunked payload as acknowledged, or as given back; ``None`` is ignored."""
@@ -242,7 +243,9 @@ class Inbox:
             # The broker delivers again by itself what was delivered and not acknowledged: that is another attempt.
             self.settle(self._by_chunk.get(place), acked=False)
             self._previous = native
-            outcomes = self._resolver.feed(*place, data, headers=properties, key=facts.partition_key, handle=handle)
+            outcomes = self._resolver.feed(
+                *place, data, headers=properties, key=facts.partition_key, handle=handle, writer=facts.producer_name
+            )
             return self._arrivals(outcomes)
 
     def _note_batch(self, place: Place, message_id: Any) -> None:
@@ -257,8 +260,8 @@ class Inbox:
     def _arrivals(self, outcomes: Sequence[Outcome]) -> list[Arrival]:
         return [outcome if isinstance(outcome, Dropped) else self._deliver(outcome) for outcome in outcomes]
 
-    def _deliver(self, outcome: Outcome) -> PulsarMessage:
-        error = None if isinstance(outcome, Resolved) else outcome.error
+    def _deliver(self, outcome: Resolved | Failed) -> PulsarMessage:
+        error = outcome.error if isinstance(outcome, Failed) else None
         payload = outcome.payload if isinstance(outcome, Resolved) else None
         # The payload belongs to the caller, who may free it before it is settled.
         kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome

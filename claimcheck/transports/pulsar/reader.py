@@ -14,6 +14,7 @@ from claimcheck.transports.pulsar.ids import WholeMessageId
 from claimcheck.transports.pulsar.inbox import Inbox
 from claimcheck.transports.pulsar.message import PulsarMessage
 from claimcheck.transports.pulsar.receiving import Receiving
+from claimcheck.validation import check_cc, check_type
 
 __all__ = ["PulsarReader"]
 
@@ -33,6 +34,9 @@ class PulsarReader(Receiving):
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         start_message_id_inclusive: As it was created; decides where `seek` goes.
         clock: Seconds, monotonic.
+
+    Raises:
+        ConfigError: An argument is of the wrong type.
     """
 
     def __init__(
@@ -43,11 +47,11 @@ class PulsarReader(Receiving):
         start_message_id_inclusive: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not hasattr(reader, "_reader"):
-            raise TypeError(f"a reader of pulsar-client is wanted, not {type(reader).__name__}")
+        check_type("reader", reader, valid=hasattr(reader, "_reader"), expected="a pulsar.Reader")
+        check_cc(cc)
         self._native = reader
         self._inclusive = start_message_id_inclusive
-        self._reported: OrderedDict[tuple[Any, Any], None] = OrderedDict()
+        self._reported: OrderedDict[Any, None] = OrderedDict()
         super().__init__(reader.read_next, Inbox(cc, reader._schema, clock=clock), clock)
 
     def read_next(self, timeout_millis: int | None = None) -> PulsarMessage:
@@ -114,8 +118,8 @@ class PulsarReader(Receiving):
 
     def _is_first_report(self, outcome: Any) -> bool:
         """Late chunks of an incomplete payload are not reported again."""
-        known = (outcome.source, outcome.uuid) in self._reported
-        self._reported[outcome.source, outcome.uuid] = None
+        known = outcome.identity in self._reported
+        self._reported[outcome.identity] = None
         if len(self._reported) > _REMEMBERED:
             self._reported.popitem(last=False)
         return not known
