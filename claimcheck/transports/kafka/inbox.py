@@ -141,7 +141,9 @@ class Inbox:
     def _is_headless(self, partition: Partition, chunk: Chunk, key: Any) -> bool:
         if chunk.position == 0:
             partition.headless.discard(chunk.uuid)
-        elif chunk.uuid not in partition.owed and not self.resolver.knows(partition.source, chunk.uuid, key=key):
+        elif chunk.uuid not in partition.owed and not self.resolver.knows(
+            self.resolver.identity(partition.source, chunk.uuid, key=key)
+        ):
             partition.headless.add(chunk.uuid)
         return chunk.uuid in partition.headless
 
