@@ -29,7 +29,7 @@ class Redeliveries:
         return bool(self._counts)
 
     def too_many(self, place: Place, told: int) -> int | None:
-        """Return how often a payload was redelivered, if that reaches the maximum; the larger of our count and ``told``.
+        """Return how often a payload was redelivered, if that reaches the maximum: the larger of two counts.
 
         Args:
             place: Of the payload.
