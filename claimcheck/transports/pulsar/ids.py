@@ -12,12 +12,15 @@ from typing import Any
 from claimcheck.errors import TransportError
 from claimcheck.transports.pulsar.errors import vendor
 
-__all__ = ["WholeMessageId", "before", "deserialize", "id_of", "natives", "nowhere", "position_of"]
+__all__ = ["Place", "Position", "WholeMessageId", "before", "deserialize", "id_of", "natives", "nowhere", "position_of"]
 
 _MARK = b"\x00claimcheck-id\x01"  # no protobuf message begins with a zero
 _ID = struct.Struct(">iqqi")
 
 Position = tuple[int, int, int]
+
+Place = tuple[Any, Position]
+"""A topic, and the position of a message in it; for a payload, of its first message."""
 
 
 @functools.total_ordering
@@ -143,11 +146,10 @@ def position_of(message_id: Any) -> Position:
     return message_id.ledger_id(), message_id.entry_id(), batch_index if batch_index >= 0 else 1 << 31
 
 
-def before(message_id: Any, topic: str) -> Any | None:
-    """The id of the entry before; ``None`` where that lies in another ledger, of which nothing is known."""
-    if message_id.entry_id() < 1:
-        return None
-    return _native(topic, message_id.partition(), message_id.ledger_id(), message_id.entry_id() - 1, -1)
+def before(position: Position, partition: int, topic: str) -> Any | None:
+    """The id of the entry before a position; ``None`` where that lies in another ledger, which is not known."""
+    ledger, entry, _ = position
+    return _native(topic, partition, ledger, entry - 1, -1) if entry > 0 else None
 
 
 def nowhere(topic: str) -> Any:
