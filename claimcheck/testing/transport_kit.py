@@ -95,7 +95,7 @@ class TransportKit:
 
     skip: ClassVar[dict[str, str]] = {}
     limit_bytes: ClassVar[int] = 10_000
-    patience_seconds: ClassVar[float] = 15.0
+    patience_seconds: ClassVar[float] = 10.0
     refusal: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = ClaimCheckError
     unknown: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = ClaimCheckError
     header_shapes: ClassVar[tuple[str, ...]] = ("mapping", "pairs")
