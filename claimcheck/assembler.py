@@ -1,47 +1,59 @@
 """The reassembly of chunks: a pure core without I/O, threads or a clock of its own.
 
-Chunks are filed by slot, ``(source, uuid, position)``, so that any order, duplicates and interleaving are alike. What
-is held is bounded in payloads and in bytes; the oldest payload makes room. Nothing is ever let go silently: what does
-not become a payload comes back as `Dropped` or `Broken`, with the handles of its messages, and the transport acts.
+Chunks are filed by payload, ``(source, uuid, writer)``, and message position, so order, duplicates and interleaving do
+not matter. What is held is bounded in payloads, messages and bytes; the oldest payload is evicted to make room.
+Nothing is discarded silently: messages that do not become a payload are returned as `Dropped` or `Broken` events, with
+their handles, and the transport acts on them. Every incomplete payload ends: it completes, or it is redelivered
+``max_redeliveries`` times and then reported.
 
-Every payload in the making has one record, and so has every one that was finished lately: a late duplicate is
-acknowledged with the payload that it belongs to, and the tail of an evicted payload shares its head's fate.
+Every payload has one record while it is incomplete, and keeps it for a while after it has ended: a late duplicate is
+acknowledged with the payload that it belongs to, and the tail of an evicted payload gets the same action as its head.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import Literal
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Literal
 
 from claimcheck import hints
-from claimcheck.chunks import Assembled, Broken, Dropped, Event, Record, Slot
+from claimcheck.checksum import crc32
+from claimcheck.chunks import Assembled, Broken, Dropped, Event, Identity, Record, Slot
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.envelope import Chunk
 from claimcheck.errors import ChunkConflictError, ClaimCheckError, IncompletePayloadError, PayloadTooLargeError
 
 __all__ = ["Assembler"]
 
-_REMEMBERED = 10_000  # finished payloads, and
-_REMEMBERED_POSITIONS = 1_000_000  # the places of their messages
+_REMEMBERED = 10_000  # finished payloads, and payloads that were redelivered
+_REMEMBERED_POSITIONS = 1_000_000  # of the messages of finished payloads
 
 
 class Assembler:
-    """Chunks in, events out. For one thread.
+    """Takes chunks, returns events. For one thread.
 
     Args:
         config: Bounds, expiry and actions.
         clock: Seconds, monotonic.
+
+    Attributes:
+        due: No payload expires before this time of the clock; ``None`` while none can expire.
+        pending_bytes: Bytes of the pieces that are held.
     """
 
     def __init__(self, config: ChunkingConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._clock = clock
-        self._open: OrderedDict[tuple[Hashable, str], Record] = OrderedDict()  # oldest first
-        self._closed: OrderedDict[tuple[Hashable, str], Record] = OrderedDict()
+        self._open: OrderedDict[Identity, Record] = OrderedDict()  # oldest first
+        self._closed: OrderedDict[Identity, Record] = OrderedDict()
+        self._waiting = list[Event]()  # for the next `tick`
+        self._redelivered: OrderedDict[Identity, int] = OrderedDict()  # how often; survives `clear`
+        self.due: float | None = None
         self.pending_bytes = 0
-        self._held = 0  # messages of payloads in the making
+        self._held = 0  # messages of incomplete payloads
         self._remembered_positions = 0
 
     @property
@@ -53,72 +65,95 @@ class Assembler:
         return f"<Assembler {self.pending_payloads} pending, {self.pending_bytes} bytes>"
 
     def feed(self, source: Hashable, slot: Slot, chunk: Chunk) -> list[Event]:
-        """File one chunk and return what came of it, expired payloads included.
+        """File one chunk and return the resulting events. Nothing expires here: see `tick`.
 
         Raises:
-            PayloadTypeError: The message's headers are none; nothing was filed.
+            PayloadTypeError: The message's headers are neither a mapping nor pairs; nothing was filed.
         """
-        slot.claims = hints.declared(slot.headers)
-        events = self.tick()
-        known = self._closed.get((source, chunk.uuid))
+        claims = hints.declared(slot.headers)
+        identity = Identity(source, chunk.uuid, slot.writer)
+        known = self._closed.get(identity)
         if known is not None:
-            late = self._late(known, slot)
+            late = self._late(known, slot, chunk)
             if late is not None:
-                return events + late
-        return events + self._file(source, slot, chunk)
+                return late
+        return self._file(identity, slot, chunk, claims)
 
-    def abort(self, source: Hashable, slot: Slot, uuid: str) -> list[Event]:
-        """The writer gave up: let go of what is held, and of what may still come, with an ``ack``."""
-        known = self._closed.get((source, uuid))
+    def abort(self, source: Hashable, slot: Slot, uuid: str) -> Dropped:
+        """Drop what is held of a payload of this writer, and what still comes, with the action ``on_abort``."""
+        identity = Identity(source, uuid, slot.writer)
+        known = self._closed.get(identity)
         if known is not None and known.state != "dropped":  # it was complete after all
-            return [Dropped(source, uuid, "aborted", "ack", [slot])]
-        record = self._open.get((source, uuid)) or Record(source, uuid, 0, self._clock())
+            return Dropped(identity, [slot], "aborted", "ack")
+        record = self._open.get(identity) or Record(identity, 0, self._clock())
         self._hold(record, slot)
-        error = IncompletePayloadError(
-            f"the writer of {uuid} gave up in the middle", uuid=uuid, seen=len(record.numbers)
-        )
-        return [self._drop(record, "aborted", "ack", error)]
+        seen = len(record.numbers)
+        error = IncompletePayloadError(f"the writer of {uuid} aborted it after {seen} chunks", uuid=uuid, seen=seen)
+        return self._drop(record, "aborted", self._config.on_abort, error)
 
     def tick(self) -> list[Event]:
-        """Expire what has waited too long."""
-        limit, events = self._config.expire_after_seconds, list[Event]()
+        """Expire payloads that have been incomplete for too long. Costs next to nothing before `due`."""
+        if self.due is None or (now := self._clock()) < self.due:
+            return []
+        events, self._waiting, self.due = self._waiting, [], None
+        limit = self._config.expire_after_seconds
         while limit and self._open:
             record = next(iter(self._open.values()))
-            if self._clock() - record.first_seen < limit:
+            if now < record.first_seen + limit:
+                self.due = record.first_seen + limit
                 break
             events.append(self._expire(record))
         return events
 
-    def knows(self, source: Hashable, uuid: str) -> bool:
-        """Whether a message of this payload came before, and is not forgotten."""
-        return (source, uuid) in self._open or (source, uuid) in self._closed
+    def knows(self, identity: Identity) -> bool:
+        """Whether a message of this payload arrived before, and is still remembered."""
+        return identity in self._open or identity in self._closed
 
-    def acked(self, source: Hashable, uuid: str) -> None:
-        """The payload was acknowledged: later duplicates may be, too, as may what is held of it for another attempt."""
-        again = self._open.get((source, uuid))
+    def acked(self, identity: Identity, settled: Iterable[Slot] = ()) -> None:
+        """The payload was acknowledged: later duplicates will be, too, as will what is held of it for another attempt.
+
+        Args:
+            identity: The payload.
+            settled: The messages that were acknowledged; others that are held of the payload follow with `tick`.
+        """
+        again = self._open.get(identity)
         if again is not None:
-            again.error = None
-            self._close(again, "delivered")
-        record = self._closed.get((source, uuid))
-        if record is not None and record.state != "dropped":
-            self._remembered_positions -= len(record.by_position)
-            record.acked, record.slots, record.by_position, record.first = True, [], {}, None
+            self._end_attempt(again, {slot.position for slot in settled})
+        record = self._closed.get(identity)
+        if record is None or record.state == "dropped":
+            return
+        if isinstance(record.error, IncompletePayloadError):  # late chunks are reported in turn, and not one by one
+            self.forget(identity)
+            return
+        before = record.weight
+        record.acked, record.slots, record.by_position, record.first = True, [], {}, None
+        self._remembered_positions += record.weight - before
 
-    def forget(self, source: Hashable, uuid: str) -> None:
-        """The payload was given back: when its chunks come again they are a new attempt."""
-        record = self._closed.pop((source, uuid), None)
+    def _end_attempt(self, again: Record, settled: set[Any]) -> None:
+        rest, error = [slot for slot in again.slots if slot.position not in settled], again.error
+        again.error = None
+        self._close(again, "delivered")
+        if rest:
+            late = Broken(again.identity, rest, error, late=True) if error is not None else None
+            self._waiting.append(late or Dropped(again.identity, rest, "duplicate", "ack"))
+            self.due = -math.inf
+
+    def forget(self, identity: Identity) -> None:
+        """The payload was negatively acknowledged: when its chunks come again they are a new attempt."""
+        record = self._closed.pop(identity, None)
         if record is not None:
-            self._remembered_positions -= len(record.by_position)
+            self._remembered_positions -= record.weight
 
     def clear(self, source: Hashable | None = None) -> list[Slot]:
-        """Forget everything from one source, or from all; returns the messages that were held, not acknowledged."""
+        """Forget all messages from one source, or from all; returns those that were held, not acknowledged."""
         held: list[Slot] = []
+        self._waiting = [event for event in self._waiting if source is not None and event.source != source]
         for records in (self._open, self._closed):
-            for key in [key for key in records if source is None or key[0] == source]:
+            for identity in [identity for identity in records if source is None or identity.source == source]:
                 if records is self._closed:
-                    self.forget(*key)
+                    self.forget(identity)
                     continue
-                record = records.pop(key)
+                record = records.pop(identity)
                 self._release(record)
                 self._held -= len(record.slots)
                 held.extend(record.slots)
@@ -126,38 +161,47 @@ class Assembler:
 
     # Filing ----------------------------------------------------------------------------------------------------
 
-    def _file(self, source: Hashable, slot: Slot, chunk: Chunk) -> list[Event]:
-        key = (source, chunk.uuid)
-        record, events = self._open.get(key), list[Event]()
-        if record is None:
-            record = self._open[key] = Record(source, chunk.uuid, chunk.count, self._clock())
-        self._hold(record, slot)
-        events += self._make_room(record, 0)
+    def _file(self, identity: Identity, slot: Slot, chunk: Chunk, claims: frozenset[tuple[str, str]]) -> list[Event]:
+        record = self._open.get(identity) or self._opened(identity, chunk)
+        self._hold(record, slot, claims)
+        events = self._make_room(record, 0)
         self._check(record, chunk)
         if record.state == "pending":
             events += self._store(record, chunk)
         record.numbers.add(chunk.position)
         return events + self._finish_if_complete(record)
 
-    def _hold(self, record: Record, slot: Slot) -> None:
-        if not record.hold(slot) and (record.source, record.uuid) in self._open:
+    def _opened(self, identity: Identity, chunk: Chunk) -> Record:
+        record = self._open[identity] = Record(identity, chunk.count, self._clock())
+        limit = self._config.expire_after_seconds
+        if limit and self.due is None:
+            self.due = record.first_seen + limit
+        return record
+
+    def _hold(self, record: Record, slot: Slot, claims: frozenset[tuple[str, str]] = frozenset()) -> None:
+        if not record.hold(slot, claims) and record.identity in self._open:
             self._held += 1
 
     def _check(self, record: Record, chunk: Chunk) -> None:
         """Doom a payload that contradicts itself or alone exceeds a bound; its other chunks are only counted."""
-        limits = self._config
+        limits, messages = self._config, self._config.max_pending_messages
         size = record.size + (0 if chunk.position in record.pieces else len(chunk.piece))
-        bound = min(limits.max_payload_bytes, limits.max_pending_bytes)
+        bound, name = min(
+            (limits.max_payload_bytes, "max_payload_bytes"), (limits.max_pending_bytes, "max_pending_bytes")
+        )
         if chunk.count != record.count:
-            self._doom(record, _conflict(chunk, f"says {chunk.count} chunks, an earlier one {record.count}", record))
+            why = f"has a count of {chunk.count}, an earlier chunk has {record.count}"
+            self._doom(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
         elif chunk.position in record.pieces and record.pieces[chunk.position] != chunk.piece:
-            self._doom(record, _conflict(chunk, "came twice with different bytes", record))
+            why = "arrived twice with different bytes"
+            self._doom(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
         elif chunk.count > limits.max_chunks:
             self._doom(record, _too_large(record, chunk.count, limits.max_chunks, "chunks, chunking.max_chunks"))
         elif size > bound:
-            self._doom(record, _too_large(record, size, bound, "bytes or more, the chunking limit"))
-        elif len(record.slots) > self._max_messages:
-            self._doom(record, _too_large(record, len(record.slots), self._max_messages, "messages, the limit"))
+            self._doom(record, _too_large(record, size, bound, f"bytes or more, chunking.{name}"))
+        elif len(record.slots) > messages:
+            what = "messages, chunking.max_pending_messages"
+            self._doom(record, _too_large(record, len(record.slots), messages, what))
 
     def _store(self, record: Record, chunk: Chunk) -> list[Event]:
         if chunk.position in record.pieces:
@@ -169,63 +213,67 @@ class Assembler:
         return events
 
     def _make_room(self, record: Record, size: int) -> list[Event]:
-        limits, events = self._config, list[Event]()
-        while victim := self._victim(record, size):
-            events.append(
-                self._give_up(victim, "evicted", limits.on_evict, "it had to make room (chunking.max_pending_*)")
-            )
+        events = list[Event]()
+        while (bound := self._exceeded(size)) and (victim := self._victim(record, holding_bytes=size > 0)):
+            why = f"it was evicted to make room, chunking.{bound} is {getattr(self._config, bound)}"
+            events.append(self._give_up(victim, "evicted", self._config.on_evict, why))
         return events
 
-    @property
-    def _max_messages(self) -> int:
-        """Held at once, duplicates and all; a message costs memory even if its piece is empty."""
-        return 2 * self._config.max_chunks
+    def _exceeded(self, size: int) -> str | None:
+        """Which bound of the configuration is exceeded, with ``size`` bytes more if there are any."""
+        limits = self._config
+        if size:
+            return "max_pending_bytes" if self.pending_bytes + size > limits.max_pending_bytes else None
+        if len(self._open) > limits.max_pending_payloads:
+            return "max_pending_payloads"
+        # A message costs memory even if its piece is empty or a duplicate.
+        return "max_pending_messages" if self._held > limits.max_pending_messages else None
 
-    def _victim(self, record: Record, size: int) -> Record | None:
-        """The oldest payload, but this one, whose going makes room of the kind that is wanted."""
+    def _victim(self, record: Record, *, holding_bytes: bool) -> Record | None:
+        """The oldest payload other than this one, if need be the oldest that holds bytes."""
         others = (other for other in self._open.values() if other is not record)
-        if len(self._open) > self._config.max_pending_payloads or self._held > self._max_messages:
-            return next(others, None)
-        if size and self.pending_bytes + size > self._config.max_pending_bytes:
-            return next((other for other in others if other.size), None)
-        return None
+        return next((other for other in others if other.size or not holding_bytes), None)
 
     def _finish_if_complete(self, record: Record) -> list[Event]:
+        limits = self._config
         if record.state == "doomed":
-            whole = len(record.numbers) >= min(record.count, self._config.max_chunks)
-            whole = whole or len(record.slots) > self._max_messages
-            return [self._break(record)] if whole else []
+            complete = len(record.numbers) >= min(record.count, limits.max_chunks)
+            return [self._break(record)] if complete or len(record.slots) > limits.max_pending_messages else []
         if len(record.numbers) < record.count:
             return []
-        pieces = [record.pieces[n] for n in range(record.count)]
+        pieces, declared = [record.pieces[n] for n in range(record.count)], record.declared
+        record.crc32s = _running_crc32(pieces)
         self._close(record, "delivered")
-        return [Assembled(record.source, record.uuid, pieces, record.slots, record.declared)]
+        self._redelivered.pop(record.identity, None)
+        return [Assembled(record.identity, record.slots, pieces, declared, record.crc32s[-1])]
 
     # What comes after the end ----------------------------------------------------------------------------------
 
-    def _late(self, record: Record, slot: Slot) -> list[Event] | None:
-        """A chunk of a payload that is finished; ``None`` when it begins a new attempt."""
-        if record.state != "dropped":
-            return self._late_for_settlement(record, slot)
-        if slot.position in record.by_position and record.reason != "aborted":  # handed back before, and here again
-            self.forget(record.source, record.uuid)
-            return None
-        if slot.position not in record.by_position:
-            record.by_position[slot.position] = None
-            self._remembered_positions += 1
-            self._forget_oldest()
-        return [Dropped(record.source, record.uuid, record.reason, record.action, [slot], record.error)]
-
-    def _late_for_settlement(self, record: Record, slot: Slot) -> list[Event]:
-        """Until the payload is settled its late messages join it; what breaks after that is said again, never acked."""
-        if not record.acked:
-            before = len(record.slots)
+    def _late(self, record: Record, slot: Slot, chunk: Chunk) -> list[Event] | None:
+        """A chunk of a payload that has ended; ``None`` when it begins a new attempt."""
+        if record.state == "dropped":
+            return self._late_for_drop(record, slot)
+        if record.state == "delivered" and (error := _contradiction(record, chunk)) is not None:
+            return [Broken(record.identity, [slot], error, late=True)]
+        if not record.acked:  # it is settled together with the payload
+            before = record.weight
             record.hold(slot)
-            self._remembered_positions += len(record.slots) - before
+            self._remembered_positions += record.weight - before
             return []
         if record.error is not None:
-            return [Broken(record.source, record.uuid, record.error, [slot])]
-        return [Dropped(record.source, record.uuid, "duplicate", "ack", [slot])]
+            return [Broken(record.identity, [slot], record.error, late=True)]
+        return [Dropped(record.identity, [slot], "duplicate", "ack")]
+
+    def _late_for_drop(self, record: Record, slot: Slot) -> list[Event] | None:
+        if slot.position in record.by_position and record.reason != "aborted":  # redelivered: a new attempt
+            self.forget(record.identity)
+            return None
+        if slot.position not in record.by_position:
+            before = record.weight
+            record.by_position[slot.position] = None
+            self._remembered_positions += record.weight - before
+            self._forget_oldest()
+        return [Dropped(record.identity, [slot], record.reason, record.action, record.error)]
 
     # Endings ---------------------------------------------------------------------------------------------------
 
@@ -236,44 +284,78 @@ class Assembler:
     def _give_up(self, record: Record, reason: str, action: Action, why: str) -> Event:
         if record.state == "doomed":
             return self._break(record)
+        if action == "redeliver" and not self._redeliver(record.identity):
+            why += f", after {self._config.max_redeliveries} redeliveries (chunking.max_redeliveries)"
+            record.error = _incomplete(record, why)
+            return self._break(record, reason)
         return self._drop(record, reason, action, _incomplete(record, why))
+
+    def _redeliver(self, identity: Identity) -> bool:
+        """Count one more redelivery; returns whether it is allowed."""
+        times = self._redelivered.pop(identity, 0)
+        allowed = times < self._config.max_redeliveries
+        self._redelivered[identity] = times + allowed
+        if len(self._redelivered) > _REMEMBERED:
+            self._redelivered.popitem(last=False)
+        return allowed
 
     def _drop(self, record: Record, reason: str, action: Action, error: ClaimCheckError) -> Dropped:
         record.reason, record.action, record.error = reason, action, error
         slots = record.slots
         self._close(record, "dropped")
         record.let_go()
-        return Dropped(record.source, record.uuid, reason, action, slots, error)
+        return Dropped(record.identity, slots, reason, action, error)
 
     def _doom(self, record: Record, error: ClaimCheckError) -> None:
         if record.state == "pending":
             self._release(record)
             record.state, record.error = "doomed", error
 
-    def _break(self, record: Record) -> Broken:
+    def _break(self, record: Record, reason: str = "") -> Broken:
         assert record.error is not None
         self._close(record, "broken")
-        return Broken(record.source, record.uuid, record.error, record.slots)
+        return Broken(record.identity, record.slots, record.error, reason)
 
     def _close(self, record: Record, state: Literal["delivered", "broken", "dropped"]) -> None:
-        if self._open.pop((record.source, record.uuid), None) is not None:
+        if self._open.pop(record.identity, None) is not None:
             self._held -= len(record.slots)
         self._release(record)
-        self.forget(record.source, record.uuid)  # an abort may replace what is remembered of a payload
-        record.state, record.numbers = state, set()
-        self._closed[record.source, record.uuid] = record
-        self._remembered_positions += len(record.by_position)
+        self.forget(record.identity)  # an abort may replace what is remembered of a payload
+        record.state, record.numbers, record.declared = state, set(), set()
+        self._closed[record.identity] = record
+        self._remembered_positions += record.weight
         self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         while len(self._closed) > _REMEMBERED or (
             self._remembered_positions > _REMEMBERED_POSITIONS and len(self._closed) > 1
         ):
-            self.forget(*next(iter(self._closed)))
+            self.forget(next(iter(self._closed)))
 
     def _release(self, record: Record) -> None:
         self.pending_bytes -= record.size
         record.size, record.pieces = 0, {}
+
+
+def _running_crc32(pieces: Iterable[memoryview]) -> array[int]:
+    """The checksum of the payload up to the end of each piece: the last is that of the whole."""
+    running, value = array("I"), 0
+    for piece in pieces:
+        value = crc32(piece, value)
+        running.append(value)
+    return running
+
+
+def _contradiction(record: Record, chunk: Chunk) -> ChunkConflictError | None:
+    """What is wrong with a chunk of a payload that was delivered."""
+    known = record.crc32s
+    if chunk.count != record.count:
+        why = f"has a count of {chunk.count}, the delivered payload has {record.count} chunks"
+    elif known and crc32(chunk.piece, known[chunk.position - 1] if chunk.position else 0) != known[chunk.position]:
+        why = "differs from that of the delivered payload"
+    else:
+        return None
+    return _conflict(chunk, why, seen=record.count, total=record.count)
 
 
 def _owned(piece: memoryview) -> memoryview:
@@ -281,21 +363,22 @@ def _owned(piece: memoryview) -> memoryview:
     return piece if isinstance(piece.obj, bytes) else memoryview(bytes(piece))
 
 
-def _conflict(chunk: Chunk, why: str, record: Record) -> ChunkConflictError:
+def _conflict(chunk: Chunk, why: str, *, seen: int, total: int) -> ChunkConflictError:
     return ChunkConflictError(
         f"chunk {chunk.position} of {chunk.uuid} {why}: two writers, or damage",
         uuid=chunk.uuid,
         position=chunk.position,
-        seen=len(record.numbers),
-        total=record.count,
+        seen=seen,
+        total=total,
     )
 
 
 def _too_large(record: Record, size: int, limit: int, what: str) -> PayloadTooLargeError:
-    return PayloadTooLargeError(f"the payload {record.uuid} has {size} {what} is {limit}", size=size, limit=limit)
+    text = f"the payload {record.identity.uuid} has {size} {what} is {limit}"
+    return PayloadTooLargeError(text, size=size, limit=limit)
 
 
 def _incomplete(record: Record, why: str) -> IncompletePayloadError:
-    seen = len(record.numbers)
-    text = f"only {seen} of {record.count} chunks of {record.uuid} came: {why}"
-    return IncompletePayloadError(text, uuid=record.uuid, seen=seen, total=record.count)
+    seen, uuid = len(record.numbers), record.identity.uuid
+    text = f"only {seen} of {record.count} chunks of {uuid} arrived: {why}"
+    return IncompletePayloadError(text, uuid=uuid, seen=seen, total=record.count)

@@ -1,63 +1,88 @@
-"""What is known of payloads that travel in chunks: their messages, what came of them, and one record for each."""
+"""The state of payloads that travel in chunks: their messages, the events of reassembly, one record per payload."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from claimcheck.config import Action
 from claimcheck.errors import ClaimCheckError
 
-__all__ = ["Action", "Assembled", "Broken", "Dropped", "Event", "Record", "Slot"]
+__all__ = ["Action", "Assembled", "Broken", "Dropped", "Event", "Identity", "Record", "Slot"]
 
-_DECLARED = 8  # different claims about one payload; two are enough to refuse it
+_MAX_CLAIMS = 8  # different claims about one payload; two are enough to refuse it
+
+
+class Identity(NamedTuple):
+    """Which payload a chunk belongs to: equal uuids of different writers are different payloads."""
+
+    source: Hashable
+    uuid: str
+    writer: Hashable = None
 
 
 @dataclass(slots=True)
 class Slot:
-    """One message: where it is, what the transport calls it, and what its hints claim about the payload."""
+    """One message: its position, the transport's handle, and who sent it as far as the broker tells."""
 
     position: Any
     handle: Any
     headers: Any = field(default=None, repr=False)
     key: Any = field(default=None, repr=False)
-    claims: set[tuple[str, str]] = field(default_factory=set, repr=False)
+    writer: Hashable = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
-    """A payload, complete: its pieces in order, and all messages that brought it (late duplicates join the list).
+class _Event:
+    """What all events know: the payload, and its messages (late duplicates join the list until it is settled)."""
 
-    Of headers and keys only those of the message in the lowest place are kept; ``declared`` is what all the hints said.
+    identity: Identity
+    slots: list[Slot]
+
+    @property
+    def source(self) -> Hashable:
+        """Where the messages came from."""
+        return self.identity.source
+
+    @property
+    def uuid(self) -> str:
+        """The payload's uuid."""
+        return self.identity.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled(_Event):
+    """A complete payload: its pieces in order.
+
+    Of headers and keys only those of the message with the lowest position are kept; ``declared`` has the claims of all
+    headers, ``crc32`` is that of the whole payload.
     """
 
-    source: Hashable
-    uuid: str
     pieces: list[memoryview] = field(repr=False)
-    slots: list[Slot]
     declared: set[tuple[str, str]]
+    crc32: int
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """A payload that can never be delivered, with the messages seen of it."""
+class Broken(_Event):
+    """A payload that cannot be delivered, or a late message that contradicts one (``late``).
 
-    source: Hashable
-    uuid: str
+    ``reason`` is ``expired`` or ``evicted`` for a payload that stayed incomplete after its last redelivery.
+    """
+
     error: ClaimCheckError
-    slots: list[Slot]
+    reason: str = ""
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
-    """Messages that will not become a payload now, and what is to be done with them."""
+class Dropped(_Event):
+    """Messages that do not become a payload now, and the action for the transport."""
 
-    source: Hashable
-    uuid: str
     reason: str
     action: Action
-    slots: list[Slot]
     error: ClaimCheckError | None = None
 
 
@@ -66,10 +91,9 @@ Event = Assembled | Broken | Dropped
 
 @dataclass(slots=True)
 class Record:
-    """What is known of one uuid from one source."""
+    """The state of one payload."""
 
-    source: Hashable
-    uuid: str
+    identity: Identity
     count: int
     first_seen: float
     state: Literal["pending", "doomed", "delivered", "broken", "dropped"] = "pending"
@@ -84,27 +108,33 @@ class Record:
     first: Slot | None = None
     declared: set[tuple[str, str]] = field(default_factory=set)
     size: int = 0
+    crc32s: array[int] = field(default_factory=lambda: array("I"))  # of the payload up to the end of each chunk
 
-    def hold(self, slot: Slot) -> bool:
-        """Add a message; returns whether it had come before, in which case only its handle is renewed."""
+    @property
+    def weight(self) -> int:
+        """What remembering it costs, counted in positions: a checksum takes far less than a position in a dict."""
+        return len(self.by_position) + len(self.crc32s) // 16
+
+    def hold(self, slot: Slot, claims: frozenset[tuple[str, str]] = frozenset()) -> bool:
+        """Add a message; returns whether its position was known, in which case only the handle is replaced."""
         known = self.by_position.get(slot.position)
         if known is not None:
             known.handle = slot.handle
             return True
         self.by_position[slot.position] = slot
         self.slots.append(slot)
-        if len(self.declared) < _DECLARED:
-            self.declared |= slot.claims
+        if len(self.declared) < _MAX_CLAIMS:
+            self.declared |= claims
         self._keep_headers_of_first(slot)
         return False
 
     def let_go(self) -> None:
-        """Keep the places of the messages, to know them when they come again, and nothing else of them."""
+        """Keep the positions of the messages, to recognise them when they are redelivered, and nothing else."""
         self.slots, self.first = [], None
         self.by_position = dict.fromkeys(self.by_position)
 
     def _keep_headers_of_first(self, slot: Slot) -> None:
-        """Of all other messages only what they declare is kept: headers can be larger than the pieces."""
+        """Headers can be larger than the pieces: only those of the first message are kept."""
         if self.first is None or slot.position < self.first.position:
             self.first, slot = slot, self.first or slot
         if slot is not self.first:

@@ -75,9 +75,14 @@ class ChunkingConfig:
         max_chunks: The same, counted in chunks.
         max_pending_payloads: Incomplete payloads that a reader holds at once.
         max_pending_bytes: Bytes of incomplete payloads that a reader holds at once; at least ``max_payload_bytes``.
+        max_pending_messages: Messages of incomplete payloads that a reader holds at once, duplicates included; at
+            least ``max_chunks``.
         expire_after_seconds: Since the first chunk; 0 for never.
-        on_expire: What becomes of the chunks of an expired payload.
-        on_evict: What becomes of the chunks of a payload that had to make room.
+        on_expire: What a reader does with the chunks of an expired payload.
+        on_evict: What a reader does with the chunks of a payload that was evicted to make room for others.
+        on_abort: What a reader does with the chunks of a payload that its writer aborted.
+        max_redeliveries: How often the chunks of an incomplete payload are redelivered (``redeliver``), from 0; after
+            that it is reported to the application as an `IncompletePayloadError`.
     """
 
     max_message_bytes: Annotated[int, Range(200)] | Literal["auto"] = "auto"
@@ -85,9 +90,12 @@ class ChunkingConfig:
     max_chunks: Count = 100_000
     max_pending_payloads: Count = 100
     max_pending_bytes: ByteCount = 256 << 20
+    max_pending_messages: Count = 200_000
     expire_after_seconds: Seconds = 60
     on_expire: Action = "redeliver"
     on_evict: Action = "redeliver"
+    on_abort: Literal["ack", "dead_letter"] = "ack"
+    max_redeliveries: Annotated[int, Range(0)] = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,14 +319,15 @@ def _check_header(config: Config) -> None:
 
 
 def _check_chunking(config: Config, prefix: str) -> None:
-    """A payload larger than what a reader may hold at once could be sent, but never be put together."""
-    held, largest = config.chunking.max_pending_bytes, config.chunking.max_payload_bytes
-    if held < largest:
-        fail(
-            f"{prefix}chunking.max_pending_bytes",
-            found=str(held),
-            expected=f"at least chunking.max_payload_bytes ({largest}): raise this or lower that",
-        )
+    """A payload larger than what a reader may hold at once could be sent, but never be reassembled."""
+    for pending, payload in (("max_pending_bytes", "max_payload_bytes"), ("max_pending_messages", "max_chunks")):
+        held, largest = getattr(config.chunking, pending), getattr(config.chunking, payload)
+        if held < largest:
+            fail(
+                f"{prefix}chunking.{pending}",
+                found=str(held),
+                expected=f"at least chunking.{payload} ({largest}): raise this or lower that",
+            )
 
 
 def _check_readers(base: Config, config: Config, path: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "ArgumentTypeError",
     "ChunkConflictError",
     "ChunkError",
     "ClaimCheckError",
@@ -61,6 +62,10 @@ class ConfigError(ClaimCheckError):
     path: str = ""
     found: str | None = None
     expected: str | None = None
+
+
+class ArgumentTypeError(ConfigError, TypeError):
+    """An argument of a constructor is an object of the wrong type; nothing was opened."""
 
 
 class MissingDependencyError(ClaimCheckError):

@@ -6,13 +6,14 @@ left out when the caller uses one of these names for something else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from claimcheck.errors import IntegrityError, PayloadTypeError
 
 __all__ = [
     "CHECKSUM",
+    "MAX_CHECKSUM_CHARACTERS",
     "NULL_KEY",
     "SIZE",
     "TYPE",
@@ -35,6 +36,10 @@ NULL_KEY = "claimcheck-null-key"
 _OURS = frozenset((TYPE, SIZE, CHECKSUM, NULL_KEY))
 _UUID, _POSITION, _COUNT, _TOTAL = "uuid", "chunk_id", "num_chunks_from_msg", "total_chunk_msg_size"
 _PIP_37 = frozenset((_UUID, _POSITION, _COUNT, _TOTAL))
+# Characters of a claim that are read. A longer one is cut, and what is left can only be refused.
+_MAX_CLAIM = {SIZE: 20, CHECKSUM: 100}
+MAX_CHECKSUM_CHARACTERS = _MAX_CLAIM[CHECKSUM]
+"""A declared checksum that is longer never matches."""
 
 
 def pairs(headers: Any) -> Iterator[tuple[str, Any]]:
@@ -59,12 +64,17 @@ def _pair(item: Any) -> tuple[str, Any]:
 
 
 def get(headers: Any, name: str) -> str | None:
-    """The last value of a header as text; ``None`` where it is missing or is no text."""
+    """Return the last value of a header as text; ``None`` where the header is missing."""
+    return _last(headers, name, None)
+
+
+def _last(headers: Any, name: str, limit: int | None) -> str | None:
+    """The last value of a header as text, at most ``limit`` bytes or characters of it."""
     found = [value for key, value in pairs(headers) if key == name]
     if not found:
         return None
     value = found[-1]
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return value[:limit].decode("utf-8", "replace") if isinstance(value, bytes) else str(value)[:limit]
 
 
 def is_ours(headers: Any) -> bool:
@@ -72,11 +82,15 @@ def is_ours(headers: Any) -> bool:
     return headers is not None and any(name == TYPE for name, _ in pairs(headers))
 
 
-def declared(headers: Any) -> set[tuple[str, str]]:
-    """What the hints of a message say about its payload: size and checksum, by the names of their headers."""
+def declared(headers: Any) -> frozenset[tuple[str, str]]:
+    """Return what the hints of a message claim about its payload: size and checksum, by the names of their headers.
+
+    Claims are cut to a little more than their longest valid form; `check` refuses one that was cut.
+    """
     if not is_ours(headers):
-        return set()
-    return {(name, value) for name in (SIZE, CHECKSUM) if (value := get(headers, name)) is not None}
+        return frozenset()
+    claims = ((name, _last(headers, name, limit + 1)) for name, limit in _MAX_CLAIM.items())
+    return frozenset((name, value) for name, value in claims if value is not None)
 
 
 def without_reserved(headers: Any) -> Any:
@@ -86,23 +100,25 @@ def without_reserved(headers: Any) -> Any:
     return _without(headers, _OURS)
 
 
-def check(claims: set[tuple[str, str]], *, size: int | None, checksum: Callable[[], str | None]) -> None:
-    """Compare what hints say with what came; hints need not be there, those that are must be right.
+def check(claims: Iterable[tuple[str, str]], *, size: int | None, checksum: Callable[[], str | None]) -> None:
+    """Compare the claims of headers with the payload. Claims are optional; those that are present must be right.
 
     Args:
         claims: See `declared`.
-        size: Payload bytes; ``None`` where nobody knows.
-        checksum: Of the payload; asked only where a hint names one of the same kind.
+        size: Payload bytes; ``None`` if unknown.
+        checksum: Of the payload; called only if a header has one.
 
     Raises:
-        IntegrityError: They differ.
+        IntegrityError: They differ, or a claim is too long to be one.
     """
     for name, claimed in sorted(claims):
         actual = checksum() if name == CHECKSUM else size
+        too_long = len(claimed) > _MAX_CLAIM[name]
         comparable = actual is not None and (name != CHECKSUM or claimed.startswith("crc32:"))
-        if comparable and claimed != str(actual):
+        if too_long or (comparable and claimed != str(actual)):
+            shown = f"{claimed[: _MAX_CLAIM[name]]}..." if too_long else claimed
             raise IntegrityError(
-                f"the header {name} says {claimed[:100]}, the payload has {actual}", expected=claimed, actual=actual
+                f"the header {name} says {shown}, the payload has {actual}", expected=shown, actual=actual
             )
 
 

@@ -82,14 +82,15 @@ class BreakerEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropEvent(Event):
-    """The reassembly let go of chunks that never became a payload.
+    """Chunks that did not become a payload were dropped, or reported to the application.
 
     Attributes:
         source: Where the chunks came from.
         uuid: The payload's identity.
         reason: One word: ``expired``, ``evicted``, ``aborted``, ``duplicate`` or ``stray``.
-        action: What the transport does with the messages.
-        messages: How many messages are concerned.
+        action: What the transport does with the messages: ``redeliver``, ``dead_letter``, ``ack``, or ``report`` for a
+            payload that stays incomplete after its last redelivery.
+        messages: The number of messages.
     """
 
     source: object

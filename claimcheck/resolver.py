@@ -1,14 +1,15 @@
 """Any message, whatever its writer's strategy, to the payload that it stands for.
 
 `Resolver.feed` never raises for a bad message: each outcome is one of three values, for one payload, with the handles
-of all messages that belong to it. The transport acknowledges, gives back or dead-letters those, and says so with
-`Resolver.settle`; `Resolver.safe_position` then tells how far a cumulative acknowledgement or a commit may go.
+of all messages that belong to it. The transport acknowledges, redelivers or dead-letters those, and reports that with
+`Resolver.settle`; `Resolver.safe_position` is then the bound of a cumulative acknowledgement or a commit.
 """
 
 from __future__ import annotations
 
 import heapq
 import io
+import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -16,33 +17,42 @@ from typing import Any
 
 from claimcheck import hints
 from claimcheck.assembler import Assembler
-from claimcheck.chunks import Assembled, Broken, Event, Slot
+from claimcheck.checksum import content_hash
+from claimcheck.chunks import Assembled, Broken, Event, Identity, Slot
 from claimcheck.chunks import Dropped as DroppedChunks
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.envelope import HEADER, Abort, Buffer, Chunk, Kind, Literal, Plain, PointerData, decode
 from claimcheck.errors import ClaimCheckError
 from claimcheck.frames import let_go
 from claimcheck.hooks import AssembledEvent, DropEvent, Hooks
-from claimcheck.payload import as_view, crc32_of
+from claimcheck.payload import as_view, crc32_of, crc32_text
 
 __all__ = ["Dropped", "Failed", "Outcome", "Resolved", "Resolver"]
+
+_log = logging.getLogger(__name__)
+_LONGEST_WRITER = 64  # names that are longer are kept as a hash: records outlive their messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    """What all outcomes know.
+    """The fields of all outcomes.
 
     Attributes:
         source: Where the messages came from.
         slots: The messages, in the order of their arrival; late duplicates of an unsettled payload join them.
-        uuid: The payload's identity, where it came as chunks.
+        identity: Which payload this is, if it came as chunks.
         since: What `Resolver.clear` ends: an outcome from before it settles nothing that came after.
     """
 
     source: Hashable
     slots: list[Slot] = field(repr=False)
-    uuid: str | None = None
+    identity: Identity | None = None
     since: object = field(default=None, repr=False, compare=False)
+
+    @property
+    def uuid(self) -> str | None:
+        """The uuid of a payload that came as chunks."""
+        return self.identity.uuid if self.identity is not None else None
 
     @property
     def positions(self) -> tuple[Any, ...]:
@@ -51,17 +61,17 @@ class _Outcome:
 
     @property
     def handles(self) -> tuple[Any, ...]:
-        """What the transport calls each of the messages."""
+        """The transport's handles of the messages."""
         return tuple(slot.handle for slot in self.slots)
 
     @property
     def headers(self) -> Any:
-        """The headers as the sender gave them, in their shape; of chunks those of the first."""
+        """The headers as they were sent, in their shape; of chunks those of the first."""
         return hints.strip(self._first.headers, uuid=self.uuid)
 
     @property
     def key(self) -> Any:
-        """The key as the sender gave it; ``None`` where the uuid had stood in for it."""
+        """The key as it was sent; ``None`` where the uuid replaced it."""
         key = self._first.key
         text = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
         return None if self.uuid is not None and text == self.uuid else key
@@ -77,7 +87,7 @@ class Resolved(_Outcome):
 
     Attributes:
         payload: Its bytes; for a plain message the message itself, ``None`` for a tombstone.
-        kind: What the message was; ``None`` for a plain one.
+        kind: Of the envelope; ``None`` for a plain message.
     """
 
     payload: Any = field(repr=False)
@@ -86,19 +96,25 @@ class Resolved(_Outcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(_Outcome):
-    """A payload that could not be had; the error says why, and whether trying again may help (``error.retryable``)."""
+    """A payload that cannot be delivered.
+
+    Attributes:
+        error: Why, and whether another attempt may succeed (``error.retryable``).
+        late: Whether these are messages that arrived after their payload had ended: settling them does not settle it.
+    """
 
     error: ClaimCheckError
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped(_Outcome):
-    """Messages that became no payload, and what is to be done with them.
+    """Messages that became no payload, and the action to take on them.
 
     Attributes:
         reason: ``expired``, ``evicted``, ``aborted`` or ``duplicate``.
         action: ``redeliver``, ``dead_letter`` or ``ack``.
-        error: Why, where there is more to say.
+        error: Details, if there are any.
     """
 
     reason: str
@@ -115,11 +131,11 @@ class Resolver:
     Every outcome must be settled, or its positions count as unsettled for ever.
 
     Args:
-        read: From pointer bytes to the payload.
+        read: Returns the payload of a pointer, given the pointer's bytes.
         chunking: Bounds of the reassembly.
-        header: What envelopes begin with.
+        header: The bytes that envelopes begin with.
         clock: Seconds, monotonic.
-        hooks: Who hears of dropped chunks.
+        hooks: Callbacks for assembled and dropped payloads.
     """
 
     def __init__(
@@ -134,6 +150,7 @@ class Resolver:
         self._read = read
         self._header = header
         self._hooks = hooks or Hooks()
+        self._clock = clock
         self._assembler = Assembler(chunking or ChunkingConfig(), clock=clock)
         self._unsettled: dict[Hashable, _Unsettled] = {}
 
@@ -156,8 +173,11 @@ class Resolver:
         headers: Any = None,
         key: Any = None,
         handle: Any = None,
+        writer: Hashable = None,
     ) -> list[Outcome]:
-        """Take one message and return what came of it: nothing yet, or one outcome and more.
+        """Take one message and return what is complete or has ended now: no outcome, or one, or more.
+
+        Incomplete payloads expire here, whatever the message is.
 
         Args:
             source: Topic-partition, or whatever keeps positions apart; hashable.
@@ -167,37 +187,46 @@ class Resolver:
             key: As the broker gave it.
             handle: What the transport needs to acknowledge it. It is kept until then: one that holds the message's
                 value would have every chunk in memory twice.
+            writer: Who sent the message, as far as the broker tells, for example the producer's name; hashable. By
+                default the key. Chunks of one uuid from different writers are different payloads, and an abort
+                envelope applies to the chunks of its own writer only.
         """
-        unsettled = self._unsettled.setdefault(source, _Unsettled())
+        due = self._assembler.due
+        expired = self.tick() if due is not None and self._clock() >= due else None
+        unsettled = self._unsettled.get(source) or self._unsettled.setdefault(source, _Unsettled())
         unsettled.add(position)
         slot = Slot(position, handle, headers, key)
         try:
-            if message is None:
-                return [Resolved(source=source, slots=[slot], since=unsettled, payload=None)]
-            envelope = decode(message, header=self._header)
-            if isinstance(envelope, Chunk):
-                return self._outcomes(self._assembler.feed(source, slot, envelope))
-            if isinstance(envelope, Abort):
-                return self._outcomes(self._assembler.abort(source, slot, envelope.uuid))
-            payload, kind = self._whole(envelope, headers)
-            return [Resolved(source=source, slots=[slot], since=unsettled, payload=payload, kind=kind)]
+            envelope = None if message is None else decode(message, header=self._header)
+            if isinstance(envelope, (Chunk, Abort)):
+                outcomes = self._part(source, slot, envelope, _writer(writer, key))
+            else:
+                payload, kind = self._whole(envelope, headers)
+                outcomes = [Resolved(source=source, slots=[slot], since=unsettled, payload=payload, kind=kind)]
         except Exception as error:  # one bad message never stops the others, whatever is wrong with it
-            return [Failed(source=source, slots=[slot], since=unsettled, error=_typed(error))]
+            outcomes = [Failed(source=source, slots=[slot], since=unsettled, error=_typed(error))]
+        return expired + outcomes if expired else outcomes
 
     def tick(self) -> list[Outcome]:
-        """Expire incomplete payloads whose time is over; call it when no messages come."""
-        return self._outcomes(self._assembler.tick())
+        """Expire incomplete payloads; for messages that are not fed, and for when no messages come.
 
-    def knows(self, source: Hashable, uuid: str) -> bool:
-        """Whether a chunk of this payload came before, and is not forgotten."""
-        return self._assembler.knows(source, uuid)
+        Returns at once while nothing is due, so it may be called for every message.
+        """
+        due = self._assembler.due
+        return self._outcomes(self._assembler.tick()) if due is not None and self._clock() >= due else []
+
+    def knows(self, source: Hashable, uuid: str, *, key: Any = None, writer: Hashable = None) -> bool:
+        """Whether a chunk of this payload arrived before and is remembered; key and writer as of `feed`."""
+        return self._assembler.knows(Identity(source, uuid, _writer(writer, key)))
 
     def settle(self, outcome: Outcome, *, acked: bool) -> None:
-        """Say what became of an outcome's messages; one from before a `clear` has nothing to settle any more.
+        """Mark the messages of an outcome as acknowledged or as negatively acknowledged.
+
+        Outcomes from before `clear` are ignored.
 
         Args:
-            outcome: As it was handed out.
-            acked: Whether they are acknowledged; otherwise they were given back and will come again.
+            outcome: As it was returned.
+            acked: Whether they are acknowledged; otherwise they will be redelivered.
         """
         unsettled = self._unsettled.get(outcome.source)
         if unsettled is None or unsettled is not outcome.since:
@@ -205,12 +234,12 @@ class Resolver:
         if acked:
             for slot in outcome.slots:
                 unsettled.remove(slot.position)
-        if outcome.uuid is None or isinstance(outcome, Dropped):
+        if outcome.identity is None or isinstance(outcome, Dropped) or (isinstance(outcome, Failed) and outcome.late):
             return
         if acked:
-            self._assembler.acked(outcome.source, outcome.uuid)
+            self._assembler.acked(outcome.identity, outcome.slots)
         else:
-            self._assembler.forget(outcome.source, outcome.uuid)
+            self._assembler.forget(outcome.identity)
 
     def clear(self, source: Hashable | None = None) -> tuple[Any, ...]:
         """Forget what is held from one source (a seek, a revoked partition) or from all; returns the handles.
@@ -232,7 +261,27 @@ class Resolver:
 
     # Within ----------------------------------------------------------------------------------------------------
 
-    def _whole(self, envelope: Plain | Literal | PointerData, headers: Any) -> tuple[Any, Kind | None]:
+    def _part(self, source: Hashable, slot: Slot, part: Chunk | Abort, writer: Hashable) -> list[Outcome]:
+        slot.writer = writer
+        if isinstance(part, Chunk):
+            return self._outcomes(self._assembler.feed(source, slot, part))
+        return self._aborted(source, slot, part.uuid)
+
+    def _aborted(self, source: Hashable, slot: Slot, uuid: str) -> list[Outcome]:
+        position, dropped = slot.position, self._assembler.abort(source, slot, uuid)
+        _log.warning(
+            "abort envelope at position %s of %s: payload %s is incomplete, %d messages dropped (%s)",
+            position,
+            source,
+            uuid,
+            len(dropped.slots),
+            dropped.action,
+        )
+        return self._outcomes([dropped])
+
+    def _whole(self, envelope: Plain | Literal | PointerData | None, headers: Any) -> tuple[Any, Kind | None]:
+        if envelope is None:
+            return None, None
         if isinstance(envelope, Plain):
             as_view(envelope.payload)  # text, for example, is no message
             return envelope.payload, None
@@ -246,12 +295,15 @@ class Resolver:
         return [self._outcome(event) for event in events]
 
     def _outcome(self, event: Event) -> Outcome:
-        since = self._unsettled.get(event.source)
-        common: dict[str, Any] = {"source": event.source, "slots": event.slots, "uuid": event.uuid, "since": since}
+        source, uuid, _ = identity = event.identity
+        since = self._unsettled.get(source)
+        common: dict[str, Any] = {"source": source, "slots": event.slots, "identity": identity, "since": since}
         if isinstance(event, Broken):
-            return Failed(error=event.error, **common)
+            if event.reason:
+                self._tell(event, event.reason, "report")
+            return Failed(error=event.error, late=event.late, **common)
         if isinstance(event, DroppedChunks):
-            self._tell(event)
+            self._tell(event, event.reason, event.action)
             return Dropped(reason=event.reason, action=event.action, error=event.error, **common)
         try:
             payload = _joined(event)
@@ -259,19 +311,15 @@ class Resolver:
             return Failed(error=_typed(error), **common)
         if self._hooks:
             messages, size = len(event.slots), len(payload)
-            self._hooks.emit(AssembledEvent(source=event.source, uuid=event.uuid, messages=messages, size=size))
+            self._hooks.emit(AssembledEvent(source=source, uuid=uuid, messages=messages, size=size))
         return Resolved(payload=payload, kind=Kind.CHUNK, **common)
 
-    def _tell(self, event: DroppedChunks) -> None:
+    def _tell(self, event: DroppedChunks | Broken, reason: str, action: str) -> None:
         if self._hooks:
-            drop = DropEvent(
-                source=event.source,
-                uuid=event.uuid,
-                reason=event.reason,
-                action=event.action,
-                messages=len(event.slots),
+            messages = len(event.slots)
+            self._hooks.emit(
+                DropEvent(source=event.source, uuid=event.uuid, reason=reason, action=action, messages=messages)
             )
-            self._hooks.emit(drop)
 
 
 class _Unsettled:
@@ -299,12 +347,12 @@ class _Unsettled:
 
 def _joined(event: Assembled) -> bytes:
     payload = _join(event.pieces)
-    hints.check(event.declared, size=len(payload), checksum=lambda: crc32_of(payload))
+    hints.check(event.declared, size=len(payload), checksum=lambda: crc32_text(event.crc32))
     return payload
 
 
 def _join(pieces: list[memoryview]) -> bytes:
-    """Join and let go of each piece in turn, so that little more than one payload is held at a time."""
+    """Join the pieces and release each in turn, so that little more than one payload is held at a time."""
     if len(pieces) == 1:
         return bytes(pieces[0])
     box = io.BytesIO(bytes(sum(len(piece) for piece in pieces)))
@@ -324,3 +372,13 @@ def _typed(error: Exception) -> ClaimCheckError:
     typed = ClaimCheckError(f"the message could not be resolved: {type(error).__name__}: {str(error)[:200]}")
     typed.__cause__ = error
     return typed
+
+
+def _writer(writer: Hashable, key: Any) -> Hashable:
+    """Name who sent a message, in few bytes: the key stands for a writer whose name is unknown."""
+    name = key if writer is None else writer
+    if isinstance(name, str):
+        return name if len(name) <= _LONGEST_WRITER else content_hash(name.encode("utf-8", "replace")).digest()
+    if isinstance(name, (bytes, bytearray, memoryview)):
+        return bytes(name) if len(name) <= _LONGEST_WRITER else content_hash(name).digest()
+    return name

@@ -1,8 +1,8 @@
-"""Check plain data (what YAML gives) against the type hints of what it is to become.
+"""Checks values against type hints: the configuration's mappings, and arguments of constructors.
 
-One checker serves the configuration's dataclasses and the constructors of stores, strangers' stores included. It
-needs the standard library only, because the second job is also done in Spark workers that have nothing else. What may
-be a secret is never quoted: an error names its place and its kind.
+One checker serves the configuration's dataclasses, the constructors of stores (third-party stores included) and those
+of the transports' wrappers. It needs the standard library only, because Spark workers that open stores may have
+nothing else. A value that may be a secret is never quoted: the error names its place and its type.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import functools
 import inspect
 import math
 import re
+import threading
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from claimcheck.errors import ConfigError
+from claimcheck.errors import ArgumentTypeError, ConfigError
 
 __all__ = [
     "MAX_SECONDS",
@@ -34,7 +35,11 @@ __all__ = [
     "Timeout",
     "build",
     "check_arguments",
+    "check_cc",
+    "check_int",
     "check_options",
+    "check_seconds",
+    "check_type",
     "fail",
     "options_of",
     "without_secrets",
@@ -166,6 +171,64 @@ def check_arguments(target: Callable[..., Any], **arguments: Any) -> None:
     """
     options = {name: option for name, option in options_of(target).items() if name in arguments}
     check_options(options, arguments, "", secret=True)
+
+
+def check_int(name: str, value: object, *, minimum: int, maximum: float = math.inf) -> None:
+    """Check that an argument is an integer within bounds; ``True`` and ``False`` are not integers.
+
+    Raises:
+        ConfigError: It is not; names the argument, what was found and what is expected.
+    """
+    _convert(Annotated[int, Range(minimum, maximum)], value, name, secret=False)
+
+
+def check_seconds(name: str, value: object, *, minimum: float = 0.0, allow_zero: bool = False) -> None:
+    """Check that an argument is a time in seconds that a thread can wait for, so neither NaN nor infinite.
+
+    Args:
+        name: The argument's name.
+        value: Its value.
+        minimum: The smallest value.
+        allow_zero: Whether 0 is allowed where ``minimum`` is 0.
+
+    Raises:
+        ConfigError: It is not; names the argument, what was found and what is expected.
+    """
+    if minimum or allow_zero:
+        allowed: Range | Check = Range(minimum, threading.TIMEOUT_MAX)
+    else:
+        allowed = Check(lambda seconds: 0 < seconds <= threading.TIMEOUT_MAX, "a number of seconds above 0")
+    _convert(Annotated[float, allowed], value, name, secret=False)
+
+
+def check_type(name: str, value: object, *, valid: bool, expected: str) -> None:
+    """Check that an argument is the kind of object that is needed.
+
+    Args:
+        name: The argument's name.
+        value: Its value, which is not quoted.
+        valid: Whether it is such an object.
+        expected: What is needed, for the error.
+
+    Raises:
+        ArgumentTypeError: It is not; a `ConfigError` that is also a `TypeError`.
+    """
+    if not valid:
+        found = type(value).__name__
+        text = f"{name}: found an object of type {found}, expected {expected}"
+        raise ArgumentTypeError(text, path=name, found=found, expected=expected)
+
+
+def check_cc(cc: object) -> None:
+    """Check that an argument called ``cc`` is a `claimcheck.ClaimCheck`, which modules below it do not import.
+
+    Raises:
+        ArgumentTypeError: It is not, for example the path of a YAML file; says what to pass.
+    """
+    valid = all(hasattr(cc, name) for name in ("offload", "aresolve", "seal"))
+    check_type(
+        "cc", cc, valid=valid, expected="a claimcheck.ClaimCheck, for example claimcheck.load('claimcheck.yaml')"
+    )
 
 
 def _unknown(name: Any, options: Mapping[str, Option], path: str) -> NoReturn:

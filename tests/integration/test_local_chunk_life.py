@@ -1,9 +1,11 @@
-"""Chunks whose consumer or producer dies: nothing is lost, nothing circles for ever. Time is injected."""
+"""Chunks whose consumer or producer dies: nothing is lost, every incomplete payload ends. Time is injected."""
 
 from __future__ import annotations
 
 import pytest
 
+from claimcheck.envelope import decode, encode_abort, encode_chunk
+from claimcheck.errors import ChunkConflictError, ConfigError, IncompletePayloadError
 from claimcheck.transports.local import (
     BrokerArgumentError,
     BrokerBusyError,
@@ -110,22 +112,139 @@ def test_a_payload_given_back_too_often_becomes_a_dead_letter(broker, configure,
     assert consume().receive(timeout=0) is None
 
 
-@pytest.mark.parametrize("limit", [None, 2])
-def test_chunks_of_a_dead_producer_circle_for_ever_or_as_long_as_they_may(broker, configure, consume, limit):
+def test_chunks_of_a_dead_producer_become_dead_letters_where_the_consumer_has_a_limit(broker, configure, consume):
     cc = configure("chunking", chunking={"expire_after_seconds": 10})
     append_chunks(broker, cc, BIG, slice(2))
-    consumer = consume(cc=cc, max_redeliveries=limit)
+    consumer = consume(cc=cc, max_redeliveries=2)
     assert consumer.receive(timeout=200) is None
-    assert consumer._resolver.pending_payloads == (1 if limit is None else 0)
-    if limit is None:
-        assert broker.topics() == ["orders", "wide"]
-        return
+    assert consumer._resolver.pending_payloads == 0
     letters = broker.fetch("orders.dead_letter", 0, 0, 9)
     assert [m.value for m in letters] == [m.value for m in broker.fetch("orders", 0, 0, 9)]
     reason = dict(letters[0].headers)["dead-letter-reason"].decode()
     assert reason.startswith("expired after 2 redeliveries: IncompletePayloadError: ")
     consumer.close()
     assert consume().receive(timeout=0) is None
+
+
+def test_chunks_of_a_dead_producer_are_redelivered_and_then_reported(broker, configure, consume, clock):
+    cc = configure("chunking", chunking={"expire_after_seconds": 10})
+    append_chunks(broker, cc, BIG, slice(2))
+    consumer, begin = consume(cc=cc, redelivery_delay_seconds=1), clock.now
+    message = consumer.receive(timeout=200)
+    assert (message.redelivery_count, message.positions, message.key) == (3, (0, 1), None)
+    assert 4 * 10 <= clock.now - begin <= 4 * 10 + 3 * 2 + 4  # each attempt, the delays between, and waiting for both
+    with pytest.raises(IncompletePayloadError, match=r"only 2 of \d chunks .* after 3 redeliveries") as caught:
+        _ = message.value
+    assert caught.value.seen == 2
+    assert broker.topics() == ["orders", "wide"]  # no dead letters were asked for
+    consumer.ack(message)
+    assert consumer._resolver.safe_position(("orders", 0)) is None
+    assert consumer.receive(timeout=30) is None
+    consumer.close()
+    assert consume().receive(timeout=0) is None
+
+
+def test_a_report_that_is_given_back_is_reported_again(broker, configure, consume):
+    cc = configure("chunking", chunking={"expire_after_seconds": 10, "max_redeliveries": 0})
+    append_chunks(broker, cc, BIG, slice(2))
+    consumer = consume(cc=cc)
+    for _ in range(3):
+        message = consumer.receive(timeout=20)
+        assert isinstance(message.error, IncompletePayloadError)
+        consumer.nack(message)
+
+
+def test_an_incomplete_payload_is_reported_where_dead_letters_fail(broker, configure, consume, monkeypatch):
+    cc = configure("chunking", chunking={"expire_after_seconds": 10, "max_redeliveries": 1})
+    append_chunks(broker, cc, BIG, slice(2))
+    consumer = consume(cc=cc, max_redeliveries=5)
+
+    def append(*args: object, **more: object) -> None:
+        raise BrokerStorageError("the disk is full", path="broker.sqlite")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker, "append", append)
+        message = consumer.receive(timeout=30)
+    assert isinstance(message.error, IncompletePayloadError)
+
+
+@pytest.mark.parametrize("action", ["redeliver", "dead_letter", "ack"])
+def test_chunks_expire_on_a_busy_topic(broker, configure, consume, clock, action):
+    chunking = {"expire_after_seconds": 10, "on_expire": action, "max_redeliveries": 0}
+    cc = configure("chunking", chunking=chunking)
+    append_chunks(broker, cc, BIG, slice(2))
+    consumer, errors = consume(cc=cc), []
+    for number in range(15):  # a message each second, and never an empty poll
+        broker.append("orders", b"%d" % number)
+        message = consumer.receive(timeout=0)
+        errors += [message.error] if message.error else []
+        consumer.ack(message)
+        clock.now += 1
+    assert consumer._resolver.pending_payloads == 0
+    assert [type(error) for error in errors] == [IncompletePayloadError] * (action == "redeliver")
+    assert ("orders.dead_letter" in broker.topics()) is (action == "dead_letter")
+    drain(consumer)
+    assert consumer._resolver.safe_position(("orders", 0)) is None
+
+
+# Other writers
+
+
+def test_an_abort_envelope_of_another_writer_harms_nobody(broker, configure, consume, caplog):
+    cc = configure("chunking")
+    total = append_chunks(broker, cc, BIG, slice(2))
+    uuid = decode(broker.fetch("orders", 0, 0, 1)[0].value).uuid
+    broker.append("orders", encode_abort(uuid), key=b"other")
+    for envelope in rest_of(broker, total):
+        broker.append("orders", envelope.data, key=envelope.key, headers=envelope.headers)
+    consumer = consume(cc=cc)
+    assert [m.value for m in drain(consumer)] == [BIG]
+    [warning] = [record for record in caplog.records if "abort envelope" in record.message]
+    assert warning.levelname == "WARNING"
+    assert all(word in warning.message for word in ("position 2", "('orders', 0)", uuid))
+    consumer.close()
+    assert consume().receive(timeout=0) is None
+
+
+@pytest.mark.parametrize("action", ["ack", "dead_letter"])
+def test_an_abort_envelope_of_the_writer_ends_its_chunks(broker, configure, consume, action):
+    cc = configure("chunking", chunking={"on_abort": action})
+    append_chunks(broker, cc, BIG, slice(2))
+    first = broker.fetch("orders", 0, 0, 1)[0]
+    broker.append("orders", encode_abort(decode(first.value).uuid), key=first.key)
+    consumer = consume(cc=cc)
+    assert consumer.receive(timeout=0) is None
+    assert consumer._resolver.safe_position(("orders", 0)) is None
+    letters = broker.fetch("orders.dead_letter", 0, 0, 9) if "orders.dead_letter" in broker.topics() else []
+    originals = broker.fetch("orders", 0, 0, 9) if action == "dead_letter" else []
+    assert [letter.value for letter in letters] == [original.value for original in originals]
+
+
+def test_a_uuid_that_another_writer_took_first_is_delivered_all_the_same(broker, configure, consume):
+    cc = configure("chunking")
+    append_chunks(broker, cc, BIG)
+    chunks = broker.fetch("orders", 0, 0, 99)
+    broker.create_topic("copy")
+    broker.append("copy", encode_chunk(decode(chunks[0].value).uuid, 0, 1, b"EVIL"), key=b"other")
+    for chunk in chunks:
+        broker.append("copy", chunk.value, key=chunk.key, headers=chunk.headers)
+    consumer = consume("copy", cc=cc)
+    assert [m.value for m in drain(consumer)] == [b"EVIL", BIG]
+
+
+def test_late_chunks_that_contradict_a_payload_are_reported_one_by_one(broker, configure, consume):
+    broker.create_topic("copy")
+    append_chunks(broker, configure("chunking"), BIG)
+    chunks = broker.fetch("orders", 0, 0, 99)
+    broker.append("copy", encode_chunk(decode(chunks[0].value).uuid, 0, 1, b"EVIL"), key=chunks[0].key)
+    for chunk in chunks:
+        broker.append("copy", chunk.value, key=chunk.key, headers=chunk.headers)
+    consumer = consume("copy")
+    evil = consumer.receive(timeout=0)
+    consumer.ack(evil)
+    late = drain(consumer)
+    assert [type(m.error) for m in late] == [ChunkConflictError] * len(chunks)
+    assert [m.positions for m in late] == [(n + 1,) for n in range(len(chunks))]
 
 
 def test_what_cannot_be_put_aside_comes_again_however_often_it_came(broker, configure, consume, monkeypatch, caplog):
@@ -142,9 +261,29 @@ def test_what_cannot_be_put_aside_comes_again_however_often_it_came(broker, conf
     assert [m.value for m in drain(consumer, timeout=2)] == [BIG]
 
 
-def test_a_limit_below_zero_is_refused(consume):
-    with pytest.raises(BrokerArgumentError, match="max_redeliveries"):
-        consume(max_redeliveries=-1)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("max_redeliveries", value) for value in (-1, True, "2", 1.5)),
+        *(("redelivery_delay_seconds", value) for value in (-5, "1", True, float("nan"))),
+        *(("lease_seconds", value) for value in (-1, 0, "30", True, None)),
+    ],
+)
+def test_numbers_that_are_refused(consume, name, value):
+    with pytest.raises(BrokerArgumentError, match=f"{name}: found") as caught:
+        consume(**{name: value})
+    assert isinstance(caught.value, ConfigError)
+    assert caught.value.path == name
+
+
+@pytest.mark.parametrize("value", [-1, "1", True])
+def test_a_delay_that_is_refused_changes_nothing(broker, configure, consume, value):
+    LocalProducer(broker, configure()).send("orders", b"x")
+    consumer = consume()
+    message = consumer.receive(timeout=0)
+    with pytest.raises(ConfigError, match="delay_seconds"):
+        consumer.nack(message, delay_seconds=value)
+    consumer.ack(message)
 
 
 # Interruptions

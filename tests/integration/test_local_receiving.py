@@ -127,7 +127,8 @@ def test_what_was_received_before_a_seek_is_stale(broker, configure, consume):
     consumer.nack(old)  # passed over
     consumer.ack(new)
     assert consumer.receive(timeout=2) is None
-    broker.append("orders", broker.fetch("orders", 0, 0, 1)[0].value)
+    first = broker.fetch("orders", 0, 0, 1)[0]
+    broker.append("orders", first.value, key=first.key, headers=first.headers)
     assert consumer.receive(timeout=0) is None
     assert consumer._resolver.pending_payloads == 0  # known as a duplicate, whatever happened to the old one
 

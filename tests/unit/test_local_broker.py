@@ -94,7 +94,7 @@ def test_a_long_bad_name_is_not_repeated_in_full(broker):
 
 @pytest.mark.parametrize("partitions", [0, -1, 10_001])
 def test_numbers_of_partitions_that_are_refused(broker, partitions):
-    with pytest.raises(BrokerArgumentError, match="1 to 10000"):
+    with pytest.raises(BrokerArgumentError, match="at least 1 and at most 10000"):
         broker.create_topic("new", partitions=partitions)
     assert broker.topics() == ["orders"]
 
@@ -181,7 +181,7 @@ def test_fetch_begins_at_the_offset_and_stops_at_the_limit(broker):
 
 @pytest.mark.parametrize(("offset", "limit"), [(-1, 1), (0, -1)])
 def test_fetch_refuses_negative_numbers(broker, offset, limit):
-    with pytest.raises(BrokerArgumentError, match="negative"):
+    with pytest.raises(BrokerArgumentError, match="at least 0"):
         broker.fetch("orders", 0, offset, limit)
 
 

@@ -1,11 +1,13 @@
 """The checker that the configuration and the constructors of stores share."""
 
 import math
+import threading
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
 
+import claimcheck
 from claimcheck.errors import ConfigError
 from claimcheck.validation import (
     SECRET,
@@ -15,6 +17,9 @@ from claimcheck.validation import (
     Timeout,
     build,
     check_arguments,
+    check_cc,
+    check_int,
+    check_seconds,
     without_secrets,
 )
 
@@ -100,3 +105,42 @@ def test_arguments_are_checked_under_their_own_names():
 )
 def test_texts_lose_their_passwords(text, clean):
     assert without_secrets(text) == clean
+
+
+@pytest.mark.parametrize("good", [1, 5, 10**30])
+def test_an_integer_in_range_is_accepted(good):
+    check_int("count", good, minimum=1)
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, "2", 1.5, None, math.nan])
+def test_any_other_argument_than_an_integer_in_range_is_refused(bad):
+    with pytest.raises(ConfigError, match=r"^count: found .*, expected an integer of at least 1$") as caught:
+        check_int("count", bad, minimum=1)
+
+    assert caught.value.path == "count"
+
+
+@pytest.mark.parametrize("good", [0.001, 1, 60.0, threading.TIMEOUT_MAX])
+def test_a_time_in_seconds_is_accepted(good):
+    check_seconds("wait", good)
+    check_seconds("wait", 0, allow_zero=True)
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, "2", None, math.nan, math.inf, threading.TIMEOUT_MAX * 2])
+def test_any_other_argument_than_a_time_in_seconds_is_refused(bad):
+    with pytest.raises(ConfigError, match="^wait: found .*, expected a number of seconds above 0$"):
+        check_seconds("wait", bad)
+    if bad != 0:
+        with pytest.raises(ConfigError, match=r"^wait: found .*, expected a number of at least 0\.0 and at most"):
+            check_seconds("wait", bad, allow_zero=True)
+
+
+@pytest.mark.parametrize("bad", ["claimcheck.yaml", None, {}, claimcheck])
+def test_only_a_claimcheck_is_one(bad):
+    check_cc(claimcheck.from_dict({"strategy": "inline"}))
+    with pytest.raises(
+        ConfigError, match=r"^cc: found an object of type \w+, expected a claimcheck.ClaimCheck"
+    ) as caught:
+        check_cc(bad)
+
+    assert isinstance(caught.value, TypeError)

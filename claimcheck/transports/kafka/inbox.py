@@ -129,8 +129,8 @@ class Inbox:
         self.chunked = True
         if envelope.uuid in partition.owed and partition.focus not in (None, envelope.uuid):
             return []  # its own turn comes
-        headless = isinstance(envelope, Chunk) and self._is_headless(partition, envelope)
         value, headers, key = native.value(), native.headers(), native.key()
+        headless = isinstance(envelope, Chunk) and self._is_headless(partition, envelope, key)
         native.set_value(None)  # the piece is held, and nothing else
         outcomes = self.resolver.feed(partition.source, native.offset(), value, headers=headers, key=key, handle=native)
         arrivals = self._arrivals(outcomes)
@@ -138,10 +138,10 @@ class Inbox:
             self._headless(partition, envelope)
         return arrivals
 
-    def _is_headless(self, partition: Partition, chunk: Chunk) -> bool:
+    def _is_headless(self, partition: Partition, chunk: Chunk, key: Any) -> bool:
         if chunk.position == 0:
             partition.headless.discard(chunk.uuid)
-        elif chunk.uuid not in partition.owed and not self.resolver.knows(partition.source, chunk.uuid):
+        elif chunk.uuid not in partition.owed and not self.resolver.knows(partition.source, chunk.uuid, key=key):
             partition.headless.add(chunk.uuid)
         return chunk.uuid in partition.headless
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from claimcheck.transports.local.database import Database
-from claimcheck.transports.local.errors import BrokerArgumentError, MessageTooLargeError
+from claimcheck.transports.local.errors import MessageTooLargeError, checking_arguments
 from claimcheck.transports.local.messages import (
     MESSAGE_OVERHEAD_BYTES,
     Headers,
@@ -34,6 +34,7 @@ from claimcheck.transports.local.topics import (
     insert_message,
     to_message,
 )
+from claimcheck.validation import check_int
 
 __all__ = ["LocalBroker", "TopicStats"]
 
@@ -64,7 +65,7 @@ class LocalBroker:
         sleep: Called with seconds, for the short waits of those who poll.
 
     Raises:
-        BrokerArgumentError: The limit is out of range.
+        BrokerArgumentError: The limit is not an integer of that range.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class LocalBroker:
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if not 0 < max_message_bytes <= _LARGEST_LIMIT:
-            raise BrokerArgumentError(f"max_message_bytes has to be 1 to {_LARGEST_LIMIT}, not {max_message_bytes}")
+        with checking_arguments():
+            check_int("max_message_bytes", max_message_bytes, minimum=1, maximum=_LARGEST_LIMIT)
         self.max_message_bytes = max_message_bytes
         self.clock = clock
         self.sleep = sleep
@@ -94,10 +95,8 @@ class LocalBroker:
             TopicExistsError: It is there with another number of partitions, which it keeps.
         """
         check_name("topic", name)
-        if not 0 < partitions <= 10_000:
-            raise BrokerArgumentError(
-                f"{name} cannot have {partitions} partitions, 1 to 10000 can be", destination=name
-            )
+        with checking_arguments(destination=name):
+            check_int("partitions", partitions, minimum=1, maximum=10_000)
         with self.database.write() as connection:
             create_topic(connection, name, partitions)
 
@@ -183,11 +182,11 @@ class LocalBroker:
         Raises:
             UnknownTopicError: Nobody has created the topic.
             UnknownPartitionError: The topic has no such partition.
-            BrokerArgumentError: ``offset`` or ``limit`` is negative.
+            BrokerArgumentError: ``offset`` or ``limit`` is not an integer from 0.
         """
-        if offset < 0 or limit < 0:
-            text = f"{topic} cannot be read from offset {offset} with limit {limit}: neither can be negative"
-            raise BrokerArgumentError(text, destination=topic)
+        with checking_arguments(destination=topic):
+            check_int("offset", offset, minimum=0)
+            check_int("limit", limit, minimum=0)
         check_name("topic", topic)
         with self.database.read() as connection:
             check_partition(connection, topic, partition)

@@ -7,15 +7,16 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeGuard
 
-from claimcheck.errors import ClaimCheckError, TransportError
-from claimcheck.resolver import Dropped, Outcome, Resolved, Resolver
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
+from claimcheck.resolver import Dropped, Failed, Outcome, Resolved, Resolver
 from claimcheck.transports.local.broker import LocalBroker
 from claimcheck.transports.local.dead_letters import put_aside
-from claimcheck.transports.local.errors import BrokerArgumentError, StaleDeliveryError
+from claimcheck.transports.local.errors import StaleDeliveryError, checking_arguments
 from claimcheck.transports.local.groups import Delivery, GroupMember
 from claimcheck.transports.local.received import ReceivedMessage, received
+from claimcheck.validation import check_int, check_seconds
 
 __all__ = ["LocalConsumer"]
 
@@ -42,13 +43,15 @@ class LocalConsumer:
         topics: Topics that were created, at least one.
         group: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``.
         lease_seconds: How long the group waits for a member that is silent, more than 0.
-        redelivery_delay_seconds: How long messages stay away that were given back, from 0.
-        max_redeliveries: How often a payload, or chunks that never became one, come again after they were given back,
-            from 0; given back once more they go to the dead letters. By default they come again for ever, about once
-            in ``chunking.expire_after_seconds`` where the producer died in the middle of its chunks.
+        redelivery_delay_seconds: How long after a negative acknowledgement messages are redelivered, from 0.
+        max_redeliveries: How often a payload is redelivered, from 0; the next negative acknowledgement sends it to the
+            dead-letter topic, see `dead_letter`, and so does a payload that stays incomplete. By default payloads are
+            redelivered for as long as the application negatively acknowledges them, and a payload that stays
+            incomplete is received as a message with an `IncompletePayloadError`, after
+            ``chunking.max_redeliveries``.
 
     Raises:
-        BrokerArgumentError: The group's name, the topics, the lease or ``max_redeliveries`` cannot be used.
+        BrokerArgumentError: The group's name, the topics or one of the numbers is invalid; a `ConfigError`.
         UnknownTopicError: Nobody has created one of the topics.
     """
 
@@ -63,15 +66,16 @@ class LocalConsumer:
         redelivery_delay_seconds: float = 1.0,
         max_redeliveries: int | None = None,
     ) -> None:
-        if max_redeliveries is not None and max_redeliveries < 0:
-            raise BrokerArgumentError(f"max_redeliveries cannot be {max_redeliveries}; give None for no limit")
+        with checking_arguments():
+            check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
+            check_seconds("redelivery_delay_seconds", redelivery_delay_seconds, allow_zero=True)
         self._broker = broker
         self._member = GroupMember(broker, group, topics, lease_seconds=lease_seconds)
         self._resolver = cc.resolver(clock=broker.clock)
         self._delay = redelivery_delay_seconds
         self._max_redeliveries = max_redeliveries
         self._ready: deque[ReceivedMessage] = deque()
-        self._dropped: deque[Dropped] = deque()
+        self._undelivered: deque[Dropped | Failed] = deque()
         self._closed = False
 
     def receive(self, *, timeout: float = 1.0) -> ReceivedMessage | None:
@@ -110,19 +114,25 @@ class LocalConsumer:
         self._resolver.settle(message.outcome, acked=True)
 
     def nack(self, message: ReceivedMessage, *, delay_seconds: float | None = None) -> None:
-        """Give a payload back with all its chunks: it comes again, whole, to whoever holds the partition then.
+        """Negatively acknowledge a payload with all its chunks: it is redelivered as a whole.
 
-        After ``max_redeliveries`` it goes to the dead letters instead, see `dead_letter`; if they refuse it, or the
-        partition was lost meanwhile, it comes again all the same.
+        After ``max_redeliveries`` it goes to the dead-letter topic instead, see `dead_letter`; if that fails, or the
+        partition was lost meanwhile, it is redelivered all the same.
 
         Args:
             message: As it was received.
-            delay_seconds: How long it stays away, from 0; by default ``redelivery_delay_seconds``.
+            delay_seconds: How long until it is redelivered, from 0; by default ``redelivery_delay_seconds``.
 
         Raises:
-            BrokerClosedError: The consumer or the broker was closed; it comes again anyhow.
+            BrokerArgumentError: The delay is not a number of seconds from 0.
+            BrokerClosedError: The consumer or the broker was closed; the payload is redelivered anyhow.
         """
-        self._retry(message.outcome, self._delay if delay_seconds is None else delay_seconds)
+        delay = self._delay if delay_seconds is None else delay_seconds
+        with checking_arguments():
+            check_seconds("delay_seconds", delay, allow_zero=True)
+        count = self._spent(message.outcome)
+        if count is None or not self._put_aside(message.outcome, _redelivered("rejected", count)):
+            self._give_back(message.outcome, delay)
 
     def dead_letter(self, message: ReceivedMessage, *, reason: str | None = None) -> None:
         """Put the original messages aside, into the topic ``<topic>.dead_letter``, and acknowledge them.
@@ -159,7 +169,7 @@ class LocalConsumer:
         """Leave the group; what was not acknowledged comes again, to others. Closing twice is harmless."""
         self._closed = True
         self._ready.clear()
-        self._dropped.clear()
+        self._undelivered.clear()
         self._resolver.clear()
         self._member.close()
 
@@ -184,8 +194,8 @@ class LocalConsumer:
     # Within ----------------------------------------------------------------------------------------------------
 
     def _step(self, pause: float) -> bool:
-        """Take one message, or wait for one; returns whether anything came."""
-        self._let_go()  # what could not be let go before
+        """Take one message, or wait for one; returns whether anything arrived."""
+        self._end_undelivered()  # those for which this failed before
         polled = self._member.poll(timeout=max(pause, 0.0))
         for source in polled.lost:
             self._forget(source)
@@ -215,44 +225,56 @@ class LocalConsumer:
 
     def _act(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
-            if isinstance(outcome, Dropped):
-                self._dropped.append(outcome)
+            if isinstance(outcome, Dropped) or (self._max_redeliveries is not None and _is_incomplete(outcome)):
+                self._undelivered.append(outcome)
             else:
                 self._ready.append(received(outcome))
-        self._let_go()
+        self._end_undelivered()
 
-    def _let_go(self) -> None:
-        """Do with messages that became no payload what the configuration says; those that it fails for stay here."""
-        while self._dropped:
-            dropped = self._dropped[0]
-            if dropped.action == "redeliver":
-                self._retry(dropped, self._delay)
-            else:
-                self._finish(dropped, put_aside_first=dropped.action == "dead_letter")
-            self._dropped.popleft()
+    def _end_undelivered(self) -> None:
+        """Redeliver, dead-letter or acknowledge messages that became no payload; those for which it fails stay."""
+        while self._undelivered:
+            self._end(self._undelivered[0])
+            self._undelivered.popleft()
 
-    def _retry(self, outcome: Outcome, delay_seconds: float) -> None:
-        """Give messages back, unless they came again often enough."""
-        count = max(delivery.redelivery_count for delivery in outcome.handles)
-        if self._max_redeliveries is None or count < self._max_redeliveries:
-            self._give_back(outcome, delay_seconds)
+    def _end(self, outcome: Dropped | Failed) -> None:
+        action = outcome.action if isinstance(outcome, Dropped) else "dead_letter"
+        word = outcome.reason if isinstance(outcome, Dropped) else "incomplete"
+        count = self._spent(outcome) if action == "redeliver" else None
+        if action == "ack":
+            self._finish(outcome)
+        elif action == "redeliver" and count is None:
+            self._give_back(outcome, self._delay)
+        elif self._put_aside(outcome, _redelivered(word, count)):
+            return
+        elif isinstance(outcome, Failed):  # it was redelivered often enough
+            self._ready.append(received(outcome))
         else:
-            reason = f"{_word(outcome)} after {count} redeliveries"
-            _log.warning("messages of %s are put aside: %s", outcome.source, reason)
-            self._finish(outcome, reason=reason, put_aside_first=True)
+            self._give_back(outcome, self._delay)
 
-    def _finish(self, outcome: Outcome, *, put_aside_first: bool, reason: str | None = None) -> None:
-        """Acknowledge messages that nobody gets; in doubt they come again."""
+    def _spent(self, outcome: Outcome) -> int | None:
+        """How often messages were redelivered, if that was the last time."""
+        count = max(delivery.redelivery_count for delivery in outcome.handles)
+        return count if self._max_redeliveries is not None and count >= self._max_redeliveries else None
+
+    def _put_aside(self, outcome: Outcome, why: str) -> bool:
+        """Send messages to the dead-letter topic and acknowledge them; returns whether that worked."""
         try:
-            if put_aside_first:
-                put_aside(self._broker, outcome.handles, reason=_reason(reason or _word(outcome), _error(outcome)))
+            put_aside(self._broker, outcome.handles, reason=_reason(why, _error(outcome)))
+            self._finish(outcome)
+        except TransportError as error:
+            _log.warning("messages of %s could not be put aside: %s", outcome.source, error)
+            return False
+        _log.warning("messages of %s are put aside: %s", outcome.source, why)
+        return True
+
+    def _finish(self, outcome: Outcome) -> None:
+        """Acknowledge messages that the application does not receive; if their partition was lost they come again."""
+        try:
             self._member.ack(outcome.handles)
             self._resolver.settle(outcome, acked=True)
-        except StaleDeliveryError:  # lost meanwhile; the next poll says so
+        except StaleDeliveryError:  # the next poll returns the partition as lost
             _log.debug("messages of %s were lost before they were acknowledged", outcome.source)
-        except TransportError as error:
-            _log.warning("messages of %s come again, for they could not be put aside: %s", outcome.source, error)
-            self._give_back(outcome, self._delay)
 
     def _give_back(self, outcome: Outcome, delay_seconds: float) -> None:
         self._member.nack(outcome.handles, delay_seconds=delay_seconds)
@@ -261,11 +283,15 @@ class LocalConsumer:
     def _forget(self, source: Hashable) -> None:
         self._resolver.clear(source)
         self._ready = deque(message for message in self._ready if message.outcome.source != source)
-        self._dropped = deque(dropped for dropped in self._dropped if dropped.source != source)
+        self._undelivered = deque(outcome for outcome in self._undelivered if outcome.source != source)
 
 
-def _word(outcome: Outcome) -> str:
-    return outcome.reason if isinstance(outcome, Dropped) else "rejected"
+def _is_incomplete(outcome: Outcome) -> TypeGuard[Failed]:
+    return isinstance(outcome, Failed) and isinstance(outcome.error, IncompletePayloadError)
+
+
+def _redelivered(word: str, count: int | None) -> str:
+    return word if count is None else f"{word} after {count} redeliveries"
 
 
 def _error(outcome: Outcome) -> ClaimCheckError | None:

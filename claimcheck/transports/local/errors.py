@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from claimcheck.errors import TransportError
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from claimcheck.errors import ConfigError, TransportError
 
 __all__ = [
     "BrokerArgumentError",
@@ -16,11 +20,22 @@ __all__ = [
     "TopicExistsError",
     "UnknownPartitionError",
     "UnknownTopicError",
+    "checking_arguments",
 ]
 
 
-class BrokerArgumentError(TransportError, ValueError):
+class BrokerArgumentError(TransportError, ConfigError, ValueError):
     """An argument that the broker cannot use: a name, a count, a header. Nothing was changed."""
+
+
+@contextmanager
+def checking_arguments(**facts: Any) -> Iterator[None]:
+    """Raise a `ConfigError` of the block as a `BrokerArgumentError`, with these attributes in addition."""
+    try:
+        yield
+    except ConfigError as error:
+        known = {"path": error.path, "found": error.found, "expected": error.expected}
+        raise BrokerArgumentError(str(error), **known, **facts) from None
 
 
 class MessageTooLargeError(TransportError):

@@ -26,10 +26,16 @@ from claimcheck.transports.local.acks import (
     take_due,
 )
 from claimcheck.transports.local.broker import LocalBroker
-from claimcheck.transports.local.errors import BrokerArgumentError, BrokerClosedError, StaleDeliveryError
+from claimcheck.transports.local.errors import (
+    BrokerArgumentError,
+    BrokerClosedError,
+    StaleDeliveryError,
+    checking_arguments,
+)
 from claimcheck.transports.local.leases import Lease, held_leases, leave, renew
 from claimcheck.transports.local.messages import LocalMessage, check_name
 from claimcheck.transports.local.topics import check_offset, to_message
+from claimcheck.validation import check_int, check_seconds
 
 __all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "Polled"]
 
@@ -143,11 +149,14 @@ class GroupMember:
 
         Args:
             deliveries: Any number of them.
-            delay_seconds: How long they stay away, from 0. Cut short when the partition changes hands.
+            delay_seconds: How long until they are redelivered, from 0; less if the partition changes hands.
 
         Raises:
+            BrokerArgumentError: The delay is not a number of seconds from 0.
             BrokerClosedError: The member or the broker was closed; unacknowledged messages come again anyhow.
         """
+        with checking_arguments():
+            check_seconds("delay_seconds", delay_seconds, allow_zero=True)
         with self._changing() as connection:
             for place, epoch, offsets in self._by_lease(deliveries):
                 if is_epoch(connection, place, self.name, epoch):
@@ -194,8 +203,8 @@ class GroupMember:
 
     def _look(self, limit: int) -> Polled:
         self._check_open()
-        if limit < 1:
-            raise BrokerArgumentError(f"a poll for {limit} messages gives nothing; ask for at least 1")
+        with checking_arguments():
+            check_int("limit", limit, minimum=1)
         if self._broker.clock() >= self._renew_at:
             self._renew()
         with self._broker.database.read() as connection:
@@ -291,11 +300,10 @@ def _checked(group: str, topics: Iterable[str], lease_seconds: float) -> tuple[s
     names = tuple(dict.fromkeys(topics))
     for name in names:
         check_name("topic", name)
-    if not names or not lease_seconds > 0:
-        text = (
-            f"group {group} needs at least one topic and a lease of more than 0 s, not {len(names)} and {lease_seconds}"
-        )
-        raise BrokerArgumentError(text)
+    if not names:
+        raise BrokerArgumentError(f"group {group} needs at least one topic")
+    with checking_arguments():
+        check_seconds("lease_seconds", lease_seconds)
     return names
 
 
