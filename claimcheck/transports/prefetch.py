@@ -1,4 +1,4 @@
-"""Reads the payloads of the next messages while the current one is handled: in order, and bounded in bytes."""
+"""Look-ahead: the payloads of the next messages are read while the current one is handled, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ __all__ = ["Fetchable", "Prefetch"]
 
 
 class Fetchable(Protocol):
-    """A message that waits for its receiver."""
+    """A message that waits for its receiver; compared by identity."""
 
     @property
     def held_bytes(self) -> int:
-        """What it holds in memory, or will hold."""
+        """Bytes of its payload, in memory now or once it is read."""
 
     @property
     def stored_bytes(self) -> int:
-        """Of that, what is still to be read; 0 for nothing."""
+        """How many of them are still to be read from a store; 0 for none."""
 
     def fetch(self, executor: Executor) -> None:
-        """Begin to read it."""
+        """Start reading the payload."""
 
 
 class Prefetch:
-    """Keeps account of the messages that wait for their receiver.
+    """Starts the reads of messages that wait for their receiver, and bounds what they hold in memory.
 
     Args:
-        max_bytes: Of their payloads together; one that is larger alone is read when it is asked for. 0 for no looking
-            ahead at all.
+        max_bytes: Of their payloads together; a payload that is larger alone is read when it is asked for. 0 for no
+            look-ahead.
         threads: Payloads that are read at once.
     """
 
@@ -37,7 +37,8 @@ class Prefetch:
         self._max_bytes = max_bytes
         self._threads = threads
         self._held = 0
-        self._later: deque[Fetchable] = deque()  # taken, and not begun for lack of room
+        self._counted: dict[Fetchable, int] = {}  # as counted: some learn their size when they are read
+        self._later: deque[Fetchable] = deque()  # not started for lack of room
         self._pool: ThreadPoolExecutor | None = None
 
     @property
@@ -46,22 +47,23 @@ class Prefetch:
         return self._held < self._max_bytes and not self._later
 
     def add(self, message: Fetchable) -> None:
-        """Begin to read a payload, now or as soon as there is room for it."""
+        """Start reading a payload, now or as soon as there is room for it."""
         self._later.append(message)
         self._begin()
 
     def remove(self, message: Fetchable) -> None:
-        """Its receiver has it."""
-        if self._later and self._later[0] is message:
-            self._later.popleft()
+        """Stop counting a message: its receiver has it, or nobody wants it any more."""
+        if (counted := self._counted.pop(message, None)) is not None:
+            self._held -= counted
         else:
-            self._held -= message.held_bytes
+            self._later.remove(message)
         self._begin()
 
     def forget(self) -> None:
-        """Nobody waits for any of them any more."""
+        """Stop counting all messages, and cancel the reads that have not begun."""
         pool, self._pool = self._pool, None
         self._held = 0
+        self._counted.clear()
         self._later.clear()
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -69,6 +71,7 @@ class Prefetch:
     def _begin(self) -> None:
         while self._later and self._held + self._later[0].held_bytes <= self._max_bytes:
             message = self._later.popleft()
+            self._counted[message] = message.held_bytes
             self._held += message.held_bytes
             if message.stored_bytes:
                 message.fetch(self._threads_at_hand())

@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import claimcheck
 from claimcheck.envelope import encode_chunk
+from claimcheck.testing import FaultyStore
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 
 LIMIT = 10_000
@@ -125,6 +126,18 @@ def rig(broker: Any, topic: str, partitions: int = 1) -> Iterator[Rig]:
         if partitions:
             lab.create(partitions)
         yield lab
+
+
+def unavailable(lab: Rig) -> FaultyStore:
+    """Send one stored payload, of ``content(3 * LIMIT)``, whose store cannot be read until it heals."""
+    store = FaultyStore(store={"type": "memory"})
+    store.context = lab.cc.store("m").context
+    lab.cc._open.stores["m"] = store
+    producer = lab.producer(lab.cc)
+    producer.produce(lab.topic, content(3 * LIMIT))
+    assert producer.flush(WITHIN_SECONDS) == 0
+    store.fail("read")
+    return store
 
 
 def receive(consumer: Any, count: int, within: float = WITHIN_SECONDS) -> list[Any]:

@@ -6,7 +6,14 @@ import itertools
 import confluent_kafka as kafka
 import pytest
 
-from claimcheck.errors import ChunkConflictError, ConfigError, EnvelopeError, PayloadNotFoundError, PointerRejectedError
+from claimcheck.errors import (
+    ChunkConflictError,
+    ConfigError,
+    EnvelopeError,
+    PayloadNotFoundError,
+    PointerRejectedError,
+    StoreUnavailableError,
+)
 from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer, OffsetStoreError, last_offset
 from claimcheck.wire import kafka_overhead
 from tests.integration.kafka_rig import (
@@ -18,6 +25,7 @@ from tests.integration.kafka_rig import (
     nothing_comes,
     receive,
     rig,
+    unavailable,
     values,
 )
 
@@ -273,22 +281,6 @@ class TestBadRecords:
         assert (messages[5].offset(), last_offset(messages[5])) == (5, 7)
         assert messages[6].value() == b"good"
 
-    def test_a_payload_that_is_gone_and_is_there_again_at_the_next_try(self, lab):
-        producer = lab.producer("external")
-        producer.produce(lab.topic, content(3 * LIMIT))
-        producer.flush(30)
-        space = lab.cc.store("m")._payloads
-        kept = dict(space)
-        space.clear()
-
-        (message,) = receive(lab.consumer(), 1)
-
-        assert isinstance(message.payload_error, PayloadNotFoundError)
-        with pytest.raises(PayloadNotFoundError):
-            message.value()
-        space.update(kept)
-        assert (message.value(), message.payload_error) == (content(3 * LIMIT), None)
-
     def test_events_of_the_client_come_through(self, lab):
         consumer = lab.consumer(enable_partition_eof=True)
         lab.send_raw(b"one")
@@ -297,6 +289,39 @@ class TestBadRecords:
 
         assert found[0].value() == b"one"
         assert found[1].error().code() == kafka.KafkaError._PARTITION_EOF
+
+
+class TestOutage:
+    @pytest.fixture(params=[0, 100 * LIMIT], ids=["when asked", "look-ahead"])
+    def message(self, lab, request, ill):
+        (message,) = receive(lab.consumer(wrap={"prefetch_bytes": request.param}), 1)
+        return message
+
+    @pytest.fixture
+    def ill(self, lab):
+        return unavailable(lab)
+
+    def test_a_later_call_reads_again(self, message, ill):
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError):
+                message.value()
+        assert isinstance(message.payload_error, StoreUnavailableError)
+        assert bool(message)
+
+        ill.heal()
+
+        assert (message.value(), message.payload_error) == (content(3 * LIMIT), None)
+
+    def test_an_error_that_is_not_retryable_is_kept(self, message, ill):
+        ill.heal()
+        ill.fail("read", error=PayloadNotFoundError("gone"))
+        with pytest.raises((PayloadNotFoundError, StoreUnavailableError)):  # what look-ahead met may come first
+            message.value()
+        assert isinstance(message.payload_error, PayloadNotFoundError)
+        reads = ill.calls["read"]
+
+        assert isinstance(message.payload_error, PayloadNotFoundError)
+        assert ill.calls["read"] == reads
 
 
 class TestWhatIsWrapped:

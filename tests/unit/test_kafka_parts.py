@@ -1,5 +1,8 @@
 """Kafka's parts without a broker: marks, accounts of partitions; and the wrappers on the client's own mock cluster."""
 
+import copy
+import pickle
+
 import confluent_kafka as kafka
 import pytest
 from hypothesis import given
@@ -92,6 +95,27 @@ class TestMessages:
             message.value()
         assert (message.topic(), message.partition(), message.offset(), message.key()) == ("t", 1, 5, b"k")
         assert (message.error(), message.payload_error, message.timestamp()) == (None, error, (1, 1000))
+
+    def test_every_one_is_true_even_without_bytes(self):
+        """``if message:`` must not skip an error."""
+        assert failed(self.native(), TransportError("no"))
+        assert stored(self.native(), lambda: b"payload", size=0)
+
+    def test_a_value_that_the_user_sets_takes_the_place_of_the_payload(self):
+        message = stored(self.native(), lambda: pytest.fail("it was read"), size=7)
+        message.set_value(b"other")
+
+        assert (message.value(), len(message), message.stored_bytes) == (b"other", 5, 0)
+
+    def test_it_pickles_with_its_payload_and_not_as_a_tombstone(self):
+        message = stored(self.native(), lambda: b"payload", size=7)
+
+        again = pickle.loads(pickle.dumps(message))
+
+        assert (again.value(), again.topic(), again.offset(), again.key()) == (b"payload", "t", 5, b"k")
+        for copying in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TransportError):
+                copying(failed(self.native(), TransportError("no")))
 
 
 @pytest.mark.parametrize(

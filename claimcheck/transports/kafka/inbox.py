@@ -23,7 +23,7 @@ __all__ = ["Arrival", "Inbox"]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Arrival:
     """A message that waits for its receiver.
 

@@ -1,4 +1,4 @@
-"""What a reader of payloads is given: the client's own messages, and for what was offloaded one more kind of them."""
+"""The message of a payload that was offloaded: a `confluent_kafka.Message` whose value is the whole payload."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from claimcheck import hints
 from claimcheck.errors import ClaimCheckError
 from claimcheck.resolver import Failed, Outcome, Resolved
+from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka.errors import vendor
 
 if TYPE_CHECKING:
@@ -19,52 +20,60 @@ else:
 
 __all__ = ["KafkaMessage", "failed", "last_offset", "of_chunks", "report_of", "stored"]
 
-_SLOTS = ("_load", "_problem", "behind", "last_offset", "stored_bytes")
+_SLOTS = ("_problem", "_stored", "behind", "last_offset")
 
 
 @functools.cache
 def _kind() -> Any:
-    """A `confluent_kafka.Message` that is ours, too; made at first use, since it takes the client to make it."""
+    """The class of received payloads: a subclass of `confluent_kafka.Message`, created once the client is needed."""
     return type("KafkaMessage", (KafkaMessage, vendor().Message), {"__slots__": _SLOTS})
 
 
 class KafkaMessage(Message):
-    """One payload that was offloaded, received. It is a `confluent_kafka.Message`, and has all that one has.
+    """One payload that was offloaded, received. It is a `confluent_kafka.Message` and has all methods of one.
 
-    `value` raises what is wrong with *this* payload, so that it can be skipped or put aside by whoever received it; no
-    other message is stopped by it. `offset` is the lowest of its records.
+    `value` raises what is wrong with *this* payload, so that the receiver can skip the message or send it to a
+    dead-letter topic; other messages are not affected. `offset` is the lowest offset of its records.
+
+    Unlike one of the client's own messages it is always true, whatever its length. It pickles as a plain
+    `confluent_kafka.Message` with the payload as its value, which is read for that.
 
     Attributes:
         last_offset: The highest offset of its records.
         behind: The offset behind everything that was handed out up to this.
-        stored_bytes: Size of a stored payload that is not read yet, where it is known.
     """
 
     __slots__ = ()
 
     last_offset: int | None
     behind: int
-    stored_bytes: int
-    _load: Callable[[], bytes] | None
+    _stored: StoredPayload | None
     _problem: ClaimCheckError | None
 
     def value(self, *_: Any) -> Any:
-        """The payload, whole and verified; a stored one is read at the first call.
+        """Return the payload, whole and verified; a stored one is read at the first call.
+
+        After an error that is ``retryable`` another call reads again. On an event loop it does not, since it would
+        block the loop: ``await asyncio.to_thread(message.value)`` does.
 
         Raises:
-            ClaimCheckError: It cannot be had; the error says why, and whether a later try may bring it
+            ClaimCheckError: There is no payload; the error says why, and whether a later call may return it
                 (``error.retryable``).
         """
         if self._problem is not None:
             raise self._problem
-        if self._load is not None:
-            self.set_value(self._load())
-            self._load = None
+        if self._stored is not None:
+            self.set_value(self._stored.get())
         return super().value()
+
+    def set_value(self, value: Any) -> None:
+        """Replace the value; from now on `value` returns this."""
+        self._stored = self._problem = None
+        super().set_value(value)
 
     @property
     def payload_error(self) -> ClaimCheckError | None:
-        """What `value` raises; ``None`` when it returns the payload, which is read for this answer."""
+        """What `value` raises; ``None`` when it returns the payload, which is read to find out."""
         try:
             self.value()
         except ClaimCheckError as error:
@@ -73,25 +82,33 @@ class KafkaMessage(Message):
 
     @property
     def is_read(self) -> bool:
-        """Whether `value` answers without a store."""
-        return self._load is None or self._problem is not None
+        """Whether `value` answers on an event loop without waiting for a store."""
+        return self._problem is not None or self._stored is None or self._stored.is_read
 
     def read(self) -> None:
-        """Read a stored payload now, once: from now on `value` answers at once, be it with what is wrong."""
-        self._problem = self.payload_error
+        """Read a stored payload in a thread, on behalf of an event loop, where `value` then answers at once."""
+        if self._stored is not None:
+            self._stored.read()
 
     def fetch(self, executor: Executor) -> None:
-        """Begin to read a stored payload in another thread; `value` waits for that."""
-        if self._load is not None:
-            self._load = executor.submit(self._load).result
+        """Start reading a stored payload in another thread; `value` waits for that."""
+        if self._stored is not None:
+            self._stored.prefetch(executor)
 
     @property
-    def held_bytes(self) -> int:
-        """What it holds in memory, or will hold when its payload is read."""
-        return self.stored_bytes or len(self)
+    def stored_bytes(self) -> int:
+        """Size of a stored payload that was not asked for yet, where it is known; else 0."""
+        return 0 if self._stored is None else self._stored.size
 
     def __len__(self) -> int:
-        return self.stored_bytes if self._load is not None else super().__len__()
+        return super().__len__() if self._stored is None else self._stored.size
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __reduce__(self) -> Any:
+        self.value()  # else it would come back as a tombstone
+        return super().__reduce__()
 
     def __repr__(self) -> str:
         return f"<KafkaMessage {self.topic()}[{self.partition()}] at {self.offset()}>"
@@ -103,20 +120,20 @@ def last_offset(message: Any) -> Any:
 
 
 def stored(native: Any, load: Callable[[], bytes], *, size: int) -> KafkaMessage:
-    """Stand in for the record of a pointer.
+    """Return the message of a payload in a store.
 
     Args:
-        native: The record.
-        load: Gives the payload.
-        size: Its bytes, where they are known, or 0.
+        native: The record of its pointer.
+        load: Reads the payload.
+        size: Its bytes where they are known, or 0.
     """
     message = _like(native, hints.strip(native.headers()), native.key())
-    message._load, message.stored_bytes = load, size
+    message._stored = StoredPayload(load, size=size)
     return message
 
 
 def failed(native: Any, error: ClaimCheckError) -> KafkaMessage:
-    """Stand in for a record of which the payload cannot be had."""
+    """Return the message of a record whose payload cannot be had; its value raises the error."""
     message = _like(native, native.headers(), native.key())
     message._problem = error
     return message
@@ -152,6 +169,6 @@ def _like(native: Any, headers: Any, key: Any) -> KafkaMessage:
         topic=native.topic(), partition=native.partition(), timestamp=native.timestamp(),
         **{name: fact for name, fact in facts.items() if fact is not None},
     )  # fmt: skip
-    message.last_offset, message.behind, message.stored_bytes = native.offset(), (native.offset() or 0) + 1, 0
-    message._load = message._problem = None
+    message.last_offset, message.behind = native.offset(), (native.offset() or 0) + 1
+    message._stored = message._problem = None
     return message

@@ -1,0 +1,116 @@
+"""A payload in a store, read when its receiver asks for it, or ahead of that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+
+from claimcheck.errors import ClaimCheckError
+
+__all__ = ["StoredPayload"]
+
+
+class StoredPayload:
+    """Reads a payload at the first `get`, and again after a retryable error.
+
+    Errors that are not retryable are kept and raised by every later `get`. Not safe under threads, except that
+    `prefetch` reads in a thread of its executor.
+
+    Args:
+        load: Reads and verifies the payload; raises `ClaimCheckError`.
+        size: Bytes of the payload, 0 where it is not known.
+
+    Attributes:
+        size: As given.
+    """
+
+    __slots__ = ("_ahead", "_error", "_load", "_payload", "_read_for_event_loop", "size")
+
+    def __init__(self, load: Callable[[], bytes], *, size: int = 0) -> None:
+        self.size = size
+        self._load: Callable[[], bytes] | None = load
+        self._ahead: Future[bytes] | None = None
+        self._payload: bytes | None = None
+        self._error: ClaimCheckError | None = None
+        self._read_for_event_loop = False
+
+    def get(self) -> bytes:
+        """Return the payload, and read it if that was not done yet.
+
+        On an event loop this never waits for a store once `read` was called: it raises what `read` met. Call it in a
+        thread (``asyncio.to_thread``) to try again.
+
+        Raises:
+            ClaimCheckError: The payload could not be read. If the error is ``retryable``, another call reads again.
+        """
+        if self._payload is None:
+            if self._error is not None and not self._may_read_again(self._error):
+                raise self._error
+            self._payload = self._read_now()
+        return self._payload
+
+    def read(self) -> None:
+        """Read the payload in a thread, on behalf of an event loop: from now on `get` answers there without waiting."""
+        try:
+            self.get()
+        except ClaimCheckError:
+            self._read_for_event_loop = True
+
+    def prefetch(self, executor: Executor) -> None:
+        """Start reading in a thread of ``executor``; `get` waits for the result."""
+        if not self.is_read and self._load is not None:
+            self._ahead = executor.submit(self._load)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether `get` answers on an event loop without waiting for a store."""
+        return self._payload is not None or (
+            self._error is not None and (self._read_for_event_loop or not self._error.retryable)
+        )
+
+    def __repr__(self) -> str:
+        if self._payload is not None:
+            return f"<StoredPayload of {len(self._payload)} bytes, read>"
+        state = "not read" if self._error is None else type(self._error).__name__
+        return f"<StoredPayload of {self.size or 'unknown'} bytes, {state}>"
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _may_read_again(self, error: ClaimCheckError) -> bool:
+        return error.retryable and not (self._read_for_event_loop and _is_on_event_loop())
+
+    def _read_now(self) -> bytes:
+        assert self._load is not None
+        try:
+            payload = self._prefetched()
+            if payload is None:
+                payload = self._load()
+        except ClaimCheckError as error:
+            self._error = error
+            if not error.retryable:
+                self._load = None  # it holds the message
+            raise
+        self._load = self._error = None
+        return payload
+
+    def _prefetched(self) -> bytes | None:
+        """Return what was read ahead; ``None`` where nothing was, or an outage before this call may be over by now."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.cancel():
+            return None
+        was_done = ahead.done()
+        try:
+            return ahead.result()
+        except ClaimCheckError as error:
+            if was_done and error.retryable:
+                return None
+            raise
+
+
+def _is_on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

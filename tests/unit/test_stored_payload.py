@@ -1,0 +1,197 @@
+"""Payloads in stores: read when they are asked for or ahead of that, and again after an outage."""
+
+import asyncio
+from concurrent.futures import Executor, Future
+
+import pytest
+
+from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
+from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports.prefetch import Prefetch
+
+
+class Source:
+    """Returns the payload, or raises the error that was set, and counts."""
+
+    def __init__(self, error=None):
+        self.error, self.reads = error, 0
+
+    def __call__(self):
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        return b"payload"
+
+
+def outage():
+    return StoreUnavailableError("down", store="s")
+
+
+class Idle(Executor):
+    """Starts nothing until `run`."""
+
+    def __init__(self):
+        self.work = []
+
+    def submit(self, function, /, *args, **kwargs):
+        self.work.append((future := Future(), function))
+        return future
+
+    def run(self):
+        for future, function in self.work:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except Exception as error:
+                    future.set_exception(error)
+
+
+class EndsWhenWaitedFor(Executor):
+    """Its only work is going on until somebody waits for the result: an outage."""
+
+    def submit(self, function, /, *args, **kwargs):
+        class Result(Future):
+            def result(self, timeout=None):
+                self.set_exception(outage())
+                return super().result(timeout)
+
+        result = Result()
+        result.set_running_or_notify_cancel()
+        return result
+
+
+def test_it_is_read_once_and_when_it_is_asked_for():
+    source = Source()
+    payload = StoredPayload(source, size=7)
+    assert (source.reads, payload.is_read) == (0, False)
+
+    assert (payload.get(), payload.get()) == (b"payload", b"payload")
+    assert (source.reads, payload.is_read) == (1, True)
+
+
+class TestRetryableErrors:
+    def test_each_call_reads_again_until_one_succeeds(self):
+        payload = StoredPayload(source := Source(outage()))
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError):
+                payload.get()
+        source.error = None
+
+        assert payload.get() == b"payload"
+        assert source.reads == 3
+
+    def test_one_that_was_waited_for_is_raised(self):
+        payload = StoredPayload(source := Source())
+        payload.prefetch(EndsWhenWaitedFor())
+        with pytest.raises(StoreUnavailableError):
+            payload.get()
+        assert source.reads == 0
+
+        assert payload.get() == b"payload"
+
+    def test_one_that_look_ahead_met_earlier_may_be_over(self):
+        payload = StoredPayload(source := Source(outage()))
+        payload.prefetch(pool := Idle())
+        pool.run()
+        source.error = None
+
+        assert payload.get() == b"payload"
+
+    def test_look_ahead_that_never_began_is_no_loss(self):
+        payload = StoredPayload(source := Source())
+        payload.prefetch(pool := Idle())
+
+        assert payload.get() == b"payload"
+        pool.run()
+        assert source.reads == 1
+
+
+class TestOtherErrors:
+    @pytest.mark.parametrize("ahead", [False, True])
+    def test_they_are_kept(self, ahead):
+        payload = StoredPayload(source := Source(PayloadNotFoundError("gone")))
+        if ahead:
+            payload.prefetch(pool := Idle())
+            pool.run()
+        for _ in range(2):
+            with pytest.raises(PayloadNotFoundError):
+                payload.get()
+
+        assert (source.reads, payload.is_read) == (1, True)
+
+
+class TestOnAnEventLoop:
+    def test_what_was_read_for_it_is_raised_there_and_read_again_in_a_thread(self):
+        payload = StoredPayload(source := Source(outage()))
+
+        async def main():
+            await asyncio.to_thread(payload.read)
+            assert payload.is_read
+            for _ in range(2):
+                with pytest.raises(StoreUnavailableError):
+                    payload.get()
+            assert source.reads == 1
+            source.error = None
+            assert await asyncio.to_thread(payload.get) == payload.get() == b"payload"
+
+        asyncio.run(main())
+
+    def test_a_blocking_caller_reads_again_there_too(self):
+        """A notebook runs everything on a loop."""
+        payload = StoredPayload(source := Source(outage()))
+
+        async def main():
+            with pytest.raises(StoreUnavailableError):
+                payload.get()
+            source.error = None
+            assert payload.get() == b"payload"
+
+        asyncio.run(main())
+
+
+def test_repr_tells_the_state_and_no_bytes():
+    payload = StoredPayload(source := Source(outage()), size=7)
+    assert repr(payload) == "<StoredPayload of 7 bytes, not read>"
+    with pytest.raises(StoreUnavailableError):
+        payload.get()
+    assert repr(payload) == "<StoredPayload of 7 bytes, StoreUnavailableError>"
+    source.error = None
+    payload.get()
+    assert repr(payload) == "<StoredPayload of 7 bytes, read>"
+
+
+class Message:
+    """A message whose size may be known only later."""
+
+    def __init__(self, held_bytes):
+        self.held_bytes = self.stored_bytes = held_bytes
+        self.started = False
+
+    def fetch(self, executor):
+        self.started = True
+
+
+class TestPrefetch:
+    def test_a_size_that_is_learned_later_does_not_change_what_was_counted(self):
+        prefetch, message = Prefetch(100, threads=1), Message(0)
+        prefetch.add(message)
+        message.held_bytes = 1000
+
+        prefetch.remove(message)
+        prefetch.add(large := Message(101))
+
+        assert not large.started
+        prefetch.forget()
+
+    def test_one_that_was_not_started_can_go_from_the_middle(self):
+        prefetch = Prefetch(100, threads=1)
+        first, second, third = Message(80), Message(90), Message(60)
+        for message in (first, second, third):
+            prefetch.add(message)
+
+        prefetch.remove(third)
+        assert not second.started
+        prefetch.remove(first)
+
+        assert (second.started, third.started) == (True, False)
+        prefetch.forget()
