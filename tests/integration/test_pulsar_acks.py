@@ -128,7 +128,7 @@ class TestCumulatively:
             native.send(message)
 
         consumer.acknowledge_cumulative(receive(consumer, 3)[-1])
-        lab.settled(backlog=3)
+        lab.settled(backlog=1)
 
         native.send(chunk(1, 1, 2, b"b"))
         consumer.acknowledge_cumulative(consumer.receive(5000))
@@ -141,7 +141,7 @@ class TestCumulatively:
         _, plain, whole = receive(consumer, 3)
 
         consumer.acknowledge_cumulative(plain)
-        lab.settled(backlog=3)
+        lab.settled(backlog=2)
 
         consumer.acknowledge_cumulative(whole)
         lab.settled()
@@ -153,7 +153,87 @@ class TestCumulatively:
 
         consumer.acknowledge_cumulative(consumer.receive(5000))
 
+        lab.settled(backlog=1)
+
+    def test_the_chunks_of_a_payload_beside_another_that_is_not_settled(self, lab):
+        """Else they would be left over when the process ends here, and never become a payload again."""
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        for message in (chunk(1, 0, 2, b"a"), chunk(2, 0, 2, b"b"), chunk(1, 1, 2, b"A"), chunk(2, 1, 2, b"B")):
+            native.send(message)
+        message = consumer.receive(5000)
+        assert message.data() == b"aA"
+
+        consumer.acknowledge_cumulative(message)
         lab.settled(backlog=2)
+        consumer.close()
+
+        again = lab.consumer()
+        message = again.receive(5000)
+        assert message.data() == b"bB"
+        again.acknowledge_cumulative(message)
+        assert again.pending_payloads == 0
+        lab.settled()
+
+    def test_messages_behind_an_incomplete_payload_are_not_redelivered_with_it(self, lab):
+        time, got = [0.0], []
+        consumer = lab.consumer(wrap={"clock": lambda: time[0]})
+        native = lab.client.create_producer(lab.topic)
+        native.send(chunk(1, 0, 2, b"a"))
+        for n in range(12):
+            native.send(b"%d" % n)
+            got.append(consumer.receive(5000))
+            consumer.acknowledge_cumulative(got[-1])
+            lab.settled(backlog=1)  # the lone head
+            if n in (3, 6, 9):
+                time[0] += 61
+                consumer.tick()
+                servers.wait_until(lambda: pending(consumer) == 1, "the head came again")
+
+        assert [message.data() for message in got] == [b"%d" % n for n in range(12)]
+
+    @pytest.mark.parametrize("ids", [False, True], ids=["messages", "ids"])
+    def test_within_a_batch(self, lab, ids):
+        """The batch is acknowledged when all of its messages are: two by this call, the chunk with its payload."""
+        consumer = lab.consumer()
+        native = lab.client.create_producer(lab.topic, batching_enabled=True, batching_max_publish_delay_ms=10_000)
+        for message in (b"1", chunk(1, 0, 2, b"a"), b"2"):
+            native.send_async(message, None)
+        native.flush()
+        plain = receive(consumer, 2)[-1]
+        assert plain.message_id().batch_index() == 2
+
+        consumer.acknowledge_cumulative(plain.message_id() if ids else plain)
+        lab.settled(backlog=1)
+
+        native.send_async(chunk(1, 1, 2, b"b"), None)
+        native.flush()
+        consumer.acknowledge(consumer.receive(5000))
+        lab.settled()
+
+    def test_a_late_duplicate_of_its_chunks_takes_nothing_else_along(self, lab):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        for message in (chunk(1, 0, 2, b"a"), chunk(1, 1, 2, b"b"), b"plain", chunk(1, 1, 2, b"b")):
+            native.send(message)
+        whole, plain = receive(consumer, 2)
+        assert nothing_comes(consumer)
+
+        consumer.acknowledge_cumulative(whole)
+        lab.settled(backlog=1)
+
+        consumer.acknowledge_cumulative(plain)
+        lab.settled()
+
+    def test_what_came_again_before_it_was_acknowledged(self, lab):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        for n in range(3):
+            native.send(chunk(1, n, 3, b"%d" % n))
+        first = consumer.receive(5000)
+        consumer.take(_copies(lab)[0])
+
+        consumer.acknowledge_cumulative(first)
+
+        assert consumer.pending_payloads == 0
+        lab.settled()
 
 
 class TestGiveBack:

@@ -8,7 +8,6 @@ import pulsar
 import pulsar.asyncio
 import pytest
 
-from claimcheck.envelope import encode_abort, encode_chunk
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
 from claimcheck.testing.faults import FaultyStore
 from claimcheck.transports.pulsar import AsyncPulsarReader, PulsarConsumer, PulsarProducer, PulsarReader, WholeMessageId
@@ -302,26 +301,10 @@ class TestOutage:
         asyncio.run(main())
 
 
-def test_a_reader_warns_of_what_it_drops(lab, caplog):
-    time, native = [0.0], lab.client.create_producer(lab.topic)
-    uuid, other = (f"00000000-0000-4000-8000-00000000000{i}" for i in range(2))
-    for data in (encode_chunk(uuid, 0, 2, memoryview(b"head")), encode_abort(other), b"plain"):
-        native.send(data)
-    reader = PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), lab.cc, clock=lambda: time[0])
-    assert reader.read_next(5000).data() == b"plain"
-    assert (reader.pending_payloads, caplog.messages) == (1, [])  # the writer's own abort is no cause for alarm
-
-    time[0] += 61
-    reader.tick()
-
-    assert reader.pending_payloads == 0
-    assert [record.levelname for record in caplog.records if "expired" in record.message] == ["WARNING"]
-
-
 @pytest.mark.parametrize("wrap", [PulsarConsumer, PulsarProducer, PulsarReader])
 def test_what_cannot_be_wrapped_is_refused(lab, wrap):
     for wrong in (None, lab, lab.client):
-        with pytest.raises(TypeError, match="of pulsar-client is wanted"):
+        with pytest.raises(TypeError):
             wrap(wrong, lab.cc)
 
 

@@ -57,9 +57,9 @@ class TestIds:
         assert position_of(message_id(batch_index=5)) < position_of(message_id()) < position_of(message_id(entry=1))
 
     def test_before_an_entry(self):
-        found = before(message_id(partition=2, ledger=7, entry=8), "t-partition-2")
+        found = before((7, 8, 3), 2, "t-partition-2")
         assert (found.partition(), found.ledger_id(), found.entry_id(), found.batch_index()) == (2, 7, 7, -1)
-        assert before(message_id(entry=0), "t") is None
+        assert before((7, 0, 0), -1, "t") is None
 
 
 class TestLimit:
@@ -312,7 +312,7 @@ class Busy(Receiving):
     def close(self):
         """Nothing is open."""
 
-    def _let_go(self, dropped):
+    def _drop(self, dropped):
         """There is nothing."""
 
 

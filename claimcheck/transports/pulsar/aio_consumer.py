@@ -1,11 +1,11 @@
-"""Receives payloads of any size from a consumer or reader of `pulsar.asyncio`; the event loop is never blocked."""
+"""Receives payloads of any size from a consumer or reader of `pulsar.asyncio`, without blocking the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from claimcheck.interrupt import in_thread
 from claimcheck.transports.needs import Resolves
@@ -26,6 +26,9 @@ class _Resolves(Protocol):
     @property
     def pending_payloads(self) -> int: ...
 
+    @property
+    def tick_is_due(self) -> bool: ...
+
     def take(self, native: Any) -> None: ...
 
     def take_plain(self, native: Any) -> bool: ...
@@ -36,9 +39,9 @@ class _Resolves(Protocol):
 
 
 class _Receiving:
-    """Receives natively, one message at a time, and leaves all else to the blocking wrapper, off the loop.
+    """Receives natively, one message at a time; the blocking wrapper does the rest in a thread.
 
-    A receive of the client's that is cancelled would lose its message: ours goes on, and the next caller gets it.
+    Cancelling a receive of the client would lose its message: ours continues, and the next caller gets the message.
     """
 
     def __init__(self, blocking: _Resolves, receive: Callable[[], Awaitable[Any]]) -> None:
@@ -49,7 +52,7 @@ class _Receiving:
         self._closed = False
 
     async def next(self) -> PulsarMessage:
-        """Wait for a payload, which is read by then."""
+        """Wait for a payload, and read it if it is stored."""
         async with self._one_at_a_time:
             while (message := self.blocking.take_ready()) is None:
                 await self._step()
@@ -58,7 +61,7 @@ class _Receiving:
         return message
 
     async def close(self) -> None:
-        """Let go of the message that is awaited: whoever waits hears that this is closed, as from the client."""
+        """Stop waiting for a message: callers that wait get the client's ``AlreadyClosed``."""
         self._closed = True
         if self._coming is not None:
             self._coming.cancel()
@@ -81,10 +84,14 @@ class _Receiving:
         native = coming.result()
         if not self.blocking.take_plain(native):
             await asyncio.to_thread(self.blocking.take, native)
+        elif self.blocking.tick_is_due:
+            await asyncio.to_thread(self.blocking.tick)
 
 
 class AsyncPulsarConsumer:
-    """Has the methods of a `pulsar.asyncio.Consumer`; a message that it gives is a whole payload, read already.
+    """Has the methods of a `pulsar.asyncio.Consumer`; each message that it returns is a whole payload, already read.
+
+    Usable with ``async with``, which closes it.
 
     Args:
         consumer: A `pulsar.asyncio.Consumer`.
@@ -98,7 +105,7 @@ class AsyncPulsarConsumer:
         self._receiving = _Receiving(self._blocking, consumer.receive)
 
     async def receive(self) -> PulsarMessage:
-        """Wait for the next payload; a bad one is handed out, too, and says so when its data is asked for."""
+        """Wait for the next payload. One that cannot be delivered is a message whose data raises the error."""
         return await self._receiving.next()
 
     async def acknowledge(self, message: Any) -> None:
@@ -140,6 +147,12 @@ class AsyncPulsarConsumer:
         self._blocking.forget()
         await self._native.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     def topic(self) -> Any:
         """The topic's whole name."""
         return self._native.topic()
@@ -171,7 +184,9 @@ class AsyncPulsarConsumer:
 
 
 class AsyncPulsarReader:
-    """Has the methods of a `pulsar.asyncio.Reader`; a message that it gives is a whole payload, read already.
+    """Has the methods of a `pulsar.asyncio.Reader`; each message that it returns is a whole payload, already read.
+
+    Usable with ``async with``, which closes it.
 
     Args:
         reader: A `pulsar.asyncio.Reader`.
@@ -185,7 +200,7 @@ class AsyncPulsarReader:
         self._receiving = _Receiving(self._blocking, reader.read_next)
 
     async def read_next(self) -> PulsarMessage:
-        """Wait for the next payload; a bad one is handed out, too, and says so when its data is asked for."""
+        """Wait for the next payload. One that cannot be delivered is a message whose data raises the error."""
         return await self._receiving.next()
 
     async def has_message_available(self) -> bool:
@@ -201,7 +216,14 @@ class AsyncPulsarReader:
     async def close(self) -> None:
         """Close the reader."""
         await self._receiving.close()
+        self._blocking.forget()
         await self._native.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     def topic(self) -> Any:
         """The topic's whole name."""
@@ -210,6 +232,16 @@ class AsyncPulsarReader:
     def is_connected(self) -> Any:
         """Whether it is connected just now."""
         return self._native.is_connected()
+
+    @property
+    def pending_payloads(self) -> int:
+        """Payloads of which some chunks are held."""
+        return self._blocking.pending_payloads
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the chunks that are held."""
+        return self._blocking.pending_bytes
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._blocking)[1:]}"

@@ -9,7 +9,6 @@ from typing import Any
 from claimcheck.errors import ConfigError
 from claimcheck.resolver import Dropped, Outcome
 from claimcheck.transports.needs import Resolves
-from claimcheck.transports.options import check_number
 from claimcheck.transports.prefetch import Prefetch
 from claimcheck.transports.pulsar.dead_letters import check_dead_letters, put_aside, tried_to_put_aside
 from claimcheck.transports.pulsar.errors import vendor
@@ -19,38 +18,44 @@ from claimcheck.transports.pulsar.message import PulsarMessage
 from claimcheck.transports.pulsar.receiving import Receiving
 from claimcheck.transports.pulsar.redeliveries import Place, Redeliveries, place_of
 from claimcheck.transports.pulsar.shared import shared_refusal
+from claimcheck.validation import check_cc, check_int, check_type
 
 __all__ = ["PulsarConsumer"]
 
 
 class PulsarConsumer(Receiving):
-    """Has the methods of a `pulsar.Consumer`; a message that it gives is a whole payload.
+    """Has the methods of a `pulsar.Consumer`; each message that it returns is a whole payload.
 
-    A chunk is acknowledged with its payload and never before; given back, all of them come again. Chunks that never
-    become a payload are given back, too, unless the configuration says otherwise (``chunking.on_expire``,
-    ``on_evict``), after the consumer's ``negative_ack_redelivery_delay_ms``.
+    A chunk is acknowledged with its payload and never before; a negative acknowledgement redelivers all of its chunks.
 
-    Chunks need a subscription on which one consumer gets all of them: Exclusive, Failover or Key_Shared. Do not set the
-    consumer's own ``dead_letter_policy``, which would tear payloads apart; give ``dead_letter_producer`` here.
+    Every incomplete payload ends. When it expires or is evicted it is negatively acknowledged, and redelivered after
+    the consumer's ``negative_ack_redelivery_delay_ms``, unless ``chunking.on_expire`` or ``on_evict`` says otherwise.
+    After ``chunking.max_redeliveries`` redeliveries, or ``max_redeliveries`` if that is less, its messages go to the
+    dead letters if there is a ``dead_letter_producer``. Otherwise, or if that fails, they are returned as one message
+    whose data raises `IncompletePayloadError`: acknowledge it to be rid of them.
+
+    Chunks need a subscription on which one consumer receives all of them: Exclusive, Failover or Key_Shared. Do not set
+    the consumer's own ``dead_letter_policy``, which would split payloads; pass ``dead_letter_producer`` here.
 
     Args:
         consumer: A `pulsar.Consumer`, without a message listener. For chunks, and to look ahead, it needs a
             ``receiver_queue_size`` of 1 or more, without which the client fails with `pulsar.InvalidConfiguration`.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        consumer_type: As it was subscribed. Where it is not given, chunks are refused on a subscription that could be
-            Shared, which the client does not tell from Key_Shared.
+        consumer_type: As it was subscribed. Without it, chunks are refused on a subscription that could be Shared,
+            which the client does not tell from Key_Shared.
         start_message_id_inclusive: As it was subscribed; decides where `seek` goes.
-        dead_letter_producer: A native producer, to which payloads go that came too often. It stays open. With it,
-            chunks are in memory twice until they are settled.
-        max_redeliveries: How often a payload comes again after it was given back, from 0. On Exclusive and Failover
-            subscriptions, where the broker does not count, this object does: the last 10,000 that were given back.
-        prefetch_bytes: Stored payloads of the next messages that are read meanwhile, in order; 0 for none.
-        prefetch_threads: How many at once.
+        dead_letter_producer: A `pulsar.Producer` for payloads that were redelivered too often. It is not closed. With
+            it, chunks are in memory twice until they are settled.
+        max_redeliveries: How often a payload is redelivered, from 0; by default a negatively acknowledged payload is
+            redelivered without end. Every redelivery counts, of an incomplete payload too. On Exclusive and Failover
+            subscriptions, where the broker does not count, this object does, for the last 10,000 payloads.
+        prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none.
+        prefetch_threads: Payloads that are read ahead at once.
         clock: Seconds, monotonic.
 
     Raises:
-        ConfigError: ``max_redeliveries`` without a producer for the dead letters, or a number that makes no sense.
-        TypeError: What is to be wrapped, or the producer for dead letters, is no object of pulsar-client.
+        ConfigError: An argument is of the wrong type or out of its range, or there is ``max_redeliveries`` and no
+            ``dead_letter_producer``.
     """
 
     def __init__(
@@ -66,12 +71,12 @@ class PulsarConsumer(Receiving):
         prefetch_threads: int = 4,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        check_number("max_redeliveries", max_redeliveries if max_redeliveries is not None else 0, least=0)
-        check_number("prefetch_bytes", prefetch_bytes, least=0)
-        check_number("prefetch_threads", prefetch_threads, least=1)
+        check_type("consumer", consumer, valid=hasattr(consumer, "_consumer"), expected="a pulsar.Consumer")
+        check_cc(cc)
+        check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
+        check_int("prefetch_bytes", prefetch_bytes, minimum=0)
+        check_int("prefetch_threads", prefetch_threads, minimum=1)
         check_dead_letters(dead_letter_producer, max_redeliveries)
-        if not hasattr(consumer, "_consumer"):
-            raise TypeError(f"a consumer of pulsar-client is wanted, not {type(consumer).__name__}")
         self._native = consumer
         self._inclusive = start_message_id_inclusive
         self._dead_letters = dead_letter_producer
@@ -86,16 +91,16 @@ class PulsarConsumer(Receiving):
     # Receiving -------------------------------------------------------------------------------------------------
 
     def receive(self, timeout_millis: int | None = None) -> PulsarMessage:
-        """Wait for the next payload; a bad one is handed out, too, and says so when its data is asked for.
+        """Wait for the next payload. One that cannot be delivered is a message whose data raises the error.
 
         Args:
-            timeout_millis: By default for ever.
+            timeout_millis: By default without end.
 
         Raises:
             pulsar.Timeout: No payload came in time.
             Exception: The client's own.
         """
-        if not self._looks_ahead and not self._ready and not self._inbox.pending_payloads:
+        if not self._looks_ahead and not self._ready and not self._inbox.has_unsettled_chunks:
             native = self._native.receive(timeout_millis)
             if (plain := self._inbox.plain(native)) is not None:
                 return plain
@@ -109,7 +114,6 @@ class PulsarConsumer(Receiving):
         """Receive payloads as the consumer's batch policy says; it counts messages, of which a payload may be many."""
         for native in self._native.batch_receive():
             self.take(native)
-        self.tick()
         return list(iter(self.take_ready, None))
 
     # Settling --------------------------------------------------------------------------------------------------
@@ -123,19 +127,22 @@ class PulsarConsumer(Receiving):
         Raises:
             Exception: The client's own; some of a payload's messages may be acknowledged by then.
         """
-        if self._redeliveries:
-            self._redeliveries.forget(self._place_of(message))
+        if self._redeliveries or self._inbox.has_unsettled_chunks:
+            place = self._place_of(message)
+            self._redeliveries.forget(place)
+            self._inbox.settle_own(place)
         if isinstance(message, PulsarMessage) and message.outcome is None:
             self._native.acknowledge(message.native)
             return
         for native in natives(id_of(message)):
             self._native.acknowledge(native)
         self._inbox.settle(self._outcome_of(message), acked=True)
+        self.tick()  # duplicates may have ended with it
 
     def acknowledge_cumulative(self, message: Any) -> None:
-        """Acknowledge everything up to a payload, but never beyond the beginning of one that is not settled.
+        """Acknowledge everything up to a payload, but no message of one that is incomplete or not settled.
 
-        What lies between that and this payload is acknowledged by a later call, when the older one is settled.
+        What lies behind the beginning of such a payload is acknowledged message by message.
 
         Args:
             message: As `acknowledge` takes it.
@@ -145,15 +152,19 @@ class PulsarConsumer(Receiving):
         """
         message_id = id_of(message)
         topic = message.topic_name() if message is not message_id else getattr(message_id, "topic", None)
-        up_to = self._inbox.settle_up_to(message_id, topic)
-        if up_to is not None:
-            self._native.acknowledge_cumulative(up_to)
-            self._redeliveries.forget_up_to(topic or self.topic(), position_of(up_to))
+        acks = self._inbox.settle_up_to(message_id, topic, self._outcome_of(message))
+        if acks.cumulatively is not None:
+            self._native.acknowledge_cumulative(acks.cumulatively)
+            self._redeliveries.forget_up_to(topic or self.topic(), position_of(acks.cumulatively))
+        for native in acks.individually:
+            self._native.acknowledge(native)
+            self._redeliveries.forget((topic or self.topic(), position_of(native)))
+        self.tick()
 
     def negative_acknowledge(self, message: Any) -> None:
-        """Give a payload back with all its messages; they come again after the consumer's delay.
+        """Give a payload back with all its messages; they are redelivered after the consumer's delay.
 
-        One that came ``max_redeliveries`` times again goes to the dead letters instead. Raises as `acknowledge`.
+        One that was redelivered ``max_redeliveries`` times goes to the dead letters instead. Raises as `acknowledge`.
         """
         place = self._place_of(message)
         if isinstance(message, PulsarMessage):
@@ -161,6 +172,7 @@ class PulsarConsumer(Receiving):
             if count is not None and self._put_aside(message.natives, f"given back after {count} redeliveries"):
                 self.acknowledge(message)
                 return
+        self._inbox.settle_own(place)
         self._give_back(natives(id_of(message)), self._outcome_of(message), place)
 
     def dead_letter(self, message: PulsarMessage, *, reason: str = "rejected") -> None:
@@ -241,7 +253,7 @@ class PulsarConsumer(Receiving):
     # Looking ahead ---------------------------------------------------------------------------------------------
 
     def take_ready(self) -> PulsarMessage | None:
-        """Give a payload that is there; ``None`` where none is."""
+        """Return the next payload that is complete; ``None`` without one."""
         message = super().take_ready()
         if message is not None:
             self._prefetch.remove(message)
@@ -262,25 +274,26 @@ class PulsarConsumer(Receiving):
         return True
 
     def _keep(self, message: PulsarMessage) -> None:
+        if message.is_incomplete and self._put_aside(message.natives, f"incomplete: {message.error}"):
+            self.acknowledge(message)
+            return
         self._prefetch.add(message)
         super()._keep(message)
 
-    def _let_go(self, dropped: Dropped) -> None:
-        """Do with messages that became no payload what the configuration says; in doubt they come again."""
+    def _drop(self, dropped: Dropped) -> None:
+        """Take the configured action; what cannot be dead-lettered is reported to the application."""
         ids = tuple(handle.facts.message_id for handle in dropped.handles)
         place: Place = (dropped.source, dropped.positions[0])
-        told = max(handle.facts.redelivery_count for handle in dropped.handles)
-        if dropped.action == "redeliver" and self._redeliveries.too_many(place, told) is None:
-            self._give_back(ids, dropped, place)
-        elif dropped.action == "ack" or self._put_aside(
-            tuple(handle.native for handle in dropped.handles), f"{dropped.reason}: {dropped.error}"
-        ):
+        count = max(handle.facts.redelivery_count for handle in dropped.handles)
+        if dropped.action == "ack":
             for message_id in ids:
                 self._native.acknowledge(message_id)
             self._inbox.settle(dropped, acked=True)
             self._redeliveries.forget(place)
-        else:
+        elif dropped.action == "redeliver" and self._redeliveries.too_many(place, count) is None:
             self._give_back(ids, dropped, place)
+        else:
+            self._keep(self._inbox.report(dropped))
 
     def _give_back(self, ids: Iterable[Any], outcome: Outcome | None, place: Place) -> None:
         for message_id in ids:

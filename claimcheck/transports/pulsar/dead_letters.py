@@ -8,6 +8,7 @@ from typing import Any
 from claimcheck.errors import ConfigError
 from claimcheck.transports.pulsar.errors import vendor
 from claimcheck.transports.pulsar.options import without_schema
+from claimcheck.validation import check_type
 
 __all__ = ["check_dead_letters", "put_aside", "tried_to_put_aside"]
 
@@ -19,17 +20,16 @@ _REASON_CHARACTERS = 300
 
 
 def check_dead_letters(producer: Any, max_redeliveries: int | None) -> None:
-    """Refuse what would fail at the first dead letter.
+    """Reject options that would fail at the first dead letter.
 
     Raises:
-        TypeError: Not a native producer.
-        ConfigError: None, where one is needed.
+        ConfigError: It is not a native producer, or there is none and ``max_redeliveries`` needs one.
     """
     if producer is None and max_redeliveries is not None:
         raise ConfigError("max_redeliveries needs a dead_letter_producer", path="max_redeliveries")
-    if producer is not None and not isinstance(producer, vendor().Producer):
-        kind = f"{type(producer).__module__}.{type(producer).__name__}"
-        raise TypeError(f"dead_letter_producer is to be a pulsar.Producer, as it comes from the client, not a {kind}")
+    if producer is not None:
+        native = isinstance(producer, vendor().Producer)
+        check_type("dead_letter_producer", producer, valid=native, expected="a pulsar.Producer, as the client made it")
 
 
 def put_aside(producer: Any, natives: tuple[Any, ...], *, reason: str) -> None:
@@ -63,7 +63,7 @@ def put_aside(producer: Any, natives: tuple[Any, ...], *, reason: str) -> None:
 
 
 def tried_to_put_aside(producer: Any, natives: tuple[Any, ...], *, reason: str, topic: str) -> bool:
-    """Whether they are in the dead-letter topic now; why not, is in the log.
+    """Return whether the messages are in the dead-letter topic now; an error is logged.
 
     Args:
         producer: As of `put_aside`; ``None`` where there is none.
@@ -72,11 +72,10 @@ def tried_to_put_aside(producer: Any, natives: tuple[Any, ...], *, reason: str, 
         topic: Where they come from.
     """
     if producer is None:
-        _log.warning("%s: messages come again, for there is no dead_letter_producer: %s", topic, reason)
         return False
     try:
         put_aside(producer, natives, reason=reason)
     except Exception as error:
-        _log.warning("%s: messages come again, for they could not be put aside: %s", topic, error)
+        _log.warning("%s: %d messages could not be sent to the dead-letter topic: %s", topic, len(natives), error)
         return False
     return True

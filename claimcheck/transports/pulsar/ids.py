@@ -143,11 +143,10 @@ def position_of(message_id: Any) -> Position:
     return message_id.ledger_id(), message_id.entry_id(), batch_index if batch_index >= 0 else 1 << 31
 
 
-def before(message_id: Any, topic: str) -> Any | None:
-    """The id of the entry before; ``None`` where that lies in another ledger, of which nothing is known."""
-    if message_id.entry_id() < 1:
-        return None
-    return _native(topic, message_id.partition(), message_id.ledger_id(), message_id.entry_id() - 1, -1)
+def before(position: Position, partition: int, topic: str) -> Any | None:
+    """The id of the entry before a position; ``None`` where that lies in another ledger, which is not known."""
+    ledger, entry, _ = position
+    return _native(topic, partition, ledger, entry - 1, -1) if entry > 0 else None
 
 
 def nowhere(topic: str) -> Any:

@@ -24,7 +24,7 @@ def listening(
     """Make the ``message_listener`` of a native consumer, or the ``reader_listener`` of a native reader.
 
     It is called by the client's thread for each payload; what it raises is logged, and the message is neither
-    acknowledged nor given back by that. Chunks that wait too long are let go of when the next message comes.
+    acknowledged nor given back by that. Chunks that have waited too long expire when the next message comes.
 
     Args:
         listener: Gets a `PulsarConsumer`, for acknowledgements, or a `PulsarReader`; and the payload.
@@ -40,7 +40,6 @@ def listening(
                 made.append(_wrapped(consumer, message._schema, cc, options))
             try:
                 made[0].take(message)
-                made[0].tick()
             except Exception:
                 _log.exception("a message could not be taken")
             while (payload := made[0].take_ready()) is not None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 from claimcheck import hints
-from claimcheck.errors import ClaimCheckError
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError
 from claimcheck.resolver import Outcome
+from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.pulsar.ids import WholeMessageId
 
 __all__ = ["Facts", "Handle", "PulsarMessage"]
@@ -18,7 +17,7 @@ __all__ = ["Facts", "Handle", "PulsarMessage"]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that a native message says of itself, beside its bytes: kept in its place, they let go of these."""
+    """The metadata of a native message: kept in its place, so that its bytes can be freed."""
 
     message_id: Any
     topic_name: str
@@ -33,14 +32,14 @@ class Facts:
     producer_name: str
 
     @classmethod
-    def of(cls, native: Any) -> Facts:
-        """Read them off."""
+    def of(cls, native: Any, properties: dict[str, str]) -> Facts:
+        """Read the metadata, with these properties."""
         inner = native._message
         version = getattr(inner, "int_schema_version", int)
         return cls(
             message_id=native.message_id(),
             topic_name=native.topic_name(),
-            properties=native.properties(),
+            properties=properties,
             partition_key=native.partition_key(),
             ordering_key=native.ordering_key(),
             publish_timestamp=native.publish_timestamp(),
@@ -75,15 +74,12 @@ class PulsarMessage:
         native: The native message; of chunks none, they are in the outcome.
         schema: The consumer's.
         payload: Where it is known: for a plain message its own bytes.
-        load: Gives the payload, at the first use of it.
-        stored_bytes: Size of what ``load`` gives, where it is known.
-        outcome: What became of chunks.
-        error: What is known to be wrong.
+        stored: A payload in a store.
+        outcome: Of a payload in chunks.
+        error: Why there is no payload.
     """
 
-    __slots__ = (
-        "_error", "_fetched", "_first", "_known", "_load", "_native", "_payload", "_schema", "outcome", "stored_bytes",
-    )  # fmt: skip
+    __slots__ = ("_error", "_first", "_native", "_payload", "_schema", "_stored", "outcome")
 
     def __init__(
         self,
@@ -91,33 +87,33 @@ class PulsarMessage:
         schema: Any,
         payload: bytes | None = None,
         *,
-        load: Callable[[], bytes] | None = None,
-        stored_bytes: int = 0,
+        stored: StoredPayload | None = None,
         outcome: Outcome | None = None,
         error: ClaimCheckError | None = None,
     ) -> None:
         self._native = native
         self._schema = schema
         self._payload = payload
-        self._load = load
+        self._stored = stored
         self._error = error
-        self._fetched: Future[bytes] | None = None
-        self._known: ClaimCheckError | None = None
         self._first: Facts | None = None
         self.outcome = outcome
-        self.stored_bytes = stored_bytes
 
     def data(self) -> bytes:
-        """The payload, whole and verified; a stored one is read at the first call.
+        """Return the payload, whole and verified; a stored one is read at the first call.
+
+        After an error that is ``retryable`` another call reads again. On an event loop it does not, since it would
+        block the loop: ``await asyncio.to_thread(message.data)`` does.
 
         Raises:
-            ClaimCheckError: It cannot be had; the error says why, and whether a later delivery may bring it
-                (``error.retryable``), as may another call of this, which then tries again. The message is still to be
-                acknowledged or given back. On an event loop nothing is tried again: call it in a thread.
+            ClaimCheckError: There is no payload; the error says why, and whether a later call may return it
+                (``error.retryable``). The message still has to be acknowledged, or negatively acknowledged.
         """
-        if self._payload is None:
-            self._payload = self._loaded()
-        return self._payload
+        if self._payload is not None:
+            return self._payload
+        if self._stored is not None:
+            return self._stored.get()
+        raise self._error or ClaimCheckError("this message has no payload")
 
     def value(self) -> Any:
         """The payload, decoded by the consumer's schema. Raises as `data` does, and as the schema does."""
@@ -193,23 +189,34 @@ class PulsarMessage:
         return None if self.outcome is not None else self._native.encryption_context()
 
     @property
+    def is_incomplete(self) -> bool:
+        """Whether these are messages that did not become a payload, and will not be given back again."""
+        return self.outcome is not None and isinstance(self._error, IncompletePayloadError)
+
+    @property
     def is_read(self) -> bool:
-        """Whether `data` answers without a store."""
-        return self._payload is not None or (self._error or self._known) is not None
+        """Whether `data` answers on an event loop without waiting for a store."""
+        return self._stored is None or self._stored.is_read
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of a payload in a store, where it is known; else 0."""
+        return 0 if self._stored is None else self._stored.size
 
     @property
     def held_bytes(self) -> int:
-        """What its payload takes, or will take when it was read."""
+        """Bytes of its payload, in memory now or once it is read."""
         return self.stored_bytes or len(self._payload or b"")
 
-    def fetch(self, pool: Executor) -> None:
-        """Begin to read its payload; `data` then waits for that."""
-        if self._load is not None:
-            self._fetched = pool.submit(self._load)
+    def fetch(self, executor: Executor) -> None:
+        """Start reading a stored payload in another thread; `data` waits for that."""
+        if self._stored is not None:
+            self._stored.prefetch(executor)
 
     def read(self) -> None:
-        """Read its payload for a task on an event loop, where `data` must not wait, and says what came of this."""
-        self._known = self.error
+        """Read a stored payload in a thread, on behalf of an event loop, where `data` then answers at once."""
+        if self._stored is not None:
+            self._stored.read()
 
     @property
     def native(self) -> Any:
@@ -227,41 +234,16 @@ class PulsarMessage:
 
     # Within ----------------------------------------------------------------------------------------------------
 
-    def _loaded(self) -> bytes:
-        known = self._error
-        if known is None and self._known is not None and _is_on_event_loop():
-            known = self._known
-        if known is None and self._load is not None:
-            try:
-                return self._read_now(self._load)
-            except ClaimCheckError as error:
-                if error.retryable:
-                    raise
-                known = self._error = error
-        raise known or ClaimCheckError("this message has no payload")
-
-    def _read_now(self, load: Callable[[], bytes]) -> bytes:
-        """What was fetched, once; a fetch that has not begun is of no use."""
-        fetched, self._fetched = self._fetched, None
-        return load() if fetched is None or fetched.cancel() else fetched.result()
-
     @property
     def _facts(self) -> Facts:
         """What the native message says of itself; of chunks the first."""
         if self._first is None:
             if self.outcome is None:
-                self._first = Facts.of(self._native)
+                self._first = Facts.of(self._native, self._native.properties())
             else:
-                self._first = min(self.outcome.slots, key=lambda slot: slot.position).handle.facts
+                slots = sorted(self.outcome.slots, key=lambda slot: slot.position)
+                self._first = next((s for s in slots if s.handle.facts.properties), slots[0]).handle.facts
         return self._first
-
-
-def _is_on_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 class _Decodable:

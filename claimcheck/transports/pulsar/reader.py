@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,24 +14,29 @@ from claimcheck.transports.pulsar.ids import WholeMessageId
 from claimcheck.transports.pulsar.inbox import Inbox
 from claimcheck.transports.pulsar.message import PulsarMessage
 from claimcheck.transports.pulsar.receiving import Receiving
+from claimcheck.validation import check_cc, check_type
 
 __all__ = ["PulsarReader"]
 
 _log = logging.getLogger(__name__)
+_REMEMBERED = 10_000  # incomplete payloads that were reported
 
 
 class PulsarReader(Receiving):
     """Has the methods of a `pulsar.Reader`; a message that it gives is a whole payload.
 
-    Begun in the middle of a payload's chunks it does not give that payload. Chunks that never become one are dropped
-    after ``chunking.expire_after_seconds``, or when they have to make room, with a warning in the log: a reader has
-    nobody to give them back to.
+    Started in the middle of a payload's chunks it does not return that payload. A reader cannot give chunks back: a
+    payload that is still incomplete after ``chunking.expire_after_seconds``, or is evicted, is returned once, as a
+    message whose data raises `IncompletePayloadError`, unless ``on_expire`` or ``on_evict`` is ``ack``.
 
     Args:
         reader: A `pulsar.Reader`, without a listener.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         start_message_id_inclusive: As it was created; decides where `seek` goes.
         clock: Seconds, monotonic.
+
+    Raises:
+        ConfigError: An argument is of the wrong type.
     """
 
     def __init__(
@@ -41,10 +47,11 @@ class PulsarReader(Receiving):
         start_message_id_inclusive: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not hasattr(reader, "_reader"):
-            raise TypeError(f"a reader of pulsar-client is wanted, not {type(reader).__name__}")
+        check_type("reader", reader, valid=hasattr(reader, "_reader"), expected="a pulsar.Reader")
+        check_cc(cc)
         self._native = reader
         self._inclusive = start_message_id_inclusive
+        self._reported: OrderedDict[Any, None] = OrderedDict()
         super().__init__(reader.read_next, Inbox(cc, reader._schema, clock=clock), clock)
 
     def read_next(self, timeout_millis: int | None = None) -> PulsarMessage:
@@ -76,6 +83,7 @@ class PulsarReader(Receiving):
             messageid = messageid.first if self._inclusive else messageid.last
         self._native.seek(messageid)
         self.forget()
+        self._reported.clear()
 
     def close(self) -> None:
         """Close the reader."""
@@ -95,11 +103,23 @@ class PulsarReader(Receiving):
 
     # Within ----------------------------------------------------------------------------------------------------
 
-    def _let_go(self, dropped: Dropped) -> None:
+    def _drop(self, dropped: Dropped) -> None:
+        if dropped.action != "ack":
+            self._keep(self._inbox.report(dropped))
+            return
         level = logging.WARNING if dropped.reason in ("expired", "evicted") else logging.INFO
         _log.log(level, "%s: %d messages became no payload: %s", self.topic(), len(dropped.slots), dropped.reason)
         self._inbox.settle(dropped, acked=True)
 
     def _keep(self, message: PulsarMessage) -> None:
         self._inbox.settle(message.outcome, acked=True)
-        super()._keep(message)
+        if not message.is_incomplete or self._is_first_report(message.outcome):
+            super()._keep(message)
+
+    def _is_first_report(self, outcome: Any) -> bool:
+        """Late chunks of an incomplete payload are not reported again."""
+        known = outcome.identity in self._reported
+        self._reported[outcome.identity] = None
+        if len(self._reported) > _REMEMBERED:
+            self._reported.popitem(last=False)
+        return not known

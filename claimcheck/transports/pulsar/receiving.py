@@ -1,4 +1,4 @@
-"""Waiting for whole payloads: what a consumer and a reader do alike."""
+"""Waiting for whole payloads: the part that a consumer and a reader share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from claimcheck.transports.pulsar.message import PulsarMessage
 
 __all__ = ["Receiving"]
 
-_TICK_SECONDS = 1.0  # how long chunks that wait too long may go unnoticed while nothing comes
+_TICK_SECONDS = 1.0  # how late chunks may expire
 _BUSY_SECONDS = 1.0  # how long to go on beyond the timeout while messages come, but no payload
 _NO_QUEUE = (
     "with receiver_queue_size=0 the client can wait for messages without end only, and not while chunks are held or "
@@ -24,11 +24,11 @@ _NO_QUEUE = (
 
 
 class Receiving(ABC):
-    """Takes native messages until a payload is there.
+    """Takes native messages until a payload is complete.
 
     Args:
-        receive: Waits for a native message, so many milliseconds or for ever.
-        inbox: Makes payloads of them.
+        receive: Waits for a native message, for a number of milliseconds or without end.
+        inbox: Turns native messages into payloads.
         clock: Seconds, monotonic.
     """
 
@@ -37,14 +37,15 @@ class Receiving(ABC):
         self._inbox = inbox
         self._clock = clock
         self._ready: deque[PulsarMessage] = deque()
+        self._ticked = clock()
 
     @abstractmethod
     def close(self) -> None:
-        """Close what was wrapped."""
+        """Close the wrapped object."""
 
     @abstractmethod
-    def _let_go(self, dropped: Dropped) -> None:
-        """Do what is to be done with messages that became no payload."""
+    def _drop(self, dropped: Dropped) -> None:
+        """Acknowledge, give back, dead-letter or report messages that became no payload."""
 
     @property
     def pending_payloads(self) -> int:
@@ -64,25 +65,33 @@ class Receiving(ABC):
     ) -> None:
         self.close()
 
-    # For whoever receives in another way -----------------------------------------------------------------------
+    # For other ways to receive ---------------------------------------------------------------------------------
 
     def take(self, native: Any) -> None:
-        """Take a native message that was received elsewhere; what came of it is `take_ready`'s."""
+        """Take a native message that was received elsewhere; `take_ready` returns what came of it."""
         self._act(self._inbox.take(native))
+        if self.tick_is_due:
+            self.tick()
 
     def take_plain(self, native: Any) -> bool:
-        """Take a native message if it is its own payload, which asks nobody and waits for nothing."""
+        """Take a native message if it is its own payload, without any I/O; the caller calls `tick` when it is due."""
         plain = self._inbox.plain(native)
         if plain is not None:
             self._act((plain,))
         return plain is not None
 
     def take_ready(self) -> PulsarMessage | None:
-        """Give a payload that is there; ``None`` where none is."""
+        """Return the next payload that is complete; ``None`` without one."""
         return self._ready.popleft() if self._ready else None
 
+    @property
+    def tick_is_due(self) -> bool:
+        """Whether chunks are held and nobody has looked for a while whether they expired."""
+        return self._inbox.pending_payloads > 0 and self._clock() - self._ticked >= _TICK_SECONDS
+
     def tick(self) -> None:
-        """Let go of chunks whose time is over."""
+        """Expire chunks that have waited too long."""
+        self._ticked = self._clock()
         self._act(self._inbox.tick())
 
     def forget(self) -> None:
@@ -93,7 +102,7 @@ class Receiving(ABC):
     # Within ----------------------------------------------------------------------------------------------------
 
     def _wait(self, timeout_millis: int | None) -> PulsarMessage:
-        """Wait for a payload; chunks that are there are read on for a while after the time is up."""
+        """Wait for a payload; while chunks keep coming, for up to a second longer than the timeout."""
         until = None if timeout_millis is None else self._clock() + timeout_millis / 1000
         while (message := self.take_ready()) is None:
             if until is not None and self._clock() > until + _BUSY_SECONDS:
@@ -102,7 +111,7 @@ class Receiving(ABC):
         return message
 
     def _step(self, until: float | None) -> None:
-        """Take one message, or wait for one; while chunks are held, no longer than they may go unnoticed."""
+        """Take one message, or wait for one; while chunks are held, no longer than until the next tick."""
         left = None if until is None else until - self._clock()
         if left is None and not self._inbox.pending_payloads:
             self.take(self._receive())
@@ -118,7 +127,7 @@ class Receiving(ABC):
             self.take(native)
 
     def _receive_within(self, millis: int) -> Any:
-        """Wait no longer than that, which a client without a receiver queue cannot."""
+        """Wait for a limited time, which a client without a receiver queue refuses."""
         try:
             return self._receive(millis)
         except vendor().InvalidConfiguration as error:
@@ -128,7 +137,7 @@ class Receiving(ABC):
     def _act(self, arrivals: Iterable[Arrival]) -> None:
         for arrival in arrivals:
             if isinstance(arrival, Dropped):
-                self._let_go(arrival)
+                self._drop(arrival)
             else:
                 self._keep(arrival)
 

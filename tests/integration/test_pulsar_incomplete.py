@@ -1,0 +1,317 @@
+"""Every incomplete payload ends, however busy the topic: it expires, is redelivered, and is reported in the end."""
+
+import asyncio
+import contextlib
+import threading
+
+import pulsar
+import pulsar.asyncio
+import pytest
+
+from claimcheck.envelope import encode_abort
+from claimcheck.errors import ChunkConflictError, ConfigError, IncompletePayloadError
+from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarReader, PulsarReader, listening
+from tests import servers
+from tests.integration.pulsar_rig import (
+    KEYED,
+    LIMIT,
+    UUID,
+    chunk,
+    content,
+    nothing_comes,
+    pending,
+    receive,
+    rig_on,
+)
+
+EXPIRED = 61
+"""More seconds than ``chunking.expire_after_seconds``."""
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def head(lab):
+    """A topic that begins with the head of a payload whose writer died, and then has a plain message."""
+    native = lab.client.create_producer(lab.topic)
+    native.send(chunk(1, 0, 2, b"a"), properties={"a": "b"}, partition_key="k")
+    native.send(b"first")
+    return native
+
+
+class TestBusyTopic:
+    """One message is always there, and no receive times out."""
+
+    @pytest.mark.parametrize("prefetch_bytes", [0, 10 * LIMIT])
+    @pytest.mark.parametrize("payload", [b"plain", content(2 * LIMIT)], ids=["plain", "stored"])
+    def test_of_a_consumer(self, lab, head, clock, payload, prefetch_bytes):
+        cc = lab.claimcheck("external", chunking={"on_expire": "ack"})
+        consumer = lab.consumer(cc=cc, wrap={"clock": clock, "prefetch_bytes": prefetch_bytes})
+        consumer.acknowledge(consumer.receive(5000))
+        assert consumer.pending_payloads == 1
+        clock.now += EXPIRED
+        lab.producer(cc).send(payload)
+
+        consumer.acknowledge(consumer.receive(5000))
+
+        assert consumer.pending_payloads == 0
+        lab.settled()
+
+    def test_of_a_batch_of_messages(self, lab, head, clock):
+        cc = lab.claimcheck("external", chunking={"on_expire": "ack"})
+        policy = pulsar.ConsumerBatchReceivePolicy(1, 1024, 10_000)
+        consumer = lab.consumer(cc=cc, wrap={"clock": clock}, batch_receive_policy=policy)
+        while not (found := consumer.batch_receive()):
+            pass
+        clock.now += EXPIRED
+        head.send(b"second")
+
+        found += consumer.batch_receive()
+
+        assert [message.data() for message in found] == [b"first", b"second"]
+        assert consumer.pending_payloads == 0
+
+    def test_of_a_reader(self, lab, head, clock):
+        reader = PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), lab.cc, clock=clock)
+        assert reader.read_next(5000).data() == b"first"
+        clock.now += EXPIRED
+        head.send(b"second")
+
+        assert reader.read_next(5000).data() == b"second"
+
+        assert reader.pending_payloads == 0
+        assert isinstance(reader.read_next(0).error, IncompletePayloadError)
+
+    def test_of_a_listener(self, lab, head, clock):
+        got, arrived = [], threading.Semaphore(0)
+
+        def listener(consumer, message):
+            got.append((message.data(), consumer.pending_payloads))
+            arrived.release()
+
+        cc = lab.claimcheck("external", chunking={"on_expire": "ack"})
+        lab.subscribe(message_listener=listening(listener, cc, clock=clock))
+        assert arrived.acquire(timeout=20)
+        clock.now += EXPIRED
+        head.send(b"second")
+
+        assert arrived.acquire(timeout=20)
+        assert got == [(b"first", 1), (b"second", 0)]
+
+    def test_of_the_asyncio_wrappers(self, lab, head, clock):
+        async def main():
+            async with _asyncio_client(lab) as client:
+                cc = lab.claimcheck("external", chunking={"on_expire": "ack"})
+                native = await client.subscribe(lab.topic, "s", initial_position=pulsar.InitialPosition.Earliest)
+                reader = await client.create_reader(lab.topic, pulsar.MessageId.earliest)
+                async with (
+                    AsyncPulsarConsumer(native, cc, clock=clock) as consumer,
+                    AsyncPulsarReader(reader, cc, clock=clock) as reader,
+                ):
+                    for take in (consumer.receive, reader.read_next):
+                        assert (await take()).data() == b"first"
+                    clock.now += EXPIRED
+                    head.send(b"second")
+                    for take in (consumer.receive, reader.read_next):
+                        assert (await take()).data() == b"second"
+                    assert (consumer.pending_payloads, reader.pending_payloads) == (0, 0)
+
+        asyncio.run(main())
+
+
+class TestDeadWriter:
+    @pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, KEYED], ids=str)
+    def test_with_the_defaults_it_is_reported_after_three_redeliveries(self, lab, head, clock, kind):
+        consumer = lab.consumer(consumer_type=kind, wrap={"clock": clock})
+        consumer.acknowledge(consumer.receive(5000))
+        for _ in range(3):
+            _expire(consumer, clock)
+            assert consumer.take_ready() is None
+            servers.wait_until(lambda: pending(consumer) == 1, "the head came again")
+
+        _expire(consumer, clock)
+        message = consumer.receive(5000)
+
+        assert isinstance(message.error, IncompletePayloadError)
+        with pytest.raises(IncompletePayloadError):
+            message.value()
+        assert (message.properties(), message.partition_key()) == ({"a": "b"}, "k")
+        consumer.acknowledge(message)
+        lab.settled()
+
+    def test_given_back_it_is_reported_again_after_the_next_expiry(self, lab, head, clock):
+        cc = lab.claimcheck("external", chunking={"max_redeliveries": 0})
+        consumer = lab.consumer(cc=cc, wrap={"clock": clock})
+        consumer.acknowledge(consumer.receive(5000))
+        _expire(consumer, clock)
+
+        consumer.negative_acknowledge(consumer.receive(5000))
+        servers.wait_until(lambda: pending(consumer) == 1, "the head came again")
+        _expire(consumer, clock)
+
+        consumer.acknowledge(consumer.receive(5000))
+        lab.settled()
+
+    def test_it_goes_to_the_dead_letters_where_there_are_any(self, lab, head, clock):
+        aside = lab.client.create_producer(f"{lab.topic}-dlq")
+        cc = lab.claimcheck("external", chunking={"max_redeliveries": 1})
+        consumer = lab.consumer(cc=cc, wrap={"clock": clock, "dead_letter_producer": aside})
+        consumer.acknowledge(consumer.receive(5000))
+        _expire(consumer, clock)
+        servers.wait_until(lambda: pending(consumer) == 1, "the head came again")
+
+        _expire(consumer, clock)
+
+        assert nothing_comes(consumer, 0)
+        lab.settled()
+        letter = rig_on(lab, f"{lab.topic}-dlq").subscribe().receive(5000)
+        assert (letter.data(), letter.properties()["a"]) == (chunk(1, 0, 2, b"a"), "b")
+        assert "chunking.max_redeliveries" in letter.properties()["dead-letter-reason"]
+
+    @pytest.mark.parametrize("producer", ["none", "closed"])
+    def test_what_cannot_be_dead_lettered_is_reported(self, lab, head, clock, producer):
+        aside = lab.client.create_producer(f"{lab.topic}-dlq")
+        aside.close()
+        cc = lab.claimcheck("external", chunking={"on_expire": "dead_letter"})
+        wrap = {"clock": clock, "dead_letter_producer": aside if producer == "closed" else None}
+        consumer = lab.consumer(cc=cc, wrap=wrap)
+        consumer.acknowledge(consumer.receive(5000))
+
+        _expire(consumer, clock)
+
+        message = consumer.receive(5000)
+        assert isinstance(message.error, IncompletePayloadError)
+        consumer.acknowledge(message)
+        lab.settled()
+
+    def test_a_reader_reports_it_once(self, lab, head, clock):
+        reader = PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), lab.cc, clock=clock)
+        assert reader.read_next(5000).data() == b"first"
+        for position in (0, 0):  # late duplicates are not reported again
+            _expire(reader, clock)
+            head.send(chunk(1, position, 2, b"a"))
+        _expire(reader, clock)
+        head.send(b"last")
+
+        message, last = reader.read_next(5000), reader.read_next(5000)
+
+        assert isinstance(message.error, IncompletePayloadError)
+        assert message.properties() == {"a": "b"}
+        assert last.data() == b"last"
+        assert not reader.has_message_available()
+
+    def test_a_reader_reports_what_is_evicted(self, lab, head):
+        cc = lab.claimcheck("external", chunking={"max_pending_payloads": 1})
+        reader = PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), cc)
+        head.send(chunk(2, 0, 2, b"b"))
+
+        found = [reader.read_next(5000).error, reader.read_next(5000).error]
+
+        assert found[0] is None
+        assert "chunking.max_pending_payloads" in str(found[1])
+
+    def test_a_reader_drops_what_the_configuration_acknowledges_with_a_warning(self, lab, head, clock, caplog):
+        cc = lab.claimcheck("external", chunking={"on_expire": "ack"})
+        reader = PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), cc, clock=clock)
+        assert reader.read_next(5000).data() == b"first"
+
+        _expire(reader, clock)
+
+        assert reader.take_ready() is None
+        assert [record.levelname for record in caplog.records if "expired" in record.message] == ["WARNING"]
+
+
+class TestWriters:
+    def test_an_abort_of_another_producer_ends_nothing(self, lab):
+        consumer = lab.consumer()
+        victim, other = (lab.client.create_producer(lab.topic) for _ in range(2))
+        victim.send(chunk(1, 0, 2, b"a"))
+        other.send(encode_abort(UUID.format(1)))
+        victim.send(chunk(1, 1, 2, b"b"))
+
+        message = consumer.receive(5000)
+
+        assert message.data() == b"ab"
+        consumer.acknowledge(message)
+        lab.settled()
+
+    def test_chunks_of_another_producer_under_the_same_uuid_are_another_payload(self, lab):
+        consumer = lab.consumer()
+        victim, other = (lab.client.create_producer(lab.topic) for _ in range(2))
+        other.send(chunk(1, 0, 1, b"forged"))
+        for position, piece in enumerate((b"a", b"b")):
+            victim.send(chunk(1, position, 2, piece))
+
+        messages = receive(consumer, 2)
+
+        assert [message.data() for message in messages] == [b"forged", b"ab"]
+        consumer.acknowledge_cumulative(messages[-1])
+        lab.settled()
+
+    def test_a_late_chunk_that_contradicts_the_delivered_payload_is_reported(self, lab):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        native.send(chunk(1, 0, 1, b"a"))
+        consumer.acknowledge(consumer.receive(5000))
+        native.send(chunk(1, 0, 1, b"X"))
+
+        message = consumer.receive(5000)
+
+        assert isinstance(message.error, ChunkConflictError)
+        lab.settled(backlog=1)
+        consumer.acknowledge(message)
+        lab.settled()
+
+    def test_aborted_payloads_go_to_the_dead_letters_if_configured(self, lab):
+        cc = lab.claimcheck("external", chunking={"on_abort": "dead_letter"})
+        aside = lab.client.create_producer(f"{lab.topic}-dlq")
+        consumer = lab.consumer(cc=cc, wrap={"dead_letter_producer": aside})
+        native = lab.client.create_producer(lab.topic)
+        for message in (chunk(1, 0, 2, b"a"), encode_abort(UUID.format(1))):
+            native.send(message)
+
+        assert nothing_comes(consumer)
+
+        lab.settled()
+        letters = rig_on(lab, f"{lab.topic}-dlq").subscribe()
+        assert [letter.data() for letter in receive(letters, 2)] == [chunk(1, 0, 2, b"a"), encode_abort(UUID.format(1))]
+
+
+@pytest.mark.parametrize("wrap", [AsyncPulsarConsumer, AsyncPulsarReader])
+def test_a_path_instead_of_a_claimcheck_is_refused(lab, wrap):
+    async def main():
+        async with _asyncio_client(lab) as client:
+            native = (
+                await client.subscribe(lab.topic, "s")
+                if wrap is AsyncPulsarConsumer
+                else await client.create_reader(lab.topic, pulsar.MessageId.earliest)
+            )
+            with pytest.raises(ConfigError, match="cc: found an object of type str"):
+                wrap(native, "claimcheck.yaml")
+            await native.close()
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def _asyncio_client(lab):
+    client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def _expire(receiver, clock):
+    clock.now += EXPIRED
+    receiver.tick()
