@@ -200,10 +200,19 @@ class ChunkError(ClaimCheckError):
 class PartialSendError(ChunkError):
     """A chunked send broke off in the middle; readers get an abort envelope where one could still be sent.
 
+    ``acknowledged``, ``unknown`` and ``unsent`` add up to ``total``, and ``seen`` is ``acknowledged``. The error that
+    ended the send is the ``__cause__``.
+
     Attributes:
-        results: What the produce call returned for each chunk that was sent.
+        acknowledged: Chunks that are in the topic.
+        unknown: Chunks that may be in the topic: no answer came, or one that leaves it open.
+        unsent: Chunks that are not in the topic, for certain.
+        results: What the produce call returned for each chunk that is in the topic.
     """
 
+    acknowledged: int | None = None
+    unknown: int | None = None
+    unsent: int | None = None
     results: tuple[Any, ...] = ()
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from claimcheck.envelope import Envelope
-from claimcheck.outbound import Outbound, in_background
+from claimcheck.outbound import Outbound, in_background, is_future
 
 __all__ = ["follow"]
-
-_log = logging.getLogger(__name__)
 
 AnyFuture = Any
 """`concurrent.futures.Future` or `asyncio.Future`: the same few methods, no common base, both slow to import."""
@@ -22,22 +19,17 @@ AnyFuture = Any
 def follow(out: Outbound, produce: Callable[[Envelope], Any]) -> Any:
     """Return what a decorated call returns: its first result, which counts as sent unless it is a future.
 
-    A pointer's future comes back as it is; when it fails definitely the stored payload is removed. The futures of
+    A pointer's future comes back as it is; when it fails for certain, the stored payload is deleted. The futures of
     several chunks come back as one, which has the first one's result once all are done.
     """
     first = out.results[0]
-    if not _is_future(first):
-        out.keep()
-        return first
-    if out.total > 1:
+    if not is_future(first):
+        out.finish()
+    elif out.total > 1:
         return _Joined(out, produce).future
-    if out.undoable:  # to look at a future's error marks it as seen: without need it stays the caller's
-        first.add_done_callback(lambda done: _conclude(out, done))
+    elif out.awaits_outcome:  # to look at a future's error marks it as seen: without need it stays the caller's
+        first.add_done_callback(lambda done: _finish(out, done))
     return first
-
-
-def _is_future(value: Any) -> bool:
-    return all(hasattr(value, name) for name in ("add_done_callback", "exception", "cancelled"))
 
 
 def _is_on_loop(future: AnyFuture) -> bool:
@@ -54,6 +46,14 @@ def _new_like(future: AnyFuture) -> AnyFuture:
     return joined
 
 
+def _record(out: Outbound, number: int, done: AnyFuture) -> None:
+    error = _error_of(done)
+    if error is None:
+        out.ledger.acknowledged(number, done.result())
+    else:
+        out.ledger.failed(number, error)
+
+
 def _error_of(future: AnyFuture) -> BaseException | None:
     if future.cancelled():
         from concurrent.futures import CancelledError
@@ -63,14 +63,12 @@ def _error_of(future: AnyFuture) -> BaseException | None:
     return error
 
 
-def _conclude(out: Outbound, done: AnyFuture) -> None:
-    error = _error_of(done)
-    if error is None or not out.undoable:
-        out.keep()
-    elif _is_on_loop(done):  # an event loop must not wait for a store
-        done.get_loop().run_in_executor(None, out.conclude, error)
+def _finish(out: Outbound, done: AnyFuture) -> None:
+    _record(out, 0, done)
+    if _is_on_loop(done) and out.ledger.verdict().rollback:  # an event loop must not wait for a store
+        done.get_loop().run_in_executor(None, out.finish)
     else:
-        out.conclude(error)
+        out.finish()
 
 
 class _Joined:
@@ -81,17 +79,17 @@ class _Joined:
         self._produce = produce
         self._left = len(out.results)
         self._lock = threading.Lock()
-        first = out.results[0]
-        self.future: AnyFuture = _new_like(first)
-        for future in list(out.results):
-            future.add_done_callback(self._one_done)
+        self.future: AnyFuture = _new_like(out.results[0])
+        for number, future in enumerate(list(out.results)):
+            future.add_done_callback(lambda done, number=number: self._one_done(number, done))
 
-    def _one_done(self, _: AnyFuture) -> None:
+    def _one_done(self, number: int, done: AnyFuture) -> None:
         with self._lock:
+            _record(self._out, number, done)
             self._left -= 1
             if self._left:
                 return
-        error = self._failure()
+        error = self._end()
         if self.future.done():  # the caller cancelled it
             return
         if error is None:
@@ -99,24 +97,14 @@ class _Joined:
         else:
             self.future.set_exception(error)
 
-    def _failure(self) -> BaseException | None:
-        """The first error; a `PartialSendError` when a reader may hold some of the chunks, who is then told."""
-        errors = [_error_of(future) for future in self._out.results]
-        first = next((error for error in errors if error is not None), None)
-        if first is None:
-            return None
-        if all(error is not None and self._out.judge(error) == "failed" for error in errors):
-            return first
-        self._tell_readers()
-        sent = [f.result() for f, error in zip(self._out.results, errors, strict=True) if error is None]
-        partial = self._out.partial(sent, first)
-        partial.__cause__ = first
+    def _end(self) -> BaseException | None:
+        """Tell readers of chunks that will not be completed; returns the joined future's error."""
+        out, error = self._out, self._out.ledger.error
+        told = out.tell_readers(self._produce)
+        if inspect.iscoroutine(told):
+            in_background(self.future.get_loop(), told)
+        if not (out.finish().abort and isinstance(error, Exception)):
+            return error
+        partial = out.ledger.partial_error(error)
+        partial.__cause__ = error
         return partial
-
-    def _tell_readers(self) -> None:
-        try:
-            told = self._produce(self._out.abort) if self._out.abort else None
-            if inspect.iscoroutine(told):
-                in_background(self.future.get_loop(), told)
-        except Exception as error:
-            _log.warning("could not send the abort envelope: %s", type(error).__name__)

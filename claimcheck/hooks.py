@@ -119,14 +119,20 @@ class AssembledEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendEvent(Event):
-    """A transport has sent a payload that did not go as it was, or has failed to.
+    """The outcome of a send is known: once for each payload that did not go as it was, from all ways of sending.
+
+    Payloads that go as they are, which most do, have no event. One that cannot be offloaded has none either: its send
+    never began.
 
     Attributes:
         destination: Topic or queue.
-        outcome: ``sent``; ``failed`` for certain; ``unknown``; or ``partial``, when some chunks went and no more will.
-        messages: How many were to be sent.
-        uuid: The payload's identity, where it goes as chunks.
-        error: Why not.
+        outcome: ``sent``: the payload is in the topic. ``failed``: none of its messages is, for certain, and what was
+            stored is deleted. ``partial``: some of its chunks are, and not all are known to be. ``unknown``: no
+            message is known to be in the topic, and at least one may be; what was stored stays.
+        messages: Messages that the payload has: 1 or, for chunks, their number.
+        uuid: The payload's identity, if it goes as chunks.
+        error: What ended the send, as the client raised or reported it, never a `PartialSendError`; ``None`` for
+            ``sent``, and where the caller ended the send before everything was sent.
     """
 
     destination: str

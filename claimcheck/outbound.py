@@ -1,63 +1,45 @@
-"""One payload on its way out: its envelopes, what became of them, and the undo of what was stored for them."""
+"""One payload to be sent: its envelopes, the account of what became of them, and the rollback of what was stored."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
+from typing import Any
 
 from claimcheck.envelope import Envelope
-from claimcheck.errors import ConfigError, PartialSendError
+from claimcheck.hooks import Hooks
+from claimcheck.sending import Classifier, SendLedger, Verdict
 
-__all__ = ["Classifier", "Outbound", "Outcome", "classify_error", "in_background", "verdict"]
+__all__ = ["Outbound", "in_background", "is_future"]
 
 _log = logging.getLogger(__name__)
 _ABORT_SECONDS = 5.0
 _running: set[Any] = set()
 
-Outcome = Literal["failed", "unknown"]
-"""``failed``: the message is definitely not in the broker. ``unknown``: it may be."""
-
-Classifier = Callable[[BaseException], Outcome]
-
-_UNKNOWN = (TimeoutError, ConnectionError, EOFError)
-_VAGUE = ("timeout", "timedout", "connect", "cancelled")
-
-
-def classify_error(error: BaseException) -> Outcome:
-    """The safe default: time-outs, lost connections and whatever is not an `Exception` leave the outcome unknown.
-
-    An error whose class, or a base of it, has ``Timeout``, ``Connection`` or ``Cancelled`` in its name counts as one:
-    most drivers do not derive theirs from Python's.
-    """
-    if not isinstance(error, Exception) or isinstance(error, _UNKNOWN):
-        return "unknown"
-    names = [cls.__name__.lower() for cls in type(error).__mro__]
-    return "unknown" if any(word in name for name in names for word in _VAGUE) else "failed"
-
-
-def verdict(error: BaseException, classify: Classifier | None) -> Outcome:
-    """Ask the caller's classifier; one that fails, or says anything odd, leaves the outcome unknown."""
-    if isinstance(error, ConfigError):  # ours, raised before anything was sent
-        return "failed"
-    if not isinstance(error, Exception) or type(error).__name__ == "CancelledError":
-        return "unknown"
-    try:
-        return "failed" if (classify or classify_error)(error) == "failed" else "unknown"
-    except Exception:
-        _log.exception("the classifier failed on %s; the outcome counts as unknown", type(error).__name__)
-        return "unknown"
-
 
 class Outbound:
     """What a strategy made of one payload.
 
+    Sent by hand, each envelope that is taken from `envelopes` is produced, and then `sent` is called. `send` and
+    `send_async` do both.
+
+    Args:
+        envelopes: The messages to produce, in order.
+        total: How many there are.
+        uuid: The payload's identity, if it goes as chunks.
+        abort: Tells readers that the chunks will not be completed.
+        undo: Deletes what was stored.
+        blocking: Whether to take an envelope may block, because it is read from a file.
+        as_is: Whether the payload goes as it is; no event is emitted then.
+
     Attributes:
-        results: What each produce call returned, in order; filled by `send` and `send_async`.
-        uuid: The payload's identity, where it goes as chunks.
-        total: Envelopes in all.
+        results: What each produce call returned, in order.
+        uuid: The payload's identity, if it goes as chunks.
+        total: How many envelopes there are.
         abort: Tells readers that the chunks will not be completed; ``None`` for anything but chunks.
+        ledger: The account of what became of the messages.
     """
 
     def __init__(
@@ -69,97 +51,215 @@ class Outbound:
         abort: Envelope | None = None,
         undo: Callable[[], None] | None = None,
         blocking: bool = False,
+        as_is: bool = False,
     ) -> None:
         self.results: list[Any] = []
         self.uuid = uuid
         self.total = total
-        self._source = envelopes
-        self._blocking = blocking
-        self._iterator: Iterator[Envelope] | None = None
         self.abort = abort
+        self.ledger = SendLedger(total=total, uuid=uuid)
+        self._messages = iter(envelopes)
+        self._taken: deque[int] = deque()  # by hand, and not said to be sent
         self._undo = undo
+        self._blocking = blocking
+        self._as_is = as_is
         self._rewind: Callable[[], None] | None = None
-        self._taken = 0
-        self._passed = 0
-        self._classify: Classifier | None = None
+        self._hooks = Hooks()
+        self._destination = ""
+        self._once = [None]  # whoever takes it out finishes
 
     @property
     def envelopes(self) -> Iterator[Envelope]:
-        """The messages to produce, in order, made as they are taken; each is taken once."""
-        if self._iterator is None:
-            self._iterator = self._counted()
-        return self._iterator
+        """The messages to produce by hand, in order, made as they are taken; each is taken once.
+
+        To take an envelope is not to send it: call `sent` when it was produced.
+        """
+        for envelope in self._messages:
+            self._taken.append(self.ledger.launched())
+            yield envelope
+
+    @property
+    def messages(self) -> Iterator[Envelope]:
+        """The same for producers that record in the `ledger` what becomes of each message."""
+        return self._messages
+
+    def sent(self, result: Any = None) -> None:
+        """Say that the next envelope taken from `envelopes` was produced; its payload is never deleted from here on.
+
+        Args:
+            result: What the produce call returned; it is appended to `results`.
+        """
+        number = self._taken.popleft() if self._taken else self.ledger.launched()
+        self.ledger.acknowledged(number, result)
+        self.results.append(result)
 
     def send(self, produce: Callable[[Envelope], Any]) -> Any:
         """Produce every envelope and return the first call's result.
 
+        After an error the send is over: what was stored is deleted if the send failed for certain, and kept otherwise.
+
         Raises:
             PartialSendError: Chunks broke off after something may have been sent; an abort envelope followed where
-                it could. Anything else that ``produce`` raises comes through unchanged.
+                it could. Any other error of ``produce`` is raised unchanged.
         """
         try:
-            for envelope in self.envelopes:
-                self.results.append(produce(envelope))
+            for envelope in self._messages:
+                number = self.ledger.launched()
+                try:
+                    result = produce(envelope)
+                except BaseException as error:
+                    self.ledger.failed(number, error)
+                    raise
+                self._produced(number, result)
         except BaseException as error:
-            if (abort := self._abort_after(error)) is not None:
-                _attempt(lambda: produce(abort))
-            self._raise_partial(error)
+            self.break_off(error, produce)
             raise
-        finally:
-            self._release()
         return self.results[0]
 
     async def send_async(self, produce: Callable[[Envelope], Awaitable[Any]]) -> Any:
-        """The same for a coroutine function; chunks are read off the event loop."""
+        """The same for a coroutine function; files are read, and stored payloads deleted, off the event loop."""
         try:
             while (envelope := await self._next_async()) is not None:
-                self.results.append(await produce(envelope))
+                number = self.ledger.launched()
+                try:
+                    result = await produce(envelope)
+                except BaseException as error:
+                    self.ledger.failed(number, error)
+                    raise
+                self._produced(number, result)
         except BaseException as error:
-            if (abort := self._abort_after(error)) is not None:
-                await _attempt_async(produce, abort, wait=isinstance(error, Exception))
+            self.ledger.stopped(error)
+            if self.abort is not None and self.ledger.verdict().abort:
+                await _attempt_async(produce, self.abort, wait=isinstance(error, Exception))
+            await self.settle_async(error)
             self._raise_partial(error)
             raise
-        finally:
-            self._release()
         return self.results[0]
 
     def rollback(self) -> None:
-        """Undo what was stored; harmless when nothing was, or when it was undone already.
+        """Delete what was stored; does nothing when nothing was, or when it was deleted already.
 
         Raises:
-            StoreError: The store refused; what was stored stays until it expires.
+            StoreError: The store failed; what was stored stays until it expires.
         """
-        undo, self._undo = self._undo, None
+        undo = self.release_undo()
         if undo is not None:
             undo()
 
     @property
     def undoable(self) -> bool:
-        """Whether anything is stored that `rollback` would remove."""
+        """Whether anything is stored that `rollback` would delete."""
         return self._undo is not None
 
-    def keep(self) -> None:
-        """Let what was stored live on, whatever happens from here."""
-        self._undo = None
+    @property
+    def awaits_outcome(self) -> bool:
+        """Whether the outcome makes a difference: to what was stored, or to a hook."""
+        return self.undoable or (bool(self._hooks) and not self._as_is)
+
+    def release_undo(self) -> Callable[[], None] | None:
+        """Return what deletes the stored payload, if there is one; from here on it is kept unless the caller does."""
+        undo, self._undo = self._undo, None
+        return undo
+
+    def break_off(self, error: BaseException, send_abort: Callable[[Envelope], Any]) -> None:
+        """End a send with an error, unless the ledger has one from before; the caller re-raises after this.
+
+        Args:
+            error: What ended the send.
+            send_abort: Sends the abort envelope; what it raises is logged.
+
+        Raises:
+            PartialSendError: The payload goes as chunks, and some are or may be in the topic.
+        """
+        self.ledger.stopped(error)
+        self.tell_readers(send_abort)
+        self.settle(error)
+        self._raise_partial(error)
+
+    def tell_readers(self, send_abort: Callable[[Envelope], Any]) -> Any:
+        """Send the abort envelope if the ledger says so; an error of that is logged."""
+        if self.abort is not None and self.ledger.verdict().abort:
+            try:
+                return send_abort(self.abort)
+            except Exception as error:
+                _log.warning("could not send the abort envelope: %s", type(error).__name__)
+        return None
 
     def settle(self, error: BaseException | None) -> None:
-        """Keep or undo, by how the block ended; a rollback that fails is noted on the error, never replaces it."""
-        self._release()
-        if error is not None and self._passed < self.total:
-            self._put_back()
-        if self._taken == 0:
-            self._undo_after(error)
-        elif error is None or self._passed == self._taken:  # the caller went on to the next, or past the last: sent
-            self.keep()
-        else:
-            self.conclude(error)
+        """End a block: envelopes taken by hand count as sent when it ended normally, else the error is theirs.
 
-    def conclude(self, error: BaseException | None) -> None:
-        """Keep or undo, by the outcome of the send itself: a delivery report, or a future that is done."""
-        if error is None or self.judge(error) == "unknown":
-            self.keep()
+        A deletion that fails is added to the error as a note.
+        """
+        if not self._once:
+            return
+        for number in self._taken:
+            if error is None:
+                self.ledger.acknowledged(number)
+            else:
+                self.ledger.failed(number, error)
+        if error is not None:
+            self.ledger.stopped(error)
+        if self.finish().outcome != "sent" and error is not None:
+            self._put_back()
+
+    async def settle_async(self, error: BaseException | None) -> None:
+        """The same off the event loop, and to the end even when this task is cancelled."""
+        if not self.undoable:
+            self.settle(error)
         else:
-            self._undo_after(error)
+            import asyncio  # a third of the whole import time, for those who need it
+
+            await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self.settle, error)))
+
+    def finish(self) -> Verdict:
+        """Keep or delete what was stored, by the ledger, and emit the event, once; safe under threads."""
+        verdict = self.ledger.verdict()
+        try:
+            self._once.pop()
+        except IndexError:
+            return verdict
+        self._release()
+        try:
+            self._keep_or_delete(verdict)
+        finally:
+            if self._hooks and not self._as_is:
+                self._hooks.emit(self.ledger.event(self._destination))
+            self.ledger.forget_errors()
+        return verdict
+
+    def rewinding(self, rewind: Callable[[], None]) -> Outbound:
+        """Put the caller's file back to where it was when the sending fails; returns itself."""
+        self._rewind = rewind
+        return self
+
+    def bind(self, *, destination: str, hooks: Hooks, classify: Classifier | None) -> Outbound:
+        """Set what the event names, who gets it, and how errors are classified; returns itself."""
+        self._destination, self._hooks, self.ledger.classify = destination, hooks, classify
+        return self
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _produced(self, number: int, result: Any) -> None:
+        """The produce call returned; the message of a future is on its way until the future is done."""
+        self.results.append(result)
+        if not is_future(result):
+            self.ledger.acknowledged(number, result)
+
+    def _raise_partial(self, error: BaseException) -> None:
+        if isinstance(error, Exception) and self.ledger.verdict().abort:
+            raise self.ledger.partial_error(error) from error
+
+    def _keep_or_delete(self, verdict: Verdict) -> None:
+        if not verdict.rollback:
+            self.release_undo()
+            return
+        try:
+            self.rollback()
+        except Exception as second:
+            _log.warning("rollback failed: %s", second)
+            if self.ledger.error is None:
+                raise
+            self.ledger.error.add_note(f"and the rollback failed: {type(second).__name__}: {second}")
 
     def _put_back(self) -> None:
         rewind, self._rewind = self._rewind, None
@@ -168,87 +268,32 @@ class Outbound:
                 rewind()
 
     def _release(self) -> None:
-        """Let go of payload and file now: this object and its generator know each other, and would wait for the gc."""
-        if isinstance(self._iterator, Generator):
+        """Drop payload and file now: this object and its generator refer to each other, and would wait for the gc."""
+        if isinstance(self._messages, Generator):
             with contextlib.suppress(ValueError):  # a thread that was abandoned is still in it
-                self._iterator.close()
-        self._iterator, self._source = iter(()), ()
-
-    def _undo_after(self, error: BaseException | None) -> None:
-        try:
-            self.rollback()
-        except Exception as second:
-            _log.warning("rollback failed: %s", second)
-            if error is None:
-                raise
-            error.add_note(f"and the rollback failed: {type(second).__name__}: {second}")
-
-    def rewinding(self, rewind: Callable[[], None]) -> Outbound:
-        """Put the caller's file back where it stood when the sending fails; returns itself."""
-        self._rewind = rewind
-        return self
-
-    def with_classifier(self, classify: Classifier | None) -> Outbound:
-        """Use this classifier for the errors of the produce call; returns itself."""
-        self._classify = classify
-        return self
-
-    def judge(self, error: BaseException) -> Outcome:
-        """Whether this error of the produce call means that the message was not sent."""
-        return verdict(error, self._classify)
-
-    def partial(self, sent: Sequence[Any], error: BaseException) -> PartialSendError:
-        """Make the error for a payload of which only some chunks, with these results, were sent."""
-        return PartialSendError(
-            f"{len(sent)} of {self.total} chunks of {self.uuid} were sent, then {type(error).__name__}: {error}",
-            uuid=self.uuid,
-            seen=len(sent),
-            total=self.total,
-            results=tuple(sent),
-        )
+                self._messages.close()
+        self._messages = iter(())
 
     async def _next_async(self) -> Envelope | None:
         if self._blocking:  # the next chunk is read from a file
-            import asyncio  # a third of the whole import time, for those who need it
+            import asyncio
 
-            reading = asyncio.ensure_future(asyncio.to_thread(next, self.envelopes, None))
+            reading = asyncio.ensure_future(asyncio.to_thread(next, self._messages, None))
             try:
                 return await asyncio.shield(reading)
             except asyncio.CancelledError:
                 await asyncio.wait([reading])  # else the thread would go on moving the caller's file
                 raise
-        return next(self.envelopes, None)
-
-    def _counted(self) -> Iterator[Envelope]:
-        for envelope in self._source:
-            self._taken += 1
-            yield envelope
-            self._passed += 1
-
-    def _abort_after(self, error: BaseException) -> Envelope | None:
-        """The abort envelope, if a reader may hold chunks of this payload."""
-        return self.abort if self.results or self._maybe_sent(error) else None
-
-    def _maybe_sent(self, error: BaseException) -> bool:
-        return self._taken > self._passed and self.judge(error) == "unknown"
-
-    def _raise_partial(self, error: BaseException) -> None:
-        if self.abort is None or not isinstance(error, Exception):
-            return
-        if not self.results and not self._maybe_sent(error):
-            return
-        raise self.partial(self.results, error) from error
+        return next(self._messages, None)
 
 
-def _attempt(call: Callable[[], Any]) -> None:
-    try:
-        call()
-    except Exception as error:
-        _log.warning("could not send the abort envelope: %s", type(error).__name__)
+def is_future(value: Any) -> bool:
+    """Whether a produce call returned a `concurrent.futures.Future`, an `asyncio.Future` or one like them."""
+    return hasattr(value, "add_done_callback") and hasattr(value, "exception") and hasattr(value, "cancelled")
 
 
 async def _attempt_async(produce: Callable[[Envelope], Awaitable[Any]], abort: Envelope, *, wait: bool) -> None:
-    """Try for a while; not at all within a task that was cancelled, which must end now."""
+    """Try for a while; within a task that was cancelled, which must end now, without waiting."""
     import asyncio
 
     async def attempt() -> None:

@@ -17,8 +17,9 @@ from claimcheck.envelope import Envelope
 from claimcheck.errors import ConfigError
 from claimcheck.futures import follow
 from claimcheck.interrupt import in_thread
-from claimcheck.outbound import Classifier, Outbound
+from claimcheck.outbound import Outbound
 from claimcheck.payload import is_file
+from claimcheck.sending import Classifier
 from claimcheck.strategy import Message, Strategy
 from claimcheck.wire import WireLimit
 
@@ -113,11 +114,15 @@ async def offload_async(strategy: Strategy, message: Message) -> Outbound:
 
 
 def _undo(out: Outbound) -> None:
-    out.settle(InterruptedError("nobody waits for this any more"))
+    out.settle(InterruptedError("the task that sends was cancelled"))
+
+
+def _bound(out: Outbound, strategy: Strategy, message: Message, classify: Classifier | None) -> Outbound:
+    return out.bind(destination=message.destination, hooks=strategy.context.hooks, classify=classify)
 
 
 class OutboundBlock:
-    """One payload, offloaded when the block is entered; what was stored is kept or undone when it is left."""
+    """One payload, offloaded when the block is entered; what was stored is kept or deleted when it is left."""
 
     def __init__(self, strategy: Strategy, message: Message, classify: Classifier | None) -> None:
         self._strategy = strategy
@@ -126,7 +131,8 @@ class OutboundBlock:
         self._out: Outbound | None = None
 
     def __enter__(self) -> Outbound:
-        self._out = self._strategy.offload(self._message).with_classifier(self._classify)
+        offloaded = self._strategy.offload(self._message)
+        self._out = _bound(offloaded, self._strategy, self._message, self._classify)
         return self._out
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -134,12 +140,13 @@ class OutboundBlock:
             self._out.settle(error)
 
     async def __aenter__(self) -> Outbound:
-        self._out = (await offload_async(self._strategy, self._message)).with_classifier(self._classify)
+        offloaded = await offload_async(self._strategy, self._message)
+        self._out = _bound(offloaded, self._strategy, self._message, self._classify)
         return self._out
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._out is not None:
-            await _settle_async(self._out, error)
+            await self._out.settle_async(error)
 
 
 class _Sender:
@@ -181,12 +188,8 @@ class _Sender:
             return self._function(*args, **kwargs)
         bound, strategy, message = self._prepare(args, kwargs)
         produce = functools.partial(self._produce_now, bound)
-        out = strategy.offload(message).with_classifier(self._classify)
-        try:
-            out.send(produce)
-        except BaseException as error:
-            out.settle(error)
-            raise
+        out = _bound(strategy.offload(message), strategy, message, self._classify)
+        out.send(produce)
         return follow(out, produce)
 
     async def send_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -194,12 +197,8 @@ class _Sender:
             return await self._function(*args, **kwargs)
         bound, strategy, message = self._prepare(args, kwargs)
         produce = cast("Callable[[Envelope], Coroutine[Any, Any, Any]]", functools.partial(self._produce, bound))
-        out = (await offload_async(strategy, message)).with_classifier(self._classify)
-        try:
-            await out.send_async(produce)
-        except BaseException as error:
-            await _settle_async(out, error)
-            raise
+        out = _bound(await offload_async(strategy, message), strategy, message, self._classify)
+        await out.send_async(produce)
         return follow(out, produce)
 
     def _prepare(
@@ -266,16 +265,6 @@ class _Argument:
         if self.by_name and self.name in kwargs:
             return kwargs[self.name]
         return args[self.index] if 0 <= self.index < len(args) else self.default
-
-
-async def _settle_async(out: Outbound, error: BaseException | None) -> None:
-    """Undo off the event loop, and to the end even when this task is cancelled."""
-    if not out.undoable:
-        out.settle(error)
-    else:
-        import asyncio
-
-        await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(out.settle, error)))
 
 
 def _name_of(function: Callable[..., Any]) -> str:

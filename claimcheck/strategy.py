@@ -134,22 +134,22 @@ class Strategy(ABC):
         payload = message.payload
         if isinstance(payload, Envelope):
             key, headers = _first(payload.key, message.key), _first(payload.headers, message.headers)
-            return Outbound([replace(payload, key=key, headers=headers)])
+            return Outbound([replace(payload, key=key, headers=headers)], as_is=True)
         if payload is None:
-            return Outbound([Envelope(None, message.headers, message.key)])
+            return Outbound([Envelope(None, message.headers, message.key)], as_is=True)
         if is_file(payload):
             return None
         if self._is_envelope(message):
-            return Outbound([Envelope(payload, message.headers, message.key)])
+            return Outbound([Envelope(payload, message.headers, message.key)], as_is=True)
         plain = self._as_plain(_without_stale_hints(message))
-        return Outbound([plain]) if plain else None
+        return _in_place(plain) if plain else None
 
     def _offload_large(self, message: Message) -> Outbound:
         message = replace(message, headers=hints.without_reserved(message.headers))
         if is_file(message.payload):
             message = self._load_if_small(message)
             if not is_file(message.payload) and (small := self._as_plain(message)):
-                return Outbound([small])
+                return _in_place(small)
         return self._offload(message)
 
     def _fits(self, message: Message, size: int) -> bool:
@@ -183,6 +183,11 @@ class Strategy(ABC):
             return message
         source = Source(file, limit=self.context.config.limits.max_payload_bytes)
         return replace(message, payload=bytes(source.take_all()))
+
+
+def _in_place(envelope: Envelope) -> Outbound:
+    """A payload that stays in its message, escaped or as it is."""
+    return Outbound([envelope], as_is=envelope.kind is None)
 
 
 def rewindable(payload: Payload, *, limit: int) -> tuple[Payload, Callable[[], None]]:

@@ -18,12 +18,12 @@ from claimcheck.envelope import Abort, Buffer, Chunk, Literal, Plain, PointerDat
 from claimcheck.errors import ChunkError, ConfigError
 from claimcheck.hooks import Hook, Hooks
 from claimcheck.interrupt import in_thread
-from claimcheck.outbound import Classifier
 from claimcheck.pointer import Pointer
 from claimcheck.produce import OutboundBlock, ProduceCall, decorate
 from claimcheck.registry import STRATEGIES, build_store, check_store, load_class
 from claimcheck.resolver import Resolver
 from claimcheck.sealing import Seal
+from claimcheck.sending import Classifier
 from claimcheck.store import Store, StoreContext
 from claimcheck.strategy import Message, Strategy, StrategyContext
 from claimcheck.wire import DEFAULT_LIMIT, WireLimit
@@ -145,7 +145,10 @@ class ClaimCheck:
     ) -> OutboundBlock:
         """Offload one payload by hand, in a ``with`` (or ``async with``) block that yields an `Outbound`.
 
-        What was stored is removed when the block is left by an error that means that the message was not sent.
+        Call ``out.send(produce)``, or take each envelope from ``out.envelopes``, produce it and call ``out.sent()``.
+        To take an envelope is not to send it: an error inside the block that ``classify`` calls ``failed`` deletes
+        what was stored, unless an envelope was said to be sent. An error that leaves the outcome unknown, and leaving
+        the block normally, keep it. When no envelope was taken, nothing can have been sent, and it is deleted.
 
         Args:
             payload: Bytes-like, a readable binary file, or ``None``.

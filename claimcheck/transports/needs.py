@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from claimcheck.config import ChunkingConfig
 from claimcheck.hooks import Hooks
-from claimcheck.outbound import Classifier
 from claimcheck.pointer import Pointer
 from claimcheck.produce import OutboundBlock
 from claimcheck.resolver import Resolver
+from claimcheck.sending import Classifier
 from claimcheck.wire import WireLimit
 
 __all__ = ["Offloads", "Resolves"]

@@ -36,6 +36,13 @@ def stored(lab):
     return len(lab.cc.store("m")._payloads)
 
 
+def lower_the_limit(lab, size):
+    """Change ``max.message.bytes`` of the topic while producers are at work."""
+    change = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, lab.topic, incremental_configs=[change])
+    lab.admin.incremental_alter_configs([resource])[resource].result()
+
+
 class Reports(list):
     """Delivery reports: errors by name, or the offset."""
 
@@ -134,7 +141,8 @@ class TestUnknownOutcomes:
             producer.produce(lab.topic, LARGE)
 
         assert raised.value.__cause__.args[0].name() == "_MSG_TIMED_OUT"
-        assert raised.value.seen == 0
+        assert (raised.value.acknowledged, raised.value.unknown) == (raised.value.seen, 1) == (0, 1)
+        assert str(raised.value).startswith(f"0 of {raised.value.total} chunks are in the topic, 1 may be, ")
 
     @pytest.mark.parametrize(
         "name",
@@ -163,9 +171,7 @@ class TestChunksThatBreakOff:
                 self.reads += 1
                 if self.reads == 4:
                     producer._serving.quietly(1)
-                    change = ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
-                    resource = ConfigResource(ResourceType.TOPIC, lab.topic, incremental_configs=[change])
-                    lab.admin.incremental_alter_configs([resource])[resource].result()
+                    lower_the_limit(lab, 2000)
                 return super().read(size)
 
         file = Payload(LARGE * 3)
@@ -177,6 +183,7 @@ class TestChunksThatBreakOff:
 
         assert raised.value.__cause__.args[0].name() == "MSG_SIZE_TOO_LARGE"
         assert 2 <= raised.value.seen < raised.value.total
+        assert (raised.value.unknown, raised.value.unsent) == (0, raised.value.total - raised.value.seen)
         assert file.tell() == 0
         assert [event.outcome for event in heard if isinstance(event, SendEvent)] == ["partial"]
         (message,) = receive(consumer, 1)
@@ -230,6 +237,29 @@ class TestReports:
 
         assert producer.flush(10) == 0
         assert len(reports) == 2
+
+    @pytest.mark.parametrize("size", [10, 4 * LIMIT])
+    def test_of_two_callbacks_the_one_that_the_client_would_call_is_called(self, lab, size):
+        producer, first, second = lab.producer(), Reports(), Reports()
+        native = lab.native()
+        native.produce(lab.topic, b"native", callback=first, on_delivery=second)
+        native.flush(10)
+        producer.produce(lab.topic, content(size), callback=first, on_delivery=second)
+        producer.produce(lab.topic, content(size), on_delivery=second)
+        producer.flush(10)
+
+        assert (first, second) == ([0, 1], [2])
+
+    @pytest.mark.parametrize("size", [10, 4 * LIMIT])
+    @pytest.mark.parametrize("wrong", [0, 1234567890123, "later"])
+    def test_a_callback_that_is_not_callable_is_refused_at_once(self, lab, size, wrong):
+        producer, reports = lab.producer(), Reports()
+        with pytest.raises(TypeError, match="callable"):
+            producer.produce(lab.topic, content(size), b"k", -1, reports, wrong)
+        with pytest.raises(TypeError, match="callable"):
+            producer.produce(lab.topic, content(size), b"k", -1, wrong)
+
+        assert (producer.flush(10), reports, stored(lab)) == (0, [], 0)
 
     def test_none_is_lost_when_the_producer_is_fenced(self, lab):
         """The client's own flush loses them: it calls callbacks with the fatal error pending."""
@@ -357,6 +387,37 @@ class TestTopics:
 
         assert caplog.text.count("does not tell its configuration: UNKNOWN_TOPIC_OR_PART") == 1
         assert values(receive(unmade.consumer(), 1)) == [LARGE]
+
+    @pytest.mark.parametrize("size", [6000, 4 * LIMIT])
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_a_limit_that_is_lowered_later_is_learned_from_the_first_record_that_is_refused(self, lab, strategy, size):
+        producer, reports = lab.producer(strategy, wrap={"admin": lab.admin}, batch_size=1000), Reports()
+        producer.produce(lab.topic, content(8000), on_delivery=reports)  # goes as it is, and so the limit is known
+        producer.flush(10)
+        lower_the_limit(lab, 5000)
+        producer.produce(lab.topic, content(8000, 1), on_delivery=reports)
+        producer.flush(10)
+
+        producer.produce(lab.topic, content(size), on_delivery=reports)
+        producer.flush(10)
+
+        assert reports[:2] == [0, "MSG_SIZE_TOO_LARGE"]
+        assert isinstance(reports[2], int)
+        assert [len(value) for value in values(receive(lab.consumer(), 2))] == [8000, size]
+
+    def test_a_lowered_limit_is_learned_from_chunks_and_pointers_too(self, lab):
+        """From what the wrapper sends itself, with no callback of the user's."""
+        producer = lab.producer("chunking", wrap={"admin": lab.admin}, batch_size=1000)
+        producer.produce(lab.topic, LARGE)
+        producer.flush(10)
+        lower_the_limit(lab, 5000)
+        with pytest.raises(kafka.KafkaException):
+            producer.produce(lab.topic, LARGE)
+
+        producer.produce(lab.topic, LARGE[::-1])
+        producer.flush(10)
+
+        assert values(receive(lab.consumer(), 2)) == [LARGE, LARGE[::-1]]
 
     def test_what_was_not_known_of_it_is_asked_again(self, unmade):
         """A limit that was taken for granted meanwhile is not kept."""

@@ -120,11 +120,23 @@ class TestLimit:
         ("deadline_seconds", float("nan")),
         ("deadline_seconds", float("inf")),
         ("deadline_seconds", "60"),
+        ("deadline_seconds", True),
+        ("window_bytes", True),
     ],
 )
 def test_numbers_that_make_no_sense(lab, option, found):
-    with pytest.raises(ConfigError, match=f"{option}: found {found!r}, expected a (whole )?number"):
+    with pytest.raises(ConfigError, match=f"{option}: found {found!r}, expected an? (integer|number)"):
         lab.producer(wrap={option: found})
+
+
+def test_something_that_is_no_claimcheck_is_refused_with_what_to_pass(lab):
+    native = lab.client.create_producer(lab.topic)
+    with pytest.raises(ConfigError, match=r"claimcheck\.load") as caught:
+        PulsarProducer(native, "claimcheck.yaml")
+    with pytest.raises(ConfigError, match=r"expected a pulsar\.Producer"):
+        PulsarProducer("producer", lab.cc)
+
+    assert isinstance(caught.value, TypeError)
 
 
 class TestQueue:
@@ -213,6 +225,7 @@ class TestRefused:
             producer.send(content(5 * LIMIT))
 
         assert (caught.value.seen, len(caught.value.results)) == (2, 2)
+        assert (caught.value.acknowledged, caught.value.unknown, caught.value.unsent) == (2, 0, 4)
         assert isinstance(caught.value.__cause__, pulsar.exceptions.InvalidMessage)
         assert nothing_comes(consumer)
         assert consumer.pending_payloads == 0
@@ -311,6 +324,25 @@ class TestNoAnswer:
             producer.send(content(2 * LIMIT), properties={"p": "v" * 6000})
 
         assert watched.names == ["write"]
+
+    @pytest.mark.parametrize("asynchronously", [False, True])
+    def test_of_chunks_none_is_known_to_be_there_and_the_deadline_is_the_cause(self, stuck, client, asynchronously):
+        stuck.client, events, heard = client, [], Heard()
+        cc = claimcheck.from_dict({"strategy": "chunking"}, hooks=[events.append])
+        producer = stuck.producer(cc, wrap={"deadline_seconds": 1.0}, send_timeout_millis=500)
+
+        if asynchronously:
+            producer.send_async(content(2 * LIMIT), heard)
+            assert heard.wait()[0] == RESULT.Timeout
+        else:
+            with pytest.raises(PartialSendError, match="^0 of 3 chunks are in the topic, 3 may be, 0 were") as caught:
+                producer.send(content(2 * LIMIT))
+            partial = caught.value
+            assert isinstance(partial.__cause__, SendDeadlineError)
+            assert (partial.acknowledged, partial.unknown, partial.unsent) == (0, 3, 0)
+
+        (event,) = events
+        assert (event.outcome, event.messages, type(event.error)) == ("unknown", 3, SendDeadlineError)
 
     def test_the_callback_is_called_then(self, stuck, client):
         stuck.client = client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import gc
 import io
@@ -18,6 +19,7 @@ from claimcheck.errors import (
     PayloadTooLargeError,
 )
 from claimcheck.hints import TYPE
+from claimcheck.strategy import Message
 from tests.produce_rig import BIG, BrokerTimeoutError, QueueFullError, Rig
 
 
@@ -108,13 +110,110 @@ def test_an_abort_that_cannot_be_sent_either_does_not_hide_the_error():
         publish(BIG)
 
 
-def test_the_block_keeps_what_was_sent_even_if_something_else_fails_later(rig):
+def by_hand(rig, out):
+    for each in out.envelopes:
+        rig.sent.append(each.data)
+        out.sent()
+
+
+def by_send(rig, out):
+    out.send(lambda each: rig.sent.append(each.data))
+
+
+def by_pool(rig, out):
+    """The produce call returns a future that is not done yet."""
+    out.send(lambda each: (rig.sent.append(each.data), concurrent.futures.Future())[1])
+
+
+@pytest.mark.parametrize("produce", [by_hand, by_send, by_pool])
+def test_the_block_keeps_what_was_sent_even_if_something_else_fails_later(rig, produce):
     with pytest.raises(ValueError, match="later"):  # noqa: SIM117
         with rig.cc.outbound(BIG, destination="orders") as out:
-            for each in out.envelopes:
-                rig.sent.append(each.data)
+            produce(rig, out)
             raise ValueError("later")
     assert rig.cc.resolve(rig.sent[0]) == BIG
+
+
+def test_taking_every_envelope_is_not_sending_it(rig):
+    with pytest.raises(ValueError):  # noqa: SIM117
+        with rig.cc.outbound(BIG, destination="orders") as out:
+            [_] = out.envelopes
+            raise ValueError
+    assert rig.stored == 0
+    with pytest.raises(TimeoutError):  # noqa: SIM117
+        with rig.cc.outbound(BIG, destination="orders") as out:
+            [_] = out.envelopes
+            raise TimeoutError
+    assert rig.stored == 1
+    with rig.cc.outbound(BIG, destination="orders") as out:
+        [_] = out.envelopes
+    assert rig.stored == 2
+
+
+def test_a_loop_that_breaks_off_after_one_of_several_messages_keeps_what_it_sent(rig):
+    class Twice(claimcheck.Strategy):
+        """Two messages that point at one stored payload."""
+
+        def _offload(self, message):
+            store = self.context.store()
+            pointer = store.write(message.payload, destination=message.destination)
+            one = claimcheck.Envelope(claimcheck.envelope.encode_pointer(self.context.seal(pointer)))
+            return claimcheck.Outbound([one, one], total=2, undo=lambda: store.rollback(pointer))
+
+    strategy = Twice(rig.cc._plan("orders")[0].context)
+    for said, stored in ((0, 0), (1, 1), (2, 2)):
+        out = strategy.offload(Message(payload=BIG, destination="orders", threshold=2000))
+        for number, _ in enumerate(out.envelopes):
+            if number < said:
+                out.sent()
+        out.settle(QueueFullError())
+        assert rig.stored == stored
+
+
+def test_the_block_has_the_results_of_what_was_said_to_be_sent(rig):
+    with rig.cc.outbound(BIG, destination="orders") as out:
+        for each in out.envelopes:
+            out.sent(len(each.data))
+    assert out.results == [len(each.data)]
+
+
+def test_a_classifier_is_asked_once_for_an_error():
+    for strategy in ("external", "chunking"):
+        asked = []
+        rig = Rig(strategy)
+        with pytest.raises(claimcheck.ClaimCheckError if strategy == "chunking" else TimeoutError):
+            rig.publisher(error=TimeoutError(), classify=lambda error: asked.append(error) or "unknown")("orders", BIG)  # noqa: B023
+        assert len(asked) == 1
+        with contextlib.suppress(TimeoutError, PartialSendError):  # noqa: SIM117
+            with rig.cc.outbound(BIG, destination="orders", key="k", classify=lambda error: asked.append(error)) as out:  # noqa: B023
+                out.send(raising(TimeoutError()))
+        assert len(asked) == 2
+
+
+def raising(error):
+    def produce(_):
+        raise error
+
+    return produce
+
+
+@pytest.mark.parametrize(
+    ("error", "after", "text", "numbers"),
+    [
+        (QueueFullError("full"), 1, "1 of 6 chunks is in the topic, 0 may be, 5 were not sent", (1, 0, 5)),
+        (QueueFullError("full"), 5, "5 of 6 chunks are in the topic, 0 may be, 1 was not sent", (5, 0, 1)),
+        (TimeoutError("?"), 2, "2 of 6 chunks are in the topic, 1 may be, 3 were not sent", (2, 1, 3)),
+        (TimeoutError("?"), 0, "0 of 6 chunks are in the topic, 1 may be, 5 were not sent", (0, 1, 5)),
+    ],
+)
+def test_a_partial_send_counts_what_is_in_the_topic_what_may_be_and_what_is_not(error, after, text, numbers):
+    rig = Rig("chunking", chunking={"max_message_bytes": 2000})
+    with pytest.raises(PartialSendError) as caught:
+        rig.publisher(error=error, after=after)("orders", bytes(9000))
+    partial = caught.value
+    assert str(partial).startswith(text)
+    assert (partial.acknowledged, partial.unknown, partial.unsent) == numbers
+    assert (partial.seen, partial.total) == (after, 6)
 
 
 def test_the_block_undoes_what_was_never_sent(rig):

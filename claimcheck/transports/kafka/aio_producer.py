@@ -10,7 +10,8 @@ from typing import Any, Self, TypeVar
 from claimcheck.interrupt import in_thread
 from claimcheck.transports.kafka.aio_reports import Reports
 from claimcheck.transports.kafka.errors import within
-from claimcheck.transports.kafka.producer import KafkaProducer
+from claimcheck.transports.kafka.producer import ROOM_SECONDS, WINDOW_BYTES, KafkaProducer
+from claimcheck.transports.kafka.topics import MAX_MESSAGE_BYTES
 from claimcheck.transports.needs import Offloads
 
 __all__ = ["AsyncKafkaProducer"]
@@ -36,15 +37,34 @@ class AsyncKafkaProducer:
         producer: An `AIOProducer`. What is given to its own ``produce`` has no order with what is given to this. With
             ``delivery.report.only.error`` nobody would ever say that a record is there, and its future waits for ever.
         cc: A `claimcheck.ClaimCheck`.
-        options: As of `KafkaProducer`.
+        max_message_bytes: See `KafkaProducer`, as for all other options.
+        admin: See `KafkaProducer`.
+        window_bytes: See `KafkaProducer`.
+        room_seconds: See `KafkaProducer`.
 
     Raises:
-        TypeError: It is no such producer.
+        ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
     """
 
-    def __init__(self, producer: Any, cc: Offloads, **options: Any) -> None:
+    def __init__(
+        self,
+        producer: Any,
+        cc: Offloads,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        admin: Any = None,
+        window_bytes: int = WINDOW_BYTES,
+        room_seconds: float = ROOM_SECONDS,
+    ) -> None:
         self._native = producer
-        self._blocking = KafkaProducer(within(producer, "Producer"), cc, **options)
+        self._blocking = KafkaProducer(
+            within(producer, "Producer"),
+            cc,
+            max_message_bytes=max_message_bytes,
+            admin=admin,
+            window_bytes=window_bytes,
+            room_seconds=room_seconds,
+        )
         self._reports = Reports(lambda: self._off(lambda: self._blocking.serve(_SERVE_SECONDS)))
         self._in_threads: set[asyncio.Task[None]] = set()
 

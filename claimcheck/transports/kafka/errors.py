@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from claimcheck.errors import ChunkError, TransportError
-from claimcheck.outbound import Outcome
 from claimcheck.registry import import_vendor
+from claimcheck.sending import Outcome
+from claimcheck.validation import check_type
 
 __all__ = [
     "CompactedTopicError",
@@ -56,18 +57,20 @@ def vendor() -> Any:
 
 
 def within(wrapper: Any, kind: str) -> Any:
-    """The client that an object of `confluent_kafka.aio` wraps.
+    """Return the client that an object of `confluent_kafka.aio` wraps.
 
     Args:
-        wrapper: It.
+        wrapper: The object.
         kind: ``Producer`` or ``Consumer``.
 
     Raises:
-        TypeError: It is none.
+        ConfigError: It is of another type; also a `TypeError`.
     """
-    wanted = getattr(import_vendor("confluent_kafka.aio", extra="kafka"), f"AIO{kind}")
-    if type(wrapper) is not wanted:
-        raise TypeError(f"a confluent_kafka.aio.AIO{kind} is wanted, not {type(wrapper).__name__}, which may serialize")
+    expected = getattr(import_vendor("confluent_kafka.aio", extra="kafka"), f"AIO{kind}")
+    check_type(
+        kind.lower(), wrapper, valid=type(wrapper) is expected,
+        expected=f"a confluent_kafka.aio.AIO{kind}, and none that serializes",
+    )  # fmt: skip
     return getattr(wrapper, f"_{kind.lower()}")
 
 

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from claimcheck import hints
 from claimcheck.envelope import Envelope
 from claimcheck.errors import ClaimCheckError
-from claimcheck.hooks import SendEvent
 from claimcheck.outbound import Outbound
-from claimcheck.transports.kafka.errors import classify, exception_of, vendor
+from claimcheck.transports.kafka.errors import classify, vendor
 from claimcheck.transports.kafka.flight import Flight
 from claimcheck.transports.kafka.message import report_of
 from claimcheck.transports.kafka.serving import Serving
 from claimcheck.transports.kafka.topics import MAX_MESSAGE_BYTES, Topics
 from claimcheck.transports.kafka.transactions import Transaction
 from claimcheck.transports.needs import Offloads
-from claimcheck.transports.options import check_number, check_seconds
 from claimcheck.transports.undoing import Undoing
+from claimcheck.validation import check_cc, check_int, check_seconds, check_type
 from claimcheck.wire import kafka_overhead
 
-__all__ = ["KafkaProducer"]
+__all__ = ["ROOM_SECONDS", "WINDOW_BYTES", "KafkaProducer"]
 
-_WINDOW_BYTES = 16 << 20
+WINDOW_BYTES = 16 << 20
+ROOM_SECONDS = 60.0
 _REMEMBERED_TOPICS = 10_000
+_SMALL_BYTES = 1000  # fits every limit that a topic can have here
 _BARE = kafka_overhead(None, None)
 
 DeliveryCallback = Callable[[Any, Any], None]
@@ -43,15 +45,14 @@ class KafkaProducer:
         producer: A `confluent_kafka.Producer`, not one that serializes.
         cc: A `claimcheck.ClaimCheck`.
         max_message_bytes: The producer's own ``message.max.bytes``, if it is not the client's default.
-        admin: A `confluent_kafka.admin.AdminClient`, to be asked once for each topic: how large a record may be there,
-            whether it is compacted (no chunks then), and how much it holds. The first `produce` to each
-            topic waits for the answer.
-        window_bytes: Of the chunks of one payload, on their way at once.
+        admin: A `confluent_kafka.admin.AdminClient`, which is asked once for each topic: how large a record may be,
+            whether the topic is compacted (no chunks then), and how much it holds. The first `produce` to each
+            topic waits for the answer. It is asked again after the topic refused a record as too large.
+        window_bytes: Bytes of the chunks of one payload that are on their way at once.
         room_seconds: How long an offloaded payload waits for room in the producer's queue.
 
     Raises:
-        ConfigError: A number that makes no sense.
-        TypeError: It is no such producer, or no such client.
+        ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
     """
 
     def __init__(
@@ -61,20 +62,22 @@ class KafkaProducer:
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin: Any = None,
-        window_bytes: int = _WINDOW_BYTES,
-        room_seconds: float = 60.0,
+        window_bytes: int = WINDOW_BYTES,
+        room_seconds: float = ROOM_SECONDS,
     ) -> None:
-        if type(producer) is not vendor().Producer:
-            raise TypeError(
-                f"a confluent_kafka.Producer is wanted, not {type(producer).__name__}; serialize values before produce"
-            )
-        check_number("max_message_bytes", max_message_bytes, least=1000)
-        check_number("window_bytes", window_bytes, least=1)
+        native = type(producer) is vendor().Producer
+        check_type(
+            "producer", producer, valid=native, expected="a confluent_kafka.Producer; serialize values before produce"
+        )
+        check_cc(cc)
+        check_int("max_message_bytes", max_message_bytes, minimum=_SMALL_BYTES)
+        check_int("window_bytes", window_bytes, minimum=1)
         check_seconds("room_seconds", room_seconds)
-        if admin is not None and not hasattr(admin, "describe_configs"):
-            raise TypeError(f"admin is a confluent_kafka.admin.AdminClient, not {type(admin).__name__}")
+        asks = admin is None or hasattr(admin, "describe_configs")
+        check_type("admin", admin, valid=asks, expected="a confluent_kafka.admin.AdminClient")
         self._native = producer
         self._cc = cc
+        self._asks = admin is not None
         self._topics = Topics(admin, max_message_bytes)
         self._header = cc.config.header
         self._produce = producer.produce
@@ -108,29 +111,35 @@ class KafkaProducer:
             key: Chunks of a payload without one get its uuid, which spreads payloads over partitions; readers take it
                 away again.
             partition: By default the producer's partitioner chooses.
-            callback: The same as ``on_delivery``.
-            on_delivery: Called once by `poll` or `flush`, with an error or ``None``, and with a report that says where
-                the record is: of chunks the lowest offset, when the last is settled. Its value is what travelled; of
-                chunks there is none. It is never called for what this raises.
+            callback: Called once by `poll` or `flush`, with an error or ``None``, and with a report that says where
+                the record is: of chunks the lowest offset, when the last has its report. Its value is the envelope;
+                of chunks there is none. It is never called for what this raises.
+            on_delivery: The same, if there is no ``callback``.
             timestamp: Milliseconds since 1970; by default now.
             headers: A mapping or a list of pairs. Names beginning with ``claimcheck-`` are ours.
 
         Raises:
+            TypeError: A callback that is not callable, or another argument that the client does not take. Nothing was
+                sent.
             BufferError: The producer's queue is full; nothing was sent and nothing is stored.
             CompactedTopicError: It would go as chunks to a compacted topic. Nothing was sent.
-            PartialSendError: Chunks broke off; an abort envelope followed where one could.
-            KafkaException: The client's own, unchanged; what was stored is removed where it was definitely not sent.
+            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed where it could.
+            KafkaException: The client's own, unchanged; what was stored is deleted if it was definitely not sent.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
-        callback = callback if on_delivery is None else on_delivery
+        if callback is not None or on_delivery is not None:
+            callback = _callback(callback, on_delivery)
         if headers is None and type(value) is bytes and (key is None or type(key) is bytes):
             size = len(value) if key is None else len(value) + len(key)
             if size <= self._rooms.get(topic, -1) and not value.startswith(self._header):
-                self._produce(topic, value, key, partition, callback, callback, timestamp)  # None hides the other one
+                if self._asks:
+                    self._produce_plain(topic, value, key, partition, callback, timestamp, None)
+                else:
+                    self._produce(topic, value, key, partition, callback, callback, timestamp)  # None hides the other
                 return
         value = value.encode() if isinstance(value, str) else value
         if self._is_plain(topic, value, key, headers):
-            self._produce(topic, value, key, partition, on_delivery=callback, timestamp=timestamp, headers=headers)
+            self._produce_plain(topic, value, key, partition, callback, timestamp, headers)
             return
         self._offload(topic, value, key, partition, callback, timestamp, headers)
 
@@ -301,16 +310,19 @@ class KafkaProducer:
         )
         out = block.__enter__()
         flight = Flight(
-            self._native, self._serving, topic=topic, partition=partition, timestamp=timestamp, count=out.total,
+            self._native, self._serving, out.ledger, topic=topic, partition=partition, timestamp=timestamp,
             window_bytes=self._window_bytes, room_seconds=self._room_seconds,
         )  # fmt: skip
         try:
             if out.uuid is not None:
                 self._topics.check_chunks(topic, _size(value))
-            for envelope in out.envelopes:
+            for envelope in out.messages:
                 flight.launch(envelope)
         except BaseException as error:
-            self._break_off(topic, out, flight, error)
+            if isinstance(error, Exception):
+                flight.settle()
+            self._learn(topic, flight.error)
+            out.break_off(error, lambda abort: self._send_abort(topic, abort, flight))
             raise
         flight.close(lambda: self._landed(topic, key, out, flight, callback))
 
@@ -318,52 +330,52 @@ class KafkaProducer:
         """In whatever thread serves the producer."""
         if flight.error is None:
             self._transaction.sent(out)
-            self._say(topic, out, "sent")
+            out.finish()
             report = flight.first() if out.uuid is None else report_of(flight.first(), key, flight.last_offset())
         else:
-            self._undoing.submit(lambda: self._undo(topic, out, flight))
+            self._learn(topic, flight.error)
+            self._undoing.submit(lambda: self._failed(topic, out, flight))
             report = flight.failed
         if callback is not None:
             callback(flight.error, report)
 
-    def _undo(self, topic: str, out: Outbound, flight: Flight) -> None:
-        error = exception_of(flight.error)
-        partial = out.abort is not None and (flight.reports or classify(error) == "unknown")
-        self._say(topic, out, "partial" if partial else classify(error), error)
-        if out.abort is None:
-            out.conclude(error)
-        elif partial:
-            self._send_abort(topic, out.abort, flight)
-
-    def _break_off(self, topic: str, out: Outbound, flight: Flight, error: BaseException) -> None:
-        """Of chunks of which some may be in the topic, tell readers, and raise an error that says how many."""
-        if isinstance(error, Exception):
-            flight.settle()
-        out.settle(error)
-        outcome = classify(error) if isinstance(error, Exception) else "unknown"
-        if out.abort is None or not flight.launched or not (flight.reports or outcome == "unknown"):
-            self._say(topic, out, outcome, error)
-            return
-        self._send_abort(topic, out.abort, flight)
-        self._say(topic, out, "partial", error)
-        if isinstance(error, Exception):
-            raise out.partial(flight.reports, error) from error
+    def _failed(self, topic: str, out: Outbound, flight: Flight) -> None:
+        out.tell_readers(lambda abort: self._send_abort(topic, abort, flight))
+        out.finish()
 
     def _send_abort(self, topic: str, abort: Envelope, flight: Flight) -> None:
-        """Tell readers that the chunks will not be completed, if the producer can still tell anybody."""
-        with contextlib.suppress(Exception):
-            self._produce(topic, abort.data, abort.key, flight.partition, headers=abort.headers)
+        self._produce(topic, abort.data, abort.key, flight.partition, headers=abort.headers)
 
-    def _say(
-        self,
-        topic: str,
-        out: Outbound,
-        outcome: Literal["sent", "failed", "unknown", "partial"],
-        error: BaseException | None = None,
+    def _produce_plain(
+        self, topic: str, value: Any, key: Any, partition: int, callback: Any, timestamp: int, headers: Any
     ) -> None:
-        if self._cc.hooks:
-            facts: dict[str, Any] = {"messages": out.total, "uuid": out.uuid, "error": error}
-            self._cc.hooks.emit(SendEvent(destination=topic, outcome=outcome, **facts))
+        if self._asks and value is not None and len(value) > _SMALL_BYTES:
+            callback = functools.partial(self._reported, topic, callback)
+        self._produce(topic, value, key, partition, callback, callback, timestamp, headers)
+
+    def _reported(self, topic: str, callback: DeliveryCallback | None, error: Any, report: Any) -> None:
+        """A plain record has its report; in whatever thread serves the producer."""
+        self._learn(topic, error)
+        if callback is not None:
+            callback(error, report)
+
+    def _learn(self, topic: str, error: Any) -> None:
+        """Ask for a topic's limit again when it refused a record as too large: the limit may have been lowered."""
+        if self._asks and error is not None and error.name() == "MSG_SIZE_TOO_LARGE":
+            self._topics.ask_again(topic)
+            self._rooms.pop(topic, None)
+
+
+def _callback(callback: Any, on_delivery: Any) -> Any:
+    """The one of two callbacks that is called: the client's own choice if both are given.
+
+    Raises:
+        TypeError: One is not callable; the client finds out when it has a report for it, which is lost then.
+    """
+    for given in (callback, on_delivery):
+        if not (given is None or callable(given)):
+            raise TypeError(f"a delivery callback must be callable, not {type(given).__name__}")
+    return on_delivery if callback is None else callback
 
 
 def _size(value: Any) -> int | None:

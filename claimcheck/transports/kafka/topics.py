@@ -39,7 +39,7 @@ class Topic:
 
 
 class Topics:
-    """Asks for each topic once.
+    """Asks for each topic once, and again when told so.
 
     Args:
         admin: A `confluent_kafka.admin.AdminClient`; without one nothing is asked.
@@ -52,23 +52,33 @@ class Topics:
         self._max_message_bytes = max_message_bytes
         self._unasked = Topic(WireLimit(max_message_bytes, kafka_overhead))
         self._known: dict[str, Topic] = {}
+        self._stale: set[str] = set()  # of those that are known
         self._ask_again: dict[str, float] = {}
         self._clock = clock
         self._warned = False
 
     def of(self, name: str) -> Topic:
-        """What is known of this topic; what the broker does not tell is taken for its default, and asked again soon."""
+        """What is known of a topic; without an answer from the broker its defaults, and it is asked again soon."""
         if not self.knows(name) and self._ask_again.get(name, 0.0) <= self._clock():
             told = self._ask(name)
-            if told is None:
+            if told is None or name in self._stale:
                 self._ask_again[name] = self._clock() + _ASK_AGAIN_SECONDS
-            else:
+            if told is not None:
                 self._known[name] = self._topic(name, told)
+                self._stale.discard(name)
         return self._known.get(name, self._unasked)
 
     def knows(self, name: str) -> bool:
-        """Whether what `of` says will not change."""
-        return self._admin is None or name in self._known
+        """Whether `of` returns the same until `ask_again`."""
+        return self._admin is None or (name in self._known and name not in self._stale)
+
+    def ask_again(self, name: str) -> None:
+        """Ask for a topic at its next use, but not more often than every few seconds; until then the old answer holds.
+
+        Its configuration may have changed: it refused a record that should have fitted.
+        """
+        if name in self._known:
+            self._stale.add(name)
 
     def check_chunks(self, name: str, size: int | None) -> None:
         """See whether a topic is one for chunks.

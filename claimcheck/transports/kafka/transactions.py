@@ -1,6 +1,8 @@
-"""What was stored inside a transaction lives and dies with it."""
+"""Stored payloads of a transaction: kept when it is committed, deleted when it is aborted."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from claimcheck.outbound import Outbound
 from claimcheck.transports.undoing import Undoing
@@ -9,41 +11,35 @@ __all__ = ["Transaction"]
 
 
 class Transaction:
-    """Holds what was sent and could still be undone, from the begin of a transaction to its end.
+    """Holds what would delete the payloads that were sent, from the begin of a transaction to its end.
 
     Args:
-        undoing: Removes what an aborted transaction stored.
+        undoing: Deletes what an aborted transaction stored.
     """
 
     def __init__(self, undoing: Undoing) -> None:
         self._undoing = undoing
-        self._held: list[Outbound] | None = None
+        self._held: list[Callable[[], None]] | None = None
 
     def begin(self) -> None:
         """Hold from now on."""
         self._held = []
 
     def sent(self, out: Outbound) -> None:
-        """Keep what was stored for a payload that was delivered; inside a transaction not yet for good."""
-        if self._held is None:
-            out.keep()
-        elif out.undoable:
-            self._held.append(out)
+        """Note a payload that was delivered: inside a transaction, an abort still deletes it."""
+        if self._held is not None and (undo := out.release_undo()) is not None:
+            self._held.append(undo)
 
     def committed(self) -> None:
         """Its messages can be read: all is kept."""
-        for out in self._end():
-            out.keep()
+        self._held = None
 
     def aborted(self) -> None:
-        """Nobody who reads committed messages can see them: nothing is kept."""
-        for out in self._end():
-            self._undoing.submit(out.rollback)
+        """Readers of committed messages cannot see its messages: all is deleted."""
+        held, self._held = self._held or [], None
+        for undo in held:
+            self._undoing.submit(undo)
 
     def unknown(self) -> None:
-        """The producer is at its end, and nobody knows: what was stored stays until it expires."""
+        """The outcome is unknown after a fatal error: what was stored stays until it expires."""
         self.committed()
-
-    def _end(self) -> list[Outbound]:
-        held, self._held = self._held or [], None
-        return held

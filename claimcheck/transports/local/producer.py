@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from claimcheck import hints
 from claimcheck.envelope import Envelope
 from claimcheck.errors import TransportError
-from claimcheck.outbound import Classifier, Outbound, Outcome, classify_error
-from claimcheck.produce import OutboundBlock
+from claimcheck.outbound import Outbound
+from claimcheck.sending import Outcome, classify_error
 from claimcheck.transports.local.broker import LocalBroker
 from claimcheck.transports.local.errors import BrokerCommitError
 from claimcheck.transports.local.messages import MESSAGE_OVERHEAD_BYTES, MessageId, NewMessage, check_name
+from claimcheck.transports.needs import Offloads
+from claimcheck.validation import check_cc, check_type
 from claimcheck.wire import WireLimit, byte_length
 
 __all__ = ["LocalProducer", "classify"]
-
-
-class _Offloads(Protocol):
-    """What is needed of a `claimcheck.ClaimCheck`, which stands above the transports and is never imported here."""
-
-    def outbound(
-        self, payload: Any, *, destination: str, key: Any, headers: Any, limit: WireLimit, classify: Classifier
-    ) -> OutboundBlock: ...
 
 
 class LocalProducer:
@@ -32,9 +26,14 @@ class LocalProducer:
     Args:
         broker: Its ``max_message_bytes`` is the limit above which payloads are offloaded.
         cc: A `claimcheck.ClaimCheck`.
+
+    Raises:
+        ConfigError: One of them is something else.
     """
 
-    def __init__(self, broker: LocalBroker, cc: _Offloads) -> None:
+    def __init__(self, broker: LocalBroker, cc: Offloads) -> None:
+        check_type("broker", broker, valid=isinstance(broker, LocalBroker), expected="a LocalBroker")
+        check_cc(cc)
         self._broker = broker
         self._cc = cc
         self._limit = WireLimit(broker.max_message_bytes, _overhead)
@@ -52,32 +51,38 @@ class LocalProducer:
             partition: From 0; by default the key's, or by turns where there is no key. Chunks share one.
 
         Returns:
-            Where the payload's message rests, or the first of its chunks.
+            The position of the payload's message, or of the first of its chunks.
 
         Raises:
-            TransportError: The broker refused; what was stored is removed again. Only after a `BrokerCommitError` it
-                stays, for the message may be there.
-            PartialSendError: Some chunks were sent, then the broker refused.
-            PayloadError: The payload cannot be read; nothing was sent, or a `PartialSendError` says what was.
-            StoreError: The store refused, and the strategy has no other way. Nothing was sent, nothing is left.
+            TransportError: The broker refused the message; what was stored is deleted. After a `BrokerCommitError`
+                it is kept, because the message may be in the topic.
+            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed where it could.
+            PayloadError: The payload cannot be read. Nothing was sent.
+            StoreError: The store failed, and the strategy has no alternative. Nothing was sent, nothing is stored.
         """
         return self.send_all(topic, payload, key=key, headers=headers, partition=partition)[0]
 
     def send_all(
         self, topic: str, payload: Any, *, key: Any = None, headers: Any = None, partition: int | None = None
     ) -> tuple[MessageId, ...]:
-        """Send as `send` does and say where every message of the payload rests: one, or one for each chunk."""
+        """Send as `send` does; returns the position of every message: one, or one for each chunk."""
         check_name("topic", topic)
         NewMessage.checked(topic, None, key, headers)  # refused here, before anything is stored
         block = self._cc.outbound(
-            payload, destination=topic, key=key, headers=headers, limit=self._limit, classify=classify
+            payload,
+            destination=topic,
+            key=key,
+            headers=headers,
+            limit=self._limit,
+            text_key=False,
+            classify=classify,
         )
         with block as out:
             out.send(self._append_to(topic, self._partition(out, topic, key, partition)))
         return tuple(out.results)
 
     def _partition(self, out: Outbound, topic: str, key: Any, partition: int | None) -> int | None:
-        """One partition for all chunks, by the sender's key: theirs, where it is made up, says nothing."""
+        """One partition for all chunks, chosen by the sender's key: the key of the chunks may be made up."""
         if partition is None and out.total > 1:
             return self._broker.partition_for(topic, key)
         return partition
@@ -95,7 +100,7 @@ class LocalProducer:
 
 
 def classify(error: BaseException) -> Outcome:
-    """Say whether a message was refused for sure: each error of the broker means that, but for one."""
+    """Whether an error means that the message is not in the topic: each of the broker's own does, but for one."""
     if isinstance(error, BrokerCommitError):
         return "unknown"
     return "failed" if isinstance(error, TransportError) else classify_error(error)

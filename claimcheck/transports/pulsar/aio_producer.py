@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -12,8 +12,10 @@ from claimcheck.outbound import in_background
 from claimcheck.transports.needs import Offloads
 from claimcheck.transports.pulsar.aio_native import as_asyncio_says_it, blocking, called_back
 from claimcheck.transports.pulsar.aio_order import Order, Turn
-from claimcheck.transports.pulsar.producer import PulsarProducer
+from claimcheck.transports.pulsar.limit import MAX_MESSAGE_BYTES
+from claimcheck.transports.pulsar.producer import DEADLINE_SECONDS, WINDOW_BYTES, PulsarProducer
 from claimcheck.transports.pulsar.sending import Sending
+from claimcheck.validation import check_type
 
 __all__ = ["AsyncPulsarProducer"]
 
@@ -30,12 +32,39 @@ class AsyncPulsarProducer:
     Args:
         producer: A `pulsar.asyncio.Producer`.
         cc: A `claimcheck.ClaimCheck`.
-        options: As of `PulsarProducer`. With ``admin_url`` this blocks while the broker is asked.
+        max_message_bytes: See `PulsarProducer`, as for all other options.
+        admin_url: The constructor blocks while the broker is asked.
+        admin_headers: See `PulsarProducer`.
+        window_bytes: See `PulsarProducer`.
+        deadline_seconds: See `PulsarProducer`.
+
+    Raises:
+        TransportError: The web service did not answer.
+        ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
     """
 
-    def __init__(self, producer: Any, cc: Offloads, **options: Any) -> None:
+    def __init__(
+        self,
+        producer: Any,
+        cc: Offloads,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        admin_url: str | None = None,
+        admin_headers: Mapping[str, str] | None = None,
+        window_bytes: int = WINDOW_BYTES,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        check_type("producer", producer, valid=hasattr(producer, "_producer"), expected="a pulsar.asyncio.Producer")
         self._native = producer
-        self._blocking = PulsarProducer(blocking("Producer", producer), cc, **options)
+        self._blocking = PulsarProducer(
+            blocking("Producer", producer),
+            cc,
+            max_message_bytes=max_message_bytes,
+            admin_url=admin_url,
+            admin_headers=admin_headers,
+            window_bytes=window_bytes,
+            deadline_seconds=deadline_seconds,
+        )
         self._order = Order()
 
     async def send(

@@ -21,16 +21,23 @@ Callback = Callable[[Any, Any], object]
 class Ticket:
     """A callback, called once; what it raises is logged, since in the client's thread it would end the process."""
 
-    __slots__ = ("_callback", "due")
+    __slots__ = ("_callback", "due", "late")
 
     def __init__(self, callback: Callback) -> None:
         self._callback = [callback]  # whoever takes it out calls it
         self.due = 0.0
+        self.late: Callable[[], None] | None = None
 
     @property
     def open(self) -> bool:
         """Whether it was not called yet."""
         return bool(self._callback)
+
+    def expire(self, result: Any, message_id: Any) -> None:
+        """Its time is up: call ``late``, if there is one, and then the callback."""
+        if self.open and self.late is not None:
+            self.late()
+        self(result, message_id)
 
     def __call__(self, result: Any, message_id: Any) -> None:
         """Call it, unless that was done."""
@@ -92,7 +99,7 @@ class Deadlines:
         while not self._stop.wait(self._pause()):
             self._forget_called()
             while (ticket := self._first()) is not None and ticket.due <= self._clock():
-                ticket(*self._overdue())
+                ticket.expire(*self._overdue())
                 self._forget_called()
 
     def _pause(self) -> float:

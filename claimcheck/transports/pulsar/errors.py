@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from claimcheck.errors import TransportError
-from claimcheck.outbound import Outcome
 from claimcheck.registry import import_vendor
+from claimcheck.sending import Outcome
 
 __all__ = [
     "ChunkArgumentError",
@@ -28,10 +28,11 @@ _REFUSALS = {
 
 
 class SendDeadlineError(TransportError):
-    """The broker said neither yes nor no in time; the message may be in the topic, and what was stored for it stays.
+    """The broker did not answer in time; the message may be in the topic, and what was stored for it stays.
 
-    The client goes on for ever, without a word, where a limit of the *topic* is below what it was told of the broker.
-    The producer is lost then: close it, for until then the others of its client are disturbed.
+    If the *topic* has a lower limit than the producer knows about, the Pulsar client retries forever without reporting
+    an error. The producer is unusable then: close it, since until then the broker keeps dropping the connection that it
+    shares with the client's other producers. Of a payload in chunks this is the ``__cause__`` of a `PartialSendError`.
     """
 
     retryable = True

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from claimcheck.envelope import Envelope
+from claimcheck.sending import SendLedger
 from claimcheck.transports.pulsar.errors import SendDeadlineError, error_of, vendor
 
 __all__ = ["Flight"]
@@ -16,13 +17,14 @@ _QUEUE_IS_FULL = "ProducerQueueIsFull"
 
 
 class Flight:
-    """Sends messages and keeps account of them; launched by one thread, landed by the client's.
+    """Sends messages and records in a ledger what becomes of them; one thread launches, the client's reports results.
 
     Args:
-        send: Gives one envelope to the client, with a callback for the result and the id.
+        send: Hands one envelope to the client, with a callback for the result and the id.
         topic: For error texts.
         window_bytes: On their way at once; one message always may be.
         deadline_seconds: For each message, from its launch.
+        ledger: Of the payload; its results are message ids.
         landed: Called by the client's thread when the last message of a flight that was `closed` has landed.
         late: Called when the time of a message is up.
         clock: Seconds, monotonic.
@@ -35,11 +37,13 @@ class Flight:
         topic: str,
         window_bytes: int,
         deadline_seconds: float,
+        ledger: SendLedger | None = None,
         landed: Callable[[Flight], None] | None = None,
         late: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._send = send
+        self._ledger = ledger or SendLedger()
         self._topic = topic
         self._window_bytes = window_bytes
         self._deadline_seconds = deadline_seconds
@@ -50,22 +54,21 @@ class Flight:
         self._flying: dict[int, tuple[float, int]] = {}  # launched when, and how large
         self._again: list[tuple[int, Envelope, int]] = []  # the client's queue was full, with so many of ours in it
         self._closed = False
-        self.launched = 0
-        self.ids: dict[int, Any] = {}
-        self.error: Exception | None = None
-        self.result: Any = None  # the client's word for that error
+        self.launched = 0  # that the client took
+        self.result: Any = None  # of the first message that failed
 
     def launch(self, envelope: Envelope) -> None:
         """Send one message, when there is room for it.
 
         Raises:
             SendDeadlineError: An earlier message has no answer.
-            Exception: What an earlier message met; nothing more was sent.
+            Exception: The error of an earlier message, or of this one, which was not sent.
         """
         size = len(envelope.data or b"")
         with self._changed:
             self._wait(lambda: not self._flying or self._bytes() + size <= self._window_bytes)
-        self._launch(self.launched, envelope)
+            number = self._ledger.launched()
+        self._launch(number, envelope)
         self.launched += 1
 
     def wait(self) -> list[Any]:
@@ -77,7 +80,7 @@ class Flight:
         """
         with self._changed:
             self._wait(lambda: not self._flying)
-        return [self.ids[number] for number in range(self.launched)]
+        return self._ledger.results
 
     def drain(self) -> None:
         """Wait until the client has taken all of them. Raises as `launch` does."""
@@ -107,9 +110,10 @@ class Flight:
             self._flying[number] = self._clock(), len(envelope.data or b"")
         try:
             self._send(envelope, lambda result, message_id: self._landed(number, envelope, result, message_id))
-        except BaseException:
+        except BaseException as error:
             with self._changed:
                 self._flying.pop(number, None)
+                self._ledger.failed(number, error)
             raise
 
     def _landed(self, number: int, envelope: Envelope, result: Any, message_id: Any) -> None:
@@ -117,11 +121,13 @@ class Flight:
         with self._changed:
             self._flying.pop(number, None)
             if result == vendor().Result.Ok:
-                self.ids[number] = message_id
+                self._ledger.acknowledged(number, message_id)
             elif result.name == _QUEUE_IS_FULL and self._flying and not self._closed:
                 self._again.append((number, envelope, len(self._flying)))
-            elif self.error is None:
-                self.error, self.result = error_of(result), result
+                self._ledger.postponed(number)
+            else:
+                self.result = self.result or result
+                self._ledger.failed(number, error_of(result))
             done = self._closed and not self._flying
             self._changed.notify_all()
         if done and self._on_landed is not None:
@@ -129,8 +135,8 @@ class Flight:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         while True:
-            if self.error is not None:
-                raise self.error
+            if self._ledger.error is not None:
+                raise self._ledger.error
             if self._again and len(self._flying) < self._again[0][2]:  # one of ours has landed: there is room
                 self._retry()
             elif ready() and not self._again:
@@ -147,6 +153,7 @@ class Flight:
 
     def _retry(self) -> None:
         number, envelope, _ = self._again.pop(0)
+        self._ledger.resumed(number)
         self._changed.release()  # the client may call back before it returns
         try:
             self._launch(number, envelope)

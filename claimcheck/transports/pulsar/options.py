@@ -9,6 +9,7 @@ from typing import Any
 from claimcheck.envelope import Envelope
 from claimcheck.outbound import Outbound
 from claimcheck.transports.pulsar.errors import ChunkArgumentError, vendor
+from claimcheck.validation import check_type
 
 __all__ = ["check_options", "given_options", "native_bytes", "without_schema"]
 
@@ -57,8 +58,7 @@ def native_bytes(envelope: Envelope) -> bytes | None:
 def without_schema(producer: Any) -> Any:
     """The same producer for bytes as they are: the user's schema has encoded what is in them."""
     pulsar = vendor()
-    if not hasattr(producer, "_producer"):
-        raise TypeError(f"a producer of pulsar-client is wanted, not {type(producer).__name__}")
+    check_type("producer", producer, valid=hasattr(producer, "_producer"), expected="a pulsar.Producer")
     raw = pulsar.Producer()
     raw._producer, raw._schema, raw._client = producer._producer, pulsar.schema.BytesSchema(), producer._client
     return raw

@@ -11,7 +11,6 @@ from typing import Any, Self
 from claimcheck import hints
 from claimcheck.envelope import Envelope
 from claimcheck.transports.needs import Offloads
-from claimcheck.transports.options import check_number, check_seconds
 from claimcheck.transports.pulsar.deadlines import Deadlines, Ticket
 from claimcheck.transports.pulsar.errors import SendDeadlineError, classify, error_of, vendor
 from claimcheck.transports.pulsar.flushing import Flushing
@@ -19,11 +18,13 @@ from claimcheck.transports.pulsar.limit import MAX_MESSAGE_BYTES, ask_limit, wir
 from claimcheck.transports.pulsar.options import given_options, without_schema
 from claimcheck.transports.pulsar.sending import Line, Sending, no_id
 from claimcheck.transports.undoing import Undoing
+from claimcheck.validation import check_cc, check_int, check_seconds
 from claimcheck.wire import WireLimit
 
-__all__ = ["PulsarProducer"]
+__all__ = ["DEADLINE_SECONDS", "WINDOW_BYTES", "PulsarProducer"]
 
-_WINDOW_BYTES = 16 << 20
+WINDOW_BYTES = 16 << 20
+DEADLINE_SECONDS = 60.0
 
 Callback = Callable[[Any, Any], None]
 
@@ -46,7 +47,7 @@ class PulsarProducer:
 
     Raises:
         TransportError: The web service did not answer.
-        ConfigError: A number that makes no sense.
+        ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
     """
 
     def __init__(
@@ -57,11 +58,12 @@ class PulsarProducer:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin_url: str | None = None,
         admin_headers: Mapping[str, str] | None = None,
-        window_bytes: int = _WINDOW_BYTES,
-        deadline_seconds: float = 60.0,
+        window_bytes: int = WINDOW_BYTES,
+        deadline_seconds: float = DEADLINE_SECONDS,
     ) -> None:
-        check_number("max_message_bytes", max_message_bytes, least=1)
-        check_number("window_bytes", window_bytes, least=1)
+        check_cc(cc)
+        check_int("max_message_bytes", max_message_bytes, minimum=1)
+        check_int("window_bytes", window_bytes, minimum=1)
         check_seconds("deadline_seconds", deadline_seconds)
         self._native = producer
         self._cc = cc
@@ -86,7 +88,6 @@ class PulsarProducer:
             topic=self._topic,
             window_bytes=window_bytes,
             deadline_seconds=deadline_seconds,
-            hooks=cc.hooks,
             undoing=self._undoing,
             late=self._flushing.lose,
         )
@@ -124,11 +125,12 @@ class PulsarProducer:
 
         Raises:
             ChunkArgumentError: An argument that chunks cannot have. Nothing was sent.
-            PartialSendError: Chunks broke off; an abort envelope followed where one could.
-            SendDeadlineError: No answer in time; it may have been sent. Close this producer: it is lost, and until
-                it is closed it disturbs the others of its client, whose connection it makes the broker drop.
+            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed where it could.
+            SendDeadlineError: No answer in time; it may have been sent. Close this producer: until then the broker
+                keeps dropping the connection that it shares with the client's other producers. Of chunks it is the
+                ``__cause__`` of the `PartialSendError`.
             pulsar.AlreadyClosed: This producer was closed; nothing was stored.
-            Exception: The client's own, unchanged; what was stored is removed where it was definitely not sent.
+            Exception: The client's own, unchanged; what was stored is deleted if it was definitely not sent.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
         options = given_options(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from claimcheck.envelope import Envelope
-from claimcheck.hooks import Hooks, SendEvent
 from claimcheck.outbound import Outbound
+from claimcheck.sending import SendLedger
 from claimcheck.transports.pulsar.deadlines import Ticket
-from claimcheck.transports.pulsar.errors import classify, vendor
+from claimcheck.transports.pulsar.errors import SendDeadlineError, vendor
 from claimcheck.transports.pulsar.flight import Flight
 from claimcheck.transports.pulsar.ids import WholeMessageId
 from claimcheck.transports.pulsar.options import check_options, native_bytes
@@ -35,7 +34,6 @@ class Line:
         topic: Its topic.
         window_bytes: Of the chunks of one payload, on their way at once.
         deadline_seconds: For the answer to one message.
-        hooks: Who hears of what is sent.
         undoing: Where the client's thread leaves what it must not do.
         late: Called when a message has had no answer in time.
     """
@@ -44,11 +42,15 @@ class Line:
     topic: str
     window_bytes: int
     deadline_seconds: float
-    hooks: Hooks
     undoing: Undoing
     late: Callable[[], None]
 
-    def flight(self, options: Mapping[str, Any], landed: Callable[[Flight], None] | None = None) -> Flight:
+    def flight(
+        self,
+        options: Mapping[str, Any],
+        ledger: SendLedger | None = None,
+        landed: Callable[[Flight], None] | None = None,
+    ) -> Flight:
         """Begin one."""
 
         def send(envelope: Envelope, callback: Callable[[Any, Any], None]) -> None:
@@ -56,6 +58,7 @@ class Line:
 
         return Flight(
             send,
+            ledger=ledger,
             topic=self.topic,
             window_bytes=self.window_bytes,
             deadline_seconds=self.deadline_seconds,
@@ -83,16 +86,12 @@ class Sending:
         self._line = line
         self._out = out
         self._options = options
-        self._flight = line.flight(options)
+        self._flight = line.flight(options, out.ledger)
 
     def launch(self) -> None:
-        """Give all messages to the client, chunks one by one as those before them land. Raises as `wait` does."""
-        with self._settled_if_it_fails():
-            # Never beyond the last: with that one not known to be sent, an error still undoes what was stored.
-            for envelope in itertools.islice(self._out.envelopes, self._out.total):
-                check_options(self._out, self._options)
-                self._flight.launch(envelope)
-            self._flight.drain()
+        """Hand all messages to the client, chunks one by one as earlier ones are answered. Raises as `wait`."""
+        with self._breaking_off():
+            self._launch_all()
 
     def wait(self) -> Any:
         """Wait until everything that was launched is in the topic.
@@ -101,110 +100,84 @@ class Sending:
             The id.
 
         Raises:
-            PartialSendError: Chunks broke off.
-            Exception: The client's own; what was stored is removed where it was definitely not sent.
+            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed where it could.
+            Exception: The client's own; what was stored is deleted if it was definitely not sent.
         """
-        with self._settled_if_it_fails():
+        with self._breaking_off():
             ids = self._flight.wait()
-        self._out.settle(None)
-        self._say("sent")
+        self._out.finish()
         return self._id(ids)
 
     def drop(self) -> None:
-        """Instead of launching it: undo what was stored."""
+        """Instead of launching it: delete what was stored."""
         with contextlib.suppress(Exception):  # it is in the log, and expires
             self._out.settle(None)
 
     def launch_for(self, ticket: Ticket) -> None:
-        """Give all messages to the client, and have the ticket called when the last of them has landed.
+        """Hand all messages to the client; the ticket is called when the last of them has its answer.
 
         Raises:
             Exception: Nothing was launched, and the ticket is not called; nor is it after a `KeyboardInterrupt`.
         """
-        flight = self._flight = self._line.flight(self._options, landed=lambda _: self._landed(ticket))
+        flight = self._flight = self._line.flight(
+            self._options, self._out.ledger, landed=lambda _: self._landed(ticket)
+        )
+        ticket.late = self._late
         try:
-            for envelope in self._out.envelopes:
-                check_options(self._out, self._options)
-                flight.launch(envelope)
-            flight.drain()
-        except Exception as error:
-            if not flight.launched:  # nobody knows of the callback yet
-                self._out.settle(error)
-                raise
-            flight.error = flight.error or error
+            self._launch_all()
         except BaseException as error:
-            self._interrupt()
-            self._out.settle(error)
-            raise
+            if not flight.launched or not isinstance(error, Exception):  # nobody will call the ticket
+                self._break_off(error)
+                raise
+            self._out.ledger.stopped(error)
         flight.close()
 
     # Within ----------------------------------------------------------------------------------------------------
 
+    def _launch_all(self) -> None:
+        check_options(self._out, self._options)
+        for envelope in self._out.messages:
+            self._flight.launch(envelope)
+        self._flight.drain()
+
     @contextlib.contextmanager
-    def _settled_if_it_fails(self) -> Iterator[None]:
+    def _breaking_off(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:
-            try:
-                self._break_off(error)
-            except Exception as partial:
-                self._out.settle(partial)
-                raise
-            self._out.settle(error)
-            raise
         except BaseException as error:
-            self._interrupt()
-            self._out.settle(error)
+            self._break_off(error)
             raise
 
-    def _interrupt(self) -> None:
-        """Chunks end here, for the program is to end: tell readers, and wait for nothing."""
-        if self._out.abort is not None and self._flight.launched < self._out.total:
-            self._send_abort(self._out.abort, wait_seconds=0)
+    def _break_off(self, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            self._flight.settle()
+        # After an interrupt the program is to end, and a producer without answers answers this neither.
+        waits = isinstance(error, Exception) and not isinstance(error, SendDeadlineError)
+        self._out.break_off(error, lambda abort: self._send_abort(abort, _ABORT_SECONDS if waits else 0))
 
-    def _break_off(self, error: Exception) -> None:
-        """Of chunks of which some may be in the topic, tell readers, and raise an error that says how many."""
-        out, flight = self._out, self._flight
-        if out.abort is not None:
-            flight.settle()
-            if flight.ids or classify(error) == "unknown":
-                self._send_abort(out.abort)
-                self._say("partial", error)
-                raise out.partial([flight.ids[number] for number in sorted(flight.ids)], error) from error
-        self._say(classify(error), error)
-
-    def _send_abort(self, abort: Envelope, *, wait_seconds: float = _ABORT_SECONDS) -> None:
+    def _send_abort(self, abort: Envelope, seconds: float = _ABORT_SECONDS) -> None:
         heard = threading.Event()
-        try:
-            self._line.give(abort, lambda result, message_id: heard.set(), self._options)
-            heard.wait(wait_seconds)
-        except Exception as error:
-            _log.warning("could not send the abort envelope: %s", type(error).__name__)
+        self._line.give(abort, lambda result, message_id: heard.set(), self._options)
+        heard.wait(seconds)
 
     def _landed(self, ticket: Ticket) -> None:
         """In the client's thread, which must neither wait nor see an exception."""
-        flight, error = self._flight, self._flight.error
-        if error is None:
-            self._out.keep()
-            self._say("sent")
-            ticket(vendor().Result.Ok, self._id([flight.ids[number] for number in range(flight.launched)]))
+        if self._out.ledger.error is None:
+            self._out.finish()
+            ticket(vendor().Result.Ok, self._id(self._out.ledger.results))
             return
-        self._line.undoing.submit(lambda: self._undo(error))
-        ticket(flight.result or vendor().Result.UnknownError, no_id())
+        self._line.undoing.submit(self._failed)
+        ticket(self._flight.result or vendor().Result.UnknownError, no_id())
 
-    def _undo(self, error: Exception) -> None:
-        out = self._out
-        partial = out.abort is not None and (self._flight.ids or classify(error) == "unknown")
-        self._say("partial" if partial else classify(error), error)
-        if out.abort is None:
-            out.conclude(error)
-        elif partial:
-            self._send_abort(out.abort)
+    def _failed(self) -> None:
+        self._out.tell_readers(self._send_abort)
+        self._out.finish()
 
-    def _say(self, outcome: Literal["sent", "failed", "unknown", "partial"], error: Exception | None = None) -> None:
-        if self._line.hooks:
-            facts: dict[str, Any] = {"messages": self._out.total, "uuid": self._out.uuid, "error": error}
-            self._line.hooks.emit(SendEvent(destination=self._line.topic, outcome=outcome, **facts))
+    def _late(self) -> None:
+        """The ticket's time is up; in the thread of the deadlines."""
+        text = f"{self._line.topic}: no answer in {self._line.deadline_seconds:g} s"
+        self._out.ledger.stopped(SendDeadlineError(text, destination=self._line.topic))
+        self._out.finish()
 
     def _id(self, ids: list[Any]) -> Any:
         if any(message_id.ledger_id() < 0 for message_id in ids):
