@@ -22,7 +22,7 @@ from claimcheck.chunks import Assembled, Broken, Event, Identity, Slot
 from claimcheck.chunks import Dropped as DroppedChunks
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.envelope import HEADER, Abort, Buffer, Chunk, Kind, Literal, Plain, PointerData, decode
-from claimcheck.errors import ClaimCheckError
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError
 from claimcheck.frames import let_go
 from claimcheck.hooks import AssembledEvent, DropEvent, Hooks
 from claimcheck.payload import as_view, crc32_of, crc32_text
@@ -120,6 +120,13 @@ class Dropped(_Outcome):
     reason: str
     action: Action
     error: ClaimCheckError | None = None
+
+    def as_failed(self) -> Failed:
+        """The same messages as a failure, for a transport that reports them to the application."""
+        error = self.error or IncompletePayloadError(
+            f"the payload {self.uuid} was dropped: {self.reason}", uuid=self.uuid
+        )
+        return Failed(source=self.source, slots=self.slots, identity=self.identity, since=self.since, error=error)
 
 
 Outcome = Resolved | Failed | Dropped

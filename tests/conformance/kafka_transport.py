@@ -4,9 +4,10 @@ import contextlib
 import logging
 
 import confluent_kafka as kafka
+import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
-from claimcheck.testing import Facts
+from claimcheck.testing import Facts, TransportConformance
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 
 SECONDS = 30
@@ -16,14 +17,14 @@ quiet = logging.getLogger("kafka-client-of-the-conformance-tests")
 quiet.setLevel(logging.CRITICAL + 1)
 
 
-class KafkaTransport:
+class KafkaConformance(TransportConformance):
     limit_bytes = 10_000
     refusal = unknown = kafka.KafkaException
     has_nack = False
     has_dead_letters = False
 
-    @contextlib.contextmanager
-    def connected(self, kafka_broker):
+    @pytest.fixture
+    def broker(self, kafka_broker):
         self.servers = {"bootstrap.servers": kafka_broker.bootstrap_servers}
         self.admin = AdminClient(self.servers, logger=quiet)
         self.raw = kafka.Producer({**self.servers, "linger.ms": 0}, logger=quiet)
@@ -58,7 +59,7 @@ class KafkaTransport:
 
     @contextlib.contextmanager
     def reading(self, topic):
-        """A consumer outside of the group, which may still ask what the group has committed; and where the topic ends."""
+        """A consumer with the group's id that never joins the group, and the end offset of each partition."""
         consumer = kafka.Consumer(self.consumer_options(topic), logger=quiet)
         partitions = consumer.list_topics(topic, SECONDS).topics[topic].partitions
         places = {partition: kafka.TopicPartition(topic, partition) for partition in partitions}

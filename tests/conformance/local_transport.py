@@ -1,8 +1,8 @@
 """The hooks of the transport kit for the embedded broker."""
 
-import contextlib
+import pytest
 
-from claimcheck.testing import Facts
+from claimcheck.testing import Facts, TransportConformance
 from claimcheck.transports.local import (
     BrokerCommitError,
     LocalBroker,
@@ -20,16 +20,17 @@ class UncertainBroker(LocalBroker):
         raise BrokerCommitError("the disk failed at the very end", path="broker.sqlite")
 
 
-class LocalTransport:
+class LocalConformance(TransportConformance):
     limit_bytes = 4096
     refusal = MessageTooLargeError
     unknown = BrokerCommitError
     has_look_ahead = False
 
-    @contextlib.contextmanager
-    def connected(self, path, clock):
-        self.path = path
-        with LocalBroker(path, max_message_bytes=self.limit_bytes, clock=clock, sleep=clock.advance) as self.native:
+    @pytest.fixture
+    def broker(self, tmp_path, clock):
+        self.path = tmp_path / "broker.sqlite"
+        options = {"max_message_bytes": self.limit_bytes, "clock": clock, "sleep": clock.advance}
+        with LocalBroker(self.path, **options) as self.native:
             yield
 
     def create_topic(self, topic, partitions):
@@ -39,8 +40,8 @@ class LocalTransport:
         return self.native.append(topic, data, key=key, headers=headers, partition=0).offset
 
     def messages(self, topic):
-        ends = {partition: self.native.end_offset(topic, partition) for partition in range(self.native.partitions(topic))}
-        return [m.value for partition, end in ends.items() for m in self.native.fetch(topic, partition, 0, end)]
+        places = [(part, self.native.end_offset(topic, part)) for part in range(self.native.partitions(topic))]
+        return [message.value for part, end in places for message in self.native.fetch(topic, part, 0, end)]
 
     def backlog(self, topic):
         with self.native.database.read() as connection:

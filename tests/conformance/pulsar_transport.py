@@ -4,8 +4,9 @@ import contextlib
 import logging
 
 import pulsar
+import pytest
 
-from claimcheck.testing import Facts
+from claimcheck.testing import Facts, TransportConformance
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer, SendDeadlineError
 from tests import servers
 
@@ -15,15 +16,15 @@ quiet = logging.getLogger("pulsar-client-of-the-conformance-tests")
 quiet.setLevel(logging.CRITICAL + 1)
 
 
-class PulsarTransport:
+class PulsarConformance(TransportConformance):
     limit_bytes = servers.PULSAR_MAX_MESSAGE_BYTES
     refusal = pulsar.exceptions.MessageTooBig
     unknown = SendDeadlineError
     header_shapes = ("mapping",)
     key_types = (str,)
 
-    @contextlib.contextmanager
-    def connected(self, pulsar_broker, pulsar_client):
+    @pytest.fixture
+    def broker(self, pulsar_broker, pulsar_client):
         self.server, self.client = pulsar_broker, pulsar_client
         self.writers = {}
         yield

@@ -6,23 +6,19 @@ import confluent_kafka as kafka
 import pytest
 from confluent_kafka.aio import AIOConsumer, AIOProducer
 
-from claimcheck.testing import TransportConformance
 from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer
 from tests.conformance.event_loop import running_loop
-from tests.conformance.kafka_transport import NOBODY, KafkaTransport, quiet
+from tests.conformance.kafka_transport import NOBODY, KafkaConformance, quiet
 
 
-class TestKafka(KafkaTransport, TransportConformance):
-    @pytest.fixture
-    def broker(self, kafka_broker):
-        with self.connected(kafka_broker):
-            yield
+class TestKafka(KafkaConformance):
+    pass
 
 
-class TestAsyncKafka(KafkaTransport, TransportConformance):
-    @pytest.fixture
-    def broker(self, kafka_broker):
-        with self.connected(kafka_broker), running_loop() as self.run:
+class TestAsyncKafka(KafkaConformance):
+    @pytest.fixture(autouse=True)
+    def _loop(self):
+        with running_loop() as self.run:
             yield
 
     # Sending ---------------------------------------------------------------------------------------------------

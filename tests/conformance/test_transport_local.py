@@ -1,13 +1,7 @@
 """The embedded broker keeps every promise of a transport."""
 
-import pytest
-
-from claimcheck.testing import TransportConformance
-from tests.conformance.local_transport import LocalTransport
+from tests.conformance.local_transport import LocalConformance
 
 
-class TestLocal(LocalTransport, TransportConformance):
-    @pytest.fixture
-    def broker(self, tmp_path, clock):
-        with self.connected(tmp_path / "broker.sqlite", clock):
-            yield
+class TestLocal(LocalConformance):
+    pass

@@ -7,26 +7,21 @@ import pulsar
 import pulsar.asyncio
 import pytest
 
-from claimcheck.testing import TransportConformance
-from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer, SendDeadlineError
+from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer
 from tests.conformance.event_loop import running_loop
-from tests.conformance.pulsar_transport import PulsarTransport, quiet
+from tests.conformance.pulsar_transport import PulsarConformance, quiet
 
 
-class TestPulsar(PulsarTransport, TransportConformance):
-    @pytest.fixture
-    def broker(self, pulsar_broker, pulsar_client):
-        with self.connected(pulsar_broker, pulsar_client):
-            yield
+class TestPulsar(PulsarConformance):
+    pass
 
 
-class TestAsyncPulsar(PulsarTransport, TransportConformance):
+class TestAsyncPulsar(PulsarConformance):
     refusal = pulsar.asyncio.PulsarException
-    unknown = (pulsar.asyncio.PulsarException, SendDeadlineError)
 
-    @pytest.fixture
-    def broker(self, pulsar_broker, pulsar_client):
-        with self.connected(pulsar_broker, pulsar_client), running_loop() as self.run:
+    @pytest.fixture(autouse=True)
+    def _loop(self, broker):
+        with running_loop() as self.run:
             self.native = self.run(self._opened())
             yield
             self.run(self.native.close())
