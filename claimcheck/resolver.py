@@ -222,9 +222,13 @@ class Resolver:
         due = self._assembler.due
         return self._outcomes(self._assembler.tick()) if due is not None and self._clock() >= due else []
 
-    def knows(self, source: Hashable, uuid: str, *, key: Any = None, writer: Hashable = None) -> bool:
-        """Whether a chunk of this payload arrived before and is remembered; key and writer as of `feed`."""
-        return self._assembler.knows(Identity(source, uuid, _writer(writer, key)))
+    def identity(self, source: Hashable, uuid: str, *, key: Any = None, writer: Hashable = None) -> Identity:
+        """Return the identity of a payload whose chunks `feed` takes with these arguments."""
+        return Identity(source, uuid, _writer(writer, key))
+
+    def knows(self, payload: Identity) -> bool:
+        """Whether a chunk of this payload arrived before and is remembered."""
+        return self._assembler.knows(payload)
 
     def settle(self, outcome: Outcome, *, acked: bool) -> None:
         """Mark the messages of an outcome as acknowledged or as negatively acknowledged.

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from claimcheck import config as configuration
@@ -259,11 +260,17 @@ class ClaimCheck:
         """
         return self.store(self._current().seal.store_name(pointer)).read(pointer)
 
-    def resolver(self, *, clock: Callable[[], float] = time.monotonic) -> Resolver:
-        """Return a resolver for a stream of messages, chunks included; one per consumer."""
-        return Resolver(
-            self._read, chunking=self.config.chunks, header=self.config.header, clock=clock, hooks=self._hooks
-        )
+    def resolver(self, *, clock: Callable[[], float] = time.monotonic, max_redeliveries: int | None = None) -> Resolver:
+        """Return a resolver for a stream of messages, chunks included; one per consumer.
+
+        Args:
+            clock: Seconds, monotonic.
+            max_redeliveries: Overrides ``chunking.max_redeliveries``.
+        """
+        chunking = self.config.chunks
+        if max_redeliveries is not None:
+            chunking = replace(chunking, max_redeliveries=max_redeliveries)
+        return Resolver(self._read, chunking=chunking, header=self.config.header, clock=clock, hooks=self._hooks)
 
     # Stores ----------------------------------------------------------------------------------------------------
 

@@ -65,5 +65,5 @@ class Resolves(Protocol):
     def pointer(self, message: bytes) -> Pointer | None:
         """Read a pointer without following it."""
 
-    def resolver(self, *, clock: Callable[[], float]) -> Resolver:
-        """Return what puts chunks together."""
+    def resolver(self, *, clock: Callable[[], float], max_redeliveries: int | None = None) -> Resolver:
+        """Return a resolver of chunks; ``max_redeliveries`` overrides the configuration."""

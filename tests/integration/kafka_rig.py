@@ -109,6 +109,27 @@ class Rig:
         assert native.flush(WITHIN_SECONDS) == 0
         return offsets
 
+    def remove_below(self, offset: int, partition: int = 0) -> None:
+        """Do what retention does: remove all records below an offset."""
+        at = kafka.TopicPartition(self.topic, partition, offset)
+        self.admin.delete_records([at])[at].result()
+
+    def end(self, partition: int = 0) -> int:
+        """The offset behind the last record."""
+        consumer = self.native_consumer()
+        try:
+            return int(consumer.get_watermark_offsets(kafka.TopicPartition(self.topic, partition), WITHIN_SECONDS)[1])
+        finally:
+            consumer.close()
+
+    def commit(self, offset: int, partition: int = 0) -> None:
+        """Commit an offset of the group, which nobody is a member of."""
+        consumer = self.native_consumer()
+        try:
+            consumer.commit(offsets=[kafka.TopicPartition(self.topic, partition, offset)], asynchronous=False)
+        finally:
+            consumer.close()
+
     def committed(self, partition: int = 0, group: str | None = None) -> Any:
         """What the group has committed of one partition."""
         consumer = self.native_consumer(group)

@@ -39,15 +39,15 @@ class TestMarks:
 class TestPartition:
     def test_nothing_is_passed_that_was_handed_out_later(self):
         partition = Partition(("t", 0), start=0, read=20)
-        partition.handed_out(3, 7, "b")
-        partition.handed_out(1, 9, "a")
+        partition.handed_out(3, 7)
+        partition.handed_out(1, 9)
 
         assert [partition.lowest(upto, None) for upto in (8, 9, 10)] == [1, 1, 10]
         assert partition.lowest(10, 2) == 2
 
     def test_what_is_committed_need_not_be_remembered(self):
         partition = Partition(("t", 0), start=0, read=20)
-        partition.handed_out(1, 9, "a")
+        partition.handed_out(1, 9)
         partition.forget_below(10)
 
         assert partition.lowest(5, None) == 5
@@ -55,7 +55,7 @@ class TestPartition:
     def test_where_nobody_commits_memory_is_bounded_and_errs_on_the_side_of_twice(self):
         partition = Partition(("t", 0), start=0, read=10**9)
         for n in range(_MAX_SPANS + 500):
-            partition.handed_out(10 * n, 10 * n + 5, str(n))
+            partition.handed_out(10 * n, 10 * n + 5)
 
         assert len(partition._spans) == _MAX_SPANS
         assert partition.lowest(10 * 300, None) == 0

@@ -47,7 +47,8 @@ class StepwiseConsumer(KafkaConsumer):
         return self._looks_ahead
 
     def look_ahead(self) -> None:
-        """Take what there is room for."""
+        """Take what there is room for; incomplete payloads expire here, too, since `gather` may not be called."""
+        self._do_chores()
         self._look_ahead()
 
     def waiting(self, count: int) -> list[Any]:

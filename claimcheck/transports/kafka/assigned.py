@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from claimcheck.envelope import Chunk
 from claimcheck.transports.kafka.errors import vendor
-from claimcheck.transports.kafka.inbox import Inbox
+from claimcheck.transports.kafka.inbox import Arrival, FirstChunk, Inbox
 from claimcheck.transports.kafka.marks import Mark
 from claimcheck.transports.kafka.partition import Begins, Partition
 
@@ -20,13 +22,30 @@ _ASK_SECONDS = 10.0
 _LOOK_BACK = 16  # records, for each chunk that is missing: so many payloads may have been sent at once
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a partition begins.
+
+    Attributes:
+        at: What to tell the client.
+        found: The group's offset where that counts, with its metadata; else the same.
+        begins: Why it begins there.
+        is_moved: Whether the client would begin elsewhere by itself.
+    """
+
+    at: Any
+    found: Any
+    begins: Begins
+    is_moved: bool = False
+
+
 class Assigned:
     """Keeps a `Partition` for each that records come from.
 
     Args:
         native: A `confluent_kafka.Consumer`.
         inbox: Holds their chunks.
-        wait_seconds: How long a payload that was let go of waits at most to be read again.
+        wait_seconds: How long a payload that was dropped waits at most to be read again.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -40,6 +59,7 @@ class Assigned:
         self._inbox = inbox
         self._wait_seconds = wait_seconds
         self._clock = clock
+        self._ask_again_at = float("-inf")
         self.known: dict[tuple[str, int], Partition] = {}
 
     def all(self) -> list[Partition]:
@@ -62,19 +82,25 @@ class Assigned:
 
     # Assignment ------------------------------------------------------------------------------------------------
 
-    def begin(self, assigned: list[Any]) -> None:
-        """Take over partitions: where no offset is given, from where the group has committed."""
+    def starts(self, assigned: list[Any]) -> list[Start]:
+        """Return where partitions begin: where no offset is given, at the offset that the group has committed.
+
+        An incomplete payload may have held that back until retention removed it. Then they begin at the low watermark,
+        and ``auto.offset.reset`` is not used.
+        """
         unknown = (vendor().OFFSET_INVALID, vendor().OFFSET_STORED)
         asked = [vendor().TopicPartition(each.topic, each.partition) for each in assigned if each.offset in unknown]
-        for each in assigned:
-            if each.offset not in unknown:
-                self._start(each, "sought" if each.offset >= 0 else "reset")
-        for each in self._committed(asked) if asked else []:
-            self._start(each, "committed" if each.offset >= 0 else "reset")
+        committed = {(each.topic, each.partition): each for each in (self._committed(asked) if asked else ())}
+        return [self._start(each, committed.get((each.topic, each.partition))) for each in assigned]
+
+    def begin(self, starts: Iterable[Start]) -> None:
+        """Take over partitions."""
+        for start in starts:
+            self._begin(start.found, start.begins)
 
     def seek(self, target: Any) -> None:
         """Forget what is held of a partition, which is read from somewhere else now."""
-        self._start(target, "sought")
+        self._begin(target, "sought")
 
     def end(self, revoked: list[Any]) -> None:
         """Forget partitions."""
@@ -111,68 +137,145 @@ class Assigned:
 
     # Reading again ---------------------------------------------------------------------------------------------
 
-    def reread(self) -> None:
-        """Go back for a payload that was let go of: when nothing else is being put together, or after a while.
+    def reread(self, paused: Container[tuple[str, int]]) -> list[Arrival]:
+        """Go back for a payload that was dropped: when no other is incomplete, or after a while.
 
-        One at a time, since they could not be held together before.
+        One at a time, since they could not be held together before. Returns the messages that report those whose first
+        records retention has removed meanwhile: the client must never seek there, since it would start over where
+        ``auto.offset.reset`` says.
         """
+        found = list[Arrival]()
         for partition in self.known.values():
-            if not partition.owed or partition.focus in partition.owed:
-                continue
-            uuid, oldest = min(partition.owed.items(), key=lambda item: item[1].first)
-            idle = not self._inbox.resolver.pending_payloads
-            if (idle and not partition.rereads) or self._clock() - oldest.since > self._wait_seconds:
-                partition.focus = uuid
-                if partition.read is None or partition.read > oldest.first:  # else it will be met
-                    self._go_back(partition, oldest.first)
+            if partition.source not in paused and self._is_time_to_reread(partition):
+                found += self._reread(partition)
+        return found
 
-    def look_back(self, partition: Partition, chunk_position: int) -> None:
-        """Go back before the group's offset, once, for the first chunks of a payload.
+    def find_first(self, partition: Partition, chunk: Chunk, offset: int) -> FirstChunk:
+        """Look for the first chunk of a payload, once before the group's offset.
 
-        Somebody may have committed an offset in its middle, who knew nothing of chunks.
+        Somebody may have committed an offset in its middle, who knew nothing of chunks. Far behind the start a first
+        chunk is missing for another reason: the records of one payload have changed their order.
         """
-        if partition.looked_back or partition.begins != "committed" or partition.start is None:
-            return
-        partition.looked_back = True
-        low = self._low(partition)
-        target = max(low, partition.start - _LOOK_BACK * (chunk_position + 64))
-        if target < partition.start:
-            self._inbox.forget(partition.source)  # a duplicate that was met first must not complete what was delivered
-            self._go_back(partition, target)
+        start, reach = partition.start or 0, _LOOK_BACK * (chunk.position + 64)
+        if partition.begins == "sought" or offset >= start + reach:
+            return "awaited"
+        if partition.low is None:
+            partition.low = self._low_of(partition)
+            if partition.low is None:
+                return "awaited"
+            partition.searched = start
+            if partition.begins == "committed" and self._look_back(partition, max(partition.low, start - reach)):
+                return "reading"
+        return "removed" if partition.searched <= partition.low and partition.low > 0 else "awaited"
 
-    def lost_head(self, partition: Partition) -> bool:
-        """Whether chunks that were never seen should have been there: the broker no longer has them."""
-        if partition.begins == "reset":
-            return partition.start is not None and partition.start <= self._low(partition)
-        return partition.begins == "committed"
+    def starts_late(self, partition: Partition) -> bool:
+        """Whether reading began in the middle, because the user asked for that."""
+        if partition.begins != "reset":
+            return partition.begins == "sought"
+        low = self._low_of(partition) if partition.low is None else partition.low
+        return low is not None and (partition.start or 0) > low
+
+    def was_overtaken(self, partition: Partition, offset: int) -> bool:
+        """Whether the client has to go back once more, since retention removed records before it could read them.
+
+        Then it started over where ``auto.offset.reset`` says, which may be the end.
+
+        Args:
+            partition: The client was told to go back in it.
+            offset: Of the first record that came then.
+        """
+        if partition.read is None or offset <= partition.read:
+            return False
+        low = self._low_of(partition)
+        if low is None or low <= partition.read:  # a gap, of a transaction or of compaction
+            return False
+        partition.current_reread = None  # it may begin below the low watermark now
+        if offset <= low:
+            return False
+        self._seek(partition, low)
+        partition.read = low
+        return True
 
     # Within ----------------------------------------------------------------------------------------------------
 
-    def _start(self, at: Any, begins: Begins) -> None:
+    def _begin(self, at: Any, begins: Begins) -> None:
         source = at.topic, at.partition
         self._inbox.forget(source)
         partition = self.known[source] = Partition(source, begins, start=at.offset if at.offset >= 0 else None)
         partition.restore(Mark.decode(at.metadata))
+
+    def _start(self, assigned: Any, committed: Any) -> Start:
+        if committed is None:
+            return Start(assigned, assigned, "sought" if assigned.offset >= 0 else "reset")
+        if committed.offset < 0:
+            return Start(assigned, committed, "reset")
+        low = self._low(committed) if Mark.decode(committed.metadata) is not None else None
+        if low is None or low <= committed.offset:
+            return Start(assigned, committed, "committed")
+        moved = vendor().TopicPartition(committed.topic, committed.partition, low, committed.metadata)
+        return Start(moved, moved, "committed", is_moved=True)
 
     def _committed(self, asked: list[Any]) -> list[Any]:
         """Ask the group; without an answer payloads may come twice."""
         try:
             return list(self._native.committed(asked, timeout=_ASK_SECONDS))
         except (vendor().KafkaException, RuntimeError) as error:
-            _log.warning("nobody tells what was delivered before; some of it may come again: %s", error)
+            _log.warning("failed to read committed offsets; delivered payloads may be delivered again: %s", error)
             return asked
 
-    def _low(self, partition: Partition) -> int:
+    def _low_of(self, partition: Partition) -> int | None:
         topic, number = partition.source
+        return self._low(vendor().TopicPartition(topic, number))
+
+    def _low(self, place: Any) -> int | None:
+        """The low watermark; ``None`` where the broker does not answer, which is not asked again for a while."""
+        if self._clock() < self._ask_again_at:
+            return None
         try:
-            low, _ = self._native.get_watermark_offsets(vendor().TopicPartition(topic, number), timeout=_ASK_SECONDS)
+            low, _ = self._native.get_watermark_offsets(place, timeout=_ASK_SECONDS)
         except vendor().KafkaException as error:
-            _log.warning("%s[%d]: the broker does not tell where it begins: %s", topic, number, error)
-            return 0
+            self._ask_again_at = self._clock() + _ASK_SECONDS
+            _log.warning("%s[%d]: failed to read the low watermark: %s", place.topic, place.partition, error)
+            return None
         return int(low)
 
+    def _is_time_to_reread(self, partition: Partition) -> bool:
+        if not partition.rereads:
+            return False
+        current = partition.rereads.get(partition.current_reread) if partition.current_reread else None
+        if current is not None:  # it expires in time, unless its first record did not come
+            return self._clock() - current.since > 2 * self._wait_seconds > 0
+        if not self._inbox.resolver.pending_payloads and not partition.is_rereading:
+            return True
+        return self._clock() - min(each.since for each in partition.rereads.values()) > self._wait_seconds
+
+    def _reread(self, partition: Partition) -> list[Arrival]:
+        low = self._low_of(partition)
+        if low is None:
+            return []
+        gone = [payload for payload, each in partition.rereads.items() if each.first < low]
+        if gone:
+            return [self._inbox.removed(partition, payload, low) for payload in gone]
+        payload, oldest = min(partition.rereads.items(), key=lambda item: item[1].first)
+        partition.current_reread, oldest.since = payload, self._clock()
+        if partition.read is None or partition.read > oldest.first:  # else it will be met
+            self._go_back(partition, oldest.first)
+        return []
+
+    def _look_back(self, partition: Partition, target: int) -> bool:
+        """Go back before the group's offset."""
+        if target >= (partition.start or 0):
+            return False
+        partition.searched = target
+        self._inbox.forget(partition.source)  # a duplicate that was met first must not complete what was delivered
+        self._go_back(partition, target)
+        return True
+
     def _go_back(self, partition: Partition, offset: int) -> None:
-        """Read again from somewhere below; what was delivered is passed over."""
+        """Read again from a lower offset; what was delivered is skipped."""
+        self._seek(partition, offset)
+        partition.go_back(offset)
+
+    def _seek(self, partition: Partition, offset: int) -> None:
         topic, number = partition.source
         self._native.seek(vendor().TopicPartition(topic, number, offset))
-        partition.go_back(offset)

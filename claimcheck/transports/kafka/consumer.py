@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from claimcheck.transports.kafka.assigned import Start
 from claimcheck.transports.kafka.errors import OffsetStoreError, vendor
 from claimcheck.transports.kafka.message import KafkaMessage
 from claimcheck.transports.kafka.partition import Partition
@@ -58,7 +59,7 @@ class KafkaConsumer(Receiving):
         cc: Resolves,
         *,
         auto_offset_store: bool = False,
-        max_redeliveries: int = 1,
+        max_redeliveries: int | None = None,
         prefetch_bytes: int = 0,
         prefetch_threads: int = 4,
         clock: Callable[[], float] = time.monotonic,
@@ -67,7 +68,8 @@ class KafkaConsumer(Receiving):
             raise TypeError(
                 f"a confluent_kafka.Consumer is wanted, not {type(consumer).__name__}; deserialize what value() gives"
             )
-        check_number("max_redeliveries", max_redeliveries, least=0)
+        if max_redeliveries is not None:
+            check_number("max_redeliveries", max_redeliveries, least=0)
         check_number("prefetch_bytes", prefetch_bytes, least=0)
         check_number("prefetch_threads", prefetch_threads, least=1)
         _check_offset_store(consumer)
@@ -97,7 +99,7 @@ class KafkaConsumer(Receiving):
         Raises:
             KafkaException: The client's own.
         """
-        if not (self._ready or self._steps or self._inbox.chunked):
+        if not (self._ready or self._steps or self._inbox.busy):
             native = self._native_poll(timeout)
             if native is None or self._is_plain(native):
                 return native
@@ -194,8 +196,10 @@ class KafkaConsumer(Receiving):
         call = self._rebalances.call
 
         def assigned(_: Any, partitions: list[Any]) -> None:
-            self._assigned.begin(partitions)
+            starts = self._assigned.starts(partitions)
+            self._assigned.begin(starts)
             call(on_assign, self, partitions)
+            self._assign_moved(starts)
 
         def revoked(_: Any, partitions: list[Any]) -> None:
             self._store_offsets()
@@ -215,14 +219,16 @@ class KafkaConsumer(Receiving):
 
     def assign(self, partitions: list[Any]) -> None:
         """Take partitions by hand, from their offsets or from where the group has committed."""
-        self._native.assign(partitions)
+        starts = self._assigned.starts(partitions)
+        self._native.assign([start.at for start in starts])
         self._forget()
-        self._assigned.begin(partitions)
+        self._assigned.begin(starts)
 
     def incremental_assign(self, partitions: list[Any]) -> None:
         """Take more partitions."""
-        self._native.incremental_assign(partitions)
-        self._assigned.begin(partitions)
+        starts = self._assigned.starts(partitions)
+        self._native.incremental_assign([start.at for start in starts])
+        self._assigned.begin(starts)
 
     def unassign(self) -> None:
         """Give all partitions back; what is held is forgotten."""
@@ -263,6 +269,19 @@ class KafkaConsumer(Receiving):
         return f"<KafkaConsumer of {len(self._assigned.all())} partitions, {self.pending_payloads} incomplete payloads>"
 
     # Within ----------------------------------------------------------------------------------------------------
+
+    def _assign_moved(self, starts: list[Start]) -> None:
+        """Within a rebalance: assign partitions, which the client does by itself unless one begins elsewhere."""
+        held = {(each.topic, each.partition) for each in self._native.assignment()}
+        places = [start.at for start in starts]
+        if not any(start.is_moved for start in starts) or any((at.topic, at.partition) in held for at in places):
+            return
+        try:
+            self._native.incremental_assign(places)
+        except vendor().KafkaException as error:
+            if error.args[0].code() != vendor().KafkaError._STATE:
+                raise
+            self._native.assign(places)  # the group's protocol is an eager one
 
     def _safe(self, partition: Partition) -> Any:
         return self._assigned.safe(partition, partition.position or 0)

@@ -1,4 +1,4 @@
-"""From native records to payloads: what came of each, without any call that moves the consumer."""
+"""Turns native records into messages of whole payloads, and keeps account of chunks. Calls nothing of the consumer."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
+from typing import Literal as OneOf
 
 from claimcheck import hints
+from claimcheck.chunks import Identity, Slot
 from claimcheck.envelope import Abort, Chunk, Literal, PointerData, decode
-from claimcheck.errors import EnvelopeError
-from claimcheck.resolver import Dropped, Outcome, Resolved, Resolver
+from claimcheck.errors import EnvelopeError, IncompletePayloadError
+from claimcheck.resolver import Dropped, Failed, Outcome, Resolved, Resolver
 from claimcheck.transports.kafka.message import KafkaMessage, failed, of_chunks
-from claimcheck.transports.kafka.partition import Owed, Partition
+from claimcheck.transports.kafka.partition import Partition
 from claimcheck.transports.kafka.pointers import pointed_at
 from claimcheck.transports.needs import Resolves
 
-__all__ = ["Arrival", "Inbox"]
+__all__ = ["Arrival", "FirstChunk", "Inbox"]
 
 _log = logging.getLogger(__name__)
+
+FirstChunk = OneOf["awaited", "reading", "removed"]
+"""Of the first chunk of a payload: it may still come, it is searched for further back, or retention removed it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,8 +33,8 @@ class Arrival:
     """A message that waits for its receiver.
 
     Attributes:
-        partition: Where it came from; ``None`` for an event of the client's.
-        message: It, or the native one.
+        partition: Where it came from; ``None`` for an event of the client.
+        message: The message, or the native one.
         first: The lowest offset of its records.
         last: The highest.
         outcome: Of chunks.
@@ -42,17 +47,22 @@ class Arrival:
     outcome: Outcome | None = None
 
     @property
+    def payload(self) -> Identity | None:
+        """Which payload it is, if it came as chunks."""
+        return self.outcome.identity if self.outcome is not None else None
+
+    @property
     def held_bytes(self) -> int:
-        """What it holds in memory, or will hold."""
+        """Bytes of its payload, in memory now or once it is read."""
         return len(self.message)
 
     @property
     def stored_bytes(self) -> int:
-        """Of that, what is still to be read."""
+        """How many of them are still to be read from a store."""
         return self.message.stored_bytes if isinstance(self.message, KafkaMessage) else 0
 
     def fetch(self, executor: Executor) -> None:
-        """Begin to read it."""
+        """Start reading the payload."""
         self.message.fetch(executor)
 
 
@@ -61,36 +71,35 @@ class Inbox:
 
     Args:
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        max_redeliveries: How often a payload that was let go of is read again.
-        headless: Told of each chunk of a payload of which the first was not seen yet.
-        lost_head: Asked whether a first chunk that never came should have been there.
+        max_redeliveries: How often an incomplete payload is read again; ``None`` for ``chunking.max_redeliveries``.
+        find_first: Looks for the first chunk of a payload, given a later one and its offset.
+        starts_late: Whether reading a partition began in the middle because the user asked for that.
         clock: Seconds, monotonic.
 
     Attributes:
-        chunked: Whether there was ever a chunk.
+        busy: Whether chunks are held, or are to be read again.
     """
 
     def __init__(
         self,
         cc: Resolves,
         *,
-        max_redeliveries: int,
-        headless: Callable[[Partition, Chunk], object],
-        lost_head: Callable[[Partition], bool],
+        max_redeliveries: int | None,
+        find_first: Callable[[Partition, Chunk, int], FirstChunk],
+        starts_late: Callable[[Partition], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cc = cc
-        self._headless = headless
-        self._lost_head = lost_head
-        self.chunked = False
-        self.header = cc.config.header
-        self._max_redeliveries = max_redeliveries
+        self._find_first = find_first
+        self._starts_late = starts_late
         self._clock = clock
-        self.resolver: Resolver = cc.resolver(clock=clock)
         self._partitions: dict[tuple[str, int], Partition] = {}
+        self.header = cc.config.header
+        self.resolver: Resolver = cc.resolver(clock=clock, max_redeliveries=max_redeliveries)
+        self.busy = False
 
     def take(self, partition: Partition, native: Any) -> list[Arrival]:
-        """Take a record that is no plain message; gives what came of it, of a chunk perhaps nothing yet."""
+        """Take a record that begins with the header; returns the messages that are complete now, if any."""
         offset, value = native.offset(), native.value()
         try:
             envelope = decode(value, header=self.header)
@@ -106,8 +115,21 @@ class Inbox:
         return self._single(partition, native, offset)
 
     def tick(self) -> list[Arrival]:
-        """Let go of chunks whose time is over."""
-        return self._arrivals(self.resolver.tick()) if self.resolver.pending_payloads else []
+        """Expire incomplete payloads; returns those that are reported."""
+        arrivals = self._arrivals(self.resolver.tick())
+        self.busy = bool(self.resolver.pending_payloads) or any(each.rereads for each in self._partitions.values())
+        return arrivals
+
+    def settle(self, partition: Partition, outcome: Outcome) -> None:
+        """Mark all records of a payload as done: the user has it, or does not get it."""
+        unread = partition.end(outcome.identity) if outcome.identity is not None else []
+        self.resolver.settle(replace(outcome, slots=[*unread, *outcome.slots]), acked=True)
+
+    def removed(self, partition: Partition, payload: Identity, low: int) -> Arrival:
+        """Report a payload that was to be read again, and begins below the low watermark by now."""
+        failure = partition.rereads[payload].dropped.as_failed()
+        seen, total = (getattr(failure.error, name, None) for name in ("seen", "total"))
+        return self._report(partition, replace(failure, error=_first_removed(payload, low, seen=seen, total=total)))
 
     def forget(self, source: tuple[str, int] | None = None) -> None:
         """Forget the chunks of one partition, or of all."""
@@ -126,72 +148,95 @@ class Inbox:
 
     def _chunk(self, partition: Partition, native: Any, envelope: Chunk | Abort) -> list[Arrival]:
         self._partitions[partition.source] = partition
-        self.chunked = True
-        if envelope.uuid in partition.owed and partition.focus not in (None, envelope.uuid):
-            return []  # its own turn comes
-        value, headers, key = native.value(), native.headers(), native.key()
-        headless = isinstance(envelope, Chunk) and self._is_headless(partition, envelope, key)
-        native.set_value(None)  # the piece is held, and nothing else
-        outcomes = self.resolver.feed(partition.source, native.offset(), value, headers=headers, key=key, handle=native)
-        arrivals = self._arrivals(outcomes)
-        if headless and isinstance(envelope, Chunk):
-            self._headless(partition, envelope)
-        return arrivals
+        self.busy = True
+        offset, value, headers, key = native.offset(), native.value(), native.headers(), native.key()
+        payload = self.resolver.identity(partition.source, envelope.uuid, key=key)
+        if partition.waits(payload):
+            return []
+        if partition.was_reported(payload):
+            partition.passed_over(offset)
+            return []
+        native.set_value(None)  # the resolver holds all three, of the headers and keys those of the first chunk only
+        native.set_headers(None)
+        native.set_key(None)
+        if isinstance(envelope, Chunk) and self._lacks_first(partition, payload, envelope):
+            where = self._find_first(partition, envelope, offset)
+            if where == "reading":
+                return []
+            if where == "removed":
+                error = _first_removed(payload, partition.low or 0, seen=1, total=envelope.count)
+                return self._begun_below(partition, payload, Slot(offset, native, headers, key), error)
+        return self._arrivals(
+            self.resolver.feed(partition.source, offset, value, headers=headers, key=key, handle=native)
+        )
 
-    def _is_headless(self, partition: Partition, chunk: Chunk, key: Any) -> bool:
+    def _lacks_first(self, partition: Partition, payload: Identity, chunk: Chunk) -> bool:
         if chunk.position == 0:
-            partition.headless.discard(chunk.uuid)
-        elif chunk.uuid not in partition.owed and not self.resolver.knows(partition.source, chunk.uuid, key=key):
-            partition.headless.add(chunk.uuid)
-        return chunk.uuid in partition.headless
+            partition.missing_first.discard(payload)
+        elif payload not in partition.rereads and not self.resolver.knows(payload):
+            partition.missing_first.add(payload)
+        return payload in partition.missing_first
+
+    def _begun_below(
+        self, partition: Partition, payload: Identity, slot: Slot, error: IncompletePayloadError
+    ) -> list[Arrival]:
+        """Report a payload whose first chunk was removed before it was read."""
+        if slot.position < (partition.start or 0):  # below the group's offset: whoever read it knows what became of it
+            return []
+        return [self._report(partition, Failed(source=partition.source, slots=[slot], identity=payload, error=error))]
 
     def _arrivals(self, outcomes: Iterable[Outcome]) -> list[Arrival]:
-        found = (self._arrival(outcome) for outcome in outcomes)
-        return [arrival for arrival in found if arrival is not None]
+        arrivals = (self._arrival(self._partitions[outcome.source], outcome) for outcome in outcomes)  # type: ignore[index]
+        return [arrival for arrival in arrivals if arrival is not None]
 
-    def _arrival(self, outcome: Outcome) -> Arrival | None:
-        partition = self._partitions[outcome.source]  # type: ignore[index]
-        first, last = outcome.positions[0], outcome.positions[-1]
+    def _arrival(self, partition: Partition, outcome: Outcome) -> Arrival | None:
         if isinstance(outcome, Dropped):
-            if self._let_go(partition, outcome):
-                return None
-        elif not partition.wants(first, last, outcome.uuid):
-            self.resolver.settle(outcome, acked=True)
-            partition.owed.pop(outcome.uuid or "", None)
+            return self._dropped(partition, outcome)
+        if isinstance(outcome, Failed) and isinstance(outcome.error, IncompletePayloadError):
+            return self._report(partition, outcome)
+        first, last = outcome.positions[0], outcome.positions[-1]
+        if not partition.wants(first, last, outcome.identity):
+            self.settle(partition, outcome)
             return None
         message = of_chunks(outcome)
         kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
         return Arrival(partition, message, first, last, kept)
 
-    def _let_go(self, partition: Partition, dropped: Dropped) -> bool:
-        """Do what the configuration says with records that became no payload; gives whether that is all."""
-        uuid, first = dropped.uuid or "", dropped.positions[0]
-        owed = partition.owed.get(uuid)
-        if dropped.action == "ack" or uuid in partition.given_up or self._begins_before(partition, dropped):
-            partition.owed.pop(uuid, None)
-            for each in (*(owed.dropped if owed else ()), dropped):
-                self.resolver.settle(each, acked=True)
+    def _dropped(self, partition: Partition, dropped: Dropped) -> Arrival | None:
+        """Act on chunks that became no payload; returns the message that reports them, if there is to be one."""
+        payload = dropped.identity
+        assert payload is not None
+        if dropped.action == "ack" or partition.was_reported(payload) or self._begins_before(partition, dropped):
+            self.settle(partition, dropped)
             partition.passed_over(dropped.positions[-1])
-            return True
-        if dropped.reason == "expired" and uuid in partition.headless:  # to read again would not bring it
-            partition.given_up.add(uuid)
-            return False
-        behind = owed is not None and first > owed.first  # of one that was let go of, and is to be read again
-        if not behind and (dropped.action == "dead_letter" or (owed.times if owed else 0) >= self._max_redeliveries):
-            partition.given_up.add(uuid)
-            return False
-        if owed is None:
-            owed = partition.owed[uuid] = Owed(first, partition.skip_below, self._clock(), times=0)
-        if not behind:
-            owed.times, owed.since, owed.dropped = owed.times + 1, self._clock(), []
-            partition.focus = None
-        owed.dropped.append(dropped)
+            return None
+        has_lost_first = dropped.reason == "expired" and payload in partition.missing_first
+        if dropped.action == "dead_letter" or has_lost_first:  # to read it again would not help
+            return self._report(partition, dropped.as_failed())
+        partition.read_again(payload, dropped, self._clock())
         self.resolver.settle(dropped, acked=False)
-        return True
+        return None
+
+    def _report(self, partition: Partition, failure: Failed) -> Arrival:
+        """Hand out an incomplete payload with all records seen of it."""
+        payload = failure.identity
+        assert payload is not None
+        slots = {slot.position: slot for slot in (*partition.end(payload), *failure.slots)}
+        failure = replace(failure, slots=list(slots.values()))
+        first, last = failure.positions[0], failure.positions[-1]
+        partition.report(payload, first)
+        return Arrival(partition, of_chunks(failure), first, last, failure)
 
     def _begins_before(self, partition: Partition, dropped: Dropped) -> bool:
-        """Whether a payload never came whole because it begins before what the user asked for."""
-        if dropped.reason != "expired" or dropped.uuid not in partition.headless or self._lost_head(partition):
+        """Whether a payload is incomplete because it begins before what the user asked for."""
+        if dropped.reason != "expired" or dropped.identity not in partition.missing_first:
             return False
-        _log.info("%s[%d]: a payload that begins before the start is passed over", *partition.source)
+        if not self._starts_late(partition):
+            return False
+        _log.info("%s[%d]: skipped a payload that begins before the start offset", *partition.source)
         return True
+
+
+def _first_removed(payload: Identity, low: int, *, seen: int | None, total: int | None) -> IncompletePayloadError:
+    text = f"retention removed the first records of {payload.uuid}: its partition begins at offset {low} now"
+    return IncompletePayloadError(text, uuid=payload.uuid, seen=seen, total=total)

@@ -5,34 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from claimcheck.chunks import Identity, Slot
 from claimcheck.resolver import Dropped
 from claimcheck.transports.kafka.marks import Mark
 
-__all__ = ["Begins", "Owed", "Partition"]
+__all__ = ["Begins", "Partition", "Reread"]
 
 _MAX_SPANS = 10_000
+_MAX_REPORTED = 10_000
 
 Begins = Literal["committed", "sought", "reset"]
 """Where reading began: at the group's offset, where the user said, or where ``auto.offset.reset`` says."""
 
 
 @dataclass(slots=True)
-class Owed:
-    """A payload that was let go of, and is to be read again.
+class Reread:
+    """A payload whose chunks were dropped and are to be read again.
 
     Attributes:
         first: The offset of its first record.
-        skip_below: Of the partition then: if it ends below, it was delivered before, and this was a second reading.
-        since: When that was, by the consumer's clock.
-        times: How often it happened.
-        dropped: Its records, as they were let go of.
+        skip_below: The partition's at that time: a payload that ends below it was delivered before.
+        since: When the chunks were dropped, by the consumer's clock.
+        dropped: How they were dropped last.
+        slots: All its records by offset; they are unsettled until the payload ends.
     """
 
     first: int
     skip_below: int
     since: float
-    times: int = 1
-    dropped: list[Dropped] = field(default_factory=list)
+    dropped: Dropped
+    slots: dict[int, Slot] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,18 +45,19 @@ class Partition:
         source: Topic and number.
         begins: Why it is read from ``start``.
         start: The first offset, where it is known.
-        read: The next offset that the client will give.
+        low: The low watermark when a first chunk was missing for the first time; ``None`` before that.
+        searched: The lowest offset that was read; known where ``low`` is.
+        read: The next offset that the client will return.
         taken: Behind the last record of which there was a message, handed out or not.
         position: Behind the last record that was handed out; ``None`` before the first.
-        skip_below: Payloads that ended below were delivered already, unless they are owed.
-        owed: Payloads that were let go of, by uuid.
-        focus: The one of them that is being read again.
+        skip_below: Payloads that end below were delivered already, unless they are to be read again.
+        rereads: Payloads to be read again.
+        current_reread: The one of them that is being read again.
         done_before: Behind what an earlier owner of the partition delivered.
-        owed_before: Where payloads begin that an earlier owner of the partition owed.
-        given_up: Payloads that were handed out incomplete; what still comes of them is passed over.
-        headless: Payloads of which the first chunk seen was not their first.
-        looked_back: Whether the records before the start were searched for it.
-        went_back: Whether what the client gave by now will come again.
+        undelivered: Where payloads begin that were not delivered, though others behind them were: those that an
+            earlier owner of the partition was to read again, and incomplete ones that wait to be handed out.
+        missing_first: Payloads of which the first chunk seen was not their first.
+        went_back: Whether the client was told to go back, and no record from there has come yet.
         changed: Whether something was handed out since an offset was stored.
         stored: What is stored, and not committed by its user.
     """
@@ -62,49 +65,80 @@ class Partition:
     source: tuple[str, int]
     begins: Begins = "reset"
     start: int | None = None
+    low: int | None = None
+    searched: int = 0
     read: int | None = None
     taken: int = 0
     position: int | None = None
     skip_below: int = 0
-    owed: dict[str, Owed] = field(default_factory=dict)
-    focus: str | None = None
+    rereads: dict[Identity, Reread] = field(default_factory=dict)
+    current_reread: Identity | None = None
     done_before: int = 0
-    owed_before: set[int] = field(default_factory=set)
-    given_up: set[str] = field(default_factory=set)
-    headless: set[str] = field(default_factory=set)
-    looked_back: bool = False
+    undelivered: set[int] = field(default_factory=set)
+    missing_first: set[Identity] = field(default_factory=set)
     went_back: bool = False
     changed: bool = False
     stored: Any = None
+    _reported: dict[Identity, None] = field(default_factory=dict)  # incomplete, oldest first
     _spans: list[tuple[int, int]] = field(default_factory=list)  # last and first offset of what was handed out
 
     def restore(self, mark: Mark | None) -> None:
-        """Take over from an earlier owner."""
+        """Take over from an earlier owner, whose commit an incomplete payload held back."""
         if mark is not None:
-            self.skip_below, self.done_before, self.owed_before = mark.upto, mark.upto, set(mark.owed)
+            self.skip_below, self.done_before, self.undelivered = mark.upto, mark.upto, set(mark.owed)
+            self.read, self.went_back = self.start, True
 
     def go_back(self, offset: int) -> None:
-        """Read again from here; what was delivered is passed over."""
+        """Read again from here; what was delivered is skipped."""
         self.skip_below = max(self.skip_below, self.taken, self.start or 0)
         self.read, self.went_back = offset, True
 
     @property
-    def rereads(self) -> bool:
+    def is_rereading(self) -> bool:
         """Whether what was read once is being read again."""
         return self.read is not None and self.read < self.skip_below
 
-    def wants(self, first: int, last: int, uuid: str | None) -> bool:
-        """Whether a payload is still to be delivered."""
-        owed = self.owed.get(uuid or "")
-        return last >= (owed.skip_below if owed else self.skip_below) or first in self.owed_before
+    def waits(self, payload: Identity) -> bool:
+        """Whether a payload is to be read again, and another one is read first."""
+        return payload in self.rereads and self.current_reread not in (None, payload)
 
-    def handed_out(self, first: int, last: int, uuid: str | None) -> None:
+    def wants(self, first: int, last: int, payload: Identity | None) -> bool:
+        """Whether a payload is still to be delivered."""
+        reread = self.rereads.get(payload) if payload is not None else None
+        return last >= (reread.skip_below if reread else self.skip_below) or first in self.undelivered
+
+    def read_again(self, payload: Identity, dropped: Dropped, now: float) -> None:
+        """Note that the chunks of a payload were dropped and are to be read again."""
+        first = dropped.positions[0]
+        reread = self.rereads.get(payload)
+        if reread is None:
+            reread = self.rereads[payload] = Reread(first, self.skip_below, now, dropped)
+        elif self.current_reread == payload:  # dropped once more
+            reread.first, reread.since, reread.dropped = min(reread.first, first), now, dropped
+            self.current_reread = None
+        reread.slots.update((slot.position, slot) for slot in dropped.slots)
+
+    def end(self, payload: Identity) -> list[Slot]:
+        """Forget a payload that has ended; returns its records that are unsettled because it was to be read again."""
+        self.missing_first.discard(payload)
+        reread = self.rereads.pop(payload, None)
+        return list(reread.slots.values()) if reread else []
+
+    def report(self, payload: Identity, first: int) -> None:
+        """Note that an incomplete payload is handed out: chunks of it that are read later are skipped."""
+        self.undelivered.add(first)
+        self._reported[payload] = None
+        if len(self._reported) > _MAX_REPORTED:
+            del self._reported[next(iter(self._reported))]
+
+    def was_reported(self, payload: Identity) -> bool:
+        """Whether a payload was handed out incomplete."""
+        return payload in self._reported
+
+    def handed_out(self, first: int, last: int) -> None:
         """Note what the user has."""
         self.changed = True
-        if uuid is not None:
-            self.owed.pop(uuid, None)
-            self.owed_before.discard(first)
-            self.headless.discard(uuid)
+        self.undelivered.discard(first)
         self.position = max(last + 1, self.position or 0, self.done_before)
         if first < last:
             self._spans.append((last, first))
@@ -114,7 +148,7 @@ class Partition:
 
     def passed_over(self, offset: int) -> None:
         """Note that a record became no message; what is done with may be committed behind it, if all before it is."""
-        if self.position is not None and self.taken <= self.position <= offset and not self.rereads:
+        if self.position is not None and self.taken <= self.position <= offset and not self.is_rereading:
             self.taken = self.position = offset + 1
             self.changed = True
 
@@ -135,7 +169,7 @@ class Partition:
 
     def mark(self, upto: int) -> Mark:
         """What is committed beside an offset below ``upto``."""
-        owed = {owed.first for owed in self.owed.values()} | self.owed_before
+        owed = {reread.first for reread in self.rereads.values()} | self.undelivered
         return Mark(upto, frozenset(first for first in owed if first < upto))
 
     def forget_below(self, upto: int) -> None:

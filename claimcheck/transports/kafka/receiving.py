@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from claimcheck.envelope import Chunk
 from claimcheck.transports.kafka.assigned import Assigned
 from claimcheck.transports.kafka.inbox import Arrival, Inbox
 from claimcheck.transports.kafka.message import KafkaMessage
@@ -41,7 +40,7 @@ class Receiving(NativeConsumer):
         consumer: Any,
         cc: Resolves,
         *,
-        max_redeliveries: int,
+        max_redeliveries: int | None,
         prefetch_bytes: int,
         prefetch_threads: int,
         steps: bool,
@@ -49,7 +48,11 @@ class Receiving(NativeConsumer):
     ) -> None:
         super().__init__(consumer)
         self._inbox = Inbox(
-            cc, max_redeliveries=max_redeliveries, headless=self._headless, lost_head=self._lost_head, clock=clock
+            cc,
+            max_redeliveries=max_redeliveries,
+            find_first=lambda *chunk: self._assigned.find_first(*chunk),
+            starts_late=lambda partition: self._assigned.starts_late(partition),
+            clock=clock,
         )
         self._header = self._inbox.header
         wait = cc.config.chunking.expire_after_seconds
@@ -82,7 +85,7 @@ class Receiving(NativeConsumer):
         partition, offset = self._assigned.known.get((native.topic(), native.partition())), native.offset()
         if partition is None or partition.start is None:
             partition = self._assigned.of(native)
-        if offset < partition.skip_below:
+        if offset < partition.skip_below or partition.went_back:
             return False
         partition.read = partition.taken = partition.position = offset + 1
         partition.changed = True
@@ -104,6 +107,8 @@ class Receiving(NativeConsumer):
         partition, offset, value = self._assigned.of(native), native.offset(), native.value()
         if partition in stale:
             return None
+        if partition.went_back and self._assigned.was_overtaken(partition, offset):
+            return partition
         partition.read, partition.went_back = offset + 1, False
         if value is None or not value.startswith(self._header):
             if offset >= partition.skip_below:
@@ -131,11 +136,11 @@ class Receiving(NativeConsumer):
         if self._looks_ahead:
             self._prefetch.remove(arrival)
         if arrival.partition is not None:
-            arrival.partition.handed_out(arrival.first, arrival.last, arrival.outcome.uuid if arrival.outcome else None)
+            arrival.partition.handed_out(arrival.first, arrival.last)
             if isinstance(arrival.message, KafkaMessage):
                 arrival.message.behind = arrival.partition.position or 0
-        if arrival.outcome is not None:
-            self._inbox.resolver.settle(arrival.outcome, acked=True)
+            if arrival.outcome is not None:
+                self._inbox.settle(arrival.partition, arrival.outcome)
         return arrival.message
 
     def _wait(self, timeout: float) -> Any:
@@ -164,16 +169,9 @@ class Receiving(NativeConsumer):
         """Do what is to be done when the user asks for more."""
 
     def _do_chores(self) -> None:
-        if self._inbox.chunked:
-            for arrival in self._inbox.tick():
+        if self._inbox.busy:
+            for arrival in (*self._inbox.tick(), *self._assigned.reread(self._paused)):
                 self._add(arrival)
-            self._assigned.reread()
-
-    def _headless(self, partition: Partition, chunk: Chunk) -> None:
-        self._assigned.look_back(partition, chunk.position)
-
-    def _lost_head(self, partition: Partition) -> bool:
-        return self._assigned.lost_head(partition)
 
     def _drop(self, partitions: list[Any]) -> None:
         """Forget what waits of these partitions."""
@@ -203,7 +201,7 @@ class Receiving(NativeConsumer):
 
     def _step(self, left: float) -> float:
         """How long to wait for the client at once: chunks may expire meanwhile, and offsets are to be stored."""
-        if self._steps or self._inbox.chunked:
+        if self._steps or self._inbox.busy:
             return min(left, _STEP_SECONDS)
         return -1 if left == FOR_EVER else left
 
