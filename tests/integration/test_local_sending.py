@@ -12,6 +12,8 @@ import pytest
 
 import claimcheck
 from claimcheck import HEADER
+from claimcheck.errors import ConfigError
+from claimcheck.hooks import SendEvent
 from claimcheck.transports.local import (
     MESSAGE_OVERHEAD_BYTES,
     BrokerArgumentError,
@@ -321,6 +323,40 @@ def test_a_chunked_send_that_breaks_off_says_so_and_is_dropped_by_readers(broker
     assert heir.receive(timeout=0) is None
     assert heir._resolver.pending_payloads == 0  # two chunks and the word that no more will come: acknowledged
     assert [broker.end_offset("wide", n) for n in range(4)] == [4, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("strategy", "chunked"), [("external", False), ("chunking", True)])
+def test_each_payload_that_does_not_go_as_it_is_has_one_event(broker, tmp_path, monkeypatch, strategy, chunked):
+    heard = []
+    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "store")}}
+    append = broker.append
+    with claimcheck.from_dict({"strategy": strategy, "stores": stores}, hooks=[heard.append]) as cc:
+        producer = LocalProducer(broker, cc)
+        producer.send("orders", b"plain")
+        ids = producer.send_all("orders", BIG)
+        with pytest.raises(UnknownTopicError):
+            producer.send("unknown", BIG, key=b"k")
+        monkeypatch.setattr(broker, "append", lambda *args, **kwargs: _lost(append(*args, **kwargs)))
+        with pytest.raises(claimcheck.PartialSendError if chunked else BrokerCommitError):
+            producer.send("orders", BIG)
+
+    sent, failed, unknown = [event for event in heard if isinstance(event, SendEvent)]
+    assert (sent.destination, sent.outcome, sent.messages, sent.error) == ("orders", "sent", len(ids), None)
+    assert (failed.destination, failed.outcome, type(failed.error)) == ("unknown", "failed", UnknownTopicError)
+    assert (unknown.outcome, type(unknown.error)) == ("unknown", BrokerCommitError)
+    assert [event.uuid is not None for event in (sent, failed, unknown)] == [chunked] * 3
+
+
+def _lost(_):
+    raise BrokerCommitError("failed at the very end", path="broker.sqlite")
+
+
+@pytest.mark.parametrize("wrong", ["claimcheck.yaml", None])
+def test_what_is_no_broker_or_no_claimcheck_is_refused(broker, configure, wrong):
+    with pytest.raises(ConfigError, match="cc: found an object of type"):
+        LocalProducer(broker, wrong)
+    with pytest.raises(ConfigError, match="broker: found an object of type"):
+        LocalProducer(wrong, configure())
 
 
 def test_hybrid_goes_by_chunks_while_the_store_is_down(broker, configure, consume, tmp_path):

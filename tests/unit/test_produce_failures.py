@@ -19,6 +19,7 @@ from claimcheck.errors import (
     PayloadTooLargeError,
 )
 from claimcheck.hints import TYPE
+from claimcheck.hooks import Hooks, SendEvent
 from claimcheck.strategy import Message
 from tests.produce_rig import BIG, BrokerTimeoutError, QueueFullError, Rig
 
@@ -188,6 +189,35 @@ def test_a_classifier_is_asked_once_for_an_error():
             with rig.cc.outbound(BIG, destination="orders", key="k", classify=lambda error: asked.append(error)) as out:  # noqa: B023
                 out.send(raising(TimeoutError()))
         assert len(asked) == 2
+
+
+@pytest.mark.parametrize("way", ["decorator", "block", "by hand"])
+def test_every_way_of_sending_has_one_event_for_each_payload(rig, way):
+    heard = []
+    rig.cc._hooks = Hooks((lambda event: isinstance(event, SendEvent) and heard.append(event),))
+
+    def send(payload, produce):
+        if way == "decorator":
+            return rig.cc.offload(payload="value", destination="topic")(lambda topic, value: produce(value))(
+                "t", payload
+            )
+        with rig.cc.outbound(payload, destination="t") as out:
+            if way == "block":
+                out.send(lambda each: produce(each.data))
+            else:
+                for each in out.envelopes:
+                    produce(each.data)
+                    out.sent()
+        return None
+
+    send(b"plain", lambda _: None)
+    send(BIG, lambda _: None)
+    for error in (refused := QueueFullError()), (vague := TimeoutError()):
+        with pytest.raises(type(error)):
+            send(BIG, raising(error))
+
+    found = [(each.destination, each.outcome, each.messages, each.uuid, each.error) for each in heard]
+    assert found == [("t", "sent", 1, None, None), ("t", "failed", 1, None, refused), ("t", "unknown", 1, None, vague)]
 
 
 def raising(error):

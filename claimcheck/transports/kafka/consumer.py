@@ -14,7 +14,7 @@ from claimcheck.transports.kafka.message import KafkaMessage
 from claimcheck.transports.kafka.partition import Partition
 from claimcheck.transports.kafka.receiving import Receiving
 from claimcheck.transports.needs import Resolves
-from claimcheck.transports.options import check_number
+from claimcheck.validation import check_int
 
 __all__ = ["KafkaConsumer"]
 
@@ -69,9 +69,9 @@ class KafkaConsumer(Receiving):
                 f"a confluent_kafka.Consumer is wanted, not {type(consumer).__name__}; deserialize what value() gives"
             )
         if max_redeliveries is not None:
-            check_number("max_redeliveries", max_redeliveries, least=0)
-        check_number("prefetch_bytes", prefetch_bytes, least=0)
-        check_number("prefetch_threads", prefetch_threads, least=1)
+            check_int("max_redeliveries", max_redeliveries, minimum=0)
+        check_int("prefetch_bytes", prefetch_bytes, minimum=0)
+        check_int("prefetch_threads", prefetch_threads, minimum=1)
         _check_offset_store(consumer)
         super().__init__(
             consumer,
