@@ -23,10 +23,12 @@ class ChunkPromises(TransportKit):
 
     # Dead writers ----------------------------------------------------------------------------------------------
 
-    def test_an_incomplete_payload_is_reported_on_a_busy_topic(self, harness: Harness) -> None:
+    @pytest.mark.parametrize("missing", ["first", "last"])
+    def test_an_incomplete_payload_is_reported_on_a_busy_topic(self, harness: Harness, missing: str) -> None:
         """It is redelivered a bounded number of times, then handed out once as an error; the group gets past it."""
         harness.subscribe(chunking=_expiring(max_redeliveries=REDELIVERIES))
-        harness.append(*chunks_of(content(600), 3)[:2])
+        chunks = chunks_of(content(600), 3)
+        harness.append(*(chunks[1:] if missing == "first" else chunks[:2]))
 
         (error,) = harness.busy_until(bool, step_seconds=STEP_SECONDS)
 
@@ -82,6 +84,20 @@ class ChunkPromises(TransportKit):
         harness.append(last)
 
         assert harness.busy_until(bool, step_seconds=0) == [content(600)]
+        harness.assert_finished()
+
+    def test_payloads_that_are_evicted_end_too(self, harness: Harness) -> None:
+        """More incomplete payloads than are held at once: those of dead writers are reported, the others delivered."""
+        limits = {"max_pending_payloads": 2, "max_redeliveries": REDELIVERIES}
+        harness.subscribe(chunking=_expiring(**limits))
+        for seed in range(4):
+            harness.append(chunks_of(content(600, seed), 2)[0])
+        harness.append(*chunks_of(content(600), 2))
+
+        found = harness.busy_until(lambda found: len(found) == 5, step_seconds=STEP_SECONDS)
+
+        assert sorted(type(each).__name__ for each in found) == [*["IncompletePayloadError"] * 4, "bytes"]
+        assert content(600) in found
         harness.assert_finished()
 
     # Aborts ----------------------------------------------------------------------------------------------------

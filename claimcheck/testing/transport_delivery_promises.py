@@ -145,7 +145,7 @@ class DeliveryPromises(TransportKit):
         harness.send(*sent, strategy=strategy)
         assert harness.take(3) == [b"start", *sent]
 
-        self.seek(harness.consumer, harness.topic, start)
+        harness.seek(start)
 
         assert harness.take(3) == [b"start", *sent]
         harness.assert_finished()
@@ -157,7 +157,7 @@ class DeliveryPromises(TransportKit):
         _, behind = harness.append(first, b"behind")
         assert harness.take() == [b"behind"]
 
-        self.seek(harness.consumer, harness.topic, behind)
+        harness.seek(behind)
         harness.append(last, b"last")
 
         assert harness.take(2) == [b"behind", b"last"]

@@ -49,7 +49,7 @@ class Facts:
     Attributes:
         topic: The topic, as the kit named it.
         partition: From 0; 0 where the topic is not partitioned.
-        position: What `TransportKit.append` returned for the message; of a chunked payload the lowest.
+        position: What `TransportKit.append` returned for the message, hashable; of a chunked payload the lowest.
         key: As bytes; ``None`` where there is none.
         headers: Names and values, as bytes.
     """
@@ -84,6 +84,8 @@ class TransportKit:
         unknown: What `send_unknown` raises.
         header_shapes: The shapes of headers that producers accept: ``mapping``, ``pairs``.
         key_types: The types of keys that producers accept.
+        acks_are_immediate: Whether the broker has an acknowledgement when `acknowledge` returns. Otherwise a redelivery
+            may overtake it, which the kit tolerates until `backlog` is 0.
         has_nack: Whether a single payload can be given back; see `give_back`.
         has_dead_letters: Whether there is a destination for dead letters.
         has_seek: Whether consumers can seek.
@@ -100,6 +102,7 @@ class TransportKit:
     unknown: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = ClaimCheckError
     header_shapes: ClassVar[tuple[str, ...]] = ("mapping", "pairs")
     key_types: ClassVar[tuple[type, ...]] = (bytes, str)
+    acks_are_immediate: ClassVar[bool] = True
     has_nack: ClassVar[bool] = True
     has_dead_letters: ClassVar[bool] = True
     has_seek: ClassVar[bool] = True
@@ -261,7 +264,7 @@ class Harness:
         self._reader: ClaimCheck | None = None
         self._consumer: Any = None
         self._options: dict[str, Any] = {}
-        self._traffic: set[bytes] = set()
+        self._acknowledged: dict[tuple[int, Any], bool] = {}  # by place: whether the broker is known to have it
 
     # Writing ---------------------------------------------------------------------------------------------------
 
@@ -344,10 +347,15 @@ class Harness:
         return faulty(self._reader)
 
     def receive(self) -> Any:
-        """Receive one message, which has to come."""
-        message = self._kit.receive(self.consumer, self._kit.patience_seconds)
-        assert message is not None, f"no message came within {self._kit.patience_seconds} s"
-        return message
+        """Receive one message, which has to come, and to be none that was acknowledged."""
+        while True:
+            message = self._kit.receive(self.consumer, self._kit.patience_seconds)
+            assert message is not None, f"no message came within {self._kit.patience_seconds} s"
+            if (place := self._place(message)) not in self._acknowledged:
+                return message
+            if self._kit.acks_are_immediate or self._acknowledged[place]:
+                pytest.fail(f"{self.facts(message)} was acknowledged and came again")
+            self._kit.acknowledge(self.consumer, message)
 
     def payload(self, message: Any) -> Any:
         """The payload of a message, or the error that it raises."""
@@ -362,7 +370,7 @@ class Harness:
         for _ in range(count):
             message = self.receive()
             found.append(self.payload(message))
-            self._kit.acknowledge(self.consumer, message)
+            self.acknowledge(message)
         return found
 
     def facts(self, message: Any) -> Facts:
@@ -372,6 +380,12 @@ class Harness:
     def acknowledge(self, message: Any) -> None:
         """Acknowledge a message."""
         self._kit.acknowledge(self.consumer, message)
+        self._acknowledged[self._place(message)] = False
+
+    def seek(self, position: Any) -> None:
+        """Seek to a position; everything from there on may come again."""
+        self._kit.seek(self.consumer, self.topic, position)
+        self._acknowledged.clear()
 
     def busy_until(self, done: Callable[[list[Any]], bool], *, step_seconds: float) -> list[Any]:
         """Keep plain messages coming, and time passing, until something else was received; nothing else is awaited.
@@ -389,11 +403,11 @@ class Harness:
         return others
 
     def _is_traffic(self, payload: Any) -> bool:
-        if not isinstance(payload, bytes) or not payload.startswith(b"traffic "):
-            return False
-        assert payload not in self._traffic, "an acknowledged message came again"
-        self._traffic.add(payload)
-        return True
+        return isinstance(payload, bytes) and payload.startswith(b"traffic ")
+
+    def _place(self, message: Any) -> tuple[int, Any]:
+        facts = self.facts(message)
+        return facts.partition, facts.position
 
     # What is left ----------------------------------------------------------------------------------------------
 
@@ -414,6 +428,8 @@ class Harness:
         while not expected(count := self._kit.backlog(self.topic)):
             assert time.monotonic() < end, f"the backlog of the group is {count}"
             time.sleep(_POLL_SECONDS)
+        if count == 0:
+            self._acknowledged = dict.fromkeys(self._acknowledged, True)
 
     def messages(self) -> list[bytes | None]:
         """The values of all messages in the topic."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from claimcheck.envelope import Chunk, decode
-from claimcheck.errors import PartialSendError, StoreUnavailableError
+from claimcheck.errors import ClaimCheckError, PartialSendError, StoreUnavailableError
 from claimcheck.hooks import SendEvent
+from claimcheck.testing import payloads
 from claimcheck.testing.transport_kit import Harness, TransportKit, content, faulty, requires
 
 __all__ = ["SendPromises"]
@@ -92,6 +95,33 @@ class SendPromises(TransportKit):
         assert _outcomes(harness) == ["unknown"]
         arrived = len(harness.messages())
         assert harness.take(arrived) == [content(3 * self.limit_bytes)] * arrived
+
+    @requires("unknown_outcomes")
+    def test_an_unknown_outcome_of_chunks_is_counted(self, harness: Harness) -> None:
+        """An error about a partial send tells acknowledged, unknown and unsent chunks apart."""
+        with pytest.raises((PartialSendError, *_as_tuple(self.unknown))) as raised:
+            self.send_unknown(harness.configure("chunking"), harness.topic, content(3 * self.limit_bytes))
+
+        if isinstance(error := raised.value, PartialSendError):
+            assert error.total is not None
+            assert error.acknowledged + error.unknown + error.unsent == error.total
+            assert error.acknowledged <= len(harness.messages()) <= error.total + 1  # and an abort envelope
+        assert _outcomes(harness) in (["partial"], ["unknown"])
+
+    @pytest.mark.parametrize("strategy", ["external", "chunking"])
+    def test_a_payload_that_cannot_be_read_is_not_delivered(self, harness: Harness, strategy: str) -> None:
+        """A file that fails in the middle is an error; nothing of it is stored or delivered, and others go on."""
+        with pytest.raises(ClaimCheckError):
+            harness.send(payloads.Breaking(6 * self.limit_bytes, OSError("the disk is on fire")), strategy=strategy)
+
+        assert harness.stored == 0
+        harness.send(content(3 * self.limit_bytes), strategy=strategy)
+        assert harness.take() == [content(3 * self.limit_bytes)]
+        harness.assert_finished()
+
+
+def _as_tuple(errors: Any) -> tuple[type[BaseException], ...]:
+    return errors if isinstance(errors, tuple) else (errors,)
 
 
 def _outcomes(harness: Harness) -> list[str]:

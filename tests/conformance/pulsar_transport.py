@@ -20,6 +20,7 @@ class PulsarConformance(TransportConformance):
     limit_bytes = servers.PULSAR_MAX_MESSAGE_BYTES
     refusal = pulsar.exceptions.MessageTooBig
     unknown = SendDeadlineError
+    acks_are_immediate = False
     header_shapes = ("mapping",)
     key_types = (str,)
 

@@ -53,7 +53,7 @@ class TestAsyncPulsar(PulsarConformance):
         try:
             self._send_and_close(producer, payload)
         finally:
-            self.run(client.close())
+            self.close(client)
 
     def _send_and_close(self, producer, payload, **options):
         try:
