@@ -84,7 +84,7 @@ class Assembler:
         identity = Identity(source, uuid, slot.writer)
         known = self._closed.get(identity)
         if known is not None and known.state != "dropped":  # it was complete after all
-            return Dropped(identity, [slot], "aborted", "ack")
+            return Dropped(known, [slot], "aborted", "ack")
         record = self._open.get(identity) or Record(identity, 0, self._clock())
         self._hold(record, slot)
         seen = len(record.numbers)
@@ -109,37 +109,49 @@ class Assembler:
         """Whether a message of this payload arrived before, and is still remembered."""
         return identity in self._open or identity in self._closed
 
-    def acked(self, identity: Identity, settled: Iterable[Slot] = ()) -> None:
+    def acked(self, attempt: Record, settled: Iterable[Slot] = ()) -> None:
         """The payload was acknowledged: later duplicates will be, too, as will what is held of it for another attempt.
 
         Args:
-            identity: The payload.
+            attempt: The attempt that delivered the payload.
             settled: The messages that were acknowledged; others that are held of the payload follow with `tick`.
         """
-        again = self._open.get(identity)
+        again = self._open.get(attempt.identity)
         if again is not None:
-            self._end_attempt(again, {slot.position for slot in settled})
-        record = self._closed.get(identity)
-        if record is None or record.state == "dropped":
+            self._end(again, attempt, {slot.position for slot in settled})
+        record = self._closed.get(attempt.identity)
+        if record is None:  # given back before it was acknowledged
+            record = attempt
+            self._remember(record)
+        if record.state == "dropped":
             return
         if isinstance(record.error, IncompletePayloadError):  # late chunks are reported in turn, and not one by one
-            self.forget(identity)
+            self.forget(record.identity)
             return
         before = record.weight
         record.acked, record.slots, record.by_position, record.first = True, [], {}, None
         self._remembered_positions += record.weight - before
 
-    def _end_attempt(self, again: Record, settled: set[Any]) -> None:
+    def _end(self, again: Record, attempt: Record, settled: set[Any]) -> None:
+        """End an attempt, because an earlier one was acknowledged: its other messages are duplicates, or contradict."""
         rest, error = [slot for slot in again.slots if slot.position not in settled], again.error
-        again.error = None
-        self._close(again, "delivered")
+        chunks = (Chunk(again.identity.uuid, n, again.count, piece) for n, piece in again.pieces.items())
+        errors = (_contradiction(attempt, chunk) for chunk in chunks if attempt.state == "delivered")
+        error = error or next((each for each in errors if each is not None), None)
+        self._discard(again)
         if rest:
-            late = Broken(again.identity, rest, error, late=True) if error is not None else None
-            self._waiting.append(late or Dropped(again.identity, rest, "duplicate", "ack"))
+            late = Broken(attempt, rest, error, late=True) if error is not None else None
+            self._waiting.append(late or Dropped(attempt, rest, "duplicate", "ack"))
             self.due = -math.inf
 
-    def forget(self, identity: Identity) -> None:
+    def nacked(self, attempt: Record) -> None:
         """The payload was negatively acknowledged: when its chunks come again they are a new attempt."""
+        record = self._closed.get(attempt.identity)
+        if record is not None and not record.acked:
+            self.forget(record.identity)
+
+    def forget(self, identity: Identity) -> None:
+        """Forget a payload that has ended."""
         record = self._closed.pop(identity, None)
         if record is not None:
             self._remembered_positions -= record.weight
@@ -153,10 +165,8 @@ class Assembler:
                 if records is self._closed:
                     self.forget(identity)
                     continue
-                record = records.pop(identity)
-                self._release(record)
-                self._held -= len(record.slots)
-                held.extend(record.slots)
+                held.extend(records[identity].slots)
+                self._discard(records[identity])
         return held
 
     # Filing ----------------------------------------------------------------------------------------------------
@@ -245,7 +255,7 @@ class Assembler:
         record.crc32s = _running_crc32(pieces)
         self._close(record, "delivered")
         self._redelivered.pop(record.identity, None)
-        return [Assembled(record.identity, record.slots, pieces, declared, record.crc32s[-1])]
+        return [Assembled(record, record.slots, pieces, declared)]
 
     # What comes after the end ----------------------------------------------------------------------------------
 
@@ -254,15 +264,15 @@ class Assembler:
         if record.state == "dropped":
             return self._late_for_drop(record, slot)
         if record.state == "delivered" and (error := _contradiction(record, chunk)) is not None:
-            return [Broken(record.identity, [slot], error, late=True)]
+            return [Broken(record, [slot], error, late=True)]
         if not record.acked:  # it is settled together with the payload
             before = record.weight
             record.hold(slot)
             self._remembered_positions += record.weight - before
             return []
         if record.error is not None:
-            return [Broken(record.identity, [slot], record.error, late=True)]
-        return [Dropped(record.identity, [slot], "duplicate", "ack")]
+            return [Broken(record, [slot], record.error, late=True)]
+        return [Dropped(record, [slot], "duplicate", "ack")]
 
     def _late_for_drop(self, record: Record, slot: Slot) -> list[Event] | None:
         if slot.position in record.by_position and record.reason != "aborted":  # redelivered: a new attempt
@@ -273,7 +283,7 @@ class Assembler:
             record.by_position[slot.position] = None
             self._remembered_positions += record.weight - before
             self._forget_oldest()
-        return [Dropped(record.identity, [slot], record.reason, record.action, record.error)]
+        return [Dropped(record, [slot], record.reason, record.action, record.error)]
 
     # Endings ---------------------------------------------------------------------------------------------------
 
@@ -304,7 +314,7 @@ class Assembler:
         slots = record.slots
         self._close(record, "dropped")
         record.let_go()
-        return Dropped(record.identity, slots, reason, action, error)
+        return Dropped(record, slots, reason, action, error)
 
     def _doom(self, record: Record, error: ClaimCheckError) -> None:
         if record.state == "pending":
@@ -314,14 +324,20 @@ class Assembler:
     def _break(self, record: Record, reason: str = "") -> Broken:
         assert record.error is not None
         self._close(record, "broken")
-        return Broken(record.identity, record.slots, record.error, reason)
+        return Broken(record, record.slots, record.error, reason)
 
     def _close(self, record: Record, state: Literal["delivered", "broken", "dropped"]) -> None:
+        self._discard(record)
+        self.forget(record.identity)  # an abort may replace what is remembered of a payload
+        record.state, record.numbers, record.declared = state, set(), set()
+        self._remember(record)
+
+    def _discard(self, record: Record) -> None:
         if self._open.pop(record.identity, None) is not None:
             self._held -= len(record.slots)
         self._release(record)
-        self.forget(record.identity)  # an abort may replace what is remembered of a payload
-        record.state, record.numbers, record.declared = state, set(), set()
+
+    def _remember(self, record: Record) -> None:
         self._closed[record.identity] = record
         self._remembered_positions += record.weight
         self._forget_oldest()

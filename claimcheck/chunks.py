@@ -34,64 +34,9 @@ class Slot:
     writer: Hashable = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Event:
-    """What all events know: the payload, and its messages (late duplicates join the list until it is settled)."""
-
-    identity: Identity
-    slots: list[Slot]
-
-    @property
-    def source(self) -> Hashable:
-        """Where the messages came from."""
-        return self.identity.source
-
-    @property
-    def uuid(self) -> str:
-        """The payload's uuid."""
-        return self.identity.uuid
-
-
-@dataclass(frozen=True, slots=True)
-class Assembled(_Event):
-    """A complete payload: its pieces in order.
-
-    Of headers and keys only those of the message with the lowest position are kept; ``declared`` has the claims of all
-    headers, ``crc32`` is that of the whole payload.
-    """
-
-    pieces: list[memoryview] = field(repr=False)
-    declared: set[tuple[str, str]]
-    crc32: int
-
-
-@dataclass(frozen=True, slots=True)
-class Broken(_Event):
-    """A payload that cannot be delivered, or a late message that contradicts one (``late``).
-
-    ``reason`` is ``expired`` or ``evicted`` for a payload that stayed incomplete after its last redelivery.
-    """
-
-    error: ClaimCheckError
-    reason: str = ""
-    late: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped(_Event):
-    """Messages that do not become a payload now, and the action for the transport."""
-
-    reason: str
-    action: Action
-    error: ClaimCheckError | None = None
-
-
-Event = Assembled | Broken | Dropped
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Record:
-    """The state of one payload."""
+    """The state of one payload, or rather of one attempt to receive it: given back, it begins anew."""
 
     identity: Identity
     count: int
@@ -109,6 +54,9 @@ class Record:
     declared: set[tuple[str, str]] = field(default_factory=set)
     size: int = 0
     crc32s: array[int] = field(default_factory=lambda: array("I"))  # of the payload up to the end of each chunk
+
+    def __repr__(self) -> str:
+        return f"<{self.state} payload {self.identity.uuid}>"
 
     @property
     def weight(self) -> int:
@@ -139,3 +87,67 @@ class Record:
             self.first, slot = slot, self.first or slot
         if slot is not self.first:
             slot.headers = slot.key = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """What all events know: the payload, and its messages (late duplicates join the list until it is settled)."""
+
+    attempt: Record
+    slots: list[Slot]
+
+    @property
+    def identity(self) -> Identity:
+        """Which payload this is."""
+        return self.attempt.identity
+
+    @property
+    def source(self) -> Hashable:
+        """Where the messages came from."""
+        return self.attempt.identity.source
+
+    @property
+    def uuid(self) -> str:
+        """The payload's uuid."""
+        return self.attempt.identity.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled(_Event):
+    """A complete payload: its pieces in order.
+
+    Of headers and keys only those of the message with the lowest position are kept; ``declared`` has the claims of all
+    headers.
+    """
+
+    pieces: list[memoryview] = field(repr=False)
+    declared: set[tuple[str, str]]
+
+    @property
+    def crc32(self) -> int:
+        """The checksum of the whole payload."""
+        return self.attempt.crc32s[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken(_Event):
+    """A payload that cannot be delivered, or a late message that contradicts one (``late``).
+
+    ``reason`` is ``expired`` or ``evicted`` for a payload that stayed incomplete after its last redelivery.
+    """
+
+    error: ClaimCheckError
+    reason: str = ""
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped(_Event):
+    """Messages that do not become a payload now, and the action for the transport."""
+
+    reason: str
+    action: Action
+    error: ClaimCheckError | None = None
+
+
+Event = Assembled | Broken | Dropped

@@ -18,7 +18,7 @@ from typing import Any
 from claimcheck import hints
 from claimcheck.assembler import Assembler
 from claimcheck.checksum import content_hash
-from claimcheck.chunks import Assembled, Broken, Event, Identity, Slot
+from claimcheck.chunks import Assembled, Broken, Event, Identity, Record, Slot
 from claimcheck.chunks import Dropped as DroppedChunks
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.envelope import HEADER, Abort, Buffer, Chunk, Kind, Literal, Plain, PointerData, decode
@@ -88,10 +88,12 @@ class Resolved(_Outcome):
     Attributes:
         payload: Its bytes; for a plain message the message itself, ``None`` for a tombstone.
         kind: Of the envelope; ``None`` for a plain message.
+        attempt: What the resolver knows of chunks; opaque.
     """
 
     payload: Any = field(repr=False)
     kind: Kind | None = None
+    attempt: Record | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +103,12 @@ class Failed(_Outcome):
     Attributes:
         error: Why, and whether another attempt may succeed (``error.retryable``).
         late: Whether these are messages that arrived after their payload had ended: settling them does not settle it.
+        attempt: What the resolver knows of chunks; opaque.
     """
 
     error: ClaimCheckError
     late: bool = False
+    attempt: Record | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +126,9 @@ class Dropped(_Outcome):
     error: ClaimCheckError | None = None
 
     def as_failed(self) -> Failed:
-        """The same messages as a failure, for a transport that reports them to the application."""
-        error = self.error or IncompletePayloadError(
-            f"the payload {self.uuid} was dropped: {self.reason}", uuid=self.uuid
-        )
+        """Return the same messages as a failure, for a transport that reports them to the application."""
+        text = f"the chunks of {self.uuid} were dropped: {self.reason}"
+        error = self.error or IncompletePayloadError(text, uuid=self.uuid)
         return Failed(source=self.source, slots=self.slots, identity=self.identity, since=self.since, error=error)
 
 
@@ -245,12 +248,12 @@ class Resolver:
         if acked:
             for slot in outcome.slots:
                 unsettled.remove(slot.position)
-        if outcome.identity is None or isinstance(outcome, Dropped) or (isinstance(outcome, Failed) and outcome.late):
+        if isinstance(outcome, Dropped) or outcome.attempt is None:
             return
         if acked:
-            self._assembler.acked(outcome.identity, outcome.slots)
+            self._assembler.acked(outcome.attempt, outcome.slots)
         else:
-            self._assembler.forget(outcome.identity)
+            self._assembler.nacked(outcome.attempt)
 
     def clear(self, source: Hashable | None = None) -> tuple[Any, ...]:
         """Forget what is held from one source (a seek, a revoked partition) or from all; returns the handles.
@@ -306,24 +309,23 @@ class Resolver:
         return [self._outcome(event) for event in events]
 
     def _outcome(self, event: Event) -> Outcome:
-        source, uuid, _ = identity = event.identity
-        since = self._unsettled.get(source)
-        common: dict[str, Any] = {"source": source, "slots": event.slots, "identity": identity, "since": since}
+        source, since = event.source, self._unsettled.get(event.source)
+        common: dict[str, Any] = {"source": source, "slots": event.slots, "identity": event.identity, "since": since}
         if isinstance(event, Broken):
             if event.reason:
                 self._tell(event, event.reason, "report")
-            return Failed(error=event.error, late=event.late, **common)
+            return Failed(error=event.error, late=event.late, attempt=None if event.late else event.attempt, **common)
         if isinstance(event, DroppedChunks):
             self._tell(event, event.reason, event.action)
             return Dropped(reason=event.reason, action=event.action, error=event.error, **common)
         try:
             payload = _joined(event)
         except Exception as error:
-            return Failed(error=_typed(error), **common)
+            return Failed(error=_typed(error), attempt=event.attempt, **common)
         if self._hooks:
             messages, size = len(event.slots), len(payload)
-            self._hooks.emit(AssembledEvent(source=source, uuid=uuid, messages=messages, size=size))
-        return Resolved(payload=payload, kind=Kind.CHUNK, **common)
+            self._hooks.emit(AssembledEvent(source=source, uuid=event.uuid, messages=messages, size=size))
+        return Resolved(payload=payload, kind=Kind.CHUNK, attempt=event.attempt, **common)
 
     def _tell(self, event: DroppedChunks | Broken, reason: str, action: str) -> None:
         if self._hooks:

@@ -66,7 +66,7 @@ class Traffic(RuleBasedStateMachine):
     def settle_all(self, acked):
         for event in self.delivered:
             self.held -= {slot.handle for slot in event.slots}
-            (self.assembler.acked if acked else self.assembler.forget)(event.identity)
+            (self.assembler.acked if acked else self.assembler.nacked)(event.attempt)
         self.delivered.clear()
 
     def account(self, event, pieces):

@@ -27,13 +27,21 @@ class Rig:
         self.clock = Clock()
         self.assembler = Assembler(ChunkingConfig(**limits), clock=self.clock)
         self.positions = itertools.count()
+        self.attempts = {}  # of the payloads that were delivered, or failed
+
+    def acked(self, uuid=A):
+        self.assembler.acked(self.attempts[uuid])
+
+    def nacked(self, uuid=A):
+        self.assembler.nacked(self.attempts[uuid])
 
     def feed(self, uuid, number, count, piece=None, *, at=None, handle=None, source="s"):
         at = next(self.positions) if at is None else at
         piece = memoryview(b"%d" % number if piece is None else piece)
-        return self.assembler.feed(
-            source, Slot(at, at if handle is None else handle), Chunk(uuid, number, count, piece)
-        )
+        slot = Slot(at, at if handle is None else handle)
+        events = self.assembler.feed(source, slot, Chunk(uuid, number, count, piece))
+        self.attempts |= {event.uuid: event.attempt for event in events if not isinstance(event, Dropped)}
+        return events
 
 
 def handles(event):
@@ -87,7 +95,7 @@ def test_a_late_duplicate_joins_an_unsettled_payload_and_is_acknowledged_after_i
     (event,) = rig.feed(A, 0, 1, at=1)
     assert rig.feed(A, 0, 1, at=5) == []
     assert handles(event) == [1, 5]
-    rig.assembler.acked(Identity("s", A))
+    rig.acked()
     (late,) = rig.feed(A, 0, 1, at=9)
     assert isinstance(late, Dropped)
     assert (late.reason, late.action, handles(late)) == ("duplicate", "ack", [9])
@@ -97,7 +105,7 @@ def test_given_back_it_is_a_new_attempt():
     rig = Rig()
     rig.feed(A, 0, 2, at=1)
     rig.feed(A, 1, 2, at=2)
-    rig.assembler.forget(Identity("s", A))
+    rig.nacked()
     assert rig.feed(A, 0, 2, at=1) == []
     (again,) = rig.feed(A, 1, 2, at=2)
     assert payload(again) == b"01"
@@ -123,12 +131,12 @@ def test_acknowledged_while_it_comes_again_nothing_of_the_new_attempt_stays():
     rig = Rig()
     for number in range(3):
         rig.feed(A, number, 3, at=number)
-    rig.assembler.forget(Identity("s", A))  # given back
+    rig.nacked()  # given back
     rig.feed(A, 0, 3, at=0)
     rig.feed(A, 1, 3, b"other", at=1)
     rig.feed(A, 1, 3, b"doomed", at=1)
 
-    rig.assembler.acked(Identity("s", A))  # the first delivery, after all
+    rig.acked()  # the first delivery, after all
 
     assert rig.assembler.pending_payloads == 0 == rig.assembler.pending_bytes == rig.assembler._held
     [late] = rig.feed(A, 2, 3, at=2)
@@ -249,7 +257,7 @@ def test_an_abort_after_the_last_chunk_does_not_take_the_payload_back():
     (whole,) = rig.feed(A, 0, 1, at=0)
     event = rig.assembler.abort("s", Slot(1, 1), A)
     assert (handles(event), event.action) == ([1], "ack")
-    rig.assembler.acked(Identity("s", A))
+    rig.acked()
     assert handles(whole) == [0]
 
 
@@ -267,7 +275,7 @@ def test_chunks_from_before_a_clear_never_complete_with_chunks_from_after():
 def test_clear_forgets_what_was_finished_so_that_it_is_delivered_again_after_a_seek():
     rig = Rig()
     rig.feed(A, 0, 1, at=0)
-    rig.assembler.acked(Identity("s", A))
+    rig.acked()
     rig.assembler.clear("s")
     (again,) = rig.feed(A, 0, 1, at=0)
     assert payload(again) == b"0"
@@ -290,7 +298,7 @@ def test_repr_shows_what_is_held():
 def test_the_tail_of_a_broken_payload_is_said_again_and_never_acknowledged_silently():
     rig = Rig(max_chunks=2)
     (broken,) = [event for number in range(2) for event in rig.feed(A, number, 4)]
-    rig.assembler.acked(Identity("s", A))
+    rig.acked()
     tail = [event for number in (2, 3) for event in rig.feed(A, number, 4)]
     assert [(type(event), event.error, handles(event)) for event in tail] == [
         (Broken, broken.error, [2]),
@@ -335,7 +343,7 @@ def test_an_acknowledged_payload_keeps_no_handle_alive():
     rig, native = Rig(), Native()
     gone = weakref.ref(native)
     events = rig.feed(A, 0, 1, handle=native)
-    rig.assembler.acked(Identity("s", A))
+    rig.acked()
     del events, native
     assert gone() is None
 
@@ -402,7 +410,7 @@ def test_what_is_remembered_weighs_little_and_is_counted_right():
     rig = Rig(max_pending_payloads=1)
     for number in range(1000):
         rig.feed(A, number, 1000, b"x")
-    rig.assembler.acked(Identity("s", A))
+    rig.acked()
     assert rig.assembler._closed[Identity("s", A)].numbers == set()
     rig.feed(B, 0, 3, at=5000)
     rig.feed(C, 0, 3, at=5001)
