@@ -55,7 +55,7 @@ class Prefetch:
         """Stop counting a message: its receiver has it, or nobody wants it any more."""
         if (counted := self._counted.pop(message, None)) is not None:
             self._held -= counted
-        else:
+        elif message in self._later:
             self._later.remove(message)
         self._begin()
 

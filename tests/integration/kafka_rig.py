@@ -42,6 +42,16 @@ def chunks_of(payload: bytes, count: int, identity: str | None = None) -> list[b
     return [encode_chunk(identity, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]
 
 
+class Clock:
+    """The time, which a test can move forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
 class Rig:
     """One topic, and whatever is wrapped on it; closed at the end."""
 

@@ -9,7 +9,7 @@ from claimcheck.envelope import encode_abort
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.kafka import last_offset
 from claimcheck.transports.kafka.marks import Mark
-from tests.integration.kafka_rig import LIMIT, chunks_of, content, nothing_comes, receive, rig, values
+from tests.integration.kafka_rig import LIMIT, Clock, chunks_of, content, nothing_comes, receive, rig, values
 
 A, B, C = (content(600, n) for n in range(3))
 
@@ -242,10 +242,11 @@ class TestRestartInTheMiddle:
 
         assert messages[-1].value() == A
 
-    def test_from_the_end_on_a_payload_that_began_before_is_passed_over(self, lab):
+    @pytest.mark.parametrize("wrap", [{}, {"max_redeliveries": 0}])
+    def test_from_the_end_on_a_payload_that_began_before_is_passed_over(self, lab, wrap):
         chunks = chunks_of(A, 3)
         lab.send_raw(*chunks[:2])
-        consumer = lab.consumer(auto_offset_reset="latest", cc=self.impatient(lab))
+        consumer = lab.consumer(auto_offset_reset="latest", cc=self.impatient(lab), wrap=wrap)
         while not consumer.assignment():
             consumer.poll(0.1)
         assert nothing_comes(consumer, 0.5)
@@ -351,6 +352,22 @@ class TestPause:
         consumer.resume([at(lab)])
 
         assert values(receive(consumer, 1)) == [A]
+
+    def test_nothing_is_read_again_meanwhile(self, lab):
+        """Retention could overtake the place that the consumer went back to."""
+        clock = Clock()
+        lab.send_raw(chunks_of(A, 2)[0], b"plain")
+        consumer = lab.consumer(wrap={"clock": clock})
+        assert values(receive(consumer, 1)) == [b"plain"]
+        consumer.pause([at(lab)])
+        clock.ahead += 61
+        assert nothing_comes(consumer, 0.5)
+        lab.remove_below(1)
+
+        consumer.resume([at(lab)])
+
+        (bad,) = receive(consumer, 1)
+        assert says_removed(bad, low=1)
 
 
 class TestNeverComplete:

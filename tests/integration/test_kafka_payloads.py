@@ -337,6 +337,10 @@ class TestWhatIsWrapped:
             KafkaProducer(lab.producer(), lab.cc)
         with pytest.raises(TypeError, match="str"):
             KafkaConsumer("consumer", lab.cc)
+        native = lab.native_consumer()
+        with pytest.raises(ConfigError, match="claimcheck.load"):
+            KafkaConsumer(native, "claimcheck.yaml")
+        native.close()
 
     @pytest.mark.parametrize(
         "option", [{"max_message_bytes": 0}, {"window_bytes": -1}, {"room_seconds": 0}, {"window_bytes": "1"}]
@@ -345,7 +349,10 @@ class TestWhatIsWrapped:
         with pytest.raises(ConfigError, match=next(iter(option))):
             KafkaProducer(lab.native(), lab.cc, **option)
 
-    @pytest.mark.parametrize("option", [{"prefetch_bytes": -1}, {"prefetch_threads": 0}, {"max_redeliveries": -1}])
+    @pytest.mark.parametrize(
+        "option",
+        [{"prefetch_bytes": -1}, {"prefetch_threads": 0}, {"max_redeliveries": -1}, {"max_redeliveries": True}],
+    )
     def test_numbers_of_a_consumer_that_make_no_sense(self, lab, option):
         native = lab.native_consumer()
 

@@ -7,7 +7,7 @@ import pytest
 
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.kafka import last_offset
-from tests.integration.kafka_rig import chunks_of, content, nothing_comes, receive, rig, values
+from tests.integration.kafka_rig import Clock, chunks_of, content, nothing_comes, receive, rig, values
 
 A, B = (content(600, n) for n in range(2))
 PLAIN = [b"plain %d" % n for n in range(10)]
@@ -22,16 +22,6 @@ def lab(kafka_broker, topic):
     with rig(kafka_broker, topic) as lab:
         lab.commit(0)  # else nothing would be read where the client starts at the end
         yield lab
-
-
-class Clock:
-    """The time, moved forward by the test."""
-
-    def __init__(self):
-        self.ahead = 0.0
-
-    def __call__(self):
-        return time.monotonic() + self.ahead
 
 
 def consumer_of(lab, reset, clock=time.monotonic, chunking=None, **options):

@@ -114,6 +114,6 @@ def test_what_is_damaged_says_so_and_stops_no_other(lab):
 
 def test_another_kind_of_consumer_is_refused(lab):
     consumer = lab.native_consumer()
-    with pytest.raises(TypeError, match="ShareConsumer is wanted"):
+    with pytest.raises(TypeError, match="expected a confluent_kafka.ShareConsumer"):
         KafkaShareConsumer(consumer, lab.cc)
     consumer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ __all__ = ["Assigned"]
 _log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 10.0
+_STUCK_SECONDS = 30.0  # by then a record that the client was sent back for has come, or never will
 _LOOK_BACK = 16  # records, for each chunk that is missing: so many payloads may have been sent at once
 
 
@@ -93,8 +95,14 @@ class Assigned:
         committed = {(each.topic, each.partition): each for each in (self._committed(asked) if asked else ())}
         return [self._start(each, committed.get((each.topic, each.partition))) for each in assigned]
 
-    def begin(self, starts: Iterable[Start]) -> None:
-        """Take over partitions."""
+    def begin(self, assigned: list[Any]) -> list[Start]:
+        """Take over partitions; returns where they begin."""
+        starts = self.starts(assigned)
+        self.begin_at(starts)
+        return starts
+
+    def begin_at(self, starts: Iterable[Start]) -> None:
+        """Take over partitions from where they begin."""
         for start in starts:
             self._begin(start.found, start.begins)
 
@@ -243,8 +251,9 @@ class Assigned:
         if not partition.rereads:
             return False
         current = partition.rereads.get(partition.current_reread) if partition.current_reread else None
-        if current is not None:  # it expires in time, unless its first record did not come
-            return self._clock() - current.since > 2 * self._wait_seconds > 0
+        if current is not None:  # it completes or expires, unless its first record did not come
+            longest = 2 * self._wait_seconds + _STUCK_SECONDS if self._wait_seconds else math.inf
+            return self._clock() - current.since > longest
         if not self._inbox.resolver.pending_payloads and not partition.is_rereading:
             return True
         return self._clock() - min(each.since for each in partition.rereads.values()) > self._wait_seconds

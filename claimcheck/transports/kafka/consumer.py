@@ -14,7 +14,7 @@ from claimcheck.transports.kafka.message import KafkaMessage
 from claimcheck.transports.kafka.partition import Partition
 from claimcheck.transports.kafka.receiving import Receiving
 from claimcheck.transports.needs import Resolves
-from claimcheck.validation import check_int
+from claimcheck.validation import check_cc, check_int, check_type
 
 __all__ = ["KafkaConsumer"]
 
@@ -24,17 +24,18 @@ _STORE_SECONDS = 0.2
 
 
 class KafkaConsumer(Receiving):
-    """Has the methods of a `confluent_kafka.Consumer`; a message that it gives is a whole payload.
+    """Has the methods of a `confluent_kafka.Consumer`; each message that it returns is a whole payload.
 
-    Plain messages are the client's own; of what was offloaded a `KafkaMessage` comes, which is one, too. Its offset is
-    the lowest of its records. An offset that is committed never passes a payload of which only some chunks came: what
-    was delivered behind it is said beside it, in the commit's metadata, so that it does not come twice.
+    Plain messages are the client's own; a payload that was offloaded is a `KafkaMessage`, which is one, too. Its offset
+    is the lowest of its records. Committed offsets never move past the first record of an incomplete payload; payloads
+    that were delivered behind it are recorded in the commit metadata, so that they are not delivered twice.
 
-    Chunks that never become a payload are read again, unless the configuration says otherwise
-    (``chunking.on_expire``, ``on_evict``): ``ack`` passes them over, ``dead_letter`` hands them out at once as a
-    message whose value raises what is wrong. So does ``redeliver`` after ``max_redeliveries``.
+    Every incomplete payload ends. Its chunks are read again, at most ``max_redeliveries`` times; if it is still
+    incomplete it is returned as a message whose value raises `IncompletePayloadError`, and commits move past it. If
+    retention has removed its first records, that happens at once. ``chunking.on_expire``, ``on_evict`` and ``on_abort``
+    say otherwise: ``ack`` skips the chunks, ``dead_letter`` returns that message without reading them again.
 
-    Not safe under threads, as the client's is not.
+    Not thread-safe, as the client's consumer is not.
 
     Args:
         consumer: A `confluent_kafka.Consumer`, not one that deserializes, with ``enable.auto.offset.store`` set to
@@ -42,15 +43,17 @@ class KafkaConsumer(Receiving):
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         auto_offset_store: Whether to do what ``enable.auto.offset.store`` does: have the offset of each message
             committed with the next automatic commit, once the next message is asked for.
-        max_redeliveries: How often chunks that never became a payload are read again, from 0.
-        prefetch_bytes: Stored payloads of the next messages that are read meanwhile, in order; 0 for none.
-        prefetch_threads: How many at once.
+        max_redeliveries: How often the chunks of an incomplete payload are read again, from 0; by default
+            ``chunking.max_redeliveries``.
+        prefetch_bytes: Bytes of look-ahead: stored payloads of the next messages are read while the current one is
+            handled; 0 for none.
+        prefetch_threads: Payloads that are read ahead at once.
         clock: Seconds, monotonic.
 
     Raises:
-        ConfigError: A number that makes no sense.
+        ConfigError: A number is out of range.
         OffsetStoreError: The consumer stores offsets itself.
-        TypeError: It is no such consumer.
+        ArgumentTypeError: An object of the wrong type; a `ConfigError` that is also a `TypeError`.
     """
 
     def __init__(
@@ -64,10 +67,9 @@ class KafkaConsumer(Receiving):
         prefetch_threads: int = 4,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if type(consumer) is not vendor().Consumer:
-            raise TypeError(
-                f"a confluent_kafka.Consumer is wanted, not {type(consumer).__name__}; deserialize what value() gives"
-            )
+        expected = "a confluent_kafka.Consumer, not a subclass; deserialize what value() returns"
+        check_type("consumer", consumer, valid=type(consumer) is vendor().Consumer, expected=expected)
+        check_cc(cc)
         if max_redeliveries is not None:
             check_int("max_redeliveries", max_redeliveries, minimum=0)
         check_int("prefetch_bytes", prefetch_bytes, minimum=0)
@@ -88,7 +90,7 @@ class KafkaConsumer(Receiving):
     # Receiving -------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float = -1) -> Any:
-        """Wait for the next payload; a bad one is handed out, too, and says so when its value is asked for.
+        """Wait for the next payload; one that cannot be had is returned, too, and its value raises the error.
 
         Args:
             timeout: Seconds; by default for ever.
@@ -196,8 +198,7 @@ class KafkaConsumer(Receiving):
         call = self._rebalances.call
 
         def assigned(_: Any, partitions: list[Any]) -> None:
-            starts = self._assigned.starts(partitions)
-            self._assigned.begin(starts)
+            starts = self._assigned.begin(partitions)
             call(on_assign, self, partitions)
             self._assign_moved(starts)
 
@@ -222,13 +223,13 @@ class KafkaConsumer(Receiving):
         starts = self._assigned.starts(partitions)
         self._native.assign([start.at for start in starts])
         self._forget()
-        self._assigned.begin(starts)
+        self._assigned.begin_at(starts)
 
     def incremental_assign(self, partitions: list[Any]) -> None:
         """Take more partitions."""
         starts = self._assigned.starts(partitions)
         self._native.incremental_assign([start.at for start in starts])
-        self._assigned.begin(starts)
+        self._assigned.begin_at(starts)
 
     def unassign(self) -> None:
         """Give all partitions back; what is held is forgotten."""
@@ -272,16 +273,12 @@ class KafkaConsumer(Receiving):
 
     def _assign_moved(self, starts: list[Start]) -> None:
         """Within a rebalance: assign partitions, which the client does by itself unless one begins elsewhere."""
-        held = {(each.topic, each.partition) for each in self._native.assignment()}
-        places = [start.at for start in starts]
-        if not any(start.is_moved for start in starts) or any((at.topic, at.partition) in held for at in places):
+        if not any(start.is_moved for start in starts):
             return
-        try:
-            self._native.incremental_assign(places)
-        except vendor().KafkaException as error:
-            if error.args[0].code() != vendor().KafkaError._STATE:
-                raise
-            self._native.assign(places)  # the group's protocol is an eager one
+        places = [start.at for start in starts]
+        held = {(each.topic, each.partition) for each in self._native.assignment()}
+        if not any((place.topic, place.partition) in held for place in places):  # else the user has done it
+            self._rebalances.assign(self._native, places)
 
     def _safe(self, partition: Partition) -> Any:
         return self._assigned.safe(partition, partition.position or 0)

@@ -190,26 +190,40 @@ class Inbox:
         return [arrival for arrival in arrivals if arrival is not None]
 
     def _arrival(self, partition: Partition, outcome: Outcome) -> Arrival | None:
+        first, last = outcome.positions[0], outcome.positions[-1]
+        if self._is_skipped(partition, outcome):
+            self.settle(partition, outcome)
+            partition.passed_over(last)
+            return None
         if isinstance(outcome, Dropped):
             return self._dropped(partition, outcome)
-        if isinstance(outcome, Failed) and isinstance(outcome.error, IncompletePayloadError):
+        if isinstance(outcome, Failed) and _is_incomplete(outcome):
             return self._report(partition, outcome)
-        first, last = outcome.positions[0], outcome.positions[-1]
-        if not partition.wants(first, last, outcome.identity):
-            self.settle(partition, outcome)
-            return None
         message = of_chunks(outcome)
         kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
         return Arrival(partition, message, first, last, kept)
 
+    def _is_skipped(self, partition: Partition, outcome: Outcome) -> bool:
+        """Whether the user does not get to know of an outcome."""
+        payload = outcome.identity
+        if isinstance(outcome, Dropped) and outcome.action == "ack":
+            return True
+        if payload is None or not (isinstance(outcome, Dropped) or _is_incomplete(outcome)):
+            return not partition.wants(outcome.positions[0], outcome.positions[-1], payload)
+        return partition.was_reported(payload) or self._begins_before(partition, payload, outcome)
+
+    def _begins_before(self, partition: Partition, payload: Identity, outcome: Outcome) -> bool:
+        """Whether a payload stayed incomplete because it begins before what the user asked for."""
+        is_evicted = isinstance(outcome, Dropped) and outcome.reason != "expired"
+        if is_evicted or payload not in partition.missing_first or not self._starts_late(partition):
+            return False
+        _log.info("%s[%d]: skipped a payload that begins before the start offset", *partition.source)
+        return True
+
     def _dropped(self, partition: Partition, dropped: Dropped) -> Arrival | None:
-        """Act on chunks that became no payload; returns the message that reports them, if there is to be one."""
+        """Have chunks read again, or return the message that reports them."""
         payload = dropped.identity
         assert payload is not None
-        if dropped.action == "ack" or partition.was_reported(payload) or self._begins_before(partition, dropped):
-            self.settle(partition, dropped)
-            partition.passed_over(dropped.positions[-1])
-            return None
         has_lost_first = dropped.reason == "expired" and payload in partition.missing_first
         if dropped.action == "dead_letter" or has_lost_first:  # to read it again would not help
             return self._report(partition, dropped.as_failed())
@@ -227,14 +241,9 @@ class Inbox:
         partition.report(payload, first)
         return Arrival(partition, of_chunks(failure), first, last, failure)
 
-    def _begins_before(self, partition: Partition, dropped: Dropped) -> bool:
-        """Whether a payload is incomplete because it begins before what the user asked for."""
-        if dropped.reason != "expired" or dropped.identity not in partition.missing_first:
-            return False
-        if not self._starts_late(partition):
-            return False
-        _log.info("%s[%d]: skipped a payload that begins before the start offset", *partition.source)
-        return True
+
+def _is_incomplete(outcome: Outcome) -> bool:
+    return isinstance(outcome, Failed) and isinstance(outcome.error, IncompletePayloadError)
 
 
 def _first_removed(payload: Identity, low: int, *, seen: int | None, total: int | None) -> IncompletePayloadError:

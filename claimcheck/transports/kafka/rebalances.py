@@ -1,30 +1,44 @@
-"""Calls the user's callbacks within a rebalance, where the client makes a bare `KafkaError` of their exceptions."""
+"""Calls within a rebalance, where the client turns exceptions into a bare `KafkaError`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from claimcheck.transports.kafka.errors import vendor
+
 __all__ = ["Rebalances"]
 
 
 class Rebalances:
-    """Keeps what a callback raises, for the call of the user's that it happened in.
+    """Keeps what is raised within a rebalance, for the consumer's method that the user called.
 
-    A `KafkaError` is no exception: nothing but a bare ``except`` would catch it.
+    A `KafkaError` is not an exception class: only a bare ``except`` would catch it.
 
     Attributes:
-        kept: What was raised, and is still to be raised again.
+        kept: The exception to raise, if there is one.
     """
 
     def __init__(self) -> None:
         self.kept: Exception | None = None
 
     def call(self, callback: Callable[[Any, list[Any]], None] | None, consumer: Any, partitions: list[Any]) -> None:
-        """Call a callback, if there is one."""
+        """Call a callback of the user's, if there is one."""
         try:
             if callback is not None:
                 callback(consumer, partitions)
+        except Exception as error:
+            self.kept = self.kept or error
+
+    def assign(self, native: Any, places: list[Any]) -> None:
+        """Assign partitions from given offsets, by the group's protocol."""
+        try:
+            try:
+                native.incremental_assign(places)
+            except vendor().KafkaException as error:
+                if error.args[0].code() != vendor().KafkaError._STATE:
+                    raise
+                native.assign(places)  # an eager protocol
         except Exception as error:
             self.kept = self.kept or error
 

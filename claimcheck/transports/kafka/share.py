@@ -12,6 +12,7 @@ from claimcheck.transports.kafka.errors import ShareGroupError, vendor
 from claimcheck.transports.kafka.message import failed
 from claimcheck.transports.kafka.pointers import pointed_at
 from claimcheck.transports.needs import Resolves
+from claimcheck.validation import check_cc, check_type
 
 __all__ = ["KafkaShareConsumer"]
 
@@ -35,21 +36,20 @@ class KafkaShareConsumer:
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
 
     Raises:
-        TypeError: It is no such consumer.
+        ArgumentTypeError: An object of the wrong type; a `ConfigError` that is also a `TypeError`.
     """
 
     def __init__(self, consumer: Any, cc: Resolves) -> None:
-        if type(consumer) is not getattr(vendor(), "ShareConsumer", None):
-            raise TypeError(
-                f"a confluent_kafka.ShareConsumer is wanted, not {type(consumer).__name__}; deserialize what value() "
-                "gives"
-            )
+        valid = type(consumer) is getattr(vendor(), "ShareConsumer", None)
+        expected = "a confluent_kafka.ShareConsumer, not a subclass; deserialize what value() returns"
+        check_type("consumer", consumer, valid=valid, expected=expected)
+        check_cc(cc)
         self._native = consumer
         self._cc = cc
         self._header = cc.config.header
 
     def poll(self, timeout: float = -1) -> Any:
-        """Wait for payloads; a bad one is handed out, too, and says so when its value is asked for.
+        """Wait for payloads; one that cannot be had is returned, too, and its value raises the error.
 
         Args:
             timeout: Seconds; by default for ever.

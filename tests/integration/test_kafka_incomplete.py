@@ -1,0 +1,192 @@
+"""Every incomplete payload ends, however busy its topic, and nobody else's messages end it; a real Kafka."""
+
+import asyncio
+import logging
+import time
+import uuid
+
+import pytest
+
+import claimcheck
+from claimcheck.envelope import encode_abort
+from claimcheck.errors import ChunkConflictError, IncompletePayloadError
+from tests.integration.kafka_aio_rig import consuming, soon
+from tests.integration.kafka_rig import (
+    LIMIT,
+    WITHIN_SECONDS,
+    Clock,
+    chunks_of,
+    content,
+    nothing_comes,
+    receive,
+    rig,
+    values,
+)
+
+A, B = (content(600, n) for n in range(2))
+
+
+@pytest.fixture
+def lab(kafka_broker, topic):
+    with rig(kafka_broker, topic) as lab:
+        yield lab
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def is_incomplete(message):
+    return isinstance(getattr(message, "payload_error", None), IncompletePayloadError)
+
+
+class TestDeadWriter:
+    @pytest.mark.parametrize(("wrap", "times"), [({}, 3), ({"max_redeliveries": 1}, 1), ({"max_redeliveries": 0}, 0)])
+    def test_after_so_many_readings_it_is_reported_and_committed(self, lab, clock, wrap, times):
+        drops = []
+        config = {"strategy": "external", "stores": {"m": {"type": "memory"}}}
+        cc = claimcheck.from_dict(config, hooks=[lambda event: drops.append(event.action)])
+        lab.send_raw(chunks_of(A, 3)[0], b"plain")
+        consumer = lab.consumer(cc=cc, wrap={"clock": clock, **wrap})
+        assert values(receive(consumer, 1)) == [b"plain"]
+
+        for nth in range(times):
+            clock.ahead += 61
+            assert poll_until(consumer, lambda nth=nth: len(drops) > nth) is None
+            assert poll_until(consumer, lambda: consumer.pending_payloads) is None  # it was read again
+        assert drops == ["redeliver"] * times
+        clock.ahead += 61
+        (bad,) = receive(consumer, 1)
+
+        assert is_incomplete(bad)
+        assert drops == ["redeliver"] * times + ["report"]
+        assert nothing_comes(consumer)
+        consumer.commit(message=bad, asynchronous=False)
+        assert lab.committed().offset == lab.end()
+
+    @pytest.mark.parametrize("how", ["poll", "consume", "look-ahead"])
+    def test_it_expires_while_other_messages_come(self, lab, clock, how):
+        lab.send_raw(chunks_of(A, 3)[0], *[b"plain"] * 100)
+        wrap = {"clock": clock, "max_redeliveries": 0, "prefetch_bytes": 20 if how == "look-ahead" else 0}
+        consumer = lab.consumer(wrap=wrap)
+        found = receive(consumer, 1)
+        clock.ahead += 61
+
+        while len(found) < 50:
+            found += consumer.consume(10, 5) if how == "consume" else receive(consumer, 1)
+
+        assert [message.offset() for message in found if is_incomplete(message)] == [0]
+
+    @pytest.mark.parametrize("prefetch_bytes", [0, 20])
+    def test_it_expires_while_other_messages_come_on_an_event_loop(self, lab, clock, prefetch_bytes):
+        lab.send_raw(chunks_of(A, 3)[0], *[b"plain"] * 100)
+        wrap = {"clock": clock, "max_redeliveries": 0, "prefetch_bytes": prefetch_bytes}
+
+        async def main():
+            async with consuming(lab, wrap=wrap) as consumer:
+                found = [await soon(consumer.poll())]
+                clock.ahead += 61
+                found += [await soon(consumer.poll()) for _ in range(49)]
+                assert [message.offset() for message in found if is_incomplete(message)] == [0]
+
+        asyncio.run(main())
+
+    def test_once_nothing_is_incomplete_plain_messages_are_cheap_again(self, lab):
+        lab.send_raw(*chunks_of(A, 3), b"plain", b"plain")
+        consumer = lab.consumer()
+        receive(consumer, 3)
+
+        assert not consumer._inbox.busy
+
+
+class TestAborts:
+    """On the topic: the first chunk of a payload under one key, then an abort of the same uuid."""
+
+    def send(self, lab, key):
+        identity = str(uuid.uuid4())
+        chunks = chunks_of(A, 3, identity)
+        lab.send_raw(chunks[0], key=b"victim")
+        lab.send_raw(encode_abort(identity), key=key)
+        return chunks[1:]
+
+    def test_one_with_another_key_ends_nothing(self, lab):
+        lab.send_raw(*self.send(lab, b"attacker"), key=b"victim")
+
+        assert values(receive(lab.consumer(), 1)) == [A]
+
+    def test_nor_does_it_while_the_payload_is_to_be_read_again(self, lab, clock):
+        rest = self.send(lab, b"attacker")
+        consumer = lab.consumer(wrap={"clock": clock})
+        assert nothing_comes(consumer)
+        clock.ahead += 61
+        assert nothing_comes(consumer, 2.0)  # it goes back, and meets the abort once more
+        lab.send_raw(*rest, key=b"victim")
+
+        assert values(receive(consumer, 1)) == [A]
+
+    def test_one_with_the_same_key_is_logged(self, lab, caplog):
+        self.send(lab, b"victim")
+        with caplog.at_level(logging.WARNING, logger="claimcheck"):
+            assert nothing_comes(lab.consumer())
+
+        (record,) = [record for record in caplog.records if "abort" in record.getMessage()]
+        assert lab.topic in record.getMessage()
+        assert "position 1" in record.getMessage()
+
+    def test_on_abort_dead_letter_reports_the_payload_once(self, lab):
+        rest = self.send(lab, b"victim")
+        consumer = lab.consumer(cc=lab.claimcheck("external", chunking={"on_abort": "dead_letter"}))
+        (bad,) = receive(consumer, 1)
+        lab.send_raw(*rest, key=b"victim")
+        lab.send_raw(b"end")
+
+        (end,) = receive(consumer, 1)
+        consumer.commit(message=end, asynchronous=False)
+
+        assert is_incomplete(bad)
+        assert (bad.offset(), bad.last_offset, bad.key()) == (0, 1, b"victim")
+        assert (end.value(), lab.committed().offset) == (b"end", lab.end())
+
+
+def test_chunks_of_another_key_never_mix_with_a_payload(lab):
+    identity = str(uuid.uuid4())
+    lab.send_raw(chunks_of(B, 2, identity)[0], key=b"attacker")
+    lab.send_raw(*chunks_of(A, 2, identity), key=b"victim")
+
+    assert values(receive(lab.consumer(), 1)) == [A]
+
+
+def test_a_late_chunk_that_contradicts_what_was_delivered_is_reported(lab):
+    identity = str(uuid.uuid4())
+    lab.send_raw(*chunks_of(A, 2, identity), chunks_of(B, 2, identity)[1], chunks_of(A, 2, identity)[1], b"end")
+    consumer = lab.consumer()
+
+    good, bad, end = receive(consumer, 3)
+    consumer.commit(message=end, asynchronous=False)
+
+    assert good.value() == A
+    assert bad
+    with pytest.raises(ChunkConflictError):
+        bad.value()
+    assert (bad.offset(), end.value(), lab.committed().offset) == (2, b"end", 5)
+
+
+def test_headers_and_keys_of_held_chunks_are_not_kept(lab):
+    """Only those of the first are: headers can be larger than the pieces."""
+    lab.send_raw(*chunks_of(A, 3)[:2], headers={"large": b"x" * LIMIT})
+    consumer = lab.consumer()
+    assert nothing_comes(consumer)
+
+    held = consumer._inbox.resolver.clear()
+
+    assert [(native.headers(), native.key(), native.value()) for native in held] == [(None, None, None)] * 2
+
+
+def poll_until(consumer, condition):
+    """Poll until something has happened, or a message came."""
+    end, message = time.monotonic() + WITHIN_SECONDS, None
+    while message is None and not condition():
+        assert time.monotonic() < end
+        message = consumer.poll(0.01)
+    return message
