@@ -104,7 +104,7 @@ class TestLimit:
         assert len(messages[1].message_id().ids) == 3
 
     def test_a_web_service_that_does_not_tell(self, lab):
-        with pytest.raises(TransportError, match="did not tell"):
+        with pytest.raises(TransportError, match="did not answer"):
             ask_limit("http://127.0.0.1:1", lab.topic)
         with pytest.raises(TransportError, match="http"):
             ask_limit("file:///etc/passwd", lab.topic)

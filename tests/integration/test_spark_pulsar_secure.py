@@ -121,7 +121,7 @@ def test_who_has_not_the_right_token_is_told_at_once(spark_tokens, secret_topic,
         assert not any(token[-20:] in text for token in tokens.values())
 
 
-@pytest.mark.parametrize(("variable", "code"), [(WRONG, "refuses the token"), (STRANGER, "may not ask")])
+@pytest.mark.parametrize(("variable", "code"), [(WRONG, "refuses the token"), (STRANGER, "lacks the permission")])
 def test_the_web_service_says_so_too(spark_tokens, secret_topic, tokens, variable, code):
     told = {"authTokenEnv": variable, "adminUrl": secret_topic.broker.admin_url}
 

@@ -22,7 +22,7 @@ from claimcheck.spark.sources.pulsar_client import client_for, in_our_words
 from claimcheck.spark.sources.pulsar_columns import COLUMNS
 from claimcheck.spark.sources.pulsar_connection import CONNECTION_OPTIONS, Connection, connection_of
 from claimcheck.spark.sources.pulsar_foreign import as_it_is
-from claimcheck.spark.sources.pulsar_offsets import NOTHING, Position, full_name, split_name
+from claimcheck.spark.sources.pulsar_offsets import NOTHING, Position, split_name
 from claimcheck.spark.sources.pulsar_reader import Reading, Stretch
 from claimcheck.spark.sources.pulsar_stream import PulsarStreamReader, StreamPlan
 from claimcheck.spark.sources.pulsar_writer import PulsarSink, PulsarStreamWriter, PulsarWriter
@@ -30,6 +30,7 @@ from claimcheck.spark.sources.rows import Columns
 from claimcheck.spark.sources.shares import Budget
 from claimcheck.spark.sources.weights import Scale
 from claimcheck.spark.worker import as_config, check_writing
+from claimcheck.transports.pulsar.admin import full_name
 from claimcheck.transports.pulsar.errors import vendor
 from claimcheck.transports.pulsar.limit import MAX_MESSAGE_BYTES
 from claimcheck.validation import fail

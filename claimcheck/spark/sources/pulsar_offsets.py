@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["NOTHING", "Offsets", "Position", "from_json", "full_name", "split_name", "to_json"]
+__all__ = ["NOTHING", "Offsets", "Position", "from_json", "split_name", "to_json"]
 
 Position = tuple[int, int]
 """Ledger and entry, both from 0. A batch is one entry: it is read as a whole."""
@@ -28,13 +28,6 @@ def from_json(value: Mapping[str, Any]) -> Offsets:
 def to_json(offsets: Offsets) -> dict[str, list[int]]:
     """Write it, always in the same order: Spark compares texts."""
     return {name: list(offsets[name]) for name in sorted(offsets)}
-
-
-def full_name(topic: str) -> str:
-    """Complete the name of a topic: ``orders`` is ``persistent://public/default/orders``."""
-    if "://" in topic:
-        return topic
-    return f"persistent://{topic}" if topic.count("/") == 2 else f"persistent://public/default/{topic}"
 
 
 def split_name(partition: str) -> tuple[str, int]:

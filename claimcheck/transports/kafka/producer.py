@@ -127,7 +127,7 @@ class KafkaProducer:
             KafkaException: The client's own, unchanged; what was stored is deleted if it was definitely not sent.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
-        if callback is not None or on_delivery is not None:
+        if on_delivery is not None or not (callback is None or callable(callback)):
             callback = _callback(callback, on_delivery)
         if headers is None and type(value) is bytes and (key is None or type(key) is bytes):
             size = len(value) if key is None else len(value) + len(key)

@@ -12,11 +12,11 @@ from claimcheck.transports.needs import Resolves
 from claimcheck.transports.prefetch import Prefetch
 from claimcheck.transports.pulsar.dead_letters import check_dead_letters, put_aside, tried_to_put_aside
 from claimcheck.transports.pulsar.errors import vendor
-from claimcheck.transports.pulsar.ids import WholeMessageId, id_of, natives, nowhere, position_of
+from claimcheck.transports.pulsar.ids import Place, WholeMessageId, id_of, natives, nowhere, position_of
 from claimcheck.transports.pulsar.inbox import Inbox
 from claimcheck.transports.pulsar.message import PulsarMessage
 from claimcheck.transports.pulsar.receiving import Receiving
-from claimcheck.transports.pulsar.redeliveries import Place, Redeliveries, place_of
+from claimcheck.transports.pulsar.redeliveries import Redeliveries, place_of
 from claimcheck.transports.pulsar.shared import shared_refusal
 from claimcheck.validation import check_cc, check_int, check_type
 
@@ -255,7 +255,7 @@ class PulsarConsumer(Receiving):
     def take_ready(self) -> PulsarMessage | None:
         """Return the next payload that is complete; ``None`` without one."""
         message = super().take_ready()
-        if message is not None:
+        if message is not None and self._looks_ahead:
             self._prefetch.remove(message)
         return message
 
@@ -277,7 +277,8 @@ class PulsarConsumer(Receiving):
         if message.is_incomplete and self._put_aside(message.natives, f"incomplete: {message.error}"):
             self.acknowledge(message)
             return
-        self._prefetch.add(message)
+        if self._looks_ahead:
+            self._prefetch.add(message)
         super()._keep(message)
 
     def _drop(self, dropped: Dropped) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from claimcheck.envelope import Envelope
 from claimcheck.sending import SendLedger
-from claimcheck.transports.pulsar.errors import SendDeadlineError, error_of, vendor
+from claimcheck.transports.pulsar.errors import SendDeadlineError, error_of
 
 __all__ = ["Flight"]
 
@@ -120,7 +120,7 @@ class Flight:
         """In the client's own thread: an exception here would end the process."""
         with self._changed:
             self._flying.pop(number, None)
-            if result == vendor().Result.Ok:
+            if result.name == "Ok":  # several times as fast as to compare members
                 self._ledger.acknowledged(number, message_id)
             elif result.name == _QUEUE_IS_FULL and self._flying and not self._closed:
                 self._again.append((number, envelope, len(self._flying)))

@@ -12,12 +12,15 @@ from typing import Any
 from claimcheck.errors import TransportError
 from claimcheck.transports.pulsar.errors import vendor
 
-__all__ = ["WholeMessageId", "before", "deserialize", "id_of", "natives", "nowhere", "position_of"]
+__all__ = ["Place", "Position", "WholeMessageId", "before", "deserialize", "id_of", "natives", "nowhere", "position_of"]
 
 _MARK = b"\x00claimcheck-id\x01"  # no protobuf message begins with a zero
 _ID = struct.Struct(">iqqi")
 
 Position = tuple[int, int, int]
+
+Place = tuple[Any, Position]
+"""A topic, and the position of a message in it; for a payload, of its first message."""
 
 
 @functools.total_ordering

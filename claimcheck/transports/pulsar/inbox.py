@@ -10,23 +10,20 @@ from typing import Any
 
 from claimcheck import hints
 from claimcheck.acknowledgement import CumulativeAcks
-from claimcheck.envelope import Chunk, Literal, PointerData, decode
+from claimcheck.envelope import Chunk, Literal, Plain, PointerData, decode
 from claimcheck.errors import ClaimCheckError, EnvelopeError
 from claimcheck.payload import crc32_of
 from claimcheck.resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.needs import Resolves
-from claimcheck.transports.pulsar.ids import Position, WholeMessageId, before, natives, position_of
+from claimcheck.transports.pulsar.ids import Place, Position, WholeMessageId, before, natives, position_of
 from claimcheck.transports.pulsar.message import Facts, Handle, PulsarMessage
 
-__all__ = ["Arrival", "Inbox", "NativeAcks", "Place"]
+__all__ = ["Arrival", "Inbox", "NativeAcks"]
 
 
 Arrival = PulsarMessage | Dropped
 """A payload for the application, or messages that became none, with the action to take on them."""
-
-Place = tuple[Any, Position]
-"""A topic, and the position of a message in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,10 @@ class Inbox:
     def plain(self, native: Any) -> PulsarMessage | None:
         """Take a message that is its own payload, as most are; ``None`` for any other, which `take` has to take."""
         data = native.data()
-        return None if data.startswith(self._header) else self._own(native, payload=data)
+        if data.startswith(self._header):
+            return None
+        self._note(native)
+        return PulsarMessage(native, self._schema, data)
 
     def take(self, native: Any) -> Sequence[Arrival]:
         """Take one message and return what came of it: often the payload, of a chunk perhaps nothing yet."""
@@ -120,10 +120,8 @@ class Inbox:
         if isinstance(envelope, PointerData):
             size = self._size(data) if self._sizes else 0
             return (self._own(native, stored=StoredPayload(lambda: self._load(native, data), size=size)),)
-        if isinstance(envelope, Literal):
+        if isinstance(envelope, (Literal, Plain)):  # a plain one is the header alone
             return (self._own(native, payload=bytes(envelope.payload)),)
-        if hasattr(envelope, "payload"):  # the header alone
-            return (self._own(native, payload=data),)
         refusal = self._refusal(native.topic_name())
         if refusal is not None:
             return (self._own(native, error=refusal),)
@@ -205,7 +203,11 @@ class Inbox:
     # Within ----------------------------------------------------------------------------------------------------
 
     def _own(self, native: Any, **known: Any) -> PulsarMessage:
-        """A message that is its own payload; while an older payload is not settled, it is remembered."""
+        self._note(native)
+        return PulsarMessage(native, self._schema, **known)
+
+    def _note(self, native: Any) -> None:
+        """Remember a message that is its own payload while an older payload is not settled."""
         self._previous = native
         if self._behind:
             message_id = native.message_id()
@@ -213,7 +215,6 @@ class Inbox:
                 behind = self._behind.get(native.topic_name())
                 if behind is not None:
                     behind.received(position_of(message_id), message_id)
-        return PulsarMessage(native, self._schema, **known)
 
     def _target(self, message_id: Any) -> tuple[Position, Any]:
         """How far a cumulative acknowledgement goes: to the message that completed the payload, not to duplicates."""

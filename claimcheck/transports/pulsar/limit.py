@@ -5,15 +5,11 @@ Read off a broker of version 4.2 with the client 3.13: ``maxMessageSize`` bounds
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
 from claimcheck import hints
-from claimcheck.errors import TransportError
+from claimcheck.transports.pulsar.admin import AdminClient, trusting
 from claimcheck.wire import WireLimit, byte_length
 
 __all__ = ["MAX_MESSAGE_BYTES", "ask_limit", "metadata_bytes", "wire_limit"]
@@ -24,7 +20,6 @@ MAX_MESSAGE_BYTES = 5 << 20
 _CHUNK_BYTES = 1 << 20  # large enough to be fast, and small enough for receiver queues that count messages
 _SPARE_BYTES = 1024  # a chunk leaves room for what a dead letter says of its origin
 _FIXED_BYTES = 10 + 7 + 7 + 3 + 12  # sequence id, publish time, uncompressed size, compression, schema version
-_ADMIN_SECONDS = 10
 
 
 def metadata_bytes(key: Any, properties: Any) -> int:
@@ -47,39 +42,26 @@ def wire_limit(max_message_bytes: int, *, producer_name: str, options: Mapping[s
     return WireLimit(room, metadata_bytes, chunk_message_bytes=min(_CHUNK_BYTES, room - _SPARE_BYTES))
 
 
-def ask_limit(admin_url: str, topic: str, *, headers: Mapping[str, str] | None = None) -> int:
-    """Ask a broker how large a message may be: the broker's own limit, or the topic's where that is less.
+def ask_limit(
+    admin_url: str, topic: str, *, headers: Mapping[str, str] | None = None, ca_file: str | None = None
+) -> int:
+    """Ask a broker for the limit of one message: the broker's own, or the topic's if that is less.
+
+    Certificates and host names are verified.
 
     Args:
         admin_url: Of the web service, for example ``http://localhost:8080``.
         topic: With or without its ``persistent://tenant/namespace/``.
-        headers: To be sent along, for example ``{"Authorization": "Bearer ..."}``.
+        headers: Sent with the request, for example ``{"Authorization": "Bearer ..."}``; never to another host, even if
+            the web service redirects there.
+        ca_file: Certificates (PEM) of the authorities to trust; by default the machine's own.
 
     Raises:
-        TransportError: The broker did not answer, or may not be asked.
+        TransportError: The broker did not answer, or refused.
+        ConfigError: ``ca_file`` cannot be used.
     """
-    broker = _get(admin_url, "brokers/configuration/runtime", headers)["maxMessageSize"]
-    own = _get(admin_url, f"{_path(topic)}/maxMessageSize", headers)
-    return min(int(broker), int(own) if own else int(broker))
-
-
-def _get(admin_url: str, path: str, headers: Mapping[str, str] | None) -> Any:
-    if urllib.parse.urlsplit(admin_url).scheme not in ("http", "https"):
-        raise TransportError("admin_url must begin with http:// or https://")
-    request = urllib.request.Request(f"{admin_url.rstrip('/')}/admin/v2/{path}", headers=dict(headers or {}))
-    try:
-        with urllib.request.urlopen(request, timeout=_ADMIN_SECONDS) as response:
-            body = response.read()
-        return json.loads(body) if body.strip() else None
-    except (OSError, ValueError) as error:
-        code = f" ({error.code})" if isinstance(error, urllib.error.HTTPError) else ""
-        raise TransportError(f"the broker's web service did not tell {path}{code}: {type(error).__name__}") from error
-
-
-def _path(topic: str) -> str:
-    scheme, found, rest = topic.partition("://")
-    full = f"{scheme}/{rest}" if found else f"persistent/public/default/{topic}"
-    return urllib.parse.quote(full)
+    trust = trusting(ca_file, option="ca_file")
+    return AdminClient(admin_url, headers=headers, trust=trust).max_message_bytes(topic)
 
 
 def _field(size: int) -> int:

@@ -23,7 +23,7 @@ _REMEMBERED = 10_000  # incomplete payloads that were reported
 
 
 class PulsarReader(Receiving):
-    """Has the methods of a `pulsar.Reader`; a message that it gives is a whole payload.
+    """Has the methods of a `pulsar.Reader`; each message that it returns is a whole payload.
 
     Started in the middle of a payload's chunks it does not return that payload. A reader cannot give chunks back: a
     payload that is still incomplete after ``chunking.expire_after_seconds``, or is evicted, is returned once, as a
@@ -55,10 +55,10 @@ class PulsarReader(Receiving):
         super().__init__(reader.read_next, Inbox(cc, reader._schema, clock=clock), clock)
 
     def read_next(self, timeout_millis: int | None = None) -> PulsarMessage:
-        """Wait for the next payload; a bad one is handed out, too, and says so when its data is asked for.
+        """Wait for the next payload. One that cannot be delivered is a message whose data raises the error.
 
         Args:
-            timeout_millis: By default for ever.
+            timeout_millis: By default without end.
 
         Raises:
             pulsar.Timeout: No payload came in time.
@@ -66,7 +66,7 @@ class PulsarReader(Receiving):
         return self._wait(timeout_millis)
 
     def has_message_available(self) -> bool:
-        """Whether a whole payload is there: chunks are read on, as far as there are any."""
+        """Whether a whole payload is available; reads the chunks that are."""
         while not self._ready and self._native.has_message_available():
             self.take(self._native.read_next())
         return bool(self._ready)
