@@ -7,14 +7,17 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Protocol, Self, TypeGuard
+from typing import Any, Protocol, Self, TypeGuard
 
+from claimcheck import hints
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
+from claimcheck.payload import crc32_of
 from claimcheck.resolver import Dropped, Failed, Outcome, Resolved, Resolver
 from claimcheck.transports.local.broker import LocalBroker
 from claimcheck.transports.local.dead_letters import put_aside
 from claimcheck.transports.local.errors import StaleDeliveryError, checking_arguments
 from claimcheck.transports.local.groups import Delivery, GroupMember
+from claimcheck.transports.local.messages import LocalMessage
 from claimcheck.transports.local.received import ReceivedMessage, received
 from claimcheck.validation import check_int, check_seconds
 
@@ -29,6 +32,8 @@ class _Resolves(Protocol):
     """What is needed of a `claimcheck.ClaimCheck`, which stands above the transports and is never imported here."""
 
     def resolver(self, *, clock: Callable[[], float]) -> Resolver: ...
+
+    def resolve(self, message: bytes) -> Any: ...
 
 
 class LocalConsumer:
@@ -71,6 +76,7 @@ class LocalConsumer:
             check_seconds("redelivery_delay_seconds", redelivery_delay_seconds, allow_zero=True)
         self._broker = broker
         self._member = GroupMember(broker, group, topics, lease_seconds=lease_seconds)
+        self._cc = cc
         self._resolver = cc.resolver(clock=broker.clock)
         self._delay = redelivery_delay_seconds
         self._max_redeliveries = max_redeliveries
@@ -223,12 +229,19 @@ class LocalConsumer:
             source, message.offset, message.value, headers=message.headers, key=message.key, handle=handle
         )
 
+    def _read(self, message: LocalMessage) -> bytes:
+        """Read a stored payload again; the message is without its value, see `_feed`."""
+        (original,) = self._broker.fetch(message.topic, message.partition, message.offset, 1)
+        payload: bytes = self._cc.resolve(original.value or b"")
+        hints.check(hints.declared(original.headers), size=len(payload), checksum=lambda: crc32_of(payload))
+        return payload
+
     def _act(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             if isinstance(outcome, Dropped) or (self._max_redeliveries is not None and _is_incomplete(outcome)):
                 self._undelivered.append(outcome)
             else:
-                self._ready.append(received(outcome))
+                self._ready.append(received(outcome, self._read))
         self._end_undelivered()
 
     def _end_undelivered(self) -> None:
@@ -248,7 +261,7 @@ class LocalConsumer:
         elif self._put_aside(outcome, _redelivered(word, count)):
             return
         elif isinstance(outcome, Failed):  # it was redelivered often enough
-            self._ready.append(received(outcome))
+            self._ready.append(received(outcome, self._read))
         else:
             self._give_back(outcome, self._delay)
 

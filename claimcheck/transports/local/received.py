@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from claimcheck.errors import ClaimCheckError
 from claimcheck.resolver import Failed, Resolved
+from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.local.groups import Delivery
+from claimcheck.transports.local.messages import LocalMessage
 
 __all__ = ["ReceivedMessage", "received"]
 
@@ -24,7 +27,7 @@ class ReceivedMessage:
         headers: As they were sent, in order, without hints of claimcheck.
         timestamp: Seconds since 1970 when the message, or its first chunk, was appended.
         redelivery_count: How often it was given back before, from 0.
-        error: Why there is no payload; ``None`` where there is one.
+        error: Why there was no payload when the message was received; ``None`` where there was one.
         outcome: What the resolver made of it.
     """
 
@@ -37,17 +40,21 @@ class ReceivedMessage:
     redelivery_count: int
     error: ClaimCheckError | None
     outcome: Resolved | Failed = field(repr=False)
+    _again: StoredPayload | None = field(default=None, repr=False)
 
     @property
     def value(self) -> Any:
         """The payload, whole and verified; ``None`` for a tombstone.
 
         Raises:
-            ClaimCheckError: The payload could not be had; ``error`` is the same without raising.
+            ClaimCheckError: The payload could not be read. If the error is ``retryable``, this has just tried again,
+                and so does another call.
         """
-        if isinstance(self.outcome, Failed):
-            raise self.outcome.error
-        return self.outcome.payload
+        if isinstance(self.outcome, Resolved):
+            return self.outcome.payload
+        if self._again is not None:
+            return self._again.get()
+        raise self.outcome.error
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -55,9 +62,10 @@ class ReceivedMessage:
         return self.outcome.positions
 
 
-def received(outcome: Resolved | Failed) -> ReceivedMessage:
+def received(outcome: Resolved | Failed, read: Callable[[LocalMessage], bytes]) -> ReceivedMessage:
     """Make the message for an outcome whose handles are deliveries."""
     deliveries: tuple[Delivery, ...] = outcome.handles
+    error = outcome.error if isinstance(outcome, Failed) else None
     first = min(deliveries, key=lambda delivery: delivery.message.offset).message
     return ReceivedMessage(
         topic=first.topic,
@@ -67,6 +75,7 @@ def received(outcome: Resolved | Failed) -> ReceivedMessage:
         headers=outcome.headers,
         timestamp=first.timestamp,
         redelivery_count=max(delivery.redelivery_count for delivery in deliveries),
-        error=outcome.error if isinstance(outcome, Failed) else None,
+        error=error,
         outcome=outcome,
+        _again=StoredPayload(lambda: read(first)) if error is not None and error.retryable else None,
     )

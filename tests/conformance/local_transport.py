@@ -1,0 +1,107 @@
+"""The hooks of the transport kit for the embedded broker."""
+
+import pytest
+
+from claimcheck.testing import Facts, TransportConformance
+from claimcheck.transports.local import (
+    BrokerCommitError,
+    LocalBroker,
+    LocalConsumer,
+    LocalProducer,
+    MessageTooLargeError,
+)
+
+
+class UncertainBroker(LocalBroker):
+    """Appends, and cannot tell whether it did."""
+
+    def append(self, *args, **options):
+        super().append(*args, **options)
+        raise BrokerCommitError("the disk failed at the very end", path="broker.sqlite")
+
+
+class LocalConformance(TransportConformance):
+    limit_bytes = 4096
+    refusal = MessageTooLargeError
+    unknown = BrokerCommitError
+    has_look_ahead = False
+
+    @pytest.fixture
+    def broker(self, tmp_path, clock):
+        self.path = tmp_path / "broker.sqlite"
+        options = {"max_message_bytes": self.limit_bytes, "clock": clock, "sleep": clock.advance}
+        with LocalBroker(self.path, **options) as self.native:
+            yield
+
+    def create_topic(self, topic, partitions):
+        self.native.create_topic(topic, partitions)
+
+    def append(self, topic, data, *, key, headers, writer):
+        return self.native.append(topic, data, key=key, headers=headers, partition=0).offset
+
+    def messages(self, topic):
+        places = [(part, self.native.end_offset(topic, part)) for part in range(self.native.partitions(topic))]
+        return [message.value for part, end in places for message in self.native.fetch(topic, part, 0, end)]
+
+    def backlog(self, topic):
+        with self.native.database.read() as connection:
+            messages = "SELECT count(*) FROM messages WHERE topic = ?"
+            below = "SELECT coalesce(sum(floor), 0) FROM leases WHERE grp = 'g' AND topic = ?"
+            acks = "SELECT count(*) FROM acks WHERE grp = 'g' AND topic = ?"
+            total, floors, single = (connection.execute(q, (topic,)).fetchone()[0] for q in (messages, below, acks))
+        return total - floors - single
+
+    # Sending ---------------------------------------------------------------------------------------------------
+
+    def open_producer(self, cc, topic):
+        return LocalProducer(self.native, cc)
+
+    def close(self, opened):
+        if not isinstance(opened, LocalProducer):  # which holds nothing open
+            opened.close()
+
+    def send(self, producer, topic, payload, *, key, headers):
+        producer.send(topic, payload, key=key, headers=headers)
+
+    def send_refused(self, cc, topic, payload):
+        with LocalBroker(self.path, max_message_bytes=self.limit_bytes) as broker:
+            producer = LocalProducer(broker, cc)
+            broker.max_message_bytes = 100  # lowered since
+            producer.send(topic, payload)
+
+    def send_unknown(self, cc, topic, payload):
+        with UncertainBroker(self.path, max_message_bytes=self.limit_bytes) as broker:
+            LocalProducer(broker, cc).send(topic, payload)
+
+    # Receiving -------------------------------------------------------------------------------------------------
+
+    def open_consumer(self, cc, topic, *, clock, look_ahead, dead_letters):
+        limits = {"max_redeliveries": 2} if dead_letters else {}
+        return LocalConsumer(
+            self.native, cc, topics=[topic], group="g", lease_seconds=1e9, redelivery_delay_seconds=0, **limits
+        )
+
+    def receive(self, consumer, seconds):
+        return consumer.receive(timeout=seconds)
+
+    def payload_of(self, message):
+        return message.value
+
+    def facts_of(self, topic, message):
+        return Facts(message.topic, message.partition, message.offset, message.key, message.headers)
+
+    def acknowledge(self, consumer, message):
+        consumer.ack(message)
+
+    def give_back(self, consumer, message):
+        consumer.nack(message)
+
+    def dead_letter(self, consumer, message):
+        consumer.dead_letter(message)
+
+    def dead_letters(self, topic):
+        place = f"{topic}.dead_letter"
+        return self.messages(place) if place in self.native.topics() else []
+
+    def seek(self, consumer, topic, position):
+        consumer.seek(topic, 0, position)

@@ -1,0 +1,200 @@
+"""The transport kit is worth something only if it fails: each of these transports breaks one promise."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import claimcheck
+
+ROOT = Path(__file__).resolve().parents[2]
+
+HEAD = """
+import pytest
+from claimcheck.errors import ClaimCheckError
+from claimcheck.testing import Facts
+from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer, acks, dead_letters, producer
+from tests.conformance.local_transport import LocalConformance
+
+class SpreadingBroker(LocalBroker):
+    def append(self, topic, value, *, partition=None, key=None, headers=None):
+        turn = sum(self.end_offset(topic, number) for number in range(self.partitions(topic)))
+        place = turn % self.partitions(topic)
+        return super().append(topic, value, key=key, headers=headers, partition=place)
+
+class Good(LocalConformance):
+    patience_seconds = 0.5
+"""
+
+BROKEN = {
+    "acknowledges the first chunk only": (
+        """
+    def acknowledge(self, consumer, message):
+        consumer._member.ack(message.outcome.handles[:1])
+""",
+        ["test_an_acknowledged_payload_does_not_come_again[chunking]"],
+    ),
+    "acknowledges what it receives": (
+        """
+    def receive(self, consumer, seconds):
+        message = consumer.receive(timeout=seconds)
+        if message is not None:
+            consumer.ack(message)
+        return message
+""",
+        [
+            "test_an_unacknowledged_payload_comes_again[external]",
+            "test_an_unacknowledged_payload_comes_again[chunking]",
+        ],
+    ),
+    "acknowledges everything up to the offset": (
+        """
+    def acknowledge(self, consumer, message):
+        consumer.ack(message)
+        with self.native.database.write() as connection:
+            acks.acknowledge(connection, ("g", message.topic, message.partition), range(message.offset))
+""",
+        ["test_no_acknowledgement_passes_an_incomplete_payload"],
+    ),
+    "gives the first chunk back only": (
+        """
+    def give_back(self, consumer, message):
+        consumer._member.nack(message.outcome.handles[:1])
+        consumer._member.ack(message.outcome.handles[1:])
+""",
+        ["test_what_is_given_back_comes_again_whole[chunking]"],
+    ),
+    "hands hints out": (
+        """
+    def facts_of(self, topic, message):
+        first = self.native.fetch(topic, message.partition, message.offset, 1)[0]
+        return Facts(topic, first.partition, first.offset, message.key, first.headers)
+""",
+        ["test_keys_and_headers_come_back[external]", "test_keys_and_headers_come_back[chunking]"],
+    ),
+    "hands the key of a chunk out": (
+        """
+    def facts_of(self, topic, message):
+        first = self.native.fetch(topic, message.partition, message.offset, 1)[0]
+        return Facts(topic, first.partition, first.offset, first.key, message.headers)
+""",
+        ["test_keys_and_headers_come_back[chunking]"],
+    ),
+    "mixes chunks across a seek": (
+        "def seek(self, consumer, topic, position): consumer._member.seek(topic, 0, position)",
+        ["test_chunks_from_before_a_seek_complete_nothing"],
+    ),
+    "swallows errors": (
+        """
+    def payload_of(self, message):
+        try:
+            return message.value
+        except ClaimCheckError:
+            return None
+""",
+        ["test_a_bad_message_is_an_error_of_its_own", "test_a_payload_that_is_not_what_was_declared_is_an_error"],
+    ),
+    "drops bad messages": (
+        """
+    def receive(self, consumer, seconds):
+        while (message := consumer.receive(timeout=seconds)) is not None and message.error is not None:
+            consumer.ack(message)
+        return message
+""",
+        ["test_a_bad_message_is_an_error_of_its_own", "test_an_incomplete_payload_is_reported_on_a_busy_topic[last]"],
+    ),
+    "deletes what was stored after an unknown outcome": (
+        """
+    @pytest.fixture(autouse=True)
+    def _sure(self, monkeypatch):
+        monkeypatch.setattr(producer, "classify", lambda error: "failed")
+""",
+        ["test_an_unknown_outcome_deletes_nothing"],
+    ),
+    "keeps what was stored after a refusal": (
+        """
+    @pytest.fixture(autouse=True)
+    def _unsure(self, monkeypatch):
+        monkeypatch.setattr(producer, "classify", lambda error: "unknown")
+""",
+        ["test_a_refused_message_leaves_nothing_in_the_store"],
+    ),
+    "never expires chunks": (
+        """
+    def open_consumer(self, *arguments, **options):
+        consumer = super().open_consumer(*arguments, **options)
+        self.native.clock = lambda: 1000.0
+        consumer._resolver = arguments[0].resolver(clock=self.native.clock)
+        return consumer
+""",
+        [
+            "test_an_incomplete_payload_is_reported_on_a_busy_topic[last]",
+            "test_an_incomplete_payload_ends_as_a_dead_letter",
+        ],
+    ),
+    "cannot tell writers apart": (
+        """
+    def append(self, topic, data, *, key, **options):
+        return super().append(topic, data, key=None, **options)
+""",
+        ["test_no_other_writer_may_abort_them", "test_writers_with_one_uuid_do_not_mix"],
+    ),
+    "spreads chunks over partitions": (
+        """
+    def open_producer(self, cc, topic):
+        return LocalProducer(SpreadingBroker(self.path, max_message_bytes=self.limit_bytes), cc)
+    def close(self, opened):
+        getattr(opened, "_broker", opened).close()
+""",
+        ["test_a_key_leads_to_one_partition[chunking]"],
+    ),
+    "counts the payload alone": (
+        """
+    @pytest.fixture(autouse=True)
+    def _uncounted(self, monkeypatch):
+        monkeypatch.setattr(producer, "_overhead", lambda key, headers: 0)
+""",
+        ["test_the_limit_counts_the_whole_message[external]", "test_the_limit_counts_the_whole_message[chunking]"],
+    ),
+    "puts payloads among the dead letters": (
+        """
+    def dead_letter(self, consumer, message):
+        self.native.create_topic(f"{message.topic}.dead_letter")
+        self.native.append(f"{message.topic}.dead_letter", message.value[:1000])
+        consumer.ack(message)
+""",
+        ["test_dead_letters_are_the_messages_themselves[chunking]"],
+    ),
+}
+EXPECTED = {f"Test{number}::{test}": name for number, (name, (_, tests)) in enumerate(BROKEN.items()) for test in tests}
+GOOD = f"Test{len(BROKEN)}"
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """One run for all of them: the ids of the tests that failed."""
+    folder = tmp_path_factory.mktemp("broken")
+    classes = [*(body for body, _ in BROKEN.values()), "pass"]
+    text = "\n\n".join(f"class Test{n}(Good):\n    {body.strip()}" for n, body in enumerate(classes))
+    (folder / "test_broken.py").write_text(f"{HEAD}\n\n{text}\n")
+    good = {f"{GOOD}::{each.partition('::')[2]}" for each in EXPECTED}
+    ids = [f"{folder}/test_broken.py::{each}" for each in [*EXPECTED, *sorted(good)]]
+    environment = {**os.environ, "PYTHONPATH": f"{Path(claimcheck.__file__).parents[1]}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=no", "-p", "no:cacheprovider", "-c", os.devnull]
+    command += ["--rootdir", str(folder), f"--basetemp={folder / 'its'}", *ids]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert " error" not in done.stdout, done.stdout
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    return {line.partition("test_broken.py::")[2].partition(" - ")[0] for line in lines}
+
+
+@pytest.mark.parametrize("test", EXPECTED, ids=lambda test: f"{EXPECTED[test]}: {test.partition('::')[2]}")
+def test_a_broken_promise_is_noticed(failures, test):
+    assert test in failures
+
+
+def test_a_good_transport_passes(failures):
+    assert not [test for test in failures if test.startswith(f"{GOOD}::")]
