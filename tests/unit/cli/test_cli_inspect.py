@@ -105,7 +105,14 @@ def test_inspect_damaged_ones(here):
 
 
 def test_inspect_never_sends_an_envelopes_codes_to_the_terminal(here):
-    pointer = {"key": "\x1b[2J\r\nkey", "store": "\x9bstore", "size": 1, "segments": 1, "new": "\x07"}
+    pointer = {
+        "key": "\x1b[2J\r\nkey",
+        "store": "\x9bstore",
+        "size": 1,
+        "segments": 1,
+        "checksum": "crc32:0",
+        "new": "\x07",
+    }
     text = ok("inspect", "-", stdin=encode_pointer(b"\x02" + json.dumps(pointer).encode())).stdout
     assert "\\x1b[2J\\r\\nkey" in text
     assert all(ch.isprintable() or ch == "\n" for ch in text)
