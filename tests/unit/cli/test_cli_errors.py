@@ -94,7 +94,7 @@ def test_what_is_no_message(here, command):
     ("config", "words"),
     [
         ("[1, 2]", "expected a mapping"),
-        ("store: [", "is no YAML"),
+        ("store: [", "is not YAML"),
         ("stores: {disk: {type: filesystm, path: x}}", "filesystm"),
         ("stores: {disk: {type: filesystem, pth: x}}", "did you mean 'path'"),
         ("stores: {disk: {type: filesystem, path: '${NOT_SET_ANYWHERE}'}}", "NOT_SET_ANYWHERE"),
