@@ -17,13 +17,13 @@ strategy: hybrid
 threshold_bytes: auto
 store: hot
 stores:
-  hot:  {type: redis, url: "${REDIS_URL:-redis://localhost:6379/0}", ttl_seconds: 604800}
+  hot:  {type: redis, url: "redis://:${REDIS_PASSWORD:-}@localhost:6379/0", ttl_seconds: 604800}
   cold: {type: s3, bucket: payloads, prefix: claims/, endpoint_url: "${S3_ENDPOINT}"}
   disk: {type: filesystem, path: /var/lib/claims, ttl_seconds: 604800, fsync: false}
 chunking: {max_message_bytes: auto, max_payload_bytes: 268435456, max_chunks: 100000, max_pending_payloads: 100,
            max_pending_bytes: 268435456, expire_after_seconds: 60, on_expire: redeliver, on_evict: redeliver}
 hybrid:   {chunk_below_bytes: 0}
-signing:  {key_id: k1, keys: {k1: "${CLAIMCHECK_KEY}"}, require: true}
+signing:  {key_id: k1, keys: {k1: "${CLAIMCHECK_SIGNING_SECRET}"}, require: true}
 limits:   {max_payload_bytes: 5368709120, max_pointer_bytes: 8192}
 envelope: {header: "PRF_wdkafcli_header_"}
 destinations:
@@ -39,7 +39,7 @@ def test_the_whole_file_loads_and_says_what_it_means(tmp_path):
     path.write_text(DESIGN)
     config = configuration.load(path)
     assert config.stores["hot"] == StoreConfig(
-        "redis", {"url": "${REDIS_URL:-redis://localhost:6379/0}", "ttl_seconds": 604800}
+        "redis", {"url": "redis://:${REDIS_PASSWORD:-}@localhost:6379/0", "ttl_seconds": 604800}
     )
     assert config.chunking == ChunkingConfig()
     assert config.header == claimcheck.HEADER
