@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -88,6 +89,15 @@ def test_what_is_no_message(here, command):
     with open("large", "wb") as large:
         large.truncate((64 << 20) + 1)
     assert run(command, "large").exit_code == 5
+
+
+@pytest.mark.parametrize("url", ["redis://localhost", "redis://:${NEVER_SET_HERE}@localhost"])
+def test_a_store_that_this_machine_cannot_use_is_a_matter_of_its_configuration(here, monkeypatch, url):
+    monkeypatch.setitem(sys.modules, "redis", None)
+    (here / "claimcheck.yaml").write_text(f"stores: {{hot: {{type: redis, url: '{url}'}}}}")
+    pointer = json.dumps({"key": "claimcheck:k", "store": "hot", "size": 1, "segments": 1, "checksum": "crc32:0"})
+    result = run("get", "-", "-o", "back", stdin=encode_pointer(b"\x02" + pointer.encode()))
+    assert (result.exit_code, is_one_line(result), visible(here)) == (3, True, set())
 
 
 @pytest.mark.parametrize(
