@@ -246,11 +246,14 @@ def signing_key(text: str, *, path: str, environ: Mapping[str, str] | None = Non
     """Resolve a signing key and return its bytes.
 
     Raises:
-        ConfigError: A variable is not set, or the key has fewer than 16 bytes; the key is not quoted.
+        ConfigError: A variable is not set, or the key has fewer than 16 bytes or no UTF-8 form; it is not quoted.
     """
-    secret: bytes = expand(text, path=path, environ=environ).encode("utf-8", "surrogateescape")  # as os.environ decodes
+    try:
+        secret: bytes = expand(text, path=path, environ=environ).encode("utf-8", "surrogateescape")  # as os.environ
+    except UnicodeEncodeError:
+        secret = b""
     if len(secret) < MIN_KEY_BYTES:
-        fail(path, found="a secret that is too short", expected=f"at least {MIN_KEY_BYTES} bytes")
+        fail(path, found="a secret that is too short", expected=f"at least {MIN_KEY_BYTES} bytes of text")
     return secret
 
 

@@ -91,6 +91,7 @@ def test_a_configuration_is_frozen_and_pickles_with_names_not_secrets(monkeypatc
         ({"signing": {"keys": {"k1": 5}}}, "signing.keys.k1", "a number", "text"),
         ({"signing": {"keys": {"k1": "x" * 15}}}, "signing.keys.k1", "too short", "at least 16 bytes"),
         ({"signing": {"keys": {"k1": ""}}}, "signing.keys.k1", "too short", "at least 16 bytes"),
+        ({"signing": {"keys": {"k1": "\ud800" * 16}}}, "signing.keys.k1", "too short", "at least 16 bytes of text"),
         ({"reads_from": "hot"}, "reads_from", "text", "a list of names"),
         ({"reads_from": ["hot", "cold"]}, "reads_from", "'cold'", "names below stores (hot)"),
         ({"reads_from": [["hot"]]}, "reads_from", "a list", "names below stores"),
