@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from sybil import Sybil
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
@@ -41,6 +42,24 @@ def test_all_defaults_are_as_shown(in_folder):
     shown, real = claimcheck.load("all.yaml").config, claimcheck.load("claimcheck.yaml").config
     for section in ("strategy", "threshold_bytes", "chunking", "hybrid", "limits", "envelope"):
         assert getattr(shown, section) == getattr(real, section)
+
+
+@pytest.mark.parametrize("text", [README, (ROOT / "SECURITY.md").read_text()])
+def test_variables_of_its_secrets_have_names_that_spark_redacts(text):
+    redacted = re.compile("(?i)secret|password|token|access[.]?key")  # the default of spark.redaction.regex
+    credentials = r"keys: \{\w+: \"\$\{(\w+)|k\d: \"\$\{(\w+)|://[^@/\s]*:\$\{(\w+)[^}]*\}@"
+    names = {name for found in re.findall(credentials, text) for name in found if name}
+    assert "CLAIMCHECK_SIGNING_SECRET" in names
+    assert not [name for name in names if not redacted.search(name)]
+
+
+def test_the_yaml_of_the_security_notes_loads(monkeypatch):
+    [text] = re.findall(r"```yaml\n(.*?)```", (ROOT / "SECURITY.md").read_text(), re.DOTALL)
+    for name in re.findall(r"\$\{(\w+)\}", text):
+        monkeypatch.setenv(name, name)
+    cc = claimcheck.from_dict(yaml.safe_load(text) | {"stores": {"hot": {"type": "memory"}}})
+    assert cc.resolve(cc.seal(cc.store("hot").write(b"payload"))) == b"payload"
+    assert (cc.config.signing.require, cc.config.reads_from) == (True, ("hot",))
 
 
 def test_its_python_runs_from_top_to_bottom(in_folder, capsys):

@@ -1,4 +1,4 @@
-"""From an exception to what a person reads and what a script tests: one line, one number."""
+"""Exceptions as one line for people and an exit code for scripts."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from claimcheck.errors import (
     PointerRejectedError,
     StoreUnavailableError,
 )
+from claimcheck.followed import UNUSABLE
 
 __all__ = ["EXIT_CODES", "Commands", "exit_code", "one_line"]
 
@@ -63,8 +64,10 @@ class Commands(click.Group):
 
 
 def exit_code(error: Exception) -> int:
-    """Return the number that `EXIT_CODES` gives an error."""
-    return next((code for kinds, code in _CODES if isinstance(error, kinds)), 1)
+    """Return the number that `EXIT_CODES` gives an error; what this machine lacks to follow a pointer is its cause."""
+    lacking = isinstance(error, PointerRejectedError) and isinstance(error.__cause__, UNUSABLE)
+    reason = error.__cause__ if lacking else error
+    return next((code for kinds, code in _CODES if isinstance(reason, kinds)), 1)
 
 
 def one_line(error: Exception) -> str:

@@ -32,8 +32,9 @@ Callback = Callable[[Any, Any], None]
 class PulsarProducer:
     """Has the methods of a `pulsar.Producer`, and sends payloads that are too large for it. Safe under threads.
 
-    The producer stays as it is: batching, compression, encryption, routing and schema are its own. Leave its
-    ``chunking_enabled`` off. A router of your own must send messages with one key to one partition.
+    The producer stays as it is: batching, compression, encryption, routing and schema are its own. Encryption
+    covers messages; the payload that a pointer names is stored unencrypted. Leave its ``chunking_enabled`` off. A
+    router of your own must send messages with one key to one partition.
 
     Args:
         producer: A `pulsar.Producer`.

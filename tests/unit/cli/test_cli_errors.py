@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_a_signature_that_is_wrong_or_missing(here):
 
 def test_pointers_that_nobody_follows(here):
     for key, store in (("../payload", "disk"), ("/etc/passwd", "disk"), ("x", "nobody's")):
-        pointer = json.dumps({"key": key, "store": store, "size": 1, "segments": 1}).encode()
+        pointer = json.dumps({"key": key, "store": store, "size": 1, "segments": 1, "checksum": "crc32:0"}).encode()
         result = run("get", "-", stdin=encode_pointer(b"\x02" + pointer))
         assert (result.exit_code, is_one_line(result)) == (7, True)
 
@@ -90,11 +91,20 @@ def test_what_is_no_message(here, command):
     assert run(command, "large").exit_code == 5
 
 
+@pytest.mark.parametrize("url", ["redis://localhost", "redis://:${NEVER_SET_HERE}@localhost"])
+def test_a_store_that_this_machine_cannot_use_is_a_matter_of_its_configuration(here, monkeypatch, url):
+    monkeypatch.setitem(sys.modules, "redis", None)
+    (here / "claimcheck.yaml").write_text(f"stores: {{hot: {{type: redis, url: '{url}'}}}}")
+    pointer = json.dumps({"key": "claimcheck:k", "store": "hot", "size": 1, "segments": 1, "checksum": "crc32:0"})
+    result = run("get", "-", "-o", "back", stdin=encode_pointer(b"\x02" + pointer.encode()))
+    assert (result.exit_code, is_one_line(result), visible(here)) == (3, True, set())
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         ("[1, 2]", "expected a mapping"),
-        ("store: [", "is no YAML"),
+        ("store: [", "is not YAML"),
         ("stores: {disk: {type: filesystm, path: x}}", "filesystm"),
         ("stores: {disk: {type: filesystem, pth: x}}", "did you mean 'path'"),
         ("stores: {disk: {type: filesystem, path: '${NOT_SET_ANYWHERE}'}}", "NOT_SET_ANYWHERE"),
