@@ -60,6 +60,7 @@ class Medium(ABC):
 
     Attributes:
         prefix: What every key of this store begins with; pointers to anything else are refused.
+        max_key_bytes: The longest key that the medium can have, in UTF-8; longer ones are refused before any I/O.
         segment_bytes: Size of the pieces that a payload is stored in; ``None`` for one piece.
         ttl_seconds: How long a payload lives; ``None`` for ever.
         pointer_version: Of the pointers that `write` returns.
@@ -68,6 +69,7 @@ class Medium(ABC):
     """
 
     prefix: str = ""
+    max_key_bytes: int = 1024
     segment_bytes: int | None = None
     ttl_seconds: float | None = None
     pointer_version: int = 2
@@ -145,6 +147,8 @@ class Medium(ABC):
             self._reject(pointer, "version", "is of version 1, which this store does not read")
         if not is_key(pointer.key) or not pointer.key.startswith(self._scope(pointer)):
             self._reject(pointer, "scope", "has a key outside this store's prefix")
+        if len(pointer.key.encode()) > self.max_key_bytes:
+            self._reject(pointer, "scope", f"has a key of more than {self.max_key_bytes} bytes")
         if (pointer.size or 0) > self.context.max_payload_bytes:
             self._reject(
                 pointer,
@@ -202,7 +206,7 @@ class Medium(ABC):
 
     def _reject(self, pointer: Pointer, reason: str, why: str) -> NoReturn:
         raise PointerRejectedError(
-            f"store {self.name!r} will not follow the pointer to {pointer.key[:200]!r}: it {why}",
+            f"store {self.name!r} rejected the pointer to {pointer.key[:200]!r}: it {why}",
             reason=reason,
             store=pointer.store,
             key=pointer.key,
