@@ -17,6 +17,7 @@ from claimcheck.errors import ClaimCheckError
 from claimcheck.spark.columns import check_named_apart, check_new, error_type, find_column, need_arrow, over_rows
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, check_choice
 from claimcheck.spark.metrics import Metrics
+from claimcheck.spark.paths import check_paths
 from claimcheck.spark.row import Columns, DeadLetter, Faults, OnError, ResultError, Row
 from claimcheck.spark.rows import Group, Reading, RowByRow, error_array, grouped, messages_of
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check
@@ -92,6 +93,7 @@ def map_payloads(
     )
 
     def transform(df: DataFrame) -> DataFrame:
+        check_paths(reading.config, df.sparkSession)
         if with_row:
             check_named_apart(df.columns, "with_row")
         index, new = find_column(df, "column", column), _parsed(df, schema)

@@ -23,6 +23,7 @@ from claimcheck.spark.core import (
     is_bad_message,
     outcomes,
 )
+from claimcheck.spark.paths import active_session, check_paths
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check, pace, partition_id
 
 __all__ = ["Resolver", "resolver"]
@@ -68,8 +69,11 @@ def resolver(
     check_choice("chunks", chunks, "refuse", "reassemble")
     check_choice("keyed", keyed, True, False)
     check_reading(concurrency=concurrency, max_inflight_bytes=max_inflight_bytes)
+    known = as_config(config)
+    if session := active_session():
+        check_paths(known, session)
     return Resolver(
-        config=as_config(config),
+        config=known,
         skip_errors=on_error == "skip",
         reassemble=chunks == "reassemble",
         keyed=keyed,

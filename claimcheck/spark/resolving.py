@@ -21,6 +21,7 @@ from claimcheck.spark.columns import (
 )
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency
 from claimcheck.spark.metrics import Metrics
+from claimcheck.spark.paths import check_paths
 from claimcheck.spark.row import DeadLetter, Faults, OnError, Row
 from claimcheck.spark.rows import Group, Reading, RowByRow, error_array, grouped, messages_of
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check
@@ -90,6 +91,7 @@ def resolve(
     def transform(df: DataFrame) -> DataFrame:
         from pyspark.sql.types import BinaryType
 
+        check_paths(reading.config, df.sparkSession)
         index = find_column(df, "column", column)
         check_new(df.columns, **added)
         kinds: dict[str, DataType] = dict(zip(added.values(), (BinaryType(), error_type()), strict=False))

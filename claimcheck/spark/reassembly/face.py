@@ -14,6 +14,7 @@ from claimcheck.spark.core import (
     check_seconds,
 )
 from claimcheck.spark.metrics import Metrics
+from claimcheck.spark.paths import check_paths
 from claimcheck.spark.reassembly import batch, streaming
 from claimcheck.spark.reassembly.options import ExpireBy, Options, Places
 from claimcheck.spark.worker import AnyConfig, as_config
@@ -112,6 +113,7 @@ def reassemble(
     )
 
     def transform(df: DataFrame) -> DataFrame:
+        check_paths(known, df.sparkSession)
         check_new(df.columns, uuid=uuid, payload=payload, error=error)
         check_types(df)
         places = Places.found(df, column, source, headers)
