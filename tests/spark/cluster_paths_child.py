@@ -57,7 +57,7 @@ def main(given: dict[str, Any]) -> None:
     register(spark)
     with LocalBroker("broker.sqlite") as broker:
         broker.create_topic("orders")
-    found = {}
+    found: dict[str, Any] = {}
     for name, (path, broker_path) in given["cases"].items():
         stores = {"disk": {"type": "filesystem", "path": path, "create": True}}
         Path(f"{name}.yaml").write_text(json.dumps({"stores": stores}))
