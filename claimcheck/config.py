@@ -35,19 +35,23 @@ __all__ = [
     "EnvelopeConfig",
     "HybridConfig",
     "LimitsConfig",
+    "MIN_KEY_BYTES",
     "SigningConfig",
     "StoreConfig",
     "expand",
     "from_dict",
     "load",
+    "signing_key",
 ]
+
+MIN_KEY_BYTES = 16
+"""The shortest signing key that is accepted."""
 
 Action = Literal["redeliver", "dead_letter", "ack"]
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
 _OVERRIDABLE = ("strategy", "threshold_bytes", "store", "chunking", "hybrid", "limits")
-_STORELESS = ("chunking", "inline")
 # What readers, who know no destination, take from the top level: writers must stay within it.
 _READERS = (
     ("limits", "max_payload_bytes"),
@@ -109,13 +113,19 @@ class SigningConfig:
 
     Attributes:
         key_id: The key that writers sign with; ``None`` for readers only.
-        keys: Secrets by key id, placeholders unresolved.
-        require: Whether readers refuse unsigned pointers.
+        keys: Secrets by key id, placeholders unresolved; each at least 16 bytes when resolved.
+        require: Whether readers refuse unsigned pointers of version 2; by default true if and only if there are keys.
+            Pointers of version 1 have no signature and are refused wherever there are keys. Plain messages, escaped
+            payloads, chunks and abort envelopes are not signed.
     """
 
     key_id: str | None = None
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
-    require: bool = False
+    require: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.require is None:
+            object.__setattr__(self, "require", bool(self.keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +150,10 @@ class Config:
     Attributes:
         strategy: ``external``, ``chunking``, ``hybrid``, ``inline``, an entry point's name or ``module:Class``.
         threshold_bytes: A payload is offloaded if and only if its wire size would exceed this.
-        store: The store that writers use; ``None`` where the strategy needs none.
-        stores: All stores by name; readers know every one.
+        store: The store that writers use; by default the only one. `ClaimCheck` checks that the strategy has one if it
+            needs one.
+        stores: All stores by name.
+        reads_from: Names of the stores that pointers may name; ``None`` for all. It limits readers only.
         chunking: See `ChunkingConfig`.
         hybrid: See `HybridConfig`.
         signing: See `SigningConfig`.
@@ -154,6 +166,7 @@ class Config:
     threshold_bytes: AutoBytes = "auto"
     store: str | None = None
     stores: Mapping[str, StoreConfig] = field(default_factory=dict)
+    reads_from: tuple[str, ...] | None = None
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
     hybrid: HybridConfig = field(default_factory=HybridConfig)
     signing: Annotated[SigningConfig, SECRET] = field(default_factory=SigningConfig)
@@ -171,6 +184,11 @@ class Config:
         """What a reader of chunks goes by: ``chunking``, and of ``limits`` what is less."""
         most = min(self.chunking.max_payload_bytes, self.limits.max_payload_bytes)
         return replace(self.chunking, max_payload_bytes=most)
+
+    @property
+    def readable(self) -> tuple[str, ...]:
+        """The names of the stores that pointers may name."""
+        return tuple(self.stores) if self.reads_from is None else self.reads_from
 
     def for_destination(self, destination: str) -> Config:
         """Return what holds for one destination: the first matching pattern's, else this one."""
@@ -224,6 +242,18 @@ def expand(value: Any, *, path: str, environ: Mapping[str, str] | None = None) -
     return _PLACEHOLDER.sub(lookup, value)
 
 
+def signing_key(text: str, *, path: str, environ: Mapping[str, str] | None = None) -> bytes:
+    """Resolve a signing key and return its bytes.
+
+    Raises:
+        ConfigError: A variable is not set, or the key has fewer than 16 bytes; the key is not quoted.
+    """
+    secret: bytes = expand(text, path=path, environ=environ).encode("utf-8", "surrogateescape")  # as os.environ decodes
+    if len(secret) < MIN_KEY_BYTES:
+        fail(path, found="a secret that is too short", expected=f"at least {MIN_KEY_BYTES} bytes")
+    return secret
+
+
 def _override(base: Config, top: Mapping[str, Any], pattern: str, override: Any) -> Config:
     path = f"destinations.{pattern}"
     if not isinstance(override, Mapping):
@@ -250,7 +280,7 @@ def _checked(top: Mapping[str, Any], path: str) -> Config:
     if not isinstance(stores, Mapping):
         fail("stores", found=f"a {type(stores).__name__}", expected="a mapping of names to stores")
     shaped = {name: _split_type(name, entry) for name, entry in stores.items()}
-    config = build(Config, {**top, "stores": shaped}, path)
+    config = build(Config, {**top, "stores": shaped, "reads_from": _reads_from(top, shaped)}, path)
     _check_signing(config)
     _check_header(config)
     _check_chunking(config, prefix)
@@ -268,8 +298,22 @@ def _split_type(name: Any, entry: Any) -> dict[str, Any]:
     return {"type": entry["type"], "options": {k: v for k, v in entry.items() if k != "type"}}
 
 
+def _reads_from(top: Mapping[str, Any], stores: Mapping[str, Any]) -> tuple[str, ...] | None:
+    names = top.get("reads_from")
+    if names is None:
+        return None
+    if not isinstance(names, (list, tuple)):
+        fail("reads_from", found=_kind(names), expected="a list of names of stores")
+    for name in names:
+        if not isinstance(name, str) or name not in stores:
+            known = ", ".join(sorted(stores)) or "no store is configured"
+            found = repr(name) if isinstance(name, str) else _kind(name)
+            fail("reads_from", found=found, expected=f"names below stores ({known})")
+    return tuple(names)
+
+
 def _kind(value: Any) -> str:
-    """What something is, never how it reads: an address may hold a password."""
+    """The kind of a value. The value itself is not quoted: an address may hold a password."""
     return "nothing" if value is None else "text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
@@ -277,12 +321,6 @@ def _with_store(config: Config, prefix: str) -> Config:
     store = config.store
     if store is None and len(config.stores) == 1:
         store = next(iter(config.stores))
-    if store is None and config.strategy not in _STORELESS:
-        fail(
-            f"{prefix}store",
-            found="nothing",
-            expected=f"the name of a store: strategy {config.strategy!r} writes to one",
-        )
     if store is not None and store not in config.stores:
         known = ", ".join(sorted(config.stores)) or "no store is configured"
         fail(f"{prefix}store", found=repr(store), expected=f"a name below stores ({known})")
@@ -295,12 +333,15 @@ def _check_signing(config: Config) -> None:
         fail("signing.keys", found="nothing", expected="at least one key, because signing.require is true")
     if signing.key_id is not None and signing.key_id not in signing.keys:
         fail("signing.key_id", found="an id that has no key", expected="the id of a key below signing.keys")
+    for name, secret in signing.keys.items():
+        if not _PLACEHOLDER.search(secret):
+            signing_key(secret, path=f"signing.keys.{name}")
     for name, store in config.stores.items():
-        if signing.require and store.options.get("pointer_version") == 1:
+        if signing.keys and store.options.get("pointer_version") == 1:
             fail(
                 f"stores.{name}.pointer_version",
                 found="1",
-                expected="2: version 1 has no signature, and signing.require is true",
+                expected="2: version 1 has no signature, and signing.keys is configured",
             )
 
 

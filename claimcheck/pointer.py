@@ -15,6 +15,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,11 +31,12 @@ MAX_POINTER_BYTES = 8192
 """The default of ``limits.max_pointer_bytes``."""
 
 _MAX_INT = 2**63 - 1
+_MAX_NESTING = 32  # of unknown fields; Python's JSON parser and encoder recurse
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)  # a string without an end runs to the end: linear time
 _V1 = struct.Struct(">i")
-_REQUIRED = {"key": str, "store": str, "size": int, "segments": int}
+_REQUIRED = {"key": str, "store": str, "size": int, "segments": int, "checksum": str}
 _OPTIONAL = {
     "segment_bytes": int,
-    "checksum": str,
     "created": int,
     "expires": int,
     "codec": str,
@@ -53,15 +56,15 @@ class Pointer:
         size: Payload bytes; ``None`` in version 1.
         segments: Stored pieces, at least 1.
         segment_bytes: Bytes of each piece but the last, where there are several.
-        checksum: ``algorithm:hex`` over the whole payload.
+        checksum: ``algorithm:hex`` over the whole payload; ``None`` in version 1.
         created_ms: When it was written, milliseconds since 1970.
-        expires_ms: When the store may forget it; ``None`` for never.
+        expires_ms: From when on the store may delete it; ``None`` for never.
         codec: How the payload was compressed; refused by readers that do not know it.
         encryption: How the payload was encrypted; refused by readers that do not know it.
         key_id: Which signing key made ``mac``.
         mac: Hexadecimal HMAC-SHA256.
         version: 1 or 2.
-        extra: Fields of newer writers, kept as they came.
+        extra: Unknown fields, as a newer version may write them; kept unchanged.
     """
 
     key: str
@@ -81,22 +84,22 @@ class Pointer:
 
 
 def encode(pointer: Pointer) -> bytes:
-    """Encode a pointer in its own version.
-
-    Raises:
-        EnvelopeError: It has no key, or its version cannot say what it holds.
-    """
+    """Encode a pointer in its own version."""
     if pointer.version == 1:
         return b"\x01" + _V1.pack(pointer.segments) + pointer.key.encode()
     return b"\x02" + _canonical(_fields(pointer))
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
-    """Read pointer bytes of any version that this library knows.
+    """Decode pointer bytes of any version that this library knows.
+
+    Args:
+        data: Untrusted bytes.
+        max_bytes: Longer pointers are refused before they are parsed.
 
     Raises:
-        EnvelopeError: Damaged.
-        UnknownVersionError: Written by a newer claimcheck; says both versions.
+        EnvelopeError: Damaged, incomplete, or nested more than 32 levels deep.
+        UnknownVersionError: Written by a newer claimcheck; names both versions.
         PointerRejectedError: Longer than ``max_bytes``.
     """
     if len(data) > max_bytes:
@@ -128,28 +131,29 @@ def verify(pointer: Pointer, *, secrets: Mapping[str, bytes], require: bool) -> 
 
     Args:
         pointer: As decoded.
-        secrets: Signing keys by key id; empty means that nothing can be checked.
+        secrets: Signing keys by key id; without any, signatures are not checked.
         require: Whether an unsigned pointer is refused.
 
     Raises:
-        PointerRejectedError: Unsigned where required, made with an unknown key, or changed since it was signed.
+        PointerRejectedError: Unsigned where required, signed with an unknown key, or changed since it was signed.
     """
     if pointer.mac is None:
         if require:
-            _unsigned(pointer, "is not signed, and signing.require is set")
+            _refuse(pointer, "is not signed, and signing.require is true")
         return
     if not secrets:
         return
     secret = secrets.get(pointer.key_id or "")
     if secret is None:
-        _unsigned(pointer, f"was signed with key {pointer.key_id!r}, which signing.keys does not have")
+        key_id = None if pointer.key_id is None else pointer.key_id[:200]
+        _refuse(pointer, f"was signed with the key {key_id!r}, which signing.keys does not have")
     if not hmac.compare_digest(_mac(pointer, secret).encode(), pointer.mac.encode()):
-        _unsigned(pointer, "does not match its signature: it was changed, or signed with another secret")
+        _refuse(pointer, "does not match its signature: it was changed, or signed with another secret")
 
 
-def _unsigned(pointer: Pointer, why: str) -> NoReturn:
+def _refuse(pointer: Pointer, why: str) -> NoReturn:
     raise PointerRejectedError(
-        f"pointer to {pointer.key!r} {why}", reason="signature", store=pointer.store, key=pointer.key
+        f"pointer to {pointer.key[:200]!r} {why}", reason="signature", store=pointer.store, key=pointer.key
     )
 
 
@@ -195,23 +199,16 @@ def _decode_v1(data: bytes) -> Pointer:
 
 
 def _decode_v2(data: bytes) -> Pointer:
-    try:
-        text = data[1:].decode()
-        body = _DECODER.decode(text)
-        if not isinstance(body, dict):
-            _damaged("it is no JSON object")
-        if "\\u" in text:
-            _canonical(body)  # a lone surrogate has no UTF-8 form and would fail later, in a store
-    except (ValueError, RecursionError) as exc:
-        raise EnvelopeError("damaged pointer: no JSON of ours, it was cut or changed on its way", kind=2) from exc
+    body = _parse(data[1:])
     for name, kind in _REQUIRED.items():
         if name not in body:
             _damaged(f"the field {name!r} is missing")
         _check(name, body[name], kind)
     for name in _OPTIONAL.keys() & body.keys():
         _check(name, body[name], _OPTIONAL[name])
-    if not body["key"] or body["segments"] < 1:
-        _damaged("it names no key or no segment")
+    for name in ("key", "segments", "checksum"):
+        if not body[name]:
+            _damaged(f"the field {name!r} is empty")
     return Pointer(
         key=body.pop("key"),
         store=body.pop("store"),
@@ -226,6 +223,30 @@ def _decode_v2(data: bytes) -> Pointer:
     )
 
 
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        text = data.decode()
+        _check_nesting(text)
+        body = _DECODER.decode(text)
+        if "\\u" in text:
+            _canonical(body)  # a lone surrogate has no UTF-8 form and would fail later, in a store
+    except ValueError as exc:
+        raise EnvelopeError("damaged pointer: not valid JSON", kind=2) from exc
+    if not isinstance(body, dict):
+        _damaged("not a JSON object")
+    return body
+
+
+def _check_nesting(text: str) -> None:
+    if text.count("[") + text.count("{") <= _MAX_NESTING:
+        return
+    depth = 0
+    for char in _STRING.sub("", text):
+        depth += (char in "[{") - (char in "]}")
+        if depth > _MAX_NESTING:
+            _damaged(f"more than {_MAX_NESTING} levels of nesting")
+
+
 def _check(name: str, value: Any, kind: type[Any]) -> None:
     if type(value) is not kind:
         _damaged(f"the field {name!r} is {type(value).__name__}, not {kind.__name__}")
@@ -236,14 +257,25 @@ def _check(name: str, value: Any, kind: type[Any]) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     body = dict(pairs)
     if len(body) != len(pairs):
-        _damaged("a field stands there twice")
+        _damaged("a field is given twice")
     return body
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        _damaged("a number is out of range")
+    return number
+
+
+def _not_a_number(text: str) -> NoReturn:
+    _damaged(f"{text} is not a number of JSON")
 
 
 def _damaged(why: str) -> NoReturn:
     raise EnvelopeError(f"damaged pointer: {why}", kind=2)
 
 
-# Made once: json.dumps and json.loads make new ones for each call that is not like most.
+# Created once: json.dumps and json.loads create new ones for each call with options.
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_damaged)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_not_a_number)

@@ -7,6 +7,7 @@ metadata (a zip on a Spark worker). Strangers register an entry point in the gro
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 from collections.abc import Mapping
@@ -51,11 +52,10 @@ def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) 
     target = builtin.get(name) or _entry_point(name, group)
     module, _, attribute = target.partition(":")
     if not attribute or not module or module.startswith("."):
-        fail(
-            path,
-            found=repr(name),
-            expected=f"one of {', '.join(sorted(builtin))}, an entry point of {group}, or module:Class",
-        )
+        near = difflib.get_close_matches(name, builtin, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        expected = f"one of {', '.join(sorted(builtin))}, an entry point of {group}, or module:Class{hint}"
+        fail(path, found=repr(name), expected=expected)
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as exc:  # a module may raise anything while it is imported

@@ -1,11 +1,12 @@
-"""Pointers and trust: signing what is written, and deciding which of what is read will be followed. No I/O."""
+"""Signing of pointers that are written, and the checks that decide which pointers are followed. No I/O."""
 
 from __future__ import annotations
 
 import functools
+from typing import NoReturn
 
 from claimcheck import pointer as pointers
-from claimcheck.config import Config, expand
+from claimcheck.config import Config, signing_key
 from claimcheck.errors import ConfigError, PointerRejectedError
 from claimcheck.pointer import Pointer
 
@@ -13,20 +14,20 @@ __all__ = ["Seal"]
 
 
 class Seal:
-    """The signing keys and the known stores of one configuration; secrets are resolved when they are first needed.
+    """The signing keys and the readable stores of one configuration; secrets are resolved at first use.
 
     Args:
-        config: Its ``signing``, ``limits`` and ``stores`` count.
+        config: Its ``signing``, ``limits``, ``stores`` and ``reads_from`` are used.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
     def sign(self, pointer: Pointer) -> bytes:
-        """Return pointer bytes, signed where a key to sign with is configured and the version has room for it.
+        """Return pointer bytes, signed where ``signing.key_id`` is configured and the version has a signature.
 
         Raises:
-            ConfigError: A secret is not set, or empty.
+            ConfigError: The variable of a signing key is not set, or a key is too short.
         """
         key_id = self._config.signing.key_id
         if key_id is not None and pointer.version != 1:
@@ -34,56 +35,66 @@ class Seal:
         return pointers.encode(pointer)
 
     def accept(self, data: bytes) -> Pointer:
-        """Read pointer bytes that anybody may have sent.
+        """Decode untrusted pointer bytes and check their signature.
 
         Raises:
             EnvelopeError: Damaged, or of a newer version.
-            PointerRejectedError: Too long, unsigned where a signature is required, or wrongly signed.
-            ConfigError: A secret is not set, or empty.
+            PointerRejectedError: Too long, unsigned where a signature is required, or wrongly signed. Where signatures
+                are optional, also a signed pointer that this process has no keys to check, from the `ConfigError`.
+            ConfigError: A signature is required, but a key's variable is not set here, or a key is too short: no
+                pointer can be accepted.
         """
         pointer = pointers.decode(data, max_bytes=self._config.limits.max_pointer_bytes)
-        require = self._config.signing.require
-        if require or pointer.mac is not None:
-            pointers.verify(pointer, secrets=self._secrets, require=require)
+        signing = self._config.signing
+        if pointer.version == 1 and signing.keys:
+            _reject(pointer, "signature", "has version 1, which has no signature, and signing.keys is configured")
+        if signing.require or pointer.mac is not None:
+            pointers.verify(pointer, secrets=self._secrets_for(pointer), require=bool(signing.require))
         return pointer
 
     def store_name(self, pointer: Pointer) -> str:
         """Return the name of the store that a pointer belongs to.
 
         Raises:
-            PointerRejectedError: It is not configured here, or version 1 leaves it open.
+            PointerRejectedError: The store is not configured here or not listed in ``reads_from``, or the version names
+                no store and several come into question.
         """
         name = self._v1_store(pointer) if pointer.version == 1 else pointer.store
         if name is None or name not in self._config.stores:
-            raise PointerRejectedError(
-                f"the pointer to {pointer.key[:200]!r} names the store {name!r}, which is not configured here: "
-                "add it below stores to read from it",
-                reason="store",
-                store=name,
-                key=pointer.key,
-            )
+            _reject(pointer, "store", f"names the store {name!r}, which is not configured here", name)
+        if name not in self._config.readable:
+            _reject(pointer, "store", f"names the store {name!r}, which is not listed in reads_from", name)
         return name
 
+    def _secrets_for(self, pointer: Pointer) -> dict[str, bytes]:
+        try:
+            return self._secrets
+        except ConfigError as error:
+            if self._config.signing.require:
+                raise
+            # This process reads unsigned pointers: a signed one that it cannot check is an error of that message.
+            _reject(pointer, "signature", f"has a signature that cannot be checked here: {error}", cause=error)
+
     def _v1_store(self, pointer: Pointer) -> str:
-        """Version 1 names no store: it is the one with ``v1_pointers: true``, or the only Redis there is."""
+        """Version 1 names no store: the one with ``v1_pointers: true`` is used, or the only Redis store."""
         stores = self._config.stores
         marked = [name for name, store in stores.items() if store.options.get("v1_pointers")]
         candidates = [name for name, store in stores.items() if store.type == "redis"]
         found = marked or [name for name in candidates if stores[name].options.get("v1_pointers") is not False]
         if len(found) != 1:
-            raise PointerRejectedError(
-                f"the pointer to {pointer.key[:200]!r} has version 1, which names no store: "
-                "mark the Redis store that it belongs to with v1_pointers: true",
-                reason="version",
-                key=pointer.key,
-            )
+            why = "has version 1, which names no store: set v1_pointers: true for the Redis store that it belongs to"
+            _reject(pointer, "version", why)
         return found[0]
 
     @functools.cached_property
     def _secrets(self) -> dict[str, bytes]:
         keys = self._config.signing.keys
-        secrets = {name: expand(text, path=f"signing.keys.{name}").encode() for name, text in keys.items()}
-        for name, secret in secrets.items():
-            if not secret:
-                raise ConfigError(f"signing.keys.{name}: the secret is empty", path=f"signing.keys.{name}")
-        return secrets
+        return {name: signing_key(text, path=f"signing.keys.{name}") for name, text in keys.items()}
+
+
+def _reject(
+    pointer: Pointer, reason: str, why: str, store: str | None = None, cause: Exception | None = None
+) -> NoReturn:
+    raise PointerRejectedError(
+        f"the pointer to {pointer.key[:200]!r} {why}", reason=reason, store=store or pointer.store, key=pointer.key
+    ) from cause

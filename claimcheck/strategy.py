@@ -92,9 +92,11 @@ class Strategy(ABC):
 
     Attributes:
         may_chunk: Whether one payload can become several messages, which must then be kept together by a key.
+        needs_store: Whether the configuration has to name a store.
     """
 
     may_chunk: bool = False
+    needs_store: bool = True
 
     def __init__(self, context: StrategyContext) -> None:
         self.context = context

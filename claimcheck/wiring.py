@@ -16,6 +16,7 @@ from claimcheck.breaker import Breaker
 from claimcheck.config import Config
 from claimcheck.envelope import Abort, Buffer, Chunk, Literal, Plain, PointerData, decode, encode_pointer
 from claimcheck.errors import ChunkError, ConfigError
+from claimcheck.followed import UNUSABLE, FollowedFile, unusable
 from claimcheck.hooks import Hook, Hooks
 from claimcheck.interrupt import in_thread
 from claimcheck.outbound import Classifier
@@ -26,6 +27,7 @@ from claimcheck.resolver import Resolver
 from claimcheck.sealing import Seal
 from claimcheck.store import Store, StoreContext
 from claimcheck.strategy import Message, Strategy, StrategyContext
+from claimcheck.validation import fail
 from claimcheck.wire import DEFAULT_LIMIT, WireLimit
 
 __all__ = ["ClaimCheck", "from_dict", "load"]
@@ -81,7 +83,7 @@ class ClaimCheck:
         hooks: Called with every event.
 
     Raises:
-        ConfigError: A strategy or store type is unknown, or a store's option is wrong.
+        ConfigError: A strategy or store type is unknown, a strategy lacks its store, or a store's option is wrong.
     """
 
     def __init__(self, config: Config, *, hooks: Iterable[Hook] = ()) -> None:
@@ -89,9 +91,9 @@ class ClaimCheck:
         self._hooks = Hooks(tuple(hooks))
         self._lock = threading.RLock()
         self._open = _Open(self.config)
-        self._strategy_class(config)
+        self._check_strategy(config, "")
         for pattern, override in config.destinations:
-            self._strategy_class(override, path=f"destinations.{pattern}.strategy")
+            self._check_strategy(override, f"destinations.{pattern}.")
         for name, store in config.stores.items():
             check_store(store, path=f"stores.{name}")
 
@@ -206,8 +208,10 @@ class ClaimCheck:
         Raises:
             ChunkError: A chunk: one message cannot be resolved alone, use `resolver`.
             EnvelopeError: Damaged, or of an unknown type or version.
-            PointerRejectedError: A pointer that will not be followed; no store was asked.
-            StoreError: The payload is gone, damaged or out of reach; see its subclasses.
+            PointerRejectedError: A pointer that is not followed, or whose store cannot be used by this process (a
+                driver or a variable is missing).
+            ConfigError: A signature is required, and this process has no keys to check it.
+            StoreError: The payload is missing, damaged or out of reach; see its subclasses.
         """
         if message is None:
             return None
@@ -233,8 +237,7 @@ class ClaimCheck:
         """
         envelope = self._single(message)
         if isinstance(envelope, PointerData):
-            pointer = self._accept(envelope.data)
-            return self.store(self._current().seal.store_name(pointer)).open(pointer)
+            return self._open_payload(self._accept(envelope.data))
         return io.BytesIO(envelope.payload)
 
     def pointer(self, message: Buffer) -> Pointer | None:
@@ -243,18 +246,25 @@ class ClaimCheck:
         Raises:
             EnvelopeError: Damaged, or of an unknown type or version.
             PointerRejectedError: Too long, or its signature is missing or wrong.
+            ConfigError: A signature is required, and this process has no keys to check it.
         """
         envelope = decode(message, header=self.config.header)
         return self._accept(envelope.data) if isinstance(envelope, PointerData) else None
 
     def read(self, pointer: Pointer) -> bytes:
-        """Return the payload that a pointer of `pointer` names, as `resolve` does with its message.
+        """Return the payload of a pointer that `pointer` returned; its signature is not checked again.
 
         Raises:
-            PointerRejectedError: It leads outside of its store, or to none that is known; nothing was asked.
-            StoreError: The payload is gone, damaged or out of reach; see its subclasses.
+            PointerRejectedError: The key lies outside of its store, or the store is not configured, not listed in
+                ``reads_from``, or cannot be used by this process (then from the `ConfigError` or
+                `MissingDependencyError`).
+            StoreError: The payload is missing, damaged or out of reach; see its subclasses.
         """
-        return self.store(self._current().seal.store_name(pointer)).read(pointer)
+        name = self._current().seal.store_name(pointer)
+        try:
+            return self.store(name).read(pointer)
+        except UNUSABLE as error:
+            raise unusable(name, pointer, error) from error
 
     def resolver(self, *, clock: Callable[[], float] = time.monotonic) -> Resolver:
         """Return a resolver for a stream of messages, chunks included; one per consumer."""
@@ -311,8 +321,14 @@ class ClaimCheck:
     def _strategy_class(self, config: Config, *, path: str = "strategy") -> type[Strategy]:
         found = load_class(config.strategy, STRATEGIES, group="claimcheck.strategies", path=path)
         if not issubclass(found, Strategy):
-            raise ConfigError(f"{path}: {config.strategy!r} is no Strategy", path=path, found=config.strategy)
+            fail(path, found=repr(config.strategy), expected="a subclass of claimcheck.Strategy")
         return found
+
+    def _check_strategy(self, config: Config, prefix: str) -> None:
+        strategy = self._strategy_class(config, path=f"{prefix}strategy")
+        if strategy.needs_store and config.store is None:
+            expected = f"the name of a store: strategy {config.strategy!r} writes to one"
+            fail(f"{prefix}store", found="nothing", expected=expected)
 
     def _plan(self, destination: str, limit: WireLimit | None = None) -> tuple[Strategy, int, WireLimit]:
         """What holds for a destination: strategy, threshold and limit; remembered, since most have few topics."""
@@ -389,6 +405,13 @@ class ClaimCheck:
 
     def _read(self, data: bytes) -> bytes:
         return self.read(self._accept(data))
+
+    def _open_payload(self, pointer: Pointer) -> BinaryIO:
+        name = self._current().seal.store_name(pointer)
+        try:
+            return FollowedFile.opened(self.store(name).open(pointer), name, pointer)
+        except UNUSABLE as error:
+            raise unusable(name, pointer, error) from error
 
 
 class _Open:

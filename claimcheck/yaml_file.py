@@ -1,4 +1,4 @@
-"""A YAML file as plain data: every key stands there once, and no error quotes what may be a secret."""
+"""Reads a YAML file as plain data. Duplicate keys are refused, size is bounded, and errors never quote the file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from claimcheck.validation import fail
 
 __all__ = ["read_yaml"]
 
+_MAX_FILE_BYTES = 256 << 10
+_MAX_VALUES = 100_000  # with every alias and merge key counted as what it stands for
 _QUOTED = re.compile(r"'(?!<)[^']{2,}'")  # a tag or an alias; the parser's own words stand in <>
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
-    """Read a YAML file of which every key stands there once; nothing of its text gets into an error.
+    """Read a YAML file of up to 256 KiB and 100,000 values; errors name the line and never quote the file.
 
     Raises:
-        ConfigError: There is no such file, or it is no YAML; names the line.
+        ConfigError: The file cannot be read, is not YAML, is too large, or has a key twice in one mapping.
     """
     import yaml
 
@@ -28,14 +30,22 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         fail("configuration", found=f"a {type(path).__name__}", expected="the path of a YAML file")
     name = os.fspath(path)
     try:
-        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_loader())
+        return yaml.load(_text(path), Loader=_loader())
     except OSError as exc:
         raise ConfigError(f"cannot read {name}: {exc.strerror or exc}", path=name) from exc
     except ConfigError:
         raise
     except Exception as exc:  # tags that do not fit their values make PyYAML raise anything
         why = _why(exc)
-    raise ConfigError(f"{name} is no YAML: {why}", path=name)  # not from the error, which quotes what may be a secret
+    raise ConfigError(f"{name} is not YAML: {why}", path=name)  # not chained: the error of PyYAML quotes the file
+
+
+def _text(path: str | os.PathLike[str]) -> str:
+    with Path(path).open("rb") as file:
+        data = file.read(_MAX_FILE_BYTES + 1)
+    if len(data) > _MAX_FILE_BYTES:
+        fail("configuration", found=f"a file of more than {_MAX_FILE_BYTES} bytes", expected="a smaller YAML file")
+    return data.decode()
 
 
 def _why(error: Exception) -> str:
@@ -49,7 +59,12 @@ def _loader() -> type[Any]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """PyYAML's own, but for keys that stand there twice: the last one would win in silence."""
+        """PyYAML's own loader, but duplicate keys are refused (the last one would win) and aliases are bounded."""
+
+        def get_single_node(self) -> Any:
+            node = super().get_single_node()
+            _count_values(node, {})
+            return node
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
@@ -59,10 +74,23 @@ def _loader() -> type[Any]:
     return Loader
 
 
+def _count_values(node: Any, known: dict[int, int]) -> int:
+    """Count the values below a node before any alias or merge key is expanded; an alias of itself has no end."""
+    children = node.value if node is not None and isinstance(node.value, list) else ()
+    if id(node) not in known:
+        known[id(node)] = _MAX_VALUES + 1  # until its children are counted: they must not lead back here
+        flat = [child for each in children for child in (each if isinstance(each, tuple) else (each,))]
+        known[id(node)] = 1 + sum(_count_values(child, known) for child in flat)
+    if known[id(node)] > _MAX_VALUES:
+        found = f"more than {_MAX_VALUES} values, counting each alias as what it stands for"
+        fail("configuration", found=found, expected="fewer aliases and merge keys")
+    return known[id(node)]
+
+
 def _no_duplicates(keys: list[Any]) -> None:
     seen = set()
     for key in keys:
         if (key.tag, key.value) in seen and key.value != "<<":
-            line = key.start_mark.line + 1
-            raise ConfigError(f"line {line}: the key {key.value!r} stands there twice", path=key.value, found="twice")
+            where = f"line {key.start_mark.line + 1}, column {key.start_mark.column + 1}"
+            raise ConfigError(f"{where}: this key is given twice in one mapping", found="a duplicate key")
         seen.add((key.tag, key.value))

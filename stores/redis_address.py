@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
@@ -18,18 +18,18 @@ _PORTS = {"cluster": 6379, "sentinel": 26379}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One address, taken apart.
+    """A parsed address; its repr has no credentials.
 
     Attributes:
-        kind: What is there.
-        url: For redis-py, with the first host: credentials, database, TLS and options stand there.
-        hosts: Where to ask first; empty for a single server.
-        service: The name under which sentinels know their master.
-        location: Hosts and database for people to read, without anything secret.
+        kind: What kind of deployment it names.
+        url: For redis-py, with the first host, credentials, database, TLS and options.
+        hosts: Nodes of a cluster or sentinels; empty for a single server.
+        service: The name of the master that sentinels monitor.
+        location: Hosts and database, without credentials, for errors and logs.
     """
 
     kind: Literal["single", "cluster", "sentinel"]
-    url: str
+    url: str = field(repr=False)
     hosts: tuple[tuple[str, int], ...]
     service: str
     location: str
@@ -41,10 +41,10 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Take an address apart; a ``/`` or ``#`` in a password has to be escaped, or it would cut the address short.
+        """Parse an address; a ``/`` or ``#`` in a password has to be percent-encoded.
 
         Raises:
-            ValueError: It is none; the text is not quoted, since it may hold a password.
+            ValueError: Not an address of Redis; the text is not quoted, since it may hold a password.
         """
         parts = urlsplit(text)
         if parts.fragment or not text.startswith(f"{parts.scheme}://"):

@@ -17,6 +17,7 @@ STDIO = "-"
 """What stands for standard input or output instead of a path."""
 
 _LARGEST_MESSAGE = 64 << 20
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 
 
 def opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
@@ -49,18 +50,21 @@ def read_message(path: str) -> bytes:
 
 
 def check_output(path: str, *, force: bool) -> None:
-    """Refuse early what `output` would refuse late.
+    """Check a target before the work begins; `output` checks it again.
 
     Raises:
-        ClaimCheckError: There is a file already, or no directory to write it to, or no standard output.
+        ClaimCheckError: The file exists, the path is a symbolic link, its directory does not exist or is not writable,
+            or standard output is closed.
     """
     if path == STDIO and sys.stdout is None:
         raise ClaimCheckError("standard output is closed: there is nowhere to write to")
     if path == STDIO or _is_special(path):
         return
+    if os.path.islink(path):  # whoever made it would choose the file that is written
+        raise ClaimCheckError(f"{path} is a symbolic link: name the file itself")
     if os.path.exists(path) and not force:
-        raise ClaimCheckError(f"{path} is there already: --force replaces it")
-    directory = os.path.dirname(os.path.realpath(path))
+        raise ClaimCheckError(f"{path} exists already: --force replaces it")
+    directory = _directory(path)
     if not os.path.isdir(directory):
         raise ClaimCheckError(f"there is no directory {directory}")
     if not os.access(directory, os.W_OK):
@@ -69,14 +73,16 @@ def check_output(path: str, *, force: bool) -> None:
 
 @contextlib.contextmanager
 def output(path: str, *, force: bool) -> Iterator[BinaryIO]:
-    """Give a file to write to, which gets its name when the block ends well, and is gone when it does not.
+    """Return a file to write to. It appears under its name when the block succeeds, and is deleted when it fails.
+
+    Only its owner can read it. A symbolic link is never followed.
 
     Args:
-        path: ``-`` is standard output; pipes and devices are written to as they are.
-        force: Whether a file that is there is replaced.
+        path: ``-`` is standard output; pipes and devices are opened and written to.
+        force: Whether an existing file is replaced.
 
     Raises:
-        ClaimCheckError: See `check_output`; a file came up meanwhile, or the disk is full.
+        ClaimCheckError: See `check_output`; also when a file appeared meanwhile, or the disk is full.
     """
     check_output(path, force=force)
     try:
@@ -93,8 +99,8 @@ def _writable(path: str, *, force: bool) -> contextlib.AbstractContextManager[Bi
     if path == STDIO:
         return _flushed(sys.stdout.buffer)
     if _is_special(path):
-        return open(path, "wb")
-    return _growing(os.path.realpath(path), force=force)  # a link stays, its target is written
+        return open(path, "wb", opener=_open_special)
+    return _growing(os.path.join(_directory(path), os.path.basename(path)), force=force)
 
 
 @contextlib.contextmanager
@@ -108,7 +114,7 @@ def _growing(path: str, *, force: bool) -> Iterator[BinaryIO]:
     directory, name = os.path.split(path)
     partial = os.path.join(directory, f".{name[:100]}.{uuid.uuid4().hex}.partial")
     try:
-        with open(partial, "xb") as file:
+        with open(partial, "xb", opener=_open_private) as file:
             yield file
         _publish(partial, path, force=force)
     finally:
@@ -122,14 +128,35 @@ def _publish(partial: str, path: str, *, force: bool) -> None:
             os.link(partial, path)  # unlike a rename it never replaces
             return
         except FileExistsError:
-            raise ClaimCheckError(f"{path} came up meanwhile: --force replaces it") from None
+            raise ClaimCheckError(f"{path} was created meanwhile: --force replaces it") from None
         except OSError:  # a file system without hard links
             check_output(path, force=False)
     os.replace(partial, path)
 
 
+def _directory(path: str) -> str:
+    return os.path.realpath(os.path.dirname(path) or os.curdir)
+
+
 def _is_special(path: str) -> bool:
-    return os.path.exists(path) and not os.path.isfile(path)
+    """Whether a path is a pipe or a device. Links to one count only where the system puts them, as ``/dev/stdout``."""
+    special = os.path.exists(path) and not os.path.isfile(path)
+    return special and (not os.path.islink(path) or _is_system_link(path))
+
+
+def _is_system_link(path: str) -> bool:
+    directory = _directory(path)
+    return directory == "/dev" or directory.startswith("/proc/")
+
+
+def _open_special(path: str, flags: int) -> int:
+    """Open a pipe or device; a file that was put in its place meanwhile is neither followed, created nor emptied."""
+    nofollow = 0 if _is_system_link(path) else _NOFOLLOW
+    return os.open(path, (flags | nofollow) & ~os.O_CREAT & ~os.O_TRUNC)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | _NOFOLLOW, 0o600)
 
 
 def is_terminal(stream: TextIO | None) -> bool:

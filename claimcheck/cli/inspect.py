@@ -80,8 +80,9 @@ def _signature(message: bytes, pointer: Pointer, cc: ClaimCheck | None) -> tuple
             cc.pointer(message)
             state = "valid" if pointer.mac is not None and cc.config.signing.keys else state
         except PointerRejectedError as error:
-            state, problem = "missing" if pointer.mac is None else "invalid", error
-        except ConfigError:  # a secret that is not set on this machine: nothing can be said
+            if not isinstance(error.__cause__, ConfigError):
+                state, problem = "missing" if pointer.mac is None else "invalid", error
+        except ConfigError:  # a secret that is not set on this machine: the signature cannot be checked
             pass
     return {"signature": state, "key_id": pointer.key_id}, problem
 
@@ -154,7 +155,7 @@ def _signature_line(facts: Facts) -> tuple[str, str]:
         "none": ("none", ""),
         "valid": (f"valid{by}", "green"),
         "invalid": (f"WRONG{by}: readers reject this pointer", "red"),
-        "missing": ("MISSING, and signing.require is set: readers reject this pointer", "red"),
+        "missing": ("MISSING, and required by this configuration: readers reject this pointer", "red"),
         "unchecked": (f"not checked{by}: no secret is configured here", "yellow"),
     }
     return texts[facts["signature"]]

@@ -21,6 +21,7 @@ class ChunkingStrategy(Strategy):
     """Every payload that is too large for its broker is cut into chunks with one key and a fresh uuid4."""
 
     may_chunk = True
+    needs_store = False
 
     def _offload(self, message: Message) -> Outbound:
         limits = self.context.config.chunking

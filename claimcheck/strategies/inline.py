@@ -14,6 +14,8 @@ __all__ = ["InlineStrategy"]
 class InlineStrategy(Strategy):
     """For destinations whose broker takes everything, and for switching claimcheck off without touching code."""
 
+    needs_store = False
+
     def _fits(self, message: Message, size: int) -> bool:
         return True
 

@@ -141,7 +141,7 @@ def test_a_bad_message_is_an_error_of_its_own(broker, configure, consume, tmp_pa
     producer.send("orders", b"first")
     producer.send("orders", BIG, key=b"k", headers={"h": b"1"})
     (tmp_path / "store" / stored(tmp_path)[0]).unlink()
-    evil = {"key": "../../etc/passwd", "store": "disk", "size": 1, "segments": 1}
+    evil = {"key": "../../etc/passwd", "store": "disk", "size": 1, "segments": 1, "checksum": "crc32:00000000"}
     broker.append("orders", encode_pointer(b"\x02" + json.dumps(evil).encode()))
     broker.append("orders", HEADER + b"\x09what is this")
     broker.append("orders", HEADER + b"\x01cut")

@@ -182,10 +182,13 @@ def test_it_pickles_as_names_and_stays_small(config):
         (b"PRF_wdkafcli_header_\x09", EnvelopeError),
         (b"PRF_wdkafcli_header_\x02\x02{", EnvelopeError),
         (
-            b'PRF_wdkafcli_header_\x02\x02{"key":"k","segments":1,"size":1,"store":"elsewhere"}',
+            b'PRF_wdkafcli_header_\x02\x02{"checksum":"crc32:0","key":"k","segments":1,"size":1,"store":"elsewhere"}',
             PointerRejectedError,
         ),
-        (b'PRF_wdkafcli_header_\x02\x02{"key":"../k","segments":1,"size":1,"store":"disk"}', PointerRejectedError),
+        (
+            b'PRF_wdkafcli_header_\x02\x02{"checksum":"crc32:0","key":"../k","segments":1,"size":1,"store":"disk"}',
+            PointerRejectedError,
+        ),
     ],
 )
 def test_bad_messages_raise_their_own_error_or_are_skipped(config, message, error, caplog):

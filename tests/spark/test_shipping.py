@@ -116,7 +116,7 @@ def told(config, monkeypatch) -> Told:
         good = [cc.seal(cc.store("disk").write(payload)).hex() for payload in PAYLOADS]
         pointer = cc.store("disk").write(PAYLOADS[1])
         down = cc.seal(dataclasses.replace(pointer, store="hot", key="claimcheck:orders/1"))
-        patch.setenv("ORDERS_PASSWORD", "of somebody else")
+        patch.setenv("ORDERS_PASSWORD", "of somebody else entirely")
         with claimcheck.from_dict(named) as other:
             forged = other.seal(pointer)
     return Told(named, good, [down.hex(), forged.hex()])

@@ -9,7 +9,7 @@ import pytest
 
 import claimcheck
 from claimcheck import config as configuration
-from claimcheck.config import ChunkingConfig, StoreConfig, expand, from_dict
+from claimcheck.config import ChunkingConfig, StoreConfig, expand, from_dict, signing_key
 from claimcheck.errors import ConfigError
 
 DESIGN = """
@@ -76,7 +76,6 @@ def test_a_configuration_is_frozen_and_pickles_with_names_not_secrets(monkeypatc
         ({"threshold_bytes": True}, "threshold_bytes", "True", "an integer"),
         ({"threshold_bytes": 1.5}, "threshold_bytes", "1.5", "an integer"),
         ({"store": "hott"}, "store", "'hott'", "hot"),
-        ({"store": None, "stores": {}}, "store", "nothing", "name of a store"),
         ({"stores": []}, "stores", "list", "mapping"),
         ({"stores": {"hot": {}}}, "stores.hot.type", "nothing", "store type"),
         ({"stores": {"hot": "redis://me:hunter2@host"}}, "stores.hot", "text", "a mapping with type"),
@@ -90,6 +89,12 @@ def test_a_configuration_is_frozen_and_pickles_with_names_not_secrets(monkeypatc
         ({"signing": {"require": True}}, "signing.keys", "nothing", "at least one key"),
         ({"signing": {"key_id": "k2", "keys": {"k1": "x"}}}, "signing.key_id", "no key", "below signing.keys"),
         ({"signing": {"keys": {"k1": 5}}}, "signing.keys.k1", "a number", "text"),
+        ({"signing": {"keys": {"k1": "x" * 15}}}, "signing.keys.k1", "too short", "at least 16 bytes"),
+        ({"signing": {"keys": {"k1": ""}}}, "signing.keys.k1", "too short", "at least 16 bytes"),
+        ({"reads_from": "hot"}, "reads_from", "text", "a list of names"),
+        ({"reads_from": ["hot", "cold"]}, "reads_from", "'cold'", "names below stores (hot)"),
+        ({"reads_from": [["hot"]]}, "reads_from", "a list", "names below stores"),
+        ({"destinations": {"a": {"reads_from": []}}}, "destinations.a.reads_from", "holds for all", "strategy"),
         (
             {"threshold_bytes": "${TH:-1000}"},
             "threshold_bytes",
@@ -159,7 +164,7 @@ def test_something_else_than_a_mapping(raw):
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("a: [", "no YAML"), ("- 1", "mapping"), ("", "mapping"), ("\x00", "no YAML")]
+    ("text", "why"), [("a: [", "not YAML"), ("- 1", "mapping"), ("", "mapping"), ("\x00", "not YAML")]
 )
 def test_files_that_are_no_configuration(tmp_path, text, why):
     path = tmp_path / "claimcheck.yaml"
@@ -169,13 +174,62 @@ def test_files_that_are_no_configuration(tmp_path, text, why):
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
-    [("store: a\nstore: b", 2), ("stores:\n  hot: {type: memory}\n  hot: {type: redis}", 3), ("a: {b: 1, b: 2}", 1)],
+    ("text", "where"),
+    [
+        ("store: a\nstore: b", "line 2, column 1"),
+        ("stores:\n  hot: {type: memory}\n  hot: {type: redis}", "line 3, column 3"),
+        ("a: {b: 1, b: 2}", "line 1, column 11"),
+    ],
 )
-def test_a_key_that_stands_there_twice(tmp_path, text, line):
+def test_a_duplicate_key(tmp_path, text, where):
     path = tmp_path / "claimcheck.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=f"line {line}: the key '(store|hot|b)' stands there twice"):
+    with pytest.raises(ConfigError, match=f"{where}: this key is given twice"):
+        configuration.load(path)
+
+
+def test_a_duplicate_key_is_not_quoted_since_it_may_be_a_secret(tmp_path):
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text("signing: {keys: {k1: x}}\nhunter2: 1\nhunter2: 2\n")
+    with pytest.raises(ConfigError, match="line 3") as caught:
+        configuration.load(path)
+    assert "hunter2" not in f"{caught.value}{vars(caught.value)}"
+
+
+def merged(levels):
+    first = "a0: &a0 {k: v}\n"
+    return first + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, levels + 1))
+
+
+def nested(levels):
+    first = "a0: &a0 [x]\n"
+    return first + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, levels + 1))
+
+
+def chained(levels):
+    first = "a0: &a0 {k0: v}\n"
+    return first + "".join(f"a{n}: &a{n} {{<<: *a{n - 1}, k{n}: v}}\n" for n in range(1, levels + 1))
+
+
+@pytest.mark.parametrize(
+    "text", [merged(8), merged(12), nested(8), chained(1000), "a: &a [*a]", "a: &a {<<: *a}", "a: &a {b: {c: *a}}"]
+)
+def test_aliases_and_merge_keys_are_bounded_before_they_are_expanded(tmp_path, text, monkeypatch):
+    def construct(*args):
+        raise AssertionError("it was expanded")
+
+    monkeypatch.setattr("yaml.SafeLoader.construct_document", construct)
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="100000 values.*fewer aliases"):
+        configuration.load(path)
+
+
+def test_a_file_of_any_size_is_not_read_whole(tmp_path):
+    path = tmp_path / "claimcheck.yaml"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # sparse
+    with pytest.raises(ConfigError, match="a smaller YAML file"):
         configuration.load(path)
 
 
@@ -204,7 +258,7 @@ def test_a_key_may_be_merged_and_changed(tmp_path):
 def test_a_file_that_cannot_be_parsed_is_never_quoted(tmp_path, text):
     path = tmp_path / "claimcheck.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="no YAML: (line 1|line 2|it cannot be read)") as caught:
+    with pytest.raises(ConfigError, match="not YAML: (line 1|line 2|it cannot be read)") as caught:
         configuration.load(path)
     assert "hunter2" not in f"{caught.value}{caught.value.found}"
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
@@ -259,17 +313,85 @@ def test_store_options_are_checked_when_the_file_is_loaded(store, path, why):
 
 def test_version_1_pointers_cannot_be_signed():
     store = {"type": "redis", "url": "redis://x", "pointer_version": 1}
-    with pytest.raises(ConfigError, match="no signature"):
-        claimcheck.from_dict(GOOD | {"stores": {"hot": store}, "signing": {"keys": {"k": "s"}, "require": True}})
+    for require in (True, False, None):
+        signing = {"keys": {"k": "0123456789abcdef"}, "require": require}
+        with pytest.raises(ConfigError, match="no signature"):
+            claimcheck.from_dict(GOOD | {"stores": {"hot": store}, "signing": signing})
 
 
 @pytest.mark.parametrize(
+    ("signing", "require"),
+    [
+        ({}, False),
+        ({"require": None}, False),
+        ({"keys": {"k1": "${CLAIM_SECRET}"}}, True),
+        ({"keys": {"k1": "${CLAIM_SECRET}"}, "require": None}, True),
+        ({"keys": {"k1": "${CLAIM_SECRET}"}, "require": False}, False),
+    ],
+)
+def test_signatures_are_required_by_default_where_there_are_keys(signing, require):
+    config = pickle.loads(pickle.dumps(from_dict(GOOD | {"signing": signing})))
+    assert config.signing.require is require
+    assert dataclasses.replace(config, store=None).signing.require is require
+
+
+def test_a_signing_key_is_checked_when_it_is_resolved():
+    with pytest.raises(ConfigError, match=r"signing\.keys\.k1: .*too short.*at least 16 bytes") as caught:
+        signing_key("${A:-hunter2}", path="signing.keys.k1", environ={})
+    assert "hunter2" not in f"{caught.value}{vars(caught.value)}"
+    assert signing_key("${A}", path="p", environ={"A": "é" * 8}) == ("é" * 8).encode()
+    assert signing_key("${A}", path="p", environ={"A": "\udcff" * 16}) == b"\xff" * 16  # bytes of the environment
+
+
+def test_readers_may_be_limited_to_some_stores():
+    stores = {"stores": {"hot": {"type": "memory"}, "cold": {"type": "memory"}}}
+    assert from_dict(GOOD | stores).readable == ("hot", "cold")
+    limited = from_dict(GOOD | stores | {"reads_from": ["cold"], "destinations": {"a": {"store": "cold"}}})
+    assert (limited.readable, limited.store, limited.for_destination("a").readable) == (("cold",), "hot", ("cold",))
+    assert from_dict(GOOD | stores | {"reads_from": []}).readable == ()
+
+
+@pytest.mark.parametrize("stores", [{}, {"store": "hot", "stores": {"hot": {"type": "memory"}}}])
+@pytest.mark.parametrize(
     "strategy", ["hybird", "no.such:Strategy", "claimcheck.store:Store", "builtins:dict", ":X", ".a:X", "a:", ".:X"]
 )
-def test_an_unknown_strategy(strategy):
-    with pytest.raises(ConfigError) as caught:
-        claimcheck.from_dict(GOOD | {"strategy": strategy})
-    assert caught.value.path == "strategy"
+def test_an_unknown_strategy(strategy, stores):
+    for path, raw in (
+        ("", {"strategy": strategy}),
+        ("destinations.a.", {"destinations": {"a": {"strategy": strategy}}}),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            claimcheck.from_dict({"strategy": "inline"} | stores | raw)
+        assert caught.value.path == f"{path}strategy"
+
+
+def test_the_nearest_strategy_is_named():
+    with pytest.raises(ConfigError, match="^strategy: found 'hybird'.*did you mean 'hybrid'"):
+        claimcheck.from_dict({"strategy": "hybird"})
+
+
+@pytest.mark.parametrize("strategy", ["hybrid", "external", "tests.unit.test_config:Mine"])
+def test_a_strategy_that_needs_a_store(strategy):
+    for path, raw in (
+        ("", {"strategy": strategy}),
+        ("destinations.a.", {"destinations": {"a": {"strategy": strategy}}}),
+    ):
+        with pytest.raises(ConfigError, match="the name of a store") as caught:
+            claimcheck.from_dict({"strategy": "inline"} | raw)
+        assert (caught.value.path, caught.value.found) == (f"{path}store", "nothing")
+
+
+def test_strategies_that_need_no_store():
+    for strategy in ("chunking", "inline", "tests.unit.test_config:MineWithoutStore"):
+        assert claimcheck.from_dict({"strategy": strategy}).config.store is None
+
+
+class Mine(claimcheck.Strategy):
+    def _offload(self, message): ...
+
+
+class MineWithoutStore(Mine):
+    needs_store = False
 
 
 @pytest.mark.parametrize(

@@ -43,3 +43,17 @@ def test_anything_else_is_refused_without_being_quoted(text):
     with pytest.raises(ValueError, match=r".") as caught:
         Address.parse(text)
     assert not text or text not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://me:hunter2@host:1/0", "redis://:hunter2@host", "redis://host?password=hunter2", "rediss://me:hunter2@host",
+        "unix://me:hunter2@/run/redis.sock", "unix:///run/redis.sock?password=hunter2", "redis+cluster://me:hunter2@a,b",
+        "redis+sentinel://me:hunter2@a,b/name",
+    ],
+)  # fmt: skip
+def test_no_credentials_in_its_repr(text):
+    address = Address.parse(text)
+    assert "hunter2" in address.url
+    assert "hunter2" not in f"{address!r} {address} {address.location}"

@@ -184,7 +184,7 @@ def test_pointer_reads_no_store(cc):
 
 
 def test_signatures_are_made_and_required(monkeypatch):
-    monkeypatch.setenv("CLAIM_SECRET", "s3cret")
+    monkeypatch.setenv("CLAIM_SECRET", "s3cret-of-16-bytes")
     signing = {"signing": {"key_id": "k1", "keys": {"k1": "${CLAIM_SECRET}"}, "require": True}}
     (signed,), (unsigned,) = sent_by("external", **signing), sent_by("external")
     reader = claimcheck.from_dict(CONFIG | signing)
@@ -193,7 +193,7 @@ def test_signatures_are_made_and_required(monkeypatch):
         reader.resolve(unsigned.data)
     with pytest.raises(PointerRejectedError):
         reader.resolve(signed.data.replace(b'"size":10240', b'"size":10241'))
-    assert "s3cret" not in repr(reader) + repr(reader.config)
+    assert "s3cret-of-16-bytes" not in repr(reader) + repr(reader.config)
 
 
 @pytest.mark.parametrize("value", [None, ""])

@@ -22,7 +22,7 @@ stores:
   other: {type: filesystem, path: elsewhere, create: true}
   gone: {type: memory}
 """
-SIGNED = CONFIG + "signing: {key_id: k1, keys: {k1: '${TEST_KEY:-secret}'}, require: true}\n"
+SIGNED = CONFIG + "signing: {key_id: k1, keys: {k1: '${TEST_KEY:-a secret of tests}'}, require: true}\n"
 
 CODE = """
 import atexit, os, sys

@@ -64,7 +64,7 @@ def test_a_signature_that_is_wrong_or_missing(here):
 
 def test_pointers_that_nobody_follows(here):
     for key, store in (("../payload", "disk"), ("/etc/passwd", "disk"), ("x", "nobody's")):
-        pointer = json.dumps({"key": key, "store": store, "size": 1, "segments": 1}).encode()
+        pointer = json.dumps({"key": key, "store": store, "size": 1, "segments": 1, "checksum": "crc32:0"}).encode()
         result = run("get", "-", stdin=encode_pointer(b"\x02" + pointer))
         assert (result.exit_code, is_one_line(result)) == (7, True)
 
@@ -94,7 +94,7 @@ def test_what_is_no_message(here, command):
     ("config", "words"),
     [
         ("[1, 2]", "expected a mapping"),
-        ("store: [", "is no YAML"),
+        ("store: [", "is not YAML"),
         ("stores: {disk: {type: filesystm, path: x}}", "filesystm"),
         ("stores: {disk: {type: filesystem, pth: x}}", "did you mean 'path'"),
         ("stores: {disk: {type: filesystem, path: '${NOT_SET_ANYWHERE}'}}", "NOT_SET_ANYWHERE"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 
@@ -10,6 +11,7 @@ import claimcheck
 from tests.unit.cli.rig import (
     PAYLOAD,
     claims,
+    command,
     full_disk,
     is_one_line,
     ok,
@@ -100,15 +102,78 @@ def test_a_target_that_cannot_be_is_refused_before_anything_is_stored(here, targ
     assert claims(here) == []
 
 
-def test_links_and_devices_stay_what_they_are(here):
+@pytest.mark.parametrize("force", [(), ("--force",)])
+@pytest.mark.parametrize("target", ["there", "nowhere", os.devnull, "link"])
+def test_a_symbolic_link_is_never_followed(here, target, force):
     envelope = put()
-    (here / "target").write_text("old")
-    (here / "link").symlink_to("target")
-    ok("get", "-", "-o", "link", "--force", stdin=envelope)
-    assert (here / "link").is_symlink()
-    assert (here / "target").read_bytes() == PAYLOAD
+    (here / "there").write_text("precious")
+    (here / "link").symlink_to(target)  # to a file, to nothing, to a device, to itself
+    for arguments in (("get", "-"), ("put", "payload")):
+        result = run(*arguments, "-o", "link", *force, stdin=envelope)
+        assert (result.exit_code, is_one_line(result)) == (1, True)
+        assert "link is a symbolic link: name the file itself" in result.stderr
+    assert visible(here) == {"there", "link"}
+    assert ((here / "there").read_text(), os.readlink(here / "link")) == ("precious", target)
+    assert len(claims(here)) == 1, "refused before anything was stored"
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+@pytest.mark.parametrize("links", [True, False])
+def test_a_symbolic_link_that_comes_up_meanwhile_is_not_followed(here, monkeypatch, force, links):
+    envelope = put()
+    (here / "there").write_text("precious")
+    read = claimcheck.ClaimCheck.open
+
+    def slow(self, message):
+        (here / "back").symlink_to("there")
+        return read(self, message)
+
+    def link(*args: object) -> None:
+        raise OSError("not supported")
+
+    monkeypatch.setattr(claimcheck.ClaimCheck, "open", slow)
+    if not links:
+        monkeypatch.setattr(os, "link", link)
+    assert run("get", "-", "-o", "back", *force, stdin=envelope).exit_code == 1
+    assert (here / "there").read_text() == "precious"
+    assert visible(here) == {"there", "back"}
+
+
+def test_a_folder_may_be_a_symbolic_link(here):
+    (here / "folder").mkdir()
+    (here / "link").symlink_to("folder")
+    ok("get", "-", "-o", "link/back", stdin=put())
+    assert (here / "folder" / "back").read_bytes() == PAYLOAD
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o277])
+def test_what_is_written_is_for_its_owner_alone(here, umask):
+    envelope = put()
+    (here / "old").write_text("old")
+    (here / "old").chmod(0o666)
+    before = os.umask(umask)
+    try:
+        ok("get", "-", "-o", "back", stdin=envelope)
+        ok("get", "-", "-o", "old", "--force", stdin=envelope)
+    finally:
+        os.umask(before)
+    for name in ("back", "old"):
+        assert (here / name).stat().st_mode & 0o777 == 0o600 & ~umask
+
+
+@full_disk
+def test_devices_and_pipes_are_written_to(here):
+    envelope = put()
     ok("get", "-", "-o", os.devnull, stdin=envelope)
     assert not os.path.isfile(os.devnull)
+    os.mkfifo(here / "pipe")
+    with subprocess.Popen(**command("get", "-", "-o", "pipe"), stdin=subprocess.PIPE) as process:
+        process.stdin.write(envelope)
+        process.stdin.close()
+        assert (here / "pipe").read_bytes() == PAYLOAD
+    assert process.returncode == 0
+    done = start("get", "-", "-o", "/dev/stdout", input=envelope)
+    assert (done.returncode, done.stdout) == (0, PAYLOAD)
 
 
 def test_a_reader_that_stops_early_is_no_drama(here):

@@ -75,8 +75,16 @@ def test_inspect_shows_what_readers_reject(here, monkeypatch):
         assert result.exit_code == 7
         assert word in result.stdout
     signed = put()
-    (here / "claimcheck.yaml").write_text(SIGNED.replace(":-secret", ""))
-    assert json.loads(ok("inspect", "-", "--json", stdin=signed).stdout)["signature"] == "unchecked"
+    for require in ("true", "false"):
+        text = SIGNED.replace(":-a secret of tests", "").replace("require: true", f"require: {require}")
+        (here / "claimcheck.yaml").write_text(text)
+        assert json.loads(ok("inspect", "-", "--json", stdin=signed).stdout)["signature"] == "unchecked"
+
+
+def test_inspect_tells_that_version_1_is_refused_where_there_are_keys(here):
+    (here / "claimcheck.yaml").write_text(SIGNED.replace("require: true", "require: false"))
+    result = run("inspect", "-", stdin=encode_pointer(b"\x01\0\0\0\x03kafka-over-redis-orders-1"))
+    assert (result.exit_code, "MISSING" in result.stdout) == (7, True)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +113,14 @@ def test_inspect_damaged_ones(here):
 
 
 def test_inspect_never_sends_an_envelopes_codes_to_the_terminal(here):
-    pointer = {"key": "\x1b[2J\r\nkey", "store": "\x9bstore", "size": 1, "segments": 1, "new": "\x07"}
+    pointer = {
+        "key": "\x1b[2J\r\nkey",
+        "store": "\x9bstore",
+        "size": 1,
+        "segments": 1,
+        "checksum": "crc32:0",
+        "new": "\x07",
+    }
     text = ok("inspect", "-", stdin=encode_pointer(b"\x02" + json.dumps(pointer).encode())).stdout
     assert "\\x1b[2J\\r\\nkey" in text
     assert all(ch.isprintable() or ch == "\n" for ch in text)
