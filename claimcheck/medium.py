@@ -33,7 +33,7 @@ from claimcheck.validation import without_secrets
 __all__ = ["MAX_SEGMENTS", "Medium", "StoreContext"]
 
 MAX_SEGMENTS = 1_000_000
-"""The most pieces that a payload may rest in."""
+"""The most segments that a payload may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Medium(ABC):
                 "size",
                 f"declares {pointer.size} bytes, limits.max_payload_bytes is {self.context.max_payload_bytes}",
             )
-        if pointer.segments > MAX_SEGMENTS or pointer.segments != _segments_of(pointer):
+        if pointer.segments > self._max_segments(pointer.version) or pointer.segments != _segments_of(pointer):
             self._reject(pointer, "size", f"declares {pointer.segments} segments for {pointer.size} bytes")
         if pointer.codec or pointer.encryption or not (pointer.checksum or "crc32:").startswith("crc32:"):
             self._reject(pointer, "feature", "needs a codec, encryption or checksum that this claimcheck does not know")
@@ -164,6 +164,10 @@ class Medium(ABC):
 
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
         return f"{self.prefix}{slug(destination)}-{unique}"
+
+    def _max_segments(self, version: int) -> int:
+        """The most segments that a payload may have whose pointer is of this version."""
+        return MAX_SEGMENTS
 
     def _scope(self, pointer: Pointer) -> str:
         return self.prefix
@@ -198,7 +202,7 @@ class Medium(ABC):
         kind = self._translate(error) or StoreError
         if kind is PayloadNotFoundError and operation == "read":
             return self.missing(pointer)
-        if kind is PayloadNotFoundError or kind is PayloadTooLargeError or kind is IntegrityError:
+        if kind in (PayloadNotFoundError, PayloadTooLargeError) or (kind is IntegrityError and operation != "read"):
             kind = StoreError
         why = without_secrets(self._words(error))[:300]
         text = f"store {self.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {why}"

@@ -150,7 +150,7 @@ class _Stage:
         with closing(self.reading.rows(messages, RowByRow(cc))) as rows:
             for row, _, outcome in rows:
                 result = self._result(row, streams.instead_of(row, outcome), columns)
-                if result.error is None or self.reading.faults.keeps(row, result.error):
+                if result.error is None or self.reading.keeps(row, result.error):
                     yield row, result, sum(map(_weight, result.values))
 
     def _result(self, row: Row, payload: Any, columns: Columns) -> _Result:
@@ -209,7 +209,7 @@ class _Stage:
         fitting = Group(group.batch, [], [])
         for number, result in zip(group.numbers, group.values, strict=True):
             error = _misfit(result, fields)
-            if error is None or self.reading.faults.keeps(Row(group.batch, number, self.names), error):
+            if error is None or self.reading.keeps(Row(group.batch, number, self.names), error):
                 fitting.numbers.append(number)
                 fitting.values.append(result if error is None else _Result(self._nothing(), error))
         return fitting

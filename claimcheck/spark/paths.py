@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from claimcheck.config import Config, StoreConfig, expand
 from claimcheck.errors import ConfigError
@@ -43,8 +44,7 @@ def check_store_paths(config: Config) -> None:
     Raises:
         ConfigError: Names the path in the configuration.
     """
-    names = getattr(config, "reads_from", None) or config.stores
-    for name in {config.store or "", *names} & config.stores.keys():
+    for name in sorted({config.store or "", *config.readable} & config.stores.keys()):
         if _is_relative(config.stores[name]):
             expected = f"{_EXPECTED}. A default of a variable counts, too: it holds where the variable is not set"
             fail(f"stores.{name}.path", found="a relative path", expected=expected)
@@ -81,12 +81,12 @@ def _is_relative(store: StoreConfig) -> bool:
     """Whether a path is relative, with the variables of this process or with none."""
     if store.type != "filesystem":
         return False
-    paths = [_expanded(store.options.get("path"), environ) for environ in (None, {})]
-    return any(path is not None and not os.path.isabs(path) for path in paths)
+    path = store.options.get("path")
+    return _expands_to_relative(path, os.environ) or _expands_to_relative(path, {})
 
 
-def _expanded(path: object, environ: dict[str, str] | None) -> str | None:
+def _expands_to_relative(path: Any, environ: Mapping[str, str]) -> bool:
     try:
-        return str(expand(path, path="path", environ=environ))
+        return not os.path.isabs(str(expand(path, path="path", environ=environ)))
     except ConfigError:  # a variable that is set on the executors only
-        return None
+        return False

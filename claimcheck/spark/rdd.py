@@ -105,7 +105,7 @@ class Resolver:
     def _complain(self, error: ClaimCheckError) -> None:
         if isinstance(error, ChunkError) and not self.reassemble:
             error.add_note('In Spark: resolver(..., chunks="reassemble"), where all chunks are in one partition.')
-        if not self.skip_errors or not is_bad_message(error):
+        if not self.skip_errors or not is_bad_message(error, self.config):
             raise error
         _log.warning("skipped a message: %s: %s", type(error).__name__, error)
 

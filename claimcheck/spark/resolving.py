@@ -121,7 +121,7 @@ class _Stage:
         with closing(self.reading.rows(messages_of(batches, self.index, self.names), cc)) as rows:
             for row, _, outcome in rows:
                 if isinstance(outcome, Exception):
-                    if self.reading.faults.keeps(row, outcome):
+                    if self.reading.keeps(row, outcome):
                         yield row, outcome, 0
                 else:
                     yield row, outcome, len(outcome or b"")
