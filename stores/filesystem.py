@@ -19,10 +19,13 @@ from claimcheck.reading import Reader
 from claimcheck.store import RangeStore
 from claimcheck.validation import Check, Seconds, check_arguments
 
-__all__ = ["PARTIAL_SUFFIX", "FilesystemStore"]
+__all__ = ["MAX_NAME_BYTES", "PARTIAL_SUFFIX", "FilesystemStore", "make_directory", "not_mounted"]
 
 PARTIAL_SUFFIX = ".partial"
 """Suffix of the hidden file that a payload is written to first; an old one was left by a writer that died."""
+
+MAX_NAME_BYTES = 255
+"""The longest name of a file, on every common file system."""
 
 _PATH = Check(lambda path: bool(path) and "\0" not in path, "the path of a directory")
 _OCTAL = re.compile(r"0?o?[0-7]{3}")
@@ -60,7 +63,7 @@ class FilesystemStore(RangeStore):
             too, with the right to search wherever there is the right to read: 0600 makes 0700, 0640 makes 0750.
     """
 
-    max_key_bytes = 255  # of one file name, on every common file system
+    max_key_bytes = MAX_NAME_BYTES
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class FilesystemStore(RangeStore):
     def _write(self, pointer: Pointer, source: Source) -> None:
         partial = os.path.join(self._root, f".{pointer.key}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
         try:
-            with _closing(self._create(pointer, partial)) as descriptor:
+            with _closing(self._create(partial)) as descriptor:
                 _allow(descriptor, self._mode)
                 _reserve(descriptor, source.size)
                 for piece in source.pieces(_STEP_BYTES):
@@ -122,7 +125,7 @@ class FilesystemStore(RangeStore):
         try:
             path.unlink()
         except FileNotFoundError as error:
-            self._check_mounted(pointer, error)
+            self._check_mounted(error)
         except OSError:  # a read-only disk refuses to delete even what is not there
             if not _is_gone(path):
                 raise
@@ -135,15 +138,15 @@ class FilesystemStore(RangeStore):
             return StoreUnavailableError
         return super()._translate(error)
 
-    def _create(self, pointer: Pointer, path: str) -> int:
+    def _create(self, path: str) -> int:
         """Open a new file; its directory is created where that is wanted."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             return os.open(path, flags, self._mode)
         except FileNotFoundError as error:
             if not self._may_create:
-                self._check_mounted(pointer, error)
-            _make_directory(self._root, self._mode | (self._mode & 0o444) >> 2)
+                self._check_mounted(error)
+            make_directory(self._root, self._mode | (self._mode & 0o444) >> 2)
             return os.open(path, flags, self._mode)
 
     def _descriptor(self, pointer: Pointer) -> int:
@@ -153,22 +156,17 @@ class FilesystemStore(RangeStore):
         try:
             return os.open(path, flags)
         except FileNotFoundError as error:
-            self._check_mounted(pointer, error)
+            self._check_mounted(error)
             raise
         except OSError as error:  # a link, a socket, or lost+found
             if error.errno == errno.ENAMETOOLONG or _is_irregular(path):
                 self._not_a_payload(pointer)
             raise
 
-    def _check_mounted(self, pointer: Pointer, error: Exception) -> None:
+    def _check_mounted(self, error: Exception) -> None:
         """A volume that is not mounted must not look like payloads that are gone."""
         if not self._root.is_dir():
-            raise StoreUnavailableError(
-                f"store {self.name!r}: the directory {self._root} does not exist on this machine. Is its volume "
-                "mounted? A new store needs 'create: true', or the directory",
-                store=self.name,
-                key=pointer.key,
-            ) from error
+            raise not_mounted(self._root, store=self.name) from error
 
     def _not_a_payload(self, pointer: Pointer) -> NoReturn:
         raise PointerRejectedError(
@@ -205,14 +203,23 @@ def _closing(descriptor: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _make_directory(path: Path, mode: int) -> None:
-    """Create a directory and those above it, all with the same permissions."""
+def not_mounted(directory: str | Path, *, store: str) -> StoreUnavailableError:
+    """Make the error for a store whose directory does not exist."""
+    return StoreUnavailableError(
+        f"store {store!r}: the directory {directory} does not exist on this machine. Is its volume mounted? A new "
+        "store needs 'create: true', or the directory",
+        store=store,
+    )
+
+
+def make_directory(path: Path, mode: int) -> None:
+    """Create a directory, and those above it, with the same permissions."""
     try:
         path.mkdir(mode)
     except FileExistsError:
         return
     except FileNotFoundError:
-        _make_directory(path.parent, mode)
+        make_directory(path.parent, mode)
         path.mkdir(mode, exist_ok=True)
     _allow(path, mode)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.errors import IntegrityError, PayloadNotFoundError
 from tests.fault.redis_rig import PAYLOAD, SEGMENT, RedisLine, keys
 from tests.fault.rig import READINGS, content
 
