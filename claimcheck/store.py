@@ -148,8 +148,8 @@ class Store(Medium):
     def open(self, pointer: Pointer) -> io.BufferedReader:
         """Return the payload as a binary file, read piece by piece and verified before its last byte is handed out.
 
-        It can seek where the medium can begin anywhere; see `claimcheck.reading.SeekableReader` for what is verified
-        then.
+        It can seek where the store can read from any position; see `claimcheck.payload_reader.SeekableReader` for what
+        is verified then.
 
         Raises:
             PointerRejectedError: Not a pointer of this store; no I/O was done. Reading raises as `read` does.

@@ -118,10 +118,14 @@ def is_bad_message(error: ClaimCheckError, config: Config) -> bool:
     driver or a variable that this worker lacks for a store that the job needs. Needed are the configuration's ``store``
     and the stores that ``reads_from`` lists. Any other store is opened only because a message names it.
     """
-    needed = {config.store, *(config.reads_from or ())}
-    if isinstance(error, PointerRejectedError) and isinstance(error.__cause__, UNUSABLE) and error.store in needed:
+    return isinstance(error, OF_ONE_MESSAGE) and not error.retryable and not _lacks_needed_store(error, config)
+
+
+def _lacks_needed_store(error: ClaimCheckError, config: Config) -> bool:
+    if not isinstance(error, PointerRejectedError) or error.reason != "store":
         return False
-    return isinstance(error, OF_ONE_MESSAGE) and not error.retryable
+    needed = {config.store, *(config.reads_from or ())}
+    return isinstance(error.__cause__, UNUSABLE) and error.store in needed
 
 
 def check_reading(*, concurrency: Concurrency, max_inflight_bytes: int) -> None:

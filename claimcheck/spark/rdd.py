@@ -48,8 +48,8 @@ def resolver(
     Args:
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
         on_error: ``fail`` raises the first error, which fails the task; ``skip`` logs a warning and leaves the
-            message out, if the error is about that message. What would befall all of them (a store that is down, a
-            driver or a variable that is missing on the worker) fails the task all the same.
+            message out, if the error is about that message. Other errors always fail the task (as in
+            `claimcheck.spark.resolve`).
         chunks: ``refuse`` fails a chunk; ``reassemble`` puts payloads together whose chunks are all in one
             partition, in any order, within the bounds of ``chunking`` in the configuration. A payload takes the
             place of the chunk that completes it. Its checksum is in a header, which is not seen here: `reassemble`

@@ -58,9 +58,9 @@ def resolve(
         payload: Name of the binary column to add.
         on_error: ``fail`` raises the first error, which fails the task; ``null`` leaves the payload null and adds a
             column with the error, a struct of ``type``, ``message``, ``store`` and ``key``, null for every row that
-            is well; ``dead_letter`` hands the row to a function and leaves it out. What would befall all rows (a
-            store that is down, a driver or a variable that is missing on the worker) fails the task all the same:
-            Spark tries again, and no outage becomes data.
+            is well; ``dead_letter`` hands the row to a function and leaves it out. Errors that are
+            not about one row always fail the task, so that no outage becomes data: a store that is down, and a driver
+            or a variable that the worker lacks for the configuration's ``store`` or one that ``reads_from`` lists.
         error: Name of that column.
         dead_letter: Called in the worker with each bad row; again, when a task is run again. It travels there pickled;
             what it raises fails the task.
