@@ -33,7 +33,7 @@ from claimcheck.validation import without_secrets
 __all__ = ["MAX_SEGMENTS", "Medium", "StoreContext"]
 
 MAX_SEGMENTS = 1_000_000
-"""The most pieces that a payload may rest in."""
+"""The most segments that a payload may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class Medium(ABC):
 
     Attributes:
         prefix: What every key of this store begins with; pointers to anything else are refused.
+        max_key_bytes: The longest key that the medium can have, in UTF-8; longer ones are refused before any I/O.
         segment_bytes: Size of the pieces that a payload is stored in; ``None`` for one piece.
         ttl_seconds: How long a payload lives; ``None`` for ever.
         pointer_version: Of the pointers that `write` returns.
@@ -68,6 +69,7 @@ class Medium(ABC):
     """
 
     prefix: str = ""
+    max_key_bytes: int = 1024
     segment_bytes: int | None = None
     ttl_seconds: float | None = None
     pointer_version: int = 2
@@ -145,13 +147,15 @@ class Medium(ABC):
             self._reject(pointer, "version", "is of version 1, which this store does not read")
         if not is_key(pointer.key) or not pointer.key.startswith(self._scope(pointer)):
             self._reject(pointer, "scope", "has a key outside this store's prefix")
+        if len(pointer.key.encode()) > self.max_key_bytes:
+            self._reject(pointer, "scope", f"has a key of more than {self.max_key_bytes} bytes")
         if (pointer.size or 0) > self.context.max_payload_bytes:
             self._reject(
                 pointer,
                 "size",
                 f"declares {pointer.size} bytes, limits.max_payload_bytes is {self.context.max_payload_bytes}",
             )
-        if pointer.segments > MAX_SEGMENTS or pointer.segments != _segments_of(pointer):
+        if pointer.segments > self._max_segments(pointer.version) or pointer.segments != _segments_of(pointer):
             self._reject(pointer, "size", f"declares {pointer.segments} segments for {pointer.size} bytes")
         if pointer.codec or pointer.encryption or not (pointer.checksum or "crc32:").startswith("crc32:"):
             self._reject(pointer, "feature", "needs a codec, encryption or checksum that this claimcheck does not know")
@@ -160,6 +164,10 @@ class Medium(ABC):
 
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
         return f"{self.prefix}{slug(destination)}-{unique}"
+
+    def _max_segments(self, version: int) -> int:
+        """The most segments that a payload may have whose pointer is of this version."""
+        return MAX_SEGMENTS
 
     def _scope(self, pointer: Pointer) -> str:
         return self.prefix
@@ -194,7 +202,7 @@ class Medium(ABC):
         kind = self._translate(error) or StoreError
         if kind is PayloadNotFoundError and operation == "read":
             return self.missing(pointer)
-        if kind is PayloadNotFoundError or kind is PayloadTooLargeError or kind is IntegrityError:
+        if kind in (PayloadNotFoundError, PayloadTooLargeError) or (kind is IntegrityError and operation != "read"):
             kind = StoreError
         why = without_secrets(self._words(error))[:300]
         text = f"store {self.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {why}"
@@ -202,7 +210,7 @@ class Medium(ABC):
 
     def _reject(self, pointer: Pointer, reason: str, why: str) -> NoReturn:
         raise PointerRejectedError(
-            f"store {self.name!r} will not follow the pointer to {pointer.key[:200]!r}: it {why}",
+            f"store {self.name!r} rejected the pointer to {pointer.key[:200]!r}: it {why}",
             reason=reason,
             store=pointer.store,
             key=pointer.key,

@@ -31,7 +31,7 @@ from claimcheck.errors import (
     StoreError,
 )
 from claimcheck.interrupt import in_thread
-from claimcheck.medium import MAX_SEGMENTS, Medium, StoreContext
+from claimcheck.medium import Medium, StoreContext
 from claimcheck.payload import Payload, Source, is_file
 from claimcheck.payload_reader import Origin, PayloadReader, SeekableReader, read_range
 from claimcheck.pointer import Pointer
@@ -148,8 +148,8 @@ class Store(Medium):
     def open(self, pointer: Pointer) -> io.BufferedReader:
         """Return the payload as a binary file, read piece by piece and verified before its last byte is handed out.
 
-        It can seek where the medium can begin anywhere; see `claimcheck.reading.SeekableReader` for what is verified
-        then.
+        It can seek where the store can read from any position; see `claimcheck.payload_reader.SeekableReader` for what
+        is verified then.
 
         Raises:
             PointerRejectedError: Not a pointer of this store; no I/O was done. Reading raises as `read` does.
@@ -201,9 +201,10 @@ class Store(Medium):
         """A payload of more bytes or segments than `check` lets pass could be written, but never be read again."""
         most = self.context.max_payload_bytes
         limit = most if limit is None else min(limit, most)
-        if self.segment_bytes is not None and self.segment_bytes * MAX_SEGMENTS < limit:
-            what = f"{MAX_SEGMENTS} segments of {self.segment_bytes} bytes"
-            return Source(payload, limit=self.segment_bytes * MAX_SEGMENTS, limit_name=what)
+        segments = self._max_segments(self.pointer_version)
+        if self.segment_bytes is not None and self.segment_bytes * segments < limit:
+            what = f"{segments} segments of {self.segment_bytes} bytes"
+            return Source(payload, limit=self.segment_bytes * segments, limit_name=what)
         return Source(payload, limit=limit)
 
     def _draft(self, destination: str, unique: uuid.UUID) -> Pointer:

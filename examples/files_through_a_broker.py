@@ -21,7 +21,7 @@ LIMIT = 64 << 10
 def main(folder: Path) -> None:
     """Send and receive every file, and say what happened to each."""
     with tempfile.TemporaryDirectory() as work:
-        stores = {"disk": {"type": "filesystem", "path": f"{work}/claims"}}
+        stores = {"disk": {"type": "filesystem", "path": f"{work}/claims", "create": True}}
         cc = claimcheck.from_dict({"strategy": "external", "threshold_bytes": LIMIT - 1024, "stores": stores})
         broker = LocalBroker(f"{work}/broker.sqlite", max_message_bytes=LIMIT)
         broker.create_topic("files")

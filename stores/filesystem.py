@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -18,32 +19,66 @@ from claimcheck.reading import Reader
 from claimcheck.store import RangeStore
 from claimcheck.validation import Check, Seconds, check_arguments
 
-__all__ = ["PARTIAL_SUFFIX", "FilesystemStore"]
+__all__ = ["MAX_NAME_BYTES", "PARTIAL_SUFFIX", "FilesystemStore", "make_directory", "not_mounted"]
 
 PARTIAL_SUFFIX = ".partial"
-"""How the hidden name of an unfinished payload ends; one that is long untouched was left by a writer that died."""
+"""Suffix of the hidden file that a payload is written to first; an old one was left by a writer that died."""
+
+MAX_NAME_BYTES = 255
+"""The longest name of a file, on every common file system."""
 
 _PATH = Check(lambda path: bool(path) and "\0" not in path, "the path of a directory")
+_OCTAL = re.compile(r"0?o?[0-7]{3}")
 _STEP_BYTES = 256 << 10  # little enough to lie in the processor's cache still when it was written and is checksummed
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS}
 _NOT_REACHED = {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 
 
-class FilesystemStore(RangeStore):
-    """One file per payload, complete or not there at all, for threads and processes alike.
+def _file_mode(mode: int | str) -> int | None:
+    """Return the permissions as a number, ``None`` where they are not valid."""
+    if isinstance(mode, str):
+        mode = int(mode.replace("o", ""), 8) if _OCTAL.fullmatch(mode) else -1
+    return mode if mode >= 0 and mode & ~0o066 == 0o600 else None
 
-    A payload grows under a hidden name in the same directory and gets its own name when it is whole.
+
+_MODE = Check(
+    lambda mode: _file_mode(mode) is not None,
+    "octal permissions to read and write that include the owner's, such as '0600' or '0640'",
+)
+
+
+class FilesystemStore(RangeStore):
+    """One file per payload, which appears under its name only when it is complete. Safe under threads and processes.
+
+    A payload is written to a hidden file in the same directory, which is renamed at the end.
 
     Args:
-        path: The directory, made at the first write; ``~`` is the home directory.
-        ttl_seconds: Written into pointers; files are removed by ``claimcheck sweep``, not by time.
+        path: The directory; ``~`` is the home directory. Where it does not exist reads and writes raise
+            `StoreUnavailableError`, so that a volume that is not mounted is never mistaken for an empty one. For this
+            the path should name a directory *on* the volume, not its mount point.
+        create: Whether a write creates the directory, and those above it.
+        ttl_seconds: Written into pointers. The store itself deletes nothing by age.
         fsync: Whether `write` returns only when file and name are on the disk, safe from a power cut.
+        mode: Permissions of files, as a number or as octal text (``"0640"``). Directories that are created get them,
+            too, with the right to search wherever there is the right to read: 0600 makes 0700, 0640 makes 0750.
     """
 
-    def __init__(self, *, path: Annotated[str, _PATH], ttl_seconds: Seconds | None = None, fsync: bool = False) -> None:
-        check_arguments(FilesystemStore, path=os.fspath(path))
+    max_key_bytes = MAX_NAME_BYTES
+
+    def __init__(
+        self,
+        *,
+        path: Annotated[str, _PATH],
+        create: bool = False,
+        ttl_seconds: Seconds | None = None,
+        fsync: bool = False,
+        mode: Annotated[int | str, _MODE] = 0o600,
+    ) -> None:
+        check_arguments(FilesystemStore, path=os.fspath(path), create=create, mode=mode)
         self._root = Path(os.path.abspath(os.path.expanduser(path)))
+        self._may_create = create
         self._fsync = fsync
+        self._mode = _file_mode(mode) or 0o600
         self.ttl_seconds = ttl_seconds
 
     def __repr__(self) -> str:
@@ -53,12 +88,13 @@ class FilesystemStore(RangeStore):
         """Refuse what the base refuses, and every key that is not the plain name of a finished payload."""
         super().check(pointer)
         if "/" in pointer.key or pointer.key.startswith("."):
-            self._reject(pointer, "scope", "has a key that is no plain file name")
+            self._reject(pointer, "scope", "has a key that is not a plain file name")
 
     def _write(self, pointer: Pointer, source: Source) -> None:
         partial = os.path.join(self._root, f".{pointer.key}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
         try:
-            with self._create(partial) as descriptor:
+            with _closing(self._create(partial)) as descriptor:
+                _allow(descriptor, self._mode)
                 _reserve(descriptor, source.size)
                 for piece in source.pieces(_STEP_BYTES):
                     _write_all(descriptor, piece)
@@ -66,7 +102,7 @@ class FilesystemStore(RangeStore):
                     os.fsync(descriptor)
             os.replace(partial, os.path.join(self._root, pointer.key))
         except BaseException:
-            with contextlib.suppress(OSError):  # the first error says more, and a sweep knows these names
+            with contextlib.suppress(OSError):  # the first error says more
                 Path(partial).unlink()
             raise
         if self._fsync:
@@ -87,52 +123,54 @@ class FilesystemStore(RangeStore):
     def _delete(self, pointer: Pointer) -> None:
         path = self._root / pointer.key
         try:
-            path.unlink(missing_ok=True)
-        except OSError:  # a read-only disk refuses to remove even what is not there
+            path.unlink()
+        except FileNotFoundError as error:
+            self._check_mounted(error)
+        except OSError:  # a read-only disk refuses to delete even what is not there
             if not _is_gone(path):
                 raise
+
+    def _wrote_nothing(self, error: BaseException) -> bool:
+        return super()._wrote_nothing(error) or isinstance(error.__cause__, FileNotFoundError)
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
         if isinstance(error, OSError) and error.errno in _NOT_REACHED:
             return StoreUnavailableError
         return super()._translate(error)
 
-    @contextlib.contextmanager
-    def _create(self, path: str) -> Iterator[int]:
+    def _create(self, path: str) -> int:
+        """Open a new file; its directory is created where that is wanted."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            descriptor = os.open(path, flags, 0o666)
-        except FileNotFoundError:
-            self._root.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, flags, 0o666)
-        with _closing(descriptor):
-            yield descriptor
+            return os.open(path, flags, self._mode)
+        except FileNotFoundError as error:
+            if not self._may_create:
+                self._check_mounted(error)
+            make_directory(self._root, self._mode | (self._mode & 0o444) >> 2)
+            return os.open(path, flags, self._mode)
 
     def _descriptor(self, pointer: Pointer) -> int:
         """Open without following a link and without waiting for the other end of a pipe."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        path = os.path.join(self._root, pointer.key)
         try:
-            return os.open(os.path.join(self._root, pointer.key), flags)
+            return os.open(path, flags)
         except FileNotFoundError as error:
-            self._check_mounted(pointer, error)
+            self._check_mounted(error)
             raise
-        except OSError as error:
-            if error.errno == errno.ELOOP:
+        except OSError as error:  # a link, a socket, or lost+found
+            if error.errno == errno.ENAMETOOLONG or _is_irregular(path):
                 self._not_a_payload(pointer)
             raise
 
-    def _check_mounted(self, pointer: Pointer, error: Exception) -> None:
+    def _check_mounted(self, error: Exception) -> None:
         """A volume that is not mounted must not look like payloads that are gone."""
         if not self._root.is_dir():
-            raise StoreUnavailableError(
-                f"store {self.name!r}: there is no directory {self._root} on this machine; is its volume mounted?",
-                store=self.name,
-                key=pointer.key,
-            ) from error
+            raise not_mounted(self._root, store=self.name) from error
 
     def _not_a_payload(self, pointer: Pointer) -> NoReturn:
         raise PointerRejectedError(
-            f"store {self.name!r} will not follow the pointer to {pointer.key!r}: there is no plain file of that name",
+            f"store {self.name!r} rejected the pointer to {pointer.key!r}: it does not name a regular file",
             reason="scope",
             store=pointer.store,
             key=pointer.key,
@@ -140,7 +178,7 @@ class FilesystemStore(RangeStore):
 
 
 class _FileReader:
-    """Reads at places that it knows itself: a process that was forked meanwhile would move on in the same file."""
+    """Keeps its own position: a forked process shares the file's, and would move it."""
 
     def __init__(self, descriptor: int, start: int) -> None:
         self._file = os.fdopen(descriptor, "rb", buffering=0)
@@ -158,11 +196,46 @@ class _FileReader:
 
 
 @contextlib.contextmanager
-def _closing(descriptor: int) -> Iterator[None]:
+def _closing(descriptor: int) -> Iterator[int]:
     try:
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def not_mounted(directory: str | Path, *, store: str) -> StoreUnavailableError:
+    """Make the error for a store whose directory does not exist."""
+    return StoreUnavailableError(
+        f"store {store!r}: the directory {directory} does not exist on this machine. Is its volume mounted? A new "
+        "store needs 'create: true', or the directory",
+        store=store,
+    )
+
+
+def make_directory(path: Path, mode: int) -> None:
+    """Create a directory, and those above it, with the same permissions."""
+    try:
+        path.mkdir(mode)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        make_directory(path.parent, mode)
+        path.mkdir(mode, exist_ok=True)
+    _allow(path, mode)
+
+
+def _allow(file: int | Path, mode: int) -> None:
+    """Set permissions that the umask may have taken away; the owner's alone it leaves, and no file system refuses."""
+    if mode & 0o077:
+        os.chmod(file, mode)
+
+
+def _is_irregular(path: str) -> bool:
+    """Whether a path names something that exists and is not a regular file."""
+    try:
+        return not stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _is_gone(path: Path) -> bool:
@@ -176,7 +249,7 @@ def _is_gone(path: Path) -> bool:
 
 
 def _reserve(descriptor: int, size: int | None) -> None:
-    """Have a full disk said before the first byte, and the file laid out in one go."""
+    """Allocate the file at once, so that a full disk is an error before the first byte."""
     if not size or not hasattr(os, "posix_fallocate"):
         return
     try:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError
@@ -19,9 +20,11 @@ from claimcheck.registry import import_vendor
 from claimcheck.store import RangeStore
 from claimcheck.validation import Count, Range, Seconds, Size, Timeout, check_arguments, fail
 
+from .filesystem import MAX_NAME_BYTES, make_directory, not_mounted
 from .objects import ENDPOINT, in_parts, part_size
 from .obstore_client import URL, Place, Timeouts, check_process, connect
 from .obstore_errors import kind_of_error, knows_no_conditions, never_arrived, was_sent_again, words_of
+from .tls import CaFile, check_ca_file
 
 __all__ = ["ObstoreStore"]
 
@@ -57,6 +60,10 @@ class ObstoreStore(RangeStore):
             memory.
         conditional: Have the server refuse to overwrite with a single request; turned off by itself where a server
             does not know how.
+        create: Whether a write creates the folder of ``file:///folder``. Where it does not exist reads and writes raise
+            `StoreUnavailableError`: its volume may not be mounted. Files have the permissions that the umask leaves.
+        tls_ca_file: Certificates of authorities in PEM format, in addition to the system's. The certificate of the
+            server is always verified, its host name included.
         timeout_seconds: For one answer of the server, the sending of an object or a part included.
         connect_timeout_seconds: For a new connection.
     """
@@ -73,6 +80,8 @@ class ObstoreStore(RangeStore):
         parallel_parts: Count = 4,
         parallel_gets: Count = 1,
         conditional: bool = True,
+        create: bool = False,
+        tls_ca_file: CaFile | None = None,
         timeout_seconds: Timeout = 60,
         connect_timeout_seconds: Timeout = 5,
     ) -> None:
@@ -80,8 +89,12 @@ class ObstoreStore(RangeStore):
         self._place = Place.parse(url)
         if endpoint_url and not self._place.takes_endpoint:
             fail("endpoint_url", found="text", expected=f"nothing: {self._place.scheme}: has no server")
+        if create and not self._place.path:
+            fail("create", found="true", expected=f"false: {self._place.scheme}: has no folder")
         timeouts = Timeouts(timeout_seconds, connect_timeout_seconds)
-        self._connect = partial(connect, self._place, endpoint_url or None, region_name or None, timeouts)
+        self._connect = partial(connect, self._place, endpoint_url or None, region_name or None, tls_ca_file, timeouts)
+        self._may_create = create
+        self._tls_ca_file = tls_ca_file
         self._part_bytes = part_bytes
         self._single_put_bytes = single_put_bytes
         self._parallel_parts = parallel_parts
@@ -100,7 +113,18 @@ class ObstoreStore(RangeStore):
         with self._lock:
             self._client = None
 
+    def check(self, pointer: Pointer) -> None:
+        """Refuse what the base refuses, and keys that the engine cannot have, or would read under another name."""
+        super().check(pointer)
+        names = pointer.key.split("/")
+        if "" in names:
+            self._reject(pointer, "scope", "has a key with an empty part")
+        if self._place.path and max(len(name.encode()) for name in names) > MAX_NAME_BYTES:
+            self._reject(pointer, "scope", f"has a key with a part of more than {MAX_NAME_BYTES} bytes")
+
     def _reach(self) -> None:
+        if self._may_create:
+            make_directory(Path(self._place.path), 0o700)
         self._objects()  # in a process that was forked there is nothing to undo
 
     def _write(self, pointer: Pointer, source: Source) -> None:
@@ -188,8 +212,11 @@ class ObstoreStore(RangeStore):
 
     def _objects(self) -> Any:
         """The obstore of this process."""
+        if self._place.path and not os.path.isdir(self._place.path):
+            raise not_mounted(self._place.path, store=self.name)
         client = self._client
         if client is None or client[0] != os.getpid():
+            check_ca_file(self._tls_ca_file, store=self.name)
             with self._lock:
                 self._client = client = os.getpid(), self._connect()
         return client[1]

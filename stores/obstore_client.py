@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -65,6 +66,8 @@ class Place(NamedTuple):
         if not plain or parts.scheme not in _CLASSES or bool(parts.netloc) == (parts.scheme in ("file", "memory")):
             raise ValueError("not a place of objects")
         if parts.scheme == "file":
+            if not parts.path.startswith("/"):
+                raise ValueError("not an absolute path")
             return cls("file", path=unquote(parts.path))
         prefix = folder(parts.path)
         if not is_key_prefix(prefix) or "//" in prefix:
@@ -80,7 +83,9 @@ class Place(NamedTuple):
         return self.scheme in _ENDPOINT_KEYS
 
 
-def connect(place: Place, endpoint_url: str | None, region_name: str | None, timeouts: Timeouts) -> Any:
+def connect(
+    place: Place, endpoint_url: str | None, region_name: str | None, tls_ca_file: str | None, timeouts: Timeouts
+) -> Any:
     """Make one of obstore's stores for this process.
 
     Raises:
@@ -91,9 +96,11 @@ def connect(place: Place, endpoint_url: str | None, region_name: str | None, tim
     if place.scheme == "memory":
         return _memory()
     if place.scheme == "file":
-        return kind(place.path, mkdir=True)
+        return kind(place.path)
     config = _config(place, endpoint_url, region_name)
-    return kind(place.bucket, config=config, client_options=_client(timeouts), retry_config=_retries(timeouts))
+    return kind(
+        place.bucket, config=config, client_options=_client(timeouts, tls_ca_file), retry_config=_retries(timeouts)
+    )
 
 
 @functools.cache
@@ -114,8 +121,10 @@ def _config(place: Place, endpoint_url: str | None, region_name: str | None) -> 
     return config
 
 
-def _client(timeouts: Timeouts) -> dict[str, Any]:
+def _client(timeouts: Timeouts, tls_ca_file: str | None) -> dict[str, Any]:
+    authorities = {"root_certificate": Path(tls_ca_file).read_bytes()} if tls_ca_file else {}
     return {
+        **authorities,
         "allow_http": True,
         "connect_timeout": timedelta(seconds=timeouts.connect),
         "read_timeout": timedelta(seconds=timeouts.answer),

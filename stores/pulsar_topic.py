@@ -9,12 +9,10 @@ pointer is gone, until the topic's retention ends. And without a retention nothi
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import threading
-import urllib.parse
-import urllib.request
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from typing import Annotated, Any
@@ -27,12 +25,17 @@ from claimcheck.registry import import_vendor
 from claimcheck.store import Store
 from claimcheck.transports.pulsar.errors import SendDeadlineError
 from claimcheck.transports.pulsar.flight import Flight
-from claimcheck.validation import MAX_SECONDS, Check, Range, Timeout
+from claimcheck.validation import MAX_SECONDS, ByteCount, Check, Count, Range, Timeout, check_arguments, fail
+
+from .objects import ENDPOINT
+from .pulsar_retention import WebService
+from .tls import CaFile, check_ca_file
 
 __all__ = ["PulsarTopicStore"]
 
 _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"@(-1|\d{1,9})\.(\d{1,18})\.(\d{1,18})$")  # partition, ledger, entry
+_CHUNK = re.compile(r"[0-9]{1,9}")
 _WINDOW_BYTES = 16 << 20
 _READ_AHEAD = 16  # chunks
 _UUID, _NUMBER = "claimcheck-uuid", "claimcheck-chunk"
@@ -55,9 +58,15 @@ class PulsarTopicStore(Store):
         topic: For chunks of this library only; partitioned or not.
         ttl_seconds: How long payloads live, at least 1; the topic's retention must not be shorter.
         segment_bytes: Of one chunk; 1 KiB less than the broker takes in one message, at most.
-        token: For brokers that want one.
+        token: For brokers that require one.
         admin_url: Of the broker's web service.
-        timeout_seconds: For one answer of the broker.
+        tls_ca_file: Certificates of authorities in PEM format, in place of the system's, for ``pulsar+ssl://`` and an
+            ``admin_url`` with ``https://``.
+        tls_validate_hostname: Whether a server's certificate has to be for its host.
+        max_gap_messages: A payload whose chunks have more messages of others between them is not found; for writers
+            that wait long in the middle of a payload, for example for its file.
+        max_gap_bytes: The same in bytes.
+        timeout_seconds: For one answer of the broker, and for the search of a payload's next chunk.
     """
 
     def __init__(
@@ -68,9 +77,19 @@ class PulsarTopicStore(Store):
         ttl_seconds: Annotated[float, Range(1, MAX_SECONDS)] = 604_800,
         segment_bytes: Annotated[int, Range(1, 1 << 30)] = (1 << 20) - 1024,
         token: str | None = None,
-        admin_url: str | None = None,
+        admin_url: Annotated[str, ENDPOINT] | None = None,
+        tls_ca_file: CaFile | None = None,
+        tls_validate_hostname: bool = True,
+        max_gap_messages: Count = 10_000,
+        max_gap_bytes: ByteCount = 256 << 20,
         timeout_seconds: Timeout = 30,
     ) -> None:
+        check_arguments(PulsarTopicStore, admin_url=admin_url)
+        if tls_ca_file and not url.startswith("pulsar+ssl:") and not (admin_url or "").startswith("https:"):
+            fail("tls_ca_file", found="addresses without TLS", expected="pulsar+ssl:// or https://")
+        self._tls_ca_file, self._tls_validate_hostname = tls_ca_file, tls_validate_hostname
+        self._max_gap_messages, self._max_gap_bytes = max_gap_messages, max_gap_bytes
+        self._partitions: tuple[str, ...] = ()
         self._url, self._topic, self._token, self._admin_url = url, topic, token, admin_url
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
@@ -86,6 +105,7 @@ class PulsarTopicStore(Store):
         """Close producer and client; the next use makes new ones."""
         with self._lock:
             opened, self._opened = self._opened, None
+            self._partitions = ()
         if opened is not None:
             with suppress(Exception):
                 opened[0].close()
@@ -138,23 +158,34 @@ class PulsarTopicStore(Store):
         if place is None:
             raise self.missing(pointer)
         partition, ledger, entry = map(int, place.groups())
-        topic = self._topic if partition < 0 else f"{self._topic}-partition-{partition}"
+        topic = self._topic_of(pointer, partition)
         first = self._vendor().MessageId(partition, ledger, entry, -1)
         with closing(self._reading(topic, first, pointer.segments)) as reader:
             yield from self._chunks(pointer, reader, first, pointer.key[: place.start()])
 
+    def _topic_of(self, pointer: Pointer, partition: int) -> str:
+        """Return the topic of a partition; a broker would create one that does not exist."""
+        topic = self._topic if partition < 0 else f"{self._topic}-partition-{partition}"
+        if not _names(topic, self._partitions):
+            self._partitions = tuple(self._client().get_topic_partitions(self._topic))
+        if not _names(topic, self._partitions):
+            self._reject(pointer, "scope", "names a partition that the topic does not have")
+        return topic
+
     def _chunks(self, pointer: Pointer, reader: Any, first: Any, key: str) -> Iterator[bytes]:
-        """The payload's own chunks, in order; what others sent lies between them, and perhaps some of them twice."""
+        """The payload's own chunks, in order; between them are those of others, and perhaps some of them twice."""
         early: dict[int, bytes] = {}
         for wanted in range(pointer.segments):
+            gap = Gap(messages=self._max_gap_messages, size=self._max_gap_bytes, seconds=self._timeout_seconds)
             while wanted not in early:
                 message = self._next(pointer, reader, wanted)
-                if wanted == 0 and _place(message.message_id()) != _place(first):  # it begins where there is something
+                number = _number(message, key)
+                if wanted == 0 and (number != 0 or _place(message.message_id()) != _place(first)):
                     raise self.missing(pointer)
-                about = message.properties()
-                number = int(about.get(_NUMBER, "-1")) if about.get(_UUID) == key else -1
-                if number >= wanted:
+                if wanted <= number < pointer.segments:
                     early.setdefault(number, message.data())
+                if number != wanted and not gap.take(len(message.data())):
+                    raise self.missing(pointer, f"chunk {wanted} of {pointer.segments} ({gap})")
             yield early.pop(wanted)
 
     def _next(self, pointer: Pointer, reader: Any, wanted: int) -> Any:
@@ -184,11 +215,14 @@ class PulsarTopicStore(Store):
         with self._lock:
             if self._opened is None:
                 pulsar = self._vendor()
+                check_ca_file(self._tls_ca_file, store=self.name)
                 client = pulsar.Client(
                     self._url,
                     authentication=pulsar.AuthenticationToken(self._token) if self._token else None,
                     operation_timeout_seconds=max(1, int(self._timeout_seconds)),
                     logger=logging.getLogger(f"{__name__}.client"),
+                    tls_trust_certs_file_path=self._tls_ca_file,
+                    tls_validate_hostname=self._tls_validate_hostname,
                 )
                 self._opened = client, self._make_producer(client)
             return self._opened
@@ -206,15 +240,22 @@ class PulsarTopicStore(Store):
         return import_vendor("pulsar", extra="pulsar")
 
     def _check_retention(self) -> None:
-        if self._admin_url is None:
+        if not self._admin_url:
             _log.warning(
-                "store %r: nobody has checked that the topic %s keeps its messages for %g s; admin_url would",
+                "store %r: it is not known whether the topic %s keeps its messages for %g s; set admin_url to check",
                 self.name,
                 self._topic,
                 self.ttl_seconds,
             )
             return
-        policy = self._retention()
+        service = WebService(
+            url=self._admin_url,
+            token=self._token,
+            ca_file=self._tls_ca_file,
+            validate_hostname=self._tls_validate_hostname,
+            timeout_seconds=self._timeout_seconds,
+        )
+        policy = service.retention(self._topic)
         minutes, megabytes = policy.get("retentionTimeInMinutes", 0), policy.get("retentionSizeInMB", 0)
         if not megabytes or (minutes != -1 and minutes * 60 < (self.ttl_seconds or 0)):
             raise ConfigError(
@@ -225,24 +266,6 @@ class PulsarTopicStore(Store):
                 expected=f"at least {self.ttl_seconds:g} s, and -1 MB",
             )
 
-    def _retention(self) -> dict[str, int]:
-        scheme, found, rest = self._topic.partition("://")
-        name = f"{scheme}/{rest}" if found else f"persistent/public/default/{self._topic}"
-        namespace = "/".join(name.split("/")[1:3])
-        for path in (f"{name}/retention", f"namespaces/{namespace}/retention"):
-            if policy := self._ask(path):
-                return policy
-        return {}
-
-    def _ask(self, path: str) -> dict[str, int]:
-        request = urllib.request.Request(f"{(self._admin_url or '').rstrip('/')}/admin/v2/{urllib.parse.quote(path)}")
-        if self._token:
-            request.add_header("Authorization", f"Bearer {self._token}")
-        with urllib.request.urlopen(request, timeout=self._timeout_seconds) as response:
-            text = response.read()
-        found: dict[str, int] = json.loads(text) if text.strip() else {}
-        return found
-
     def _translate(self, error: Exception) -> type[StoreError] | None:
         name = type(error).__name__
         if name == "MessageTooBig":
@@ -251,6 +274,49 @@ class PulsarTopicStore(Store):
         if isinstance(error, SendDeadlineError) or (type(error).__module__ == "_pulsar" and name not in refused):
             return StoreUnavailableError
         return super()._translate(error)
+
+
+class Gap:
+    """What a reader may pass over between two chunks of a payload.
+
+    Args:
+        messages: The most messages.
+        size: The most bytes.
+        seconds: The longest time.
+        clock: Seconds, from any moment on.
+    """
+
+    def __init__(
+        self, *, messages: int, size: int, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._messages, self._size, self._seconds = messages, size, seconds
+        self._clock, self._start = clock, clock()
+        self._taken_messages = self._taken_bytes = 0
+
+    def take(self, size: int) -> bool:
+        """Pass over a message of some bytes; false where that was one too many."""
+        self._taken_messages += 1
+        self._taken_bytes += size
+        late = self._clock() - self._start > self._seconds
+        return self._taken_messages <= self._messages and self._taken_bytes <= self._size and not late
+
+    def __str__(self) -> str:
+        return (
+            f"not within max_gap_messages {self._messages}, max_gap_bytes {self._size} and timeout_seconds "
+            f"{self._seconds:g} of the one before"
+        )
+
+
+def _number(message: Any, key: str) -> int:
+    """The number of a chunk; -1 for what is not a chunk of this payload."""
+    about = message.properties()
+    text = about.get(_NUMBER, "")
+    return int(text) if about.get(_UUID) == key and _CHUNK.fullmatch(text) else -1
+
+
+def _names(topic: str, partitions: tuple[str, ...]) -> bool:
+    """Whether a topic, with or without tenant and namespace, is one of these."""
+    return any(name == topic or name.endswith(f"/{topic}") for name in partitions)
 
 
 def _text(message_id: Any) -> str:

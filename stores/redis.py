@@ -12,19 +12,21 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated, Literal
 
-from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
+from claimcheck.errors import IntegrityError, PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.keys import KEY_PREFIX, slug
 from claimcheck.payload import Source
 from claimcheck.pointer import Pointer
 from claimcheck.reading import PieceReader, Reader
 from claimcheck.registry import import_vendor
 from claimcheck.store import RangeStore
-from claimcheck.validation import MAX_SECONDS, Check, Range, Timeout, check_arguments
+from claimcheck.validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
 
 from .redis_address import Address
 from .redis_reader import SegmentReader
-from .redis_server import RedisServer, segment_key
+from .redis_server import RedisServer, segment_key, tls_options
+from .redis_unsized import unsized_segments
 from .redis_writer import SegmentWriter
+from .tls import CaFile
 
 __all__ = ["RedisStore"]
 
@@ -33,6 +35,7 @@ _log = logging.getLogger(__name__)
 _SEGMENT_BYTES = (1 << 20) - 64  # with Redis' own header just one megabyte for its allocator, not the next size up
 _MAX_SEGMENT_BYTES = 512 << 20  # proto-max-bulk-len; one byte more and the server hangs up without a word
 _DELETE_KEYS = 16  # UNLINK frees strings at once and blocks the server meanwhile
+_MAX_V1_SEGMENTS = 100_000  # a pointer of version 1 is never signed, and does not declare its size
 _V1_PREFIX = "kafka-over-redis-"
 
 # Vendor's error to ours, first match wins; anything else is a StoreError.
@@ -77,7 +80,10 @@ class RedisStore(RangeStore):
         key_prefix: What all keys begin with; pointers to anything else are refused.
         pointer_version: 1 writes the published form, with its key names, for readers that know nothing else.
         v1_pointers: Whether pointers of version 1, which name no store, belong to this one; by default they belong to
-            the only Redis store of a configuration.
+            the only Redis store of a configuration. Those of more than 100,000 segments are refused.
+        tls_ca_file: Certificates of authorities in PEM format, in place of the system's, for ``rediss://``.
+        tls_validate_hostname: Whether a server's certificate has to be for the host in ``url``. Options of redis-py in
+            the query of ``url`` (``ssl_check_hostname``, ``ssl_cert_reqs``) take precedence.
         timeout_seconds: For one answer of the server.
         connect_timeout_seconds: For a new connection.
     """
@@ -91,13 +97,19 @@ class RedisStore(RangeStore):
         key_prefix: Annotated[str, KEY_PREFIX] = "claimcheck:",
         pointer_version: Literal[1, 2] = 2,
         v1_pointers: bool | None = None,
+        tls_ca_file: CaFile | None = None,
+        tls_validate_hostname: bool = True,
         timeout_seconds: Timeout = 30,
         connect_timeout_seconds: Timeout = 5,
     ) -> None:
         check_arguments(RedisStore, url=url, segment_bytes=segment_bytes, key_prefix=key_prefix)
-        timeouts = {"socket_timeout": timeout_seconds, "socket_connect_timeout": connect_timeout_seconds}
+        options = {"socket_timeout": timeout_seconds, "socket_connect_timeout": connect_timeout_seconds}
         self._address = Address.parse(url)
-        self._server = RedisServer(self._address, timeouts, path=lambda: f"stores.{self.name}.url")
+        if self._address.tls:
+            options |= tls_options(self._address, ca_file=tls_ca_file, validate_hostname=tls_validate_hostname)
+        elif tls_ca_file:
+            fail("tls_ca_file", found="an address without TLS", expected="one that begins with rediss")
+        self._server = RedisServer(self._address, options, name=lambda: self.name)
         self._policy_known = False
         self.ttl_seconds = ttl_seconds
         self.segment_bytes = segment_bytes
@@ -117,6 +129,9 @@ class RedisStore(RangeStore):
         if self.pointer_version == 1:
             return f"{_V1_PREFIX}{slug(destination)}-{unique}"
         return f"{self.prefix}{slug(destination)}-{{{unique}}}"  # braces: only the uuid chooses the cluster slot
+
+    def _max_segments(self, version: int) -> int:
+        return _MAX_V1_SEGMENTS if version == 1 else super()._max_segments(version)
 
     def _scope(self, pointer: Pointer) -> str:
         return _V1_PREFIX if pointer.version == 1 else self.prefix
@@ -153,12 +168,21 @@ class RedisStore(RangeStore):
         return reader
 
     def _segments(self, pointer: Pointer) -> Iterator[bytes]:
-        """Segments of unknown size, one by one: only version 1 of the pointer has them, and the empty payload."""
-        for i in range(pointer.segments):
-            segment = self._server.client.execute_command("GET", segment_key(pointer, i))
-            if segment is None:
-                raise self.missing(pointer, f"segment {i} of {pointer.segments}")
-            yield segment
+        return unsized_segments(
+            self._server,
+            pointer,
+            limit=self.context.max_payload_bytes if pointer.size is None else pointer.size,
+            missing=lambda what: self.missing(pointer, what),
+            empty=lambda: self._wrong(pointer, "at least 1", 0),
+            too_large=lambda size: self._over(pointer, size),
+        )
+
+    def _over(self, pointer: Pointer, size: int) -> StoreError:
+        if pointer.size is not None:
+            return self._wrong(pointer, pointer.size, size)
+        limit = self.context.max_payload_bytes
+        text = f"store {self.name!r}: {pointer.key!r} is longer than limits.max_payload_bytes ({limit})"
+        return PayloadTooLargeError(text, store=self.name, key=pointer.key, size=size, limit=limit)
 
     def _delete(self, pointer: Pointer) -> None:
         for first in range(0, pointer.segments, _DELETE_KEYS):
@@ -185,7 +209,7 @@ class RedisStore(RangeStore):
                     policy,
                 )
 
-    def _wrong(self, pointer: Pointer, expected: int, actual: int) -> IntegrityError:
+    def _wrong(self, pointer: Pointer, expected: int | str, actual: int) -> IntegrityError:
         return IntegrityError(
             f"store {self.name!r}: a segment of {pointer.key!r} has {actual} bytes, not {expected}",
             store=self.name,
@@ -198,6 +222,8 @@ class RedisStore(RangeStore):
         exceptions = import_vendor("redis.exceptions", extra="redis")
         if "syntax error" in str(error):
             error.args = ("the server does not know SET with PXAT; Redis 6.2 or newer is needed",)
+        if str(error).startswith("WRONGTYPE"):  # a list, for example, which is no segment
+            return IntegrityError
         for name, ours in _ERRORS:
             if isinstance(error, getattr(exceptions, name, ())):
                 return ours

@@ -163,7 +163,7 @@ class SegmentReader:
         span = self._span(self._position)
         reply = self._server.client.execute_command(*self._command(span))
         if not reply:
-            raise self._missing(f"segment {span.i} of {self._pointer.segments}")
+            raise self._missing_segment(span.i) if reply is None else self._absent(span.i)
         if len(reply) != span.length:
             raise self._wrong(span.length, len(reply))
         self._kept = memoryview(reply)
@@ -173,9 +173,19 @@ class SegmentReader:
         last = self._pointer.segments - 1
         size = self._server.client.execute_command("STRLEN", self._key(last))
         if not size:
-            raise self._missing(f"segment {last} of {last + 1}")
+            raise self._absent(last)
         if size != self._last_bytes():
             raise self._wrong(self._last_bytes(), size)
+
+    def _absent(self, i: int) -> Exception:
+        """Make the error for a segment with no bytes: Redis reports the size of a key that does not exist as 0."""
+        if self._server.client.execute_command("EXISTS", self._key(i)):
+            start = i * self._segment_bytes
+            return self._wrong(min(self._segment_bytes, self._size - start), 0)
+        return self._missing_segment(i)
+
+    def _missing_segment(self, i: int) -> Exception:
+        return self._missing(f"segment {i} of {self._pointer.segments}")
 
     def _looks_ahead(self) -> bool:
         """Whether the last segment is looked at first: before much is allocated, or transferred in vain."""

@@ -12,14 +12,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from claimcheck.errors import ConfigError
 from claimcheck.pointer import Pointer
 from claimcheck.registry import import_vendor
 
 from .redis_address import Address
+from .tls import check_ca_file
 
-__all__ = ["Borrowed", "RedisServer", "segment_key"]
+__all__ = ["Borrowed", "RedisServer", "segment_key", "tls_options"]
 
 _BY_REFERENCE = 6000  # arguments over this size are sent as they are, not copied into a command
 
@@ -29,19 +31,32 @@ def segment_key(pointer: Pointer, i: int) -> str:
     return f"{pointer.key}-{i}"
 
 
+def tls_options(address: Address, *, ca_file: str | None, validate_hostname: bool) -> dict[str, Any]:
+    """Return redis-py's options for TLS. Its own defaults differ between versions: some do not check host names.
+
+    Args:
+        address: With TLS.
+        ca_file: Certificates of authorities; ``None`` for the system's.
+        validate_hostname: Whether the certificate has to be for the host.
+    """
+    unverified = parse_qs(urlsplit(address.url).query).get("ssl_cert_reqs") == ["none"]  # there is nothing to check
+    options = {} if unverified else {"ssl_check_hostname": validate_hostname}
+    return options if ca_file is None else {**options, "ssl_ca_certs": ca_file}
+
+
 class RedisServer:
     """One Redis, a sentinel's master or a cluster; connects at first use.
 
     Args:
         address: Which one.
-        timeouts: ``socket_timeout`` and ``socket_connect_timeout`` in seconds.
-        path: Says where in the configuration the address stands.
+        options: Of redis-py's connections: time-outs, and those of `tls_options`.
+        name: Returns the name of the store in the configuration.
     """
 
-    def __init__(self, address: Address, timeouts: dict[str, float], *, path: Callable[[], str]) -> None:
-        self._path = path
+    def __init__(self, address: Address, options: dict[str, Any], *, name: Callable[[], str]) -> None:
+        self._name = name
         self._address = address
-        self._timeouts = timeouts
+        self._options = options
         self._lock = threading.Lock()
         self._made: Any = None
 
@@ -84,13 +99,14 @@ class RedisServer:
         return [one.connection_pool for one in clients if one is not None]
 
     def _connect(self, redis: ModuleType) -> Any:
+        check_ca_file(self._options.get("ssl_ca_certs"), store=self._name())
         with suppress(ValueError, TypeError):  # the vendor's text may quote a part of the password
             return self._client(redis)
-        path = self._path()
+        path = f"stores.{self._name()}.url"
         raise ConfigError(f"{path}: redis-py cannot read this address; is its query right?", path=path)
 
     def _client(self, redis: ModuleType) -> Any:
-        common = {**self._timeouts, "retry": _retry_once(redis)}
+        common = {**self._options, "retry": _retry_once(redis)}
         if self.is_cluster:
             nodes = [redis.cluster.ClusterNode(host, port) for host, port in self._address.hosts]
             return redis.cluster.RedisCluster.from_url(self._address.url, startup_nodes=nodes, **common)
@@ -105,7 +121,7 @@ class RedisServer:
         if self._address.tls:
             tls["ssl"] = True
         own = {name: value for name, value in options.items() if name not in ("host", "port")}
-        asking = {**self._timeouts, **tls, "retry": _retry_once(redis)}
+        asking = {**self._options, **tls, "retry": _retry_once(redis)}
         sentinel = redis.sentinel.Sentinel(self._address.hosts, sentinel_kwargs=asking)
         return sentinel.master_for(self._address.service, **{**own, **tls})
 

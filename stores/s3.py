@@ -25,6 +25,7 @@ from .s3_errors import client_error, code_of, kind_of_error, never_arrived
 from .s3_put import Creator
 from .s3_reader import Extent, ObjectReader, extent_of, range_of
 from .s3_upload import Upload
+from .tls import CaFile, check_ca_file
 
 __all__ = ["S3Store"]
 
@@ -51,6 +52,8 @@ class S3Store(RangeStore):
         parallel_gets: Parts that are fetched at once, where one connection does not fill the line; as many are in
             memory.
         conditional: Have the server refuse to overwrite; turned off by itself where a server does not know how.
+        tls_ca_file: Certificates of authorities in PEM format, in place of the SDK's own. The certificate of the server
+            is always verified, its host name included.
         timeout_seconds: For one answer of the server.
         connect_timeout_seconds: For a new connection.
     """
@@ -68,12 +71,13 @@ class S3Store(RangeStore):
         parallel_parts: Count = 4,
         parallel_gets: Count = 1,
         conditional: bool = True,
+        tls_ca_file: CaFile | None = None,
         timeout_seconds: Timeout = 30,
         connect_timeout_seconds: Timeout = 5,
     ) -> None:
         check_arguments(S3Store, bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
         self._bucket = bucket
-        self._place = {"endpoint_url": endpoint_url or None, "region_name": region_name or None}
+        self._place = {"endpoint_url": endpoint_url or None, "region_name": region_name or None, "verify": tls_ca_file}
         self._part_bytes = part_bytes
         self._single_put_bytes = single_put_bytes
         self._parallel_parts = parallel_parts
@@ -162,6 +166,7 @@ class S3Store(RangeStore):
         """The client of this process; connections do not survive a fork."""
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
+                check_ca_file(self._place["verify"], store=self.name)
                 connections = max(16, 2 * self._parallel_parts, 2 * self._parallel_gets)
                 self._client = os.getpid(), connect(self._place, self._timeouts, connections=connections)
             return self._client[1]

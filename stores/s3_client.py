@@ -19,7 +19,7 @@ def connect(place: dict[str, str | None], timeouts: dict[str, float], *, connect
     """Make a client.
 
     Args:
-        place: ``endpoint_url`` and ``region_name``.
+        place: ``endpoint_url``, ``region_name`` and ``verify``, a file of certificates.
         timeouts: ``connect_timeout`` and ``read_timeout``.
         connections: To keep for the next use.
     """

@@ -15,6 +15,9 @@ _CODES: dict[str, type[StoreError]] = {
     "NoSuchKey": PayloadNotFoundError,
     "NotFound": PayloadNotFoundError,
     "404": PayloadNotFoundError,
+    "KeyTooLongError": PayloadNotFoundError,  # and names that some servers do not take: nothing can be stored there
+    "InvalidObjectName": PayloadNotFoundError,
+    "XMinioInvalidObjectName": PayloadNotFoundError,
     "ConditionalRequestConflict": _UNAVAILABLE,
     "InternalError": _UNAVAILABLE,
     "OperationAborted": _UNAVAILABLE,

@@ -106,6 +106,13 @@ def s3_server() -> Iterator[servers.S3Server]:
 
 
 @pytest.fixture(scope="session")
+def s3_tls() -> Iterator[tuple[int, Path]]:
+    """The port of a real S3 server with TLS, and the certificate of its authority."""
+    with _started("versitygw openssl", servers.s3_tls) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def s3_back_door(s3_server: servers.S3Server) -> Any:
     """boto3's own view of the real S3 server."""
     import boto3

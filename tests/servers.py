@@ -22,7 +22,7 @@ if __name__ == "__main__":  # a script finds its neighbours, but not the folder 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.real.authority import make_certificate
-from tests.real.gateway import ACCESS_KEY, SECRET_KEY, S3Server, s3
+from tests.real.gateway import ACCESS_KEY, SECRET_KEY, S3Server, s3, s3_tls
 from tests.real.kafka_broker import JARS as KAFKA_JARS
 from tests.real.kafka_broker import KafkaBroker, kafka
 from tests.real.process import Server, ServerError, Spot, wait_until
@@ -37,7 +37,7 @@ SPARK_KAFKA_JARS = "CLAIMCHECK_TEST_SPARK_KAFKA_JARS"
 
 __all__ = [
     "make_certificate",
-    "ACCESS_KEY", "SECRET_KEY", "S3Server", "s3",
+    "ACCESS_KEY", "SECRET_KEY", "S3Server", "s3", "s3_tls",
     "KAFKA_JARS", "SPARK_KAFKA_JARS", "KafkaBroker", "kafka",
     "JARS", "PULSAR_MAX_MESSAGE_BYTES", "PulsarBroker", "pulsar",
     "SecurePulsar", "secure_pulsar",

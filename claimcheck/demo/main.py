@@ -135,7 +135,7 @@ class _Stage:
             return {"strategy": "chunking"}
         return {
             "strategy": self.strategy,
-            "stores": {"disk": {"type": "filesystem", "path": str(self.scratch / "claims")}},
+            "stores": {"disk": {"type": "filesystem", "path": str(self.scratch / "claims"), "create": True}},
         }
 
 

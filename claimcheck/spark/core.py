@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any, Protocol
 
+from claimcheck.config import Config
 from claimcheck.envelope import Buffer
 from claimcheck.errors import (
     ChunkError,
@@ -22,6 +23,7 @@ from claimcheck.errors import (
     PayloadTypeError,
     PointerRejectedError,
 )
+from claimcheck.followed import UNUSABLE
 from claimcheck.payload import as_view
 from claimcheck.pointer import Pointer
 from claimcheck.spark.line import Job, Line
@@ -109,13 +111,21 @@ def outcomes(
             waited(line.waited_seconds)
 
 
-def is_bad_message(error: ClaimCheckError) -> bool:
+def is_bad_message(error: ClaimCheckError, config: Config) -> bool:
     """Whether an error is about one message, so that a task may go on without it.
 
-    Everything else (a store out of reach, a driver that is not installed, a variable that is not set on this worker)
-    would befall every message of the task and turn an outage into data.
+    Everything else would affect every message of the task and turn an outage into data: a store that is down, and a
+    driver or a variable that this worker lacks for a store that the job needs. Needed are the configuration's ``store``
+    and the stores that ``reads_from`` lists. Any other store is opened only because a message names it.
     """
-    return isinstance(error, OF_ONE_MESSAGE) and not error.retryable
+    return isinstance(error, OF_ONE_MESSAGE) and not error.retryable and not _lacks_needed_store(error, config)
+
+
+def _lacks_needed_store(error: ClaimCheckError, config: Config) -> bool:
+    if not isinstance(error, PointerRejectedError) or error.reason != "store":
+        return False
+    needed = {config.store, *(config.reads_from or ())}
+    return isinstance(error.__cause__, UNUSABLE) and error.store in needed
 
 
 def check_reading(*, concurrency: Concurrency, max_inflight_bytes: int) -> None:

@@ -17,6 +17,7 @@ from claimcheck.errors import ClaimCheckError
 from claimcheck.spark.columns import check_named_apart, check_new, error_type, find_column, need_arrow, over_rows
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, check_choice
 from claimcheck.spark.metrics import Metrics
+from claimcheck.spark.paths import check_paths
 from claimcheck.spark.row import Columns, DeadLetter, Faults, OnError, ResultError, Row
 from claimcheck.spark.rows import Group, Reading, RowByRow, error_array, grouped, messages_of
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check
@@ -92,6 +93,7 @@ def map_payloads(
     )
 
     def transform(df: DataFrame) -> DataFrame:
+        check_paths(reading.config, df.sparkSession)
         if with_row:
             check_named_apart(df.columns, "with_row")
         index, new = find_column(df, "column", column), _parsed(df, schema)
@@ -148,7 +150,7 @@ class _Stage:
         with closing(self.reading.rows(messages, RowByRow(cc))) as rows:
             for row, _, outcome in rows:
                 result = self._result(row, streams.instead_of(row, outcome), columns)
-                if result.error is None or self.reading.faults.keeps(row, result.error):
+                if result.error is None or self.reading.keeps(row, result.error):
                     yield row, result, sum(map(_weight, result.values))
 
     def _result(self, row: Row, payload: Any, columns: Columns) -> _Result:
@@ -207,7 +209,7 @@ class _Stage:
         fitting = Group(group.batch, [], [])
         for number, result in zip(group.numbers, group.values, strict=True):
             error = _misfit(result, fields)
-            if error is None or self.reading.faults.keeps(Row(group.batch, number, self.names), error):
+            if error is None or self.reading.keeps(Row(group.batch, number, self.names), error):
                 fitting.numbers.append(number)
                 fitting.values.append(result if error is None else _Result(self._nothing(), error))
         return fitting

@@ -20,6 +20,7 @@ from claimcheck.spark.columns import HEADERS_TYPE, check_new, find_column, need_
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, check_bytes, check_reading
 from claimcheck.spark.line import Job, Line
 from claimcheck.spark.metrics import Metrics, Tally, check_metrics
+from claimcheck.spark.paths import check_paths
 from claimcheck.spark.row import Row
 from claimcheck.spark.rows import Group, grouped
 from claimcheck.spark.values import views
@@ -90,10 +91,11 @@ def offload(
     if max_message_bytes is not None:
         check_bytes("max_message_bytes", max_message_bytes)
     known, run = as_config(config), uuid.uuid4()
-    check_writing(known.for_destination(destination))
+    check_writing(own := known.for_destination(destination))
     limit = None if max_message_bytes is None else WireLimit(max_message_bytes, kafka_overhead)
 
     def transform(df: DataFrame) -> DataFrame:
+        check_paths(own, df.sparkSession)
         columns = _Columns.found(df, column, key, headers, into, may_chunk=ClaimCheck(known).may_chunk(destination))
         stage = _Stage(known, run.bytes, columns, destination, limit, concurrency, max_inflight_bytes, metrics)
         return over_rows(df, stage, kept=columns.kept, added=columns.added())

@@ -23,6 +23,7 @@ from claimcheck.spark.core import (
     is_bad_message,
     outcomes,
 )
+from claimcheck.spark.paths import active_session, check_paths
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check, pace, partition_id
 
 __all__ = ["Resolver", "resolver"]
@@ -47,8 +48,8 @@ def resolver(
     Args:
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
         on_error: ``fail`` raises the first error, which fails the task; ``skip`` logs a warning and leaves the
-            message out, if the error is about that message. What would befall all of them (a store that is down, a
-            driver or a variable that is missing on the worker) fails the task all the same.
+            message out, if the error is about that message. Other errors always fail the task (as in
+            `claimcheck.spark.resolve`).
         chunks: ``refuse`` fails a chunk; ``reassemble`` puts payloads together whose chunks are all in one
             partition, in any order, within the bounds of ``chunking`` in the configuration. A payload takes the
             place of the chunk that completes it. Its checksum is in a header, which is not seen here: `reassemble`
@@ -68,8 +69,11 @@ def resolver(
     check_choice("chunks", chunks, "refuse", "reassemble")
     check_choice("keyed", keyed, True, False)
     check_reading(concurrency=concurrency, max_inflight_bytes=max_inflight_bytes)
+    known = as_config(config)
+    if session := active_session():
+        check_paths(known, session)
     return Resolver(
-        config=as_config(config),
+        config=known,
         skip_errors=on_error == "skip",
         reassemble=chunks == "reassemble",
         keyed=keyed,
@@ -101,7 +105,7 @@ class Resolver:
     def _complain(self, error: ClaimCheckError) -> None:
         if isinstance(error, ChunkError) and not self.reassemble:
             error.add_note('In Spark: resolver(..., chunks="reassemble"), where all chunks are in one partition.')
-        if not self.skip_errors or not is_bad_message(error):
+        if not self.skip_errors or not is_bad_message(error, self.config):
             raise error
         _log.warning("skipped a message: %s: %s", type(error).__name__, error)
 

@@ -21,6 +21,7 @@ from claimcheck.spark.columns import (
 )
 from claimcheck.spark.core import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency
 from claimcheck.spark.metrics import Metrics
+from claimcheck.spark.paths import check_paths
 from claimcheck.spark.row import DeadLetter, Faults, OnError, Row
 from claimcheck.spark.rows import Group, Reading, RowByRow, error_array, grouped, messages_of
 from claimcheck.spark.worker import AnyConfig, as_config, claim_check
@@ -57,9 +58,9 @@ def resolve(
         payload: Name of the binary column to add.
         on_error: ``fail`` raises the first error, which fails the task; ``null`` leaves the payload null and adds a
             column with the error, a struct of ``type``, ``message``, ``store`` and ``key``, null for every row that
-            is well; ``dead_letter`` hands the row to a function and leaves it out. What would befall all rows (a
-            store that is down, a driver or a variable that is missing on the worker) fails the task all the same:
-            Spark tries again, and no outage becomes data.
+            is well; ``dead_letter`` hands the row to a function and leaves it out. Errors that are
+            not about one row always fail the task, so that no outage becomes data: a store that is down, and a driver
+            or a variable that the worker lacks for the configuration's ``store`` or one that ``reads_from`` lists.
         error: Name of that column.
         dead_letter: Called in the worker with each bad row; again, when a task is run again. It travels there pickled;
             what it raises fails the task.
@@ -90,6 +91,7 @@ def resolve(
     def transform(df: DataFrame) -> DataFrame:
         from pyspark.sql.types import BinaryType
 
+        check_paths(reading.config, df.sparkSession)
         index = find_column(df, "column", column)
         check_new(df.columns, **added)
         kinds: dict[str, DataType] = dict(zip(added.values(), (BinaryType(), error_type()), strict=False))
@@ -119,7 +121,7 @@ class _Stage:
         with closing(self.reading.rows(messages_of(batches, self.index, self.names), cc)) as rows:
             for row, _, outcome in rows:
                 if isinstance(outcome, Exception):
-                    if self.reading.faults.keeps(row, outcome):
+                    if self.reading.keeps(row, outcome):
                         yield row, outcome, 0
                 else:
                     yield row, outcome, len(outcome or b"")

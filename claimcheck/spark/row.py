@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark.columns import row_source
 from claimcheck.spark.core import check_choice, is_bad_message
@@ -104,13 +105,18 @@ class Faults:
             expected = "a function of a DeadLetter, together with on_error='dead_letter'"
             fail("dead_letter", found=repr(self.dead_letter), expected=expected)
 
-    def keeps(self, row: Row, error: Exception) -> bool:
+    def keeps(self, row: Row, error: Exception, config: Config) -> bool:
         """Whether the row stays, to say what is wrong with it.
+
+        Args:
+            row: The row.
+            error: Why it has no payload.
+            config: Of the job.
 
         Raises:
             Exception: The error, if it is to fail the task; with a note that says which row it was.
         """
-        if self.on_error == "fail" or _would_befall_all(error):
+        if self.on_error == "fail" or _affects_all(error, config):
             if source := row_source(row.values()):
                 error.add_note(f"Row: {source}")
             raise error
@@ -121,6 +127,8 @@ class Faults:
         return False
 
 
-def _would_befall_all(error: Exception) -> bool:
-    """Whether it is no fault of one row; what a user's function raises is one, and what it gives."""
-    return isinstance(error, ClaimCheckError) and not isinstance(error, ResultError) and not is_bad_message(error)
+def _affects_all(error: Exception, config: Config) -> bool:
+    """Whether an error is not about one row; what the user's function raises or returns always is."""
+    if not isinstance(error, ClaimCheckError) or isinstance(error, ResultError):
+        return False
+    return not is_bad_message(error, config)

@@ -61,6 +61,10 @@ class Reading:
         check_reading(concurrency=self.concurrency, max_inflight_bytes=self.max_inflight_bytes)
         check_bytes("out_batch_bytes", self.out_batch_bytes)
 
+    def keeps(self, row: Row, error: Exception) -> bool:
+        """Whether a row whose payload could not be read stays; raises what fails the task, see `Faults.keeps`."""
+        return self.faults.keeps(row, error, self.config)
+
     def rows(
         self, messages: Iterable[tuple[Row, bytes | None]], cc: Resolving
     ) -> Generator[tuple[Row, bytes | None, Outcome]]:

@@ -144,7 +144,7 @@ def session(arguments: argparse.Namespace) -> SparkSession:
 
 def config_of(store: Path) -> dict[str, Any]:
     """Where payloads rest; so small a threshold only to show something."""
-    stores = {"disk": {"type": "filesystem", "path": str(store)}}
+    stores = {"disk": {"type": "filesystem", "path": str(store), "create": True}}
     return {"strategy": "external", "threshold_bytes": 10_000, "stores": stores}
 
 

@@ -165,7 +165,7 @@ class Lab:
 
     def file_store(self) -> Store:
         """Open a file system store with default options."""
-        return self.store(type="filesystem", path=str(self.folder / "claims"))
+        return self.store(type="filesystem", path=str(self.folder / "claims"), create=True)
 
     def s3_options(self, **more: Any) -> dict[str, Any]:
         """Name the S3 server and its bucket."""

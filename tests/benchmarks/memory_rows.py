@@ -51,7 +51,7 @@ def _options(lab: Lab, kind: str) -> dict[str, Any]:
     if kind == "redis":
         return {"type": "redis", "url": lab.redis}
     if kind == "file":
-        return {"type": "filesystem", "path": str(lab.folder / "claims")}
+        return {"type": "filesystem", "path": str(lab.folder / "claims"), "create": True}
     return lab.s3_options(part_bytes=_PART_BYTES, parallel_parts=_THREADS)
 
 

@@ -89,7 +89,7 @@ class ClaimCheckObstore(ClaimCheck):
 
 
 class ClaimCheckFile(ClaimCheck):
-    store = {"type": "filesystem", "path": FOLDER}
+    store = {"type": "filesystem", "path": FOLDER, "create": True}
 
 
 class AmazonSqs:

@@ -7,7 +7,8 @@ class TestFilesystemStore(StoreConformance):
     @pytest.fixture(params=[False, True], ids=["", "fsync"])
     def options(self, request, tmp_path):
         self.root = tmp_path / "made" / "at first use"
-        return {"type": "filesystem", "path": str(self.root), "ttl_seconds": 600, "fsync": request.param}
+        options = {"path": str(self.root), "create": True, "ttl_seconds": 600, "fsync": request.param}
+        return {"type": "filesystem", **options}
 
     def peek(self, pointer):
         """Unfinished files count: nothing may be left but complete payloads."""

@@ -39,7 +39,7 @@ class TestObstoreInAFolder(StoreConformance):
     def options(self, tmp_path):
         self.root = tmp_path / "made at first use"
         sizes = {"part_bytes": PART_BYTES, "single_put_bytes": 1 << 20}
-        return {"type": "obstore", "url": self.root.as_uri(), "ttl_seconds": 600, **sizes}
+        return {"type": "obstore", "url": self.root.as_uri(), "create": True, "ttl_seconds": 600, **sizes}
 
     def peek(self, pointer):
         """Unfinished files count: nothing may be left but complete payloads."""

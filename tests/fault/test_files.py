@@ -153,6 +153,8 @@ class TestOtherDisks:
 
         for read in READINGS.values():
             assert_unavailable(lambda read=read: read(store, pointer))
+        assert_unavailable(lambda: store.write(PAYLOAD))
+        assert not folder.exists()
 
         folder.with_name("elsewhere").rename(folder)
         assert store.read(pointer) == PAYLOAD
@@ -162,6 +164,7 @@ class TestOtherDisks:
             store.write(TriggerFile(PAYLOAD, lambda: shutil.rmtree(folder)))
 
         assert not folder.exists()
+        folder.mkdir()
 
     def test_a_file_where_the_folder_should_be(self, store, folder):
         folder.rmdir()
@@ -169,6 +172,7 @@ class TestOtherDisks:
         with pytest.raises(StoreError):
             store.write(b"payload")
         folder.unlink()
+        folder.mkdir()
 
 
 class TestDamaged:

@@ -35,7 +35,7 @@ def configure(tmp_path: Path):
     opened = []
 
     def configure(strategy: str = "external", **more: object) -> claimcheck.ClaimCheck:
-        stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "store")}}
+        stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "store"), "create": True}}
         opened.append(claimcheck.from_dict({"strategy": strategy, "stores": stores, **more}))
         return opened[-1]
 
@@ -84,7 +84,7 @@ def spark_sources(spark):
 @pytest.fixture
 def claims(tmp_path):
     """A configuration whose payloads rest in a folder."""
-    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "claims")}}
+    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "claims"), "create": True}}
     return {"strategy": "external", "threshold_bytes": 1000, "stores": stores}
 
 

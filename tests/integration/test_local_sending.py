@@ -215,7 +215,8 @@ def _produce_elsewhere(path: str, config: dict, count: int) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_writer_in_another_process(tmp_path, strategy):
-    config = {"strategy": strategy, "stores": {"disk": {"type": "filesystem", "path": str(tmp_path / "store")}}}
+    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "store"), "create": True}}
+    config = {"strategy": strategy, "stores": stores}
     with LocalBroker(tmp_path / "b.sqlite") as broker, claimcheck.from_dict(config) as cc:
         broker.create_topic("orders")
         context = multiprocessing.get_context("spawn")

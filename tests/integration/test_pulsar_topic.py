@@ -8,6 +8,7 @@ import pytest
 
 from claimcheck.errors import ConfigError, IntegrityError, PayloadNotFoundError, PointerRejectedError, StoreError
 from claimcheck.payload import crc32_of
+from claimcheck.pointer import Pointer
 from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests import servers
@@ -87,19 +88,19 @@ def test_a_partitioned_topic(lab, partitions):
         assert {pointer.key.partition("@")[2].split(".")[0] for pointer in pointers} == {"0", "1"}
 
 
-class TestWhatLiesThere:
+@pytest.fixture
+def sends(lab, side):
     """Chunks as others wrote them: a test's own producer."""
+    native = lab.client.create_producer(side)
 
-    @pytest.fixture
-    def sends(self, lab, side):
-        native = lab.client.create_producer(side)
+    def send(number, piece, key="_-k"):
+        about = {"claimcheck-uuid": key, "claimcheck-chunk": str(number)}
+        return native.send(piece, properties=about, partition_key=key)
 
-        def send(number, piece, key="_-k"):
-            about = {"claimcheck-uuid": key, "claimcheck-chunk": str(number)}
-            return native.send(piece, properties=about, partition_key=key)
+    return send
 
-        return send
 
+class TestWhatLiesThere:
     @pytest.fixture
     def pointer(self, store):
         written = store.write(content(150_000))
@@ -148,6 +149,91 @@ class TestWhatLiesThere:
             store.read(replace(good, key="../x@-1.1.1", segment_bytes=None))
 
 
+def _of_two_chunks(first, payload):
+    place = f"-1.{first.ledger_id()}.{first.entry_id()}"
+    return Pointer(key=f"_-k@{place}", size=20, segments=2, segment_bytes=10, checksum=crc32_of(payload))
+
+
+class TestForgedPointers:
+    """A pointer that anybody may have changed costs no more than what lies near its chunks."""
+
+    @pytest.fixture
+    def real(self, store):
+        """Of two chunks, with 300 messages behind them, 30 MB."""
+        pointer = store.write(content(100_000))
+        store.write(content(30 * 50_000 * 10))
+        return pointer
+
+    @pytest.fixture
+    def one_more(self, real):
+        """It names one chunk more than there are."""
+        return replace(real, segments=3, size=150_000)
+
+    @pytest.fixture
+    def bounded(self, entry):
+        """A store with other bounds."""
+        opened = []
+
+        def build(**options):
+            kept = {name: value for name, value in entry.items() if name != "type"}
+            opened.append(PulsarTopicStore(**kept, **options))
+            return opened[-1]
+
+        yield build
+        for store in opened:
+            store.close()
+
+    @pytest.mark.parametrize("bound", [{"max_gap_messages": 20}, {"max_gap_bytes": 1_000_000}])
+    def test_one_chunk_more_than_there_are_reads_no_further_than_the_bound(self, lab, side, bounded, one_more, bound):
+        before = lab.broker.stats(side)["msgOutCounter"]
+
+        with pytest.raises(PayloadNotFoundError, match="chunk 2 of 3"):
+            bounded(**bound).read(one_more)
+
+        assert lab.broker.stats(side)["msgOutCounter"] - before < 20 + 2 + 2 * 16  # and what the client asks for ahead
+
+    def test_as_many_as_the_bound_between_two_chunks_are_passed_over(self, bounded, sends):
+        payload = content(20)
+        first = sends(0, payload[:10])
+        for _ in range(20):
+            sends(0, b"x" * 10, key="_-other")
+        sends(1, payload[10:])
+        pointer = _of_two_chunks(first, payload)
+
+        assert bounded(max_gap_messages=20).read(pointer) == payload
+        with pytest.raises(PayloadNotFoundError, match="max_gap_messages 19"):
+            bounded(max_gap_messages=19).read(pointer)
+
+    def test_numbers_that_are_none_are_passed_over(self, store, sends):
+        payload = content(20)
+        first = sends(0, payload[:10])
+        for number in ("one", "-1", "", "9" * 5000, "1"):
+            sends(number, payload[10:])
+
+        assert store.read(_of_two_chunks(first, payload)) == payload
+
+    @pytest.mark.parametrize("partition", ["7", "0"])
+    def test_partitions_that_do_not_exist_are_refused_and_not_created(self, lab, side, store, real, partition):
+        key = real.key.replace("@-1.", f"@{partition}.")
+
+        with pytest.raises(PointerRejectedError, match="partition"):
+            store.read(replace(real, key=key))
+
+        topics = lab.broker.request("GET", "persistent/public/default")
+        assert [topic for topic in topics if side in topic] == [f"persistent://public/default/{side}"]
+
+    def test_a_partitioned_topic_is_not_read_as_one(self, lab):
+        name = f"{lab.topic}-parts"
+        lab.broker.create_partitioned(name, 2)
+        with PulsarTopicStore(url=lab.broker.service_url, topic=name) as store:
+            pointer = store.write(b"payload")
+            for partition in ("-1", "2"):
+                place = pointer.key.partition("@")[2].partition(".")[2]
+                forged = replace(pointer, key=f"{pointer.key.partition('@')[0]}@{partition}.{place}")
+                with pytest.raises(PointerRejectedError, match="partition"):
+                    store.read(forged)
+
+
 class TestRetention:
     def test_a_topic_that_forgets_too_soon_is_refused_before_anything_is_written(self, lab):
         store = PulsarTopicStore(url=lab.broker.service_url, topic=f"{lab.topic}-short", admin_url=lab.broker.admin_url)
@@ -165,7 +251,7 @@ class TestRetention:
             store.write(b"payload")
             store.write(b"payload")
 
-        assert caplog.text.count("nobody has checked") == 1
+        assert caplog.text.count("set admin_url to check") == 1
 
     def test_what_was_trimmed_is_gone_and_never_something_else(self, lab):
         name = f"{lab.topic}-forgets"

@@ -32,7 +32,10 @@ def lab(kafka_broker, topic) -> Iterator[Rig]:
 
 @pytest.fixture
 def config(tmp_path) -> dict[str, Any]:
-    return {"strategy": "external", "stores": {"disk": {"type": "filesystem", "path": str(tmp_path / "claims")}}}
+    return {
+        "strategy": "external",
+        "stores": {"disk": {"type": "filesystem", "path": str(tmp_path / "claims"), "create": True}},
+    }
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 
 def test_its_stream_runs(spark, pulsar_broker, topic, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "claims")}}  # workers have a folder of their own
+    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "claims"), "create": True}}
     Path("claimcheck.yaml").write_text(yaml.safe_dump({"threshold_bytes": 1000, "stores": stores}))
     payloads = [b"small", b"large" * 1000]
     sink = {"serviceUrl": pulsar_broker.service_url, "topic": topic, "config": str(tmp_path / "claimcheck.yaml")}

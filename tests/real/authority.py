@@ -7,19 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def make_certificate(folder: Path) -> None:
+def make_certificate(folder: Path, *, names: str = "IP:127.0.0.1,DNS:localhost") -> None:
     """Write ``ca.crt``, ``server.crt`` and ``server.key`` (PKCS 8); strict clients must find nothing amiss."""
     openssl = _openssl(folder)
     key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
     (folder / "server.ext").write_text(
-        "subjectAltName=IP:127.0.0.1,DNS:localhost\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth\n"
+        f"subjectAltName={names}\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth\n"
         "basicConstraints=critical,CA:false\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
     )
     openssl(
         f"req -x509 {key} -keyout ca.key -out ca.crt -days 2 -subj /CN=claimcheck-test-authority "
         "-addext keyUsage=critical,keyCertSign"
     )
-    openssl(f"req {key} -keyout server.key -out server.csr -subj /CN=127.0.0.1")
+    openssl(f"req {key} -keyout server.key -out server.csr -subj /CN=claimcheck-test-server")
     signer = "-CA ca.crt -CAkey ca.key -CAcreateserial"
     openssl(f"x509 -req -in server.csr {signer} -out server.crt -days 2 -extfile server.ext")
 

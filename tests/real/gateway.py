@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from tests.real.authority import make_certificate
 from tests.real.process import Spot, running
 
 ACCESS_KEY = "test"
@@ -29,6 +33,25 @@ def s3() -> Iterator[S3Server]:
     environment = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
     with running(_command, _answers, environment) as server:
         yield S3Server(f"http://127.0.0.1:{server.port}")
+
+
+@contextlib.contextmanager
+def s3_tls() -> Iterator[tuple[int, Path]]:
+    """Run one with TLS, with a certificate for ``localhost``; gives its port and the certificate of the authority."""
+    environment = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+    prepare = functools.partial(make_certificate, names="DNS:localhost")
+    with running(_tls_command, _listens, environment, prepare=prepare) as server:
+        yield server.port, server.spot.folder / "ca.crt"
+
+
+def _tls_command(spot: Spot) -> list[str]:
+    program, *arguments = _command(spot)
+    return [program, "--cert", f"{spot.folder}/server.crt", "--key", f"{spot.folder}/server.key", *arguments]
+
+
+def _listens(spot: Spot) -> bool:
+    with socket.create_connection(("127.0.0.1", spot.port), timeout=1):
+        return True
 
 
 def _command(spot: Spot) -> list[str]:

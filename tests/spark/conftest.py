@@ -13,7 +13,7 @@ def config(tmp_path) -> dict[str, object]:
     return {
         "strategy": "external",
         "threshold_bytes": 1000,
-        "stores": {"disk": {"type": "filesystem", "path": str(tmp_path / "claims")}},
+        "stores": {"disk": {"type": "filesystem", "path": str(tmp_path / "claims"), "create": True}},
     }
 
 

@@ -68,7 +68,7 @@ class Ground:
     def environment(self, python: Path | str, **more: str) -> dict[str, str]:
         """Variables of a driver that imports claimcheck, and of executors that do not unless `python` has it."""
         kept = {name: value for name, value in os.environ.items() if name not in _FORGOTTEN}
-        told = {"SPARK_HOME": str(_home(self.folder)), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONSAFEPATH": "1"}
+        told = {"SPARK_HOME": str(spark_home(self.folder)), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONSAFEPATH": "1"}
         return kept | told | {"PYSPARK_PYTHON": str(python), "PYTHONPATH": _path(self.package)} | more
 
 
@@ -133,7 +133,7 @@ def _path(package: Path) -> str:
     return os.pathsep.join([str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def _home(folder: Path) -> Path:
+def spark_home(folder: Path) -> Path:
     """Spark as it is installed, but with room for the executors' folders, which are not wanted inside of it."""
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None

@@ -42,7 +42,7 @@ class Lab:
 
     @property
     def config(self) -> dict[str, Any]:
-        stores = {"disk": {"type": "filesystem", "path": str(self.folder / "claims")}}
+        stores = {"disk": {"type": "filesystem", "path": str(self.folder / "claims"), "create": True}}
         return {"strategy": "external", "threshold_bytes": 1000, "stores": stores}
 
     def messages(self, **more: Any) -> list[bytes]:

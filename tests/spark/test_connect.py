@@ -32,7 +32,7 @@ def found(lab, spark_connect):
     config = {
         "strategy": "external",
         "threshold_bytes": 1000,
-        "stores": {"disk": {"type": "filesystem", "path": str(lab.folder / "claims")}},
+        "stores": {"disk": {"type": "filesystem", "path": str(lab.folder / "claims"), "create": True}},
     }
     given = {"config": config, "messages": list(messages(config)), "steps": STEPS}
     given["chunks"] = list(messages(config | {"strategy": "chunking"}))

@@ -216,7 +216,10 @@ class _Usage:
 def send(folder, tmp_path, names) -> Sent:
     with LocalBroker(tmp_path / "broker") as broker:
         broker.create_topic(TOPIC, partitions=job.PARTITIONS)
-    config = {"strategy": "hybrid", "stores": {"disk": {"type": "filesystem", "path": str(tmp_path / "claims")}}}
+    config = {
+        "strategy": "hybrid",
+        "stores": {"disk": {"type": "filesystem", "path": str(tmp_path / "claims"), "create": True}},
+    }
     return produce(Order(config, tmp_path / "broker", folder, names, Tally(tmp_path / "tally"), tmp_path / "stop"))
 
 

@@ -13,7 +13,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 
 def test_its_python_runs(spark, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "claims")}}  # workers have a folder of their own
+    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "claims"), "create": True}}
     Path("claimcheck.yaml").write_text(yaml.safe_dump({"threshold_bytes": 1000, "stores": stores}))
     payloads = [b"small", b"large" * 1000]
     with claimcheck.load("claimcheck.yaml") as cc, LocalBroker("broker.sqlite") as broker:

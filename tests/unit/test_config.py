@@ -19,7 +19,7 @@ store: hot
 stores:
   hot:  {type: redis, url: "redis://:${REDIS_PASSWORD:-}@localhost:6379/0", ttl_seconds: 604800}
   cold: {type: s3, bucket: payloads, prefix: claims/, endpoint_url: "${S3_ENDPOINT}"}
-  disk: {type: filesystem, path: /var/lib/claims, ttl_seconds: 604800, fsync: false}
+  disk: {type: filesystem, path: /var/lib/claims, create: false, ttl_seconds: 604800, fsync: false, mode: "0600"}
 chunking: {max_message_bytes: auto, max_payload_bytes: 268435456, max_chunks: 100000, max_pending_payloads: 100,
            max_pending_bytes: 268435456, expire_after_seconds: 60, on_expire: redeliver, on_evict: redeliver}
 hybrid:   {chunk_below_bytes: 0}

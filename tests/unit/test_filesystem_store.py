@@ -52,8 +52,8 @@ def test_a_payload_is_never_seen_before_it_is_whole(store, tmp_path):
     assert all(names == ["."] for names in seen)
 
 
-def test_directories_are_made_at_first_use(tmp_path):
-    store = FilesystemStore(path=str(tmp_path / "a" / "b"))
+def test_directories_are_created_at_first_use_where_that_is_wanted(tmp_path):
+    store = FilesystemStore(path=str(tmp_path / "a" / "b"), create=True)
     assert not (tmp_path / "a").exists()
 
     assert store.read(store.write(b"payload")) == b"payload"
@@ -72,7 +72,7 @@ def test_a_link_is_not_followed(store, tmp_path):
     secret.write_bytes(b"secret")
     (tmp_path / "link").symlink_to(secret)
 
-    with pytest.raises(PointerRejectedError, match="no plain file"):
+    with pytest.raises(PointerRejectedError, match="regular file"):
         store.read(pointer_to("link"))
     store.rollback(pointer_to("link"))
 
@@ -91,7 +91,7 @@ def test_the_directory_itself_may_be_a_link(tmp_path):
 def test_what_is_no_file_is_refused_at_once(store, tmp_path, make):
     make(tmp_path / "odd")
 
-    with pytest.raises(PointerRejectedError, match="no plain file"):
+    with pytest.raises(PointerRejectedError, match="regular file"):
         store.read(pointer_to("odd"))
 
 
@@ -101,15 +101,86 @@ def test_only_names_of_finished_payloads_are_keys(store, key):
         store.read(pointer_to(key))
 
 
-def test_an_unmounted_volume_is_not_a_missing_payload(tmp_path):
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda store: store.read(pointer_to("orders-1")),
+        lambda store: store.write(b"payload"),
+        lambda store: store.rollback(pointer_to("orders-1")),
+    ],
+    ids=["read", "write", "rollback"],
+)
+def test_a_volume_that_is_not_mounted_is_unavailable(tmp_path, caplog, use):
     store = FilesystemStore(path=str(tmp_path / "mnt"))
 
-    with pytest.raises(StoreUnavailableError, match="mounted"):
-        store.read(pointer_to("orders-1"))
+    with pytest.raises(StoreUnavailableError, match="mounted") as caught:
+        use(store)
 
-    (tmp_path / "mnt").mkdir()
+    assert not hasattr(caught.value, "__notes__")
+    assert caplog.text == ""
+    assert not (tmp_path / "mnt").exists()
+
+
+def test_a_payload_that_is_not_in_a_mounted_volume_is_gone(store):
     with pytest.raises(PayloadNotFoundError):
         store.read(pointer_to("orders-1"))
+    store.rollback(pointer_to("orders-1"))
+
+
+def permissions(path):
+    return oct(path.stat().st_mode & 0o777)
+
+
+@pytest.mark.parametrize(
+    ("mode", "file", "directory"),
+    [({}, "0o600", "0o700"), ({"mode": "0640"}, "0o640", "0o750"), ({"mode": 0o666}, "0o666", "0o777")],
+    ids=["default", "text", "number"],
+)
+def test_permissions(tmp_path, mode, file, directory):
+    before = os.umask(0o027)
+    try:
+        pointer = FilesystemStore(path=str(tmp_path / "a" / "b"), create=True, **mode).write(b"payload")
+    finally:
+        os.umask(before)
+
+    assert [permissions(tmp_path / "a"), permissions(tmp_path / "a" / "b")] == [directory, directory]
+    assert permissions(tmp_path / "a" / "b" / pointer.key) == file
+
+
+@pytest.mark.parametrize("mode", [640, 0o440, 0o755, 0o1600, -1, 0, "640x", "", "rw-------", True, 1.5])
+def test_permissions_that_are_none(tmp_path, mode):
+    with pytest.raises(ConfigError, match="mode"):
+        FilesystemStore(path=str(tmp_path), mode=mode)
+
+
+@pytest.mark.parametrize("key", ["a" * 256, "\u6f22" * 86], ids=["ascii", "multi-byte"])
+def test_a_key_that_no_file_name_can_be_is_refused_before_any_io(store, monkeypatch, key):
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("it was opened"))
+
+    with pytest.raises(PointerRejectedError, match="255 bytes"):
+        store.read(pointer_to(key))
+
+
+def test_a_file_system_with_shorter_names_refuses_one_message(store, monkeypatch):
+    def too_long(*_):
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+
+    monkeypatch.setattr(os, "open", too_long)
+
+    with pytest.raises(PointerRejectedError, match="regular file"):
+        store.read(pointer_to("a" * 200))
+
+
+def test_a_directory_that_nobody_may_open_is_not_a_payload(store, tmp_path, monkeypatch):
+    (tmp_path / "lost+found").mkdir()
+
+    def refuse(*_):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", refuse)
+
+    with pytest.raises(PointerRejectedError, match="regular file"):
+        store.read(pointer_to("lost+found"))
 
 
 def test_a_lost_volume_is_worth_trying_again(store, monkeypatch):

@@ -51,6 +51,19 @@ def broker(path: Path):
 # Topics
 
 
+def test_only_the_owner_may_read_a_new_file(path):
+    before = os.umask(0)
+    try:
+        with LocalBroker(path) as broker:
+            broker.create_topic("orders")
+            broker.append("orders", b"payload")
+            modes = {each.name: oct(each.stat().st_mode & 0o777) for each in path.parent.glob("broker.sqlite*")}
+    finally:
+        os.umask(before)
+
+    assert modes == dict.fromkeys(["broker.sqlite", "broker.sqlite-shm", "broker.sqlite-wal"], "0o600")
+
+
 def test_creating_a_topic_again_with_the_same_partitions_changes_nothing(broker):
     broker.append("orders", b"a", partition=1)
     broker.create_topic("orders", partitions=2)

@@ -202,6 +202,7 @@ class TestOptions:
             "s3://",
             "s3:///prefix",
             "file://host/tmp",
+            "file:claims",
             "memory://space",
             "s3://me:hunter2@b/x",
             "s3://b/a/../b",
@@ -220,6 +221,11 @@ class TestOptions:
     def test_an_endpoint_needs_a_server(self, url):
         with pytest.raises(ConfigError, match="endpoint_url"):
             ObstoreStore(url=url, endpoint_url="http://localhost:7070")
+
+    @pytest.mark.parametrize("url", ["s3://b", "memory:///"])
+    def test_only_a_folder_is_created(self, url):
+        with pytest.raises(ConfigError, match="create"):
+            ObstoreStore(url=url, create=True)
 
     def test_endpoint_needs_a_scheme_and_a_host(self):
         with pytest.raises(ConfigError, match="endpoint_url: found text"):

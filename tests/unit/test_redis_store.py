@@ -1,5 +1,6 @@
 """The published form, byte by byte, and what a store in Redis must not do; tests/conformance has the rest."""
 
+import contextlib
 import logging
 import struct
 import sys
@@ -13,8 +14,10 @@ import redis
 
 from claimcheck.errors import (
     ConfigError,
+    IntegrityError,
     MissingDependencyError,
     PayloadNotFoundError,
+    PayloadTooLargeError,
     PointerRejectedError,
     StoreError,
     StoreUnavailableError,
@@ -61,6 +64,24 @@ def open_store(url, server):
         store.close()
 
 
+@contextlib.contextmanager
+def round_trips(store, trips):
+    """Collect the commands that a store sends through pipelines, one list for each round trip."""
+    pipeline = store._server.client.pipeline
+
+    def noted(**options):
+        made = pipeline(**options)
+        execute = made.execute
+        made.execute = lambda: trips.append([command for command, _ in made.command_stack]) or execute()
+        return made
+
+    store._server.client.pipeline = noted
+    try:
+        yield
+    finally:
+        store._server.client.pipeline = pipeline
+
+
 class TestPublishedForm:
     def test_is_written_as_published(self, open_store, server):
         pointer = open_store(pointer_version=1).write(b"0123456789" * 2 + b"abc", destination="orders")
@@ -83,6 +104,59 @@ class TestPublishedForm:
 
         with pytest.raises(PayloadNotFoundError, match="segment 7 of 10"):
             store.read(pointer)
+
+    def test_empty_segment_is_damaged_and_not_gone(self, open_store, server):
+        store = open_store(pointer_version=1)
+        pointer = decode(encode(store.write(bytes(95), destination="orders")))
+        server.set(f"{KEY_V1}-7", b"")
+
+        with pytest.raises(IntegrityError, match="0 bytes"):
+            store.read(pointer)
+
+    def test_of_an_empty_payload(self, open_store):
+        store = open_store(pointer_version=1)
+
+        assert store.read(decode(encode(store.write(b"")))) == b""
+
+    def test_is_read_in_a_few_round_trips(self, open_store, server):
+        for i in range(2500):
+            server.set(f"{KEY_V1}-{i}", b"%04d" % i)
+        store, pointer = open_store(), decode(b"\x01" + struct.pack(">i", 2500) + KEY_V1.encode())
+        store.read(store.write(b"so that a connection is there"))
+        trips = []
+
+        with round_trips(store, trips):
+            assert store.read(pointer) == b"".join(b"%04d" % i for i in range(2500))
+
+        assert len(trips) == 6
+
+    @pytest.mark.parametrize("sizes", [[11], [4, 4, 4], [4] * 1500])
+    def test_over_the_limit_is_not_transferred(self, open_store, server, sizes):
+        for i, size in enumerate(sizes):
+            server.set(f"{KEY_V1}-{i}", b"x" * size)
+        store, pointer = open_store(), decode(b"\x01" + struct.pack(">i", len(sizes)) + KEY_V1.encode())
+        store.context = StoreContext(name="hot", max_payload_bytes=10)
+        trips = []
+
+        with round_trips(store, trips), pytest.raises(PayloadTooLargeError) as caught:
+            store.read(pointer)
+
+        assert caught.value.limit == 10
+        assert [{command for command, *_ in trip} for trip in trips] == [{"STRLEN"}]
+
+    def test_of_too_many_segments_is_refused_before_any_io(self, open_store, monkeypatch):
+        pointer = decode(b"\x01" + struct.pack(">i", 100_001) + KEY_V1.encode())
+        monkeypatch.setattr(redis_server.RedisServer, "client", property(lambda _: pytest.fail("it was asked")))
+
+        with pytest.raises(PointerRejectedError, match="100001 segments"):
+            open_store().read(pointer)
+
+    def test_of_more_segments_than_readers_follow_is_not_written(self, open_store, server):
+        store = open_store(pointer_version=1, segment_bytes=1)
+
+        with pytest.raises(PayloadTooLargeError, match="100000 segments"):
+            store.write(bytes(100_001))
+        assert server.keys() == []
 
     def test_is_undone_from_what_the_pointer_says(self, open_store, server):
         store = open_store(pointer_version=1)
@@ -156,7 +230,7 @@ class TestErrors:
             (redis.exceptions.RedisClusterException("x"), StoreUnavailableError),
             (redis.exceptions.AuthenticationError("x"), StoreError),
             (redis.exceptions.OutOfMemoryError("x"), StoreError),
-            (redis.exceptions.ResponseError("WRONGTYPE"), StoreError),
+            (redis.exceptions.ResponseError("WRONGTYPE"), IntegrityError),
             (ConnectionResetError("x"), StoreUnavailableError),
         ],
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark.columns import MAX_COLUMN_BYTES
 from claimcheck.spark.core import Outcome, is_bad_message, weight
@@ -118,7 +119,7 @@ class _Stage:
         cc = RowByRow(claim_check(self.options.config), max_bytes=MAX_COLUMN_BYTES)
         with closing(self.options.reading.rows(messages(), cc)) as resolved:
             for row, message, outcome in resolved:
-                yield _done(row, len(message or b""), outcome)
+                yield _done(row, len(message or b""), outcome, self.options.config)
 
     def _payload(self, rows: Iterator[_Row]) -> Done | None:
         """Put one payload together; its row is that of its lowest chunk."""
@@ -155,9 +156,9 @@ class _Stage:
             yield pa.RecordBatch.from_arrays(kept, names=[each.name for each in fields])
 
 
-def _done(row: Row, size: int, outcome: Outcome) -> Done:
+def _done(row: Row, size: int, outcome: Outcome, config: Config) -> Done:
     if isinstance(outcome, ClaimCheckError):
-        if not is_bad_message(outcome):
+        if not is_bad_message(outcome, config):
             raise outcome
         return Done(row.batch, row.number, True, None, None, error_of(outcome), size)
     pieces = None if outcome is None else [outcome]

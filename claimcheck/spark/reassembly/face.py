@@ -14,6 +14,7 @@ from claimcheck.spark.core import (
     check_seconds,
 )
 from claimcheck.spark.metrics import Metrics
+from claimcheck.spark.paths import check_paths
 from claimcheck.spark.reassembly import batch, streaming
 from claimcheck.spark.reassembly.options import ExpireBy, Options, Places
 from claimcheck.spark.worker import AnyConfig, as_config
@@ -50,8 +51,8 @@ def reassemble(
     ``column`` null, since no single message is the payload any more. Plain messages, literals, pointers and nulls in
     the same column are resolved, as `claimcheck.spark.resolve` does, and keep their row as it is. What cannot be had
     is a row with an error: a damaged envelope, a payload that is gone or too large, chunks that contradict each other
-    or are missing. A payload that its writer gave up is no row. What would befall all rows (a store that is down)
-    fails the task.
+    or are missing. A payload that its writer gave up is no row. Errors that are not about one row (a store
+    that is down) fail the task.
 
     The checksum of a payload in chunks stands in the headers of the last one, not in the chunks. It is checked where
     the DataFrame has them; without them, bytes that were changed within a chunk after it was sent go unnoticed.
@@ -61,8 +62,8 @@ def reassemble(
 
     **On a stream** chunks rest in ``config.store``, and small references to them in Spark's state, until the payload
     is complete. They are written under names that follow from the query and their content, so that a replay writes
-    the same ones; they are never removed here, because a replay may want them again: the store's TTL or a sweep does
-    it, and that TTL has to be well above ``expire_after_seconds``. The source is read twice in each micro-batch, once
+    the same ones. They are never deleted here, because a replay may need them again: the store's TTL or a lifecycle
+    rule does that, well after ``expire_after_seconds``. The source is read twice in each micro-batch, once
     for the chunks and once for all else. It needs pyspark 4.1, and the RocksDB state store.
 
     Args:
@@ -112,6 +113,7 @@ def reassemble(
     )
 
     def transform(df: DataFrame) -> DataFrame:
+        check_paths(known, df.sparkSession)
         check_new(df.columns, uuid=uuid, payload=payload, error=error)
         check_types(df)
         places = Places.found(df, column, source, headers)

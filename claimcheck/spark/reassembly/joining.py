@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from claimcheck.config import Config
 from claimcheck.envelope import Buffer
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.spark.columns import error_value
@@ -38,10 +39,10 @@ class _Payload:
     declared: str | None
     pieces: list[Buffer] = field(default_factory=list)
 
-    def take(self, outcome: bytes | ClaimCheckError | None) -> None:
+    def take(self, outcome: bytes | ClaimCheckError | None, config: Config) -> None:
         self.waiting -= 1
         if isinstance(outcome, ClaimCheckError):
-            if not is_bad_message(outcome):
+            if not is_bad_message(outcome, config):
                 raise outcome
             self.error, self.pieces = self.error or error_value(outcome), []
         elif self.error is None:
@@ -98,7 +99,7 @@ class Joining:
         )
         with closing(results):
             for outcome in results:
-                ahead[0].take(outcome)
+                ahead[0].take(outcome, config)
                 if ahead[0].waiting == 0:
                     done = ahead.popleft().done()
                     count(tally, done, store=config.store)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -13,21 +13,22 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
 )
 
+from claimcheck.spark.paths import check_absolute
 from claimcheck.spark.sources.arrow import as_ddl, check_columns
 from claimcheck.spark.sources.local_log import existing
 from claimcheck.spark.sources.local_reader import COLUMNS, LocalLog, LocalReader, LocalStreamReader
 from claimcheck.spark.sources.local_writer import LocalSink, LocalStreamWriter, LocalWriter
-from claimcheck.spark.sources.options import COUNT, TEXT, choice, parse, refuse_overwrite, require
+from claimcheck.spark.sources.options import COUNT, TEXT, choice, parse, refuse_overwrite, require, sink_config
 from claimcheck.spark.sources.rows import Columns
 from claimcheck.spark.sources.shares import Budget
 from claimcheck.spark.sources.weights import Scale
-from claimcheck.spark.worker import as_config, check_writing
+from claimcheck.spark.worker import as_config
 from claimcheck.validation import fail
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["LocalSource"]
+__all__ = ["ClusterLocalSource", "LocalSource"]
 
 _FILE = "the file of an embedded broker, on a disk that driver and executors share"
 _READ_OPTIONS = {
@@ -44,6 +45,8 @@ _WRITE_OPTIONS = {"path": TEXT, "topic": TEXT, "config": TEXT, "maxMessageBytes"
 class LocalSource(DataSource):
     """Made by Spark wherever it needs one; opens nothing."""
 
+    relative_paths: ClassVar[bool] = True
+
     @classmethod
     def name(cls) -> str:
         """The name for ``format``."""
@@ -51,7 +54,7 @@ class LocalSource(DataSource):
 
     def schema(self) -> str:
         """All columns; a query may give a schema with fewer of them."""
-        _log(parse(self.options, _READ_OPTIONS))  # what is wrong is said at `load`, not when the query runs
+        self._log(parse(self.options, _READ_OPTIONS))  # what is wrong is said at `load`, not when the query runs
         return as_ddl(COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -62,41 +65,48 @@ class LocalSource(DataSource):
                 fail(name, found="a batch query", expected="a streaming query: a batch reads everything")
         if values.get("startingPosition") == "latest":
             fail("startingPosition", found="'latest' in a batch query", expected="'earliest': a batch ends at the end")
-        return LocalReader(_log(values), check_columns(schema, COLUMNS))
+        return LocalReader(self._log(values), check_columns(schema, COLUMNS))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Make what reads a topic on and on."""
-        return LocalStreamReader(_log(parse(self.options, _READ_OPTIONS)), check_columns(schema, COLUMNS))
+        return LocalStreamReader(self._log(parse(self.options, _READ_OPTIONS)), check_columns(schema, COLUMNS))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Make what appends a batch."""
         refuse_overwrite(overwrite)
-        return LocalWriter(_sink(self.options, schema))
+        return LocalWriter(self._sink(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Make what appends the batches of a stream."""
-        return LocalStreamWriter(_sink(self.options, schema))
+        return LocalStreamWriter(self._sink(schema))
+
+    def _log(self, values: Mapping[str, Any]) -> LocalLog:
+        config = values.get("config")
+        return LocalLog(
+            path=self._path(values),
+            topic=require(values, "topic", "the name of a topic"),
+            at_end=values.get("startingPosition") == "latest",
+            budget=Budget(values.get("maxRowsPerTrigger"), values.get("maxPayloadBytesPerTrigger")),
+            scale=Scale.of(None if config is None else as_config(config)),
+        )
+
+    def _sink(self, schema: StructType) -> LocalSink:
+        values = parse(self.options, _WRITE_OPTIONS)
+        return LocalSink(
+            path=self._path(values),
+            columns=Columns.of(schema, topic=values.get("topic")),
+            config=sink_config(values.get("config"), values.get("topic", ""), relative_paths=self.relative_paths),
+            max_message_bytes=values.get("maxMessageBytes", 1 << 20),
+        )
+
+    def _path(self, values: Mapping[str, Any]) -> str:
+        path: str = require(values, "path", _FILE)
+        if not self.relative_paths:
+            check_absolute("path", path)
+        return existing(path)
 
 
-def _log(values: Mapping[str, Any]) -> LocalLog:
-    config = values.get("config")
-    return LocalLog(
-        path=existing(require(values, "path", _FILE)),
-        topic=require(values, "topic", "the name of a topic"),
-        at_end=values.get("startingPosition") == "latest",
-        budget=Budget(values.get("maxRowsPerTrigger"), values.get("maxPayloadBytesPerTrigger")),
-        scale=Scale.of(None if config is None else as_config(config)),
-    )
+class ClusterLocalSource(LocalSource):
+    """The same on a cluster, where relative paths are refused."""
 
-
-def _sink(options: Mapping[str, str], schema: StructType) -> LocalSink:
-    values = parse(options, _WRITE_OPTIONS)
-    config = None if "config" not in values else as_config(values["config"])
-    if config is not None:
-        check_writing(config.for_destination(values.get("topic", "")))
-    return LocalSink(
-        path=existing(require(values, "path", _FILE)),
-        columns=Columns.of(schema, topic=values.get("topic")),
-        config=config,
-        max_message_bytes=values.get("maxMessageBytes", 1 << 20),
-    )
+    relative_paths = False

@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from claimcheck.config import Config
+from claimcheck.spark.paths import check_store_paths
+from claimcheck.spark.worker import as_config, check_writing
 from claimcheck.validation import fail
 
-__all__ = ["COUNT", "SECONDS", "TEXT", "TRUTH", "Kind", "choice", "parse", "require", "refuse_overwrite"]
+__all__ = ["COUNT", "SECONDS", "TEXT", "TRUTH", "Kind", "choice", "parse", "refuse_overwrite", "require", "sink_config"]
 
 _OF_SPARK = {"checkpointlocation", "queryname"}  # what Spark itself hands on with the options of a sink
 _MAX_SECONDS = 86_400
@@ -51,6 +54,27 @@ def require(values: Mapping[str, Any], name: str, expected: str) -> Any:
     if values.get(name) is None:
         fail(name, found="nothing", expected=expected)
     return values[name]
+
+
+def sink_config(config: str | None, topic: str, *, relative_paths: bool) -> Config | None:
+    """Read the configuration that a sink offloads with.
+
+    Args:
+        config: The path of its file, if there is one.
+        topic: That all rows go to; empty where they say it themselves.
+        relative_paths: Whether stores may have relative paths.
+
+    Raises:
+        ConfigError: It cannot be used here.
+    """
+    if config is None:
+        return None
+    known = as_config(config)
+    own = known.for_destination(topic)
+    check_writing(own)
+    if not relative_paths:
+        check_store_paths(own)
+    return known
 
 
 def refuse_overwrite(overwrite: bool) -> None:

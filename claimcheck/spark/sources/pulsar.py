@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -16,7 +16,17 @@ from pyspark.sql.datasource import (
 )
 
 from claimcheck.spark.sources.arrow import arrow_schema, as_ddl, check_columns
-from claimcheck.spark.sources.options import COUNT, SECONDS, TEXT, TRUTH, choice, parse, refuse_overwrite, require
+from claimcheck.spark.sources.options import (
+    COUNT,
+    SECONDS,
+    TEXT,
+    TRUTH,
+    choice,
+    parse,
+    refuse_overwrite,
+    require,
+    sink_config,
+)
 from claimcheck.spark.sources.pulsar_admin import check_topic
 from claimcheck.spark.sources.pulsar_client import client_for, in_our_words
 from claimcheck.spark.sources.pulsar_columns import COLUMNS
@@ -29,7 +39,7 @@ from claimcheck.spark.sources.pulsar_writer import PulsarSink, PulsarStreamWrite
 from claimcheck.spark.sources.rows import Columns
 from claimcheck.spark.sources.shares import Budget
 from claimcheck.spark.sources.weights import Scale
-from claimcheck.spark.worker import as_config, check_writing
+from claimcheck.spark.worker import as_config
 from claimcheck.transports.pulsar.admin import full_name
 from claimcheck.transports.pulsar.errors import vendor
 from claimcheck.transports.pulsar.limit import MAX_MESSAGE_BYTES
@@ -39,7 +49,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["PulsarSource"]
+__all__ = ["ClusterPulsarSource", "PulsarSource"]
 
 _TOPIC = re.compile(r"persistent://[\w=:.-]+/[\w=:.-]+/[^/\s]+")
 _READ_OPTIONS = CONNECTION_OPTIONS | {
@@ -63,6 +73,8 @@ _WRITE_OPTIONS = CONNECTION_OPTIONS | {
 
 class PulsarSource(DataSource):
     """Made by Spark wherever it needs one; opens nothing."""
+
+    relative_paths: ClassVar[bool] = True
 
     @classmethod
     def name(cls) -> str:
@@ -102,11 +114,30 @@ class PulsarSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Make what sends the rows of a batch."""
         refuse_overwrite(overwrite)
-        return PulsarWriter(_sink(self.options, schema))
+        return PulsarWriter(self._sink(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Make what sends the rows of a stream."""
-        return PulsarStreamWriter(_sink(self.options, schema))
+        return PulsarStreamWriter(self._sink(schema))
+
+    def _sink(self, schema: StructType) -> PulsarSink:
+        values = parse(self.options, _WRITE_OPTIONS)
+        timeout = values.get("sendTimeoutSeconds", 60.0)
+        connection: Connection = connection_of({"operationTimeoutSeconds": timeout, **values})
+        topic = values.get("topic")
+        return PulsarSink(
+            connection=connection,
+            columns=Columns.of(schema, topic=topic),
+            config=sink_config(values.get("config"), full_name(topic or ""), relative_paths=self.relative_paths),
+            max_message_bytes=values.get("maxMessageBytes", MAX_MESSAGE_BYTES),
+            timeout_seconds=timeout,
+        )
+
+
+class ClusterPulsarSource(PulsarSource):
+    """The same on a cluster, where relative paths are refused."""
+
+    relative_paths = False
 
 
 class PulsarReader(DataSourceReader):
@@ -177,21 +208,4 @@ def _reading(values: dict[str, Any]) -> Reading:
         timeout_seconds=timeout,
         queue=values.get("receiverQueueSize", 1000),
         fail_on_loss=values.get("failOnDataLoss", True),
-    )
-
-
-def _sink(options: Mapping[str, str], schema: StructType) -> PulsarSink:
-    values = parse(options, _WRITE_OPTIONS)
-    timeout = values.get("sendTimeoutSeconds", 60.0)
-    connection: Connection = connection_of({"operationTimeoutSeconds": timeout, **values})
-    config = None if "config" not in values else as_config(values["config"])
-    if config is not None:
-        check_writing(config.for_destination(full_name(values.get("topic", ""))))
-    topic = values.get("topic")
-    return PulsarSink(
-        connection=connection,
-        columns=Columns.of(schema, topic=topic),
-        config=config,
-        max_message_bytes=values.get("maxMessageBytes", MAX_MESSAGE_BYTES),
-        timeout_seconds=timeout,
     )

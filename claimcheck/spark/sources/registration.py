@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from claimcheck.registry import import_vendor
+from claimcheck.spark.paths import is_one_machine
 from claimcheck.validation import fail
 
 if TYPE_CHECKING:
@@ -31,10 +32,11 @@ def register(spark: SparkSession) -> None:
     """
     check_version(import_vendor("pyspark", extra="spark").__version__)
     import_vendor("pyarrow", extra="spark")
-    from claimcheck.spark.sources.local import LocalSource
-    from claimcheck.spark.sources.pulsar import PulsarSource
+    from claimcheck.spark.sources.local import ClusterLocalSource, LocalSource
+    from claimcheck.spark.sources.pulsar import ClusterPulsarSource, PulsarSource
 
-    for source in (PulsarSource, LocalSource):
+    sources = (PulsarSource, LocalSource) if is_one_machine(spark) else (ClusterPulsarSource, ClusterLocalSource)
+    for source in sources:
         spark.dataSource.register(source)
 
 

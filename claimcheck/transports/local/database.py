@@ -169,6 +169,8 @@ def _close_own(connection: sqlite3.Connection, pid: int) -> None:
 
 
 def _connect(path: str, sleep: Callable[[float], None]) -> sqlite3.Connection:
+    with contextlib.suppress(OSError):  # SQLite itself would make it readable to all; what is wrong, it will say
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         _make_tables(connection, path)

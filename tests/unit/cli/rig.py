@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[3]
 CONFIG = """
 store: disk
 stores:
-  disk: {type: filesystem, path: claims, ttl_seconds: 604800}
-  other: {type: filesystem, path: elsewhere}
+  disk: {type: filesystem, path: claims, create: true, ttl_seconds: 604800}
+  other: {type: filesystem, path: elsewhere, create: true}
   gone: {type: memory}
 """
 SIGNED = CONFIG + "signing: {key_id: k1, keys: {k1: '${TEST_KEY:-a secret of tests}'}, require: true}\n"

@@ -1,0 +1,73 @@
+"""What a session on a cluster makes of relative paths: JSON in, from each step to the error that it raised.
+
+The cluster is local-cluster, whose executors have folders of their own. It runs no job, so none is started.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from claimcheck.spark import ensure_java, map_payloads, offload, reassemble, resolve, resolver
+
+ensure_java()
+
+from pyspark.sql import SparkSession  # noqa: E402 - a Java is needed first
+
+from claimcheck.spark.sources import register  # noqa: E402
+from claimcheck.transports.local import LocalBroker  # noqa: E402
+
+
+def steps(spark: SparkSession, config: Any, broker: str, yaml: str) -> dict[str, Callable[[], object]]:
+    """Everything that opens a store on an executor."""
+    df = spark.createDataFrame([(bytearray(b"payload"),)], "value binary")
+    local, topic = {"path": broker, "topic": "orders"}, {"serviceUrl": "pulsar://127.0.0.1:1", "topic": "orders"}
+
+    def sink(form: str, options: dict[str, str]) -> None:
+        df.write.format(form).options(**options, config=yaml).mode("append").save()
+
+    return {
+        "resolve": lambda: df.transform(resolve("value", config=config)),
+        "map_payloads": lambda: df.transform(map_payloads(len, "bytes int", column="value", config=config)),
+        "offload": lambda: df.transform(offload("value", destination="orders", config=config)),
+        "reassemble": lambda: df.transform(reassemble("value", config=config)),
+        "resolver": lambda: resolver(config),
+        "local source": lambda: spark.read.format("claimcheck_local").options(**local).load(),
+        "local sink": lambda: sink("claimcheck_local", local),
+        "pulsar sink": lambda: sink("claimcheck_pulsar", topic),
+    }
+
+
+def error_of(step: Callable[[], object]) -> str | None:
+    """The end of what a step raises: that of Spark begins with where it was."""
+    try:
+        step()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[-2000:]}"
+    return None
+
+
+def main(given: dict[str, Any]) -> None:
+    builder = SparkSession.builder.master("local-cluster[1,1,1024]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    register(spark)
+    with LocalBroker("broker.sqlite") as broker:
+        broker.create_topic("orders")
+    found: dict[str, Any] = {}
+    for name, (path, broker_path) in given["cases"].items():
+        stores = {"disk": {"type": "filesystem", "path": path, "create": True}}
+        Path(f"{name}.yaml").write_text(json.dumps({"stores": stores}))
+        config = {"strategy": "external", "stores": stores}
+        made = steps(spark, config, broker_path, str(Path(f"{name}.yaml").absolute()))
+        found[name] = {step: error_of(made[step]) for step in given["steps"].get(name, made)}
+    found["jobs"] = len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
+    print(json.dumps(found))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(json.load(sys.stdin))

@@ -1,0 +1,148 @@
+"""One forged message is one bad row, whatever it names; what the whole job needs fails the task."""
+
+import json
+
+import pyarrow as pa
+import pytest
+
+import claimcheck
+from claimcheck.envelope import HEADER
+from claimcheck.errors import MissingDependencyError, PointerRejectedError, StoreUnavailableError
+from claimcheck.spark import map_payloads, reassemble, resolve, resolver
+from claimcheck.spark.resolving import _Stage
+from claimcheck.spark.row import Faults
+from claimcheck.spark.rows import Reading
+from claimcheck.spark.worker import as_config
+
+FACTS = {"size": 1, "segments": 1, "checksum": "crc32:00000000"}
+
+
+def forged(raw="", **facts):
+    text = raw or json.dumps(FACTS | facts, separators=(",", ":"), ensure_ascii=False)
+    return HEADER + b"\x02\x02" + text.encode()
+
+
+FORGED = {
+    "a key of 300 characters": forged(key="a" * 300, store="disk"),
+    "a key of 300 bytes": forged(key="\u6f22" * 100, store="disk"),
+    "a folder": forged(key="lost+found", store="disk"),
+    "a key with an empty part": forged(key="a//b", store="objects"),
+    "a key with a long part": forged(key=f"a/{'b' * 256}", store="objects"),
+    "another variable that is not set": forged(key="claimcheck:k", store="cold"),
+    "a driver that is not installed": forged(key="k", store="tape"),
+    "a store that does not exist": forged(key="k", store="nowhere"),
+    "a number that JSON does not have": forged(
+        '{"key":"k","store":"disk","size":1,"segments":1,"checksum":"crc32:00000000","x":1e400,"mac":"00","key_id":"k"}'
+    ),
+    "deep": forged('{"key":"k","store":"disk","size":1,"segments":1,"x":' + "[" * 988 + "]" * 988 + "}"),
+    "a type that does not exist": HEADER + b"\x09\x01x",
+}
+
+
+class TapeStore(claimcheck.Store):
+    """One whose driver nobody has."""
+
+    def _write(self, pointer, source):
+        raise NotImplementedError
+
+    def _read(self, pointer):
+        raise MissingDependencyError("no driver", package="tape", extra="tape")
+
+    def _delete(self, pointer):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "claims" / "lost+found").mkdir(parents=True)
+    return {
+        "strategy": "external",
+        "store": "disk",
+        "stores": {
+            "disk": {"type": "filesystem", "path": str(tmp_path / "claims")},
+            "objects": {"type": "obstore", "url": (tmp_path / "claims").as_uri()},
+            "cold": {"type": "redis", "url": "redis://:${CLAIMCHECK_TEST_NOT_SET}@localhost"},
+            "tape": {"type": f"{__name__}:TapeStore"},
+            "away": {"type": "filesystem", "path": str(tmp_path / "not mounted")},
+        },
+    }
+
+
+@pytest.fixture
+def good(config):
+    with claimcheck.from_dict(config) as cc:
+        return cc.seal(cc.store("disk").write(b"good"))
+
+
+def run(config, messages):
+    """What a worker does for ``resolve(on_error="null")``, in this process."""
+    reading = Reading(
+        config=as_config(config),
+        concurrency=1,
+        max_inflight_bytes=1 << 20,
+        out_batch_bytes=1 << 20,
+        faults=Faults(on_error="null"),
+    )
+    batch = pa.RecordBatch.from_arrays([pa.array(messages, pa.binary())], names=["value"])
+    rows = [out.to_pydict() for out in _Stage(reading, 0, ("value",), with_errors=True)([batch])]
+    return [pair for found in rows for pair in zip(found["a0"], found["a1"], strict=True)]
+
+
+@pytest.mark.parametrize("message", FORGED.values(), ids=FORGED)
+def test_a_forged_message_is_one_bad_row(config, good, message):
+    before, bad, after = run(config, [good, message, b"plain"])
+
+    assert (before, after) == ((b"good", None), (b"plain", None))
+    assert bad[0] is None
+    assert bad[1]["type"] in ("PointerRejectedError", "EnvelopeError", "UnknownVersionError")
+
+
+def test_a_signature_that_this_worker_cannot_check(config, good):
+    signing = {"keys": {"k": "${CLAIMCHECK_TEST_NOT_SET}"}, "require": False}
+
+    _, bad = run(config | {"signing": signing}, [good, forged(key="k", store="disk", mac="00", key_id="k")])
+
+    assert bad[1]["type"] == "PointerRejectedError"
+
+
+def test_all_of_them_in_spark(spark, config, good):
+    messages = [good, *FORGED.values(), b"plain"]
+    config = config | {"stores": {name: entry for name, entry in config["stores"].items() if name != "tape"}}
+    df = spark.createDataFrame([(bytearray(message),) for message in messages], "value binary").coalesce(1)
+    expected = [b"good", *[None] * len(FORGED), b"plain"]
+
+    resolved = df.transform(resolve("value", config=config, on_error="null")).collect()
+    assert [row.payload and bytes(row.payload) for row in resolved] == expected
+    assert [row.error is None for row in resolved] == [payload is not None for payload in expected]
+
+    for as_file in (True, False):
+        read = (lambda file: len(file.read())) if as_file else len
+        sizes = map_payloads(read, "bytes int", column="value", config=config, on_error="null", as_file=as_file)
+        assert [row.bytes for row in df.transform(sizes).collect()] == [
+            payload and len(payload) for payload in expected
+        ]
+
+    whole = df.transform(reassemble("value", config=config)).collect()
+    assert sorted(bytes(row.payload) for row in whole if row.error is None) == [b"good", b"plain"]
+    assert len(whole) == len(messages)
+
+    kept = spark.sparkContext.parallelize(messages, 1).mapPartitions(resolver(config, on_error="skip")).collect()
+    assert kept == [b"good", b"plain"]
+
+
+@pytest.mark.parametrize("needed", [{"store": "cold"}, {"reads_from": ["disk", "cold"]}], ids=["store", "reads_from"])
+def test_a_store_that_the_job_needs_fails_the_task(config, good, needed):
+    with pytest.raises(PointerRejectedError, match="CLAIMCHECK_TEST_NOT_SET"):
+        run(config | needed, [good, FORGED["another variable that is not set"]])
+
+
+def test_a_store_that_readers_may_not_follow_is_never_opened(config, good):
+    _, bad = run(config | {"reads_from": ["disk"]}, [good, FORGED["another variable that is not set"]])
+
+    assert bad[1]["type"] == "PointerRejectedError"
+    assert "CLAIMCHECK_TEST_NOT_SET" not in bad[1]["message"]
+
+
+def test_a_store_that_is_down_fails_the_task(config, good):
+    with pytest.raises(StoreUnavailableError):
+        run(config, [good, forged(key="k", store="away")])

@@ -1,0 +1,99 @@
+"""What takes no broker: how far a reader searches, and to whom a token goes."""
+
+import http.server
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from claimcheck.errors import ConfigError
+from claimcheck.stores.pulsar_retention import WebService
+from claimcheck.stores.pulsar_topic import Gap, PulsarTopicStore
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def gap(**bounds):
+    return Gap(**{"messages": 100, "size": 1000, "seconds": 10, **bounds})
+
+
+def test_a_gap_ends_with_its_messages():
+    assert [gap.take(1) for gap in [gap(messages=3)] for _ in range(4)] == [True, True, True, False]
+
+
+def test_a_gap_ends_with_its_bytes():
+    assert [gap.take(400) for gap in [gap()] for _ in range(3)] == [True, True, False]
+
+
+def test_a_gap_ends_with_its_time():
+    clock = Clock()
+    searched = gap(clock=clock)
+
+    clock.now = 10
+    assert searched.take(1)
+    clock.now = 10.1
+    assert not searched.take(1)
+
+
+@contextmanager
+def web(redirect=None):
+    """A web service that keeps everything for ever, or sends whoever asks elsewhere; with the tokens that it saw."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.server.tokens.append(self.headers.get("Authorization"))
+            if redirect is not None and not self.path.endswith("?again"):
+                self.send_response(307)
+                self.send_header("Location", f"{redirect}{self.path}?again")
+                self.end_headers()
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}')
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.tokens, server.url = [], f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def retention(url):
+    service = WebService(url=url, token="a-secret", ca_file=None, validate_hostname=True, timeout_seconds=5)
+    assert "a-secret" not in repr(service)
+    return service.retention("orders")
+
+
+def test_a_token_does_not_follow_a_redirect_to_another_host():
+    with web() as other, web(redirect=other.url) as first:
+        assert retention(first.url)["retentionTimeInMinutes"] == -1
+        assert first.tokens == ["Bearer a-secret"]
+        assert other.tokens == [None]
+
+
+def test_a_token_follows_a_redirect_within_the_host():
+    with web(redirect="") as first:
+        assert retention(first.url)["retentionTimeInMinutes"] == -1
+        assert set(first.tokens) == {"Bearer a-secret"}
+
+
+@pytest.mark.parametrize("url", ["file:///etc", "localhost:8080", "ftp://host"])
+def test_a_web_service_is_http(url):
+    with pytest.raises(ConfigError, match="admin_url"):
+        PulsarTopicStore(url="pulsar://host", topic="orders", admin_url=url)
+
+
+def test_a_file_for_addresses_without_tls_is_refused():
+    with pytest.raises(ConfigError, match="tls_ca_file"):
+        PulsarTopicStore(url="pulsar://host", topic="orders", tls_ca_file="ca.crt")
