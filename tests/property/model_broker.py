@@ -97,7 +97,7 @@ class Delivery:
     """What the application has in hands: an outcome, or a message that never went through the resolver."""
 
     positions: tuple[int, ...]
-    outcome: Resolved | Failed | None = None
+    outcome: Resolved | Failed | None = field(default=None, repr=False)
     given_back: bool = False
 
     @property
