@@ -53,7 +53,7 @@ class Payload:
         self.contradicted = self.aborted = False
 
     def __repr__(self) -> str:
-        return f"Payload({self.name[0][-2:]}, {self.name[1]}, {self.pieces})"
+        return f"Payload({self.name[0][-2:]}, {self.name[1]!r}, {self.pieces})"
 
     def chunk(self, number: int) -> Entry:
         return Entry(encode_chunk(self.name[0], number, len(self.pieces), self.pieces[number]), self.name[1])
@@ -228,7 +228,9 @@ class ReaderMachine(RuleBasedStateMachine):
             self.seen_dropped(outcome)
 
     def name_of(self, outcome: Outcome) -> Name:
-        [name] = {self.broker.history[position].identity for position in outcome.positions}  # or they are mixed up
+        names = {self.broker.history[position].identity for position in outcome.positions}
+        assert len(names) == 1, "an outcome mixes payloads"
+        name: Name | None = names.pop()
         assert name is not None
         return name
 
