@@ -28,7 +28,7 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 class Clock:
-    """Real monotonic time plus the seconds that a test adds: consumers wait as usual, and tests never wait for an expiry."""
+    """Real monotonic time plus the seconds that a test adds, so that no test has to wait for an expiry."""
 
     def __init__(self) -> None:
         self._added = 0.0
