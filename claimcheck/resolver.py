@@ -284,7 +284,7 @@ class Resolver:
     def _aborted(self, source: Hashable, slot: Slot, uuid: str) -> list[Outcome]:
         position, dropped = slot.position, self._assembler.abort(source, slot, uuid)
         _log.warning(
-            "abort envelope at position %s of %s: payload %s is incomplete, %d messages dropped (%s)",
+            "abort envelope at position %s of %s for payload %s; messages dropped: %d (%s)",
             position,
             source,
             uuid,

@@ -50,7 +50,9 @@ class Reassembly:
         self._header = config.header
         self._partition = partition
         self._now = 0.0
-        timeless = replace(config.chunks, expire_after_seconds=1.0)
+        timeless = replace(
+            config.chunks, expire_after_seconds=1.0, on_expire="ack", on_evict="ack"
+        )  # nothing comes again
         self._resolver = Resolver(_unread, chunking=timeless, header=config.header, clock=lambda: self._now)
         self._fed = 0
 

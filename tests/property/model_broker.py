@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from claimcheck.acknowledgement import CumulativeAcks
 from claimcheck.envelope import Abort, Chunk, decode
@@ -20,7 +19,7 @@ class Entry:
     value: bytes
     key: bytes | None = None
 
-    @cached_property
+    @property
     def part(self) -> Chunk | Abort | None:
         envelope = decode(self.value)
         return envelope if isinstance(envelope, (Chunk, Abort)) else None
@@ -37,7 +36,8 @@ class Entry:
     @property
     def identity(self) -> tuple[str, bytes | None] | None:
         """Uuid and writer of a chunk or an abort envelope."""
-        return (self.part.uuid, self.key) if self.part is not None else None
+        part = self.part
+        return (part.uuid, self.key) if part is not None else None
 
 
 @dataclass

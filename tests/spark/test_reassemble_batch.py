@@ -45,6 +45,25 @@ def whole(rows) -> list[bytes]:
 # In Spark -------------------------------------------------------------------------------------------------------
 
 
+def test_an_abort_envelope_and_chunks_of_another_key_do_not_count(spark):
+    complete, incomplete = in_chunks(b"whole" * 500), in_chunks(b"gap" * 900)
+    foreign = [encode_abort(decode(complete[0]).uuid), encode_abort(decode(incomplete[0]).uuid)]
+    sent = [(b"k", message) for message in (*complete, *incomplete[:2])] + [(b"other", message) for message in foreign]
+    sent.append((b"other", encode_chunk(decode(complete[0]).uuid, 1, len(complete), b"EVIL")))
+    df = spark.createDataFrame(sent, "key binary, value binary")
+    rows = df.transform(reassemble("value", config=CHUNKING)).collect()
+    assert whole(rows) == [b"whole" * 500]
+    assert [(bytes(row.key), row.error.type) for row in rows if row.error] == [(b"k", "IncompletePayloadError")]
+
+
+def test_a_checksum_that_is_too_long_is_refused_and_not_kept(spark):
+    headers = {"claimcheck-type": "chunk", "claimcheck-checksum": "x:" + "A" * 1_000_000}
+    df = spark.createDataFrame([(in_chunks(b"x")[0], headers)], "value binary, properties map<string,string>")
+    [row] = df.transform(reassemble("value", config=CHUNKING)).collect()
+    assert row.error.type == "IntegrityError"
+    assert len(row.error.message) < 300
+
+
 def test_a_topic_of_all_kinds_in_any_order(spark, config, send, tmp_path):
     rng = random.Random(11)
     chunked = [rng.randbytes(rng.choice([1_500, 20_000, 90_000])) for _ in range(12)]

@@ -72,8 +72,9 @@ def reassemble(
         payload: Name of the binary column to add.
         error: Name of the column to add for errors, a struct of ``type``, ``message``, ``store`` and ``key``.
         uuid: Name of the text column to add; null for what did not come as chunks.
-        source: The columns that say where a message came from: text, whole numbers or binary. Chunks of different
-            sources never mix. ``None`` for those of ``topic`` and ``partition`` that are there, ``()`` for none.
+        source: The columns that tell apart where messages came from and who sent them: text, whole numbers or binary.
+            Chunks of different sources never mix, and an abort envelope applies to the chunks of its own source only.
+            ``None`` for those of ``topic``, ``partition`` and ``key`` that the DataFrame has, ``()`` for none.
         headers: The column of headers, in the form of Spark's source for Kafka, or a map of texts. ``None`` for
             ``headers`` or ``properties``, if one is there in such a form.
         expire_after_seconds: On a stream: how long the first chunk that came waits for the others; 0 for ever. Far

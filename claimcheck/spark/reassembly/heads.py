@@ -69,9 +69,16 @@ def declared_of(df: DataFrame, headers: int | None) -> Column:
         return F.lit(None).cast("string")
     name, kind = df.dtypes[headers]
     if kind == MAP_TYPE:
-        return F.try_element_at(df[name], F.lit(hints.CHECKSUM))
+        return _cut(F.try_element_at(df[name], F.lit(hints.CHECKSUM)))
     named = F.filter(df[name], lambda pair: pair["key"] == F.lit(hints.CHECKSUM))
-    return F.try_element_at(named, F.lit(-1))["value"].cast("string")
+    return _cut(F.try_element_at(named, F.lit(-1))["value"].cast("string"))
+
+
+def _cut(claim: Column) -> Column:
+    """A claim that is too long is refused, and not kept: one character more than allowed is enough for that."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.substring(claim, 1, hints.MAX_CHECKSUM_CHARACTERS + 1)
 
 
 def contradiction(declared: str | None, pieces: Iterable[Buffer]) -> IntegrityError | None:

@@ -22,7 +22,7 @@ ExpireBy = Literal["clock", "data"]
 """Whose time it is that passes: the machine's, or that of the messages' arrival."""
 
 _SOURCE_KINDS = ("string", "tinyint", "smallint", "int", "bigint", "binary")
-_USUAL_SOURCE = ("topic", "partition")
+_USUAL_SOURCE = ("topic", "partition", "key")  # of the writers a topic tells no more than the key
 _USUAL_HEADERS = {"headers": HEADERS_TYPE, "properties": MAP_TYPE}
 
 
