@@ -264,13 +264,15 @@ def test_a_reader(lab):
         client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
         producer = lab.producer("chunking")
         ids = [producer.send(content(3 * LIMIT, i)) for i in range(2)]
-        reader = AsyncPulsarReader(await client.create_reader(lab.topic, pulsar.MessageId.earliest), lab.cc)
-        assert await reader.has_message_available()
-        assert [(await reader.read_next()).data() for _ in range(2)] == [content(3 * LIMIT, i) for i in range(2)]
-        assert not await reader.has_message_available()
-        await reader.seek(ids[0])
-        assert (await reader.read_next()).message_id() == ids[1]
-        await reader.close()
+        native = await client.create_reader(lab.topic, pulsar.MessageId.earliest)
+        async with AsyncPulsarReader(native, lab.cc) as reader:
+            assert await reader.has_message_available()
+            assert [(await reader.read_next()).data() for _ in range(2)] == [content(3 * LIMIT, i) for i in range(2)]
+            assert not await reader.has_message_available()
+            await reader.seek(ids[0])
+            assert (await reader.read_next()).message_id() == ids[1]
+        with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
+            await reader.read_next()
         await client.close()
 
     asyncio.run(main())

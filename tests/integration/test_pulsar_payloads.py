@@ -10,7 +10,14 @@ import pytest
 
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
 from claimcheck.testing.faults import FaultyStore
-from claimcheck.transports.pulsar import AsyncPulsarReader, PulsarConsumer, PulsarProducer, PulsarReader, WholeMessageId
+from claimcheck.transports.pulsar import (
+    AsyncPulsarConsumer,
+    AsyncPulsarReader,
+    PulsarConsumer,
+    PulsarProducer,
+    PulsarReader,
+    WholeMessageId,
+)
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive
 
 SIZES = [0, 1, 1000, LIMIT - 200, LIMIT, LIMIT + 1, 10 * LIMIT, 3_000_000]
@@ -282,13 +289,21 @@ class TestOutage:
         assert message.error is not None
         assert ill.calls["read"] == reads
 
-    def test_on_an_event_loop_nothing_waits_for_the_store(self, lab, ill):
+    @pytest.mark.parametrize("how", ["reader", "consumer", "look-ahead"])
+    def test_on_an_event_loop_nothing_waits_for_the_store(self, lab, ill, how):
+        async def received(client):
+            if how == "reader":
+                native = await client.create_reader(lab.topic, pulsar.MessageId.earliest)
+                return await AsyncPulsarReader(native, lab.cc).read_next()
+            native = await client.subscribe(lab.topic, "s", initial_position=pulsar.InitialPosition.Earliest)
+            wrap = {"prefetch_bytes": 100 * LIMIT} if how == "look-ahead" else {}
+            return await AsyncPulsarConsumer(native, lab.cc, **wrap).receive()
+
         async def main():
             client = pulsar.asyncio.Client(
                 lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
             )
-            native = await client.create_reader(lab.topic, pulsar.MessageId.earliest)
-            message = await AsyncPulsarReader(native, lab.cc).read_next()
+            message = await received(client)
             reads = ill.calls["read"]
             for _ in range(2):
                 assert isinstance(message.error, StoreUnavailableError)

@@ -108,6 +108,8 @@ class TestLimit:
             ask_limit("http://127.0.0.1:1", lab.topic)
         with pytest.raises(TransportError, match="http"):
             ask_limit("file:///etc/passwd", lab.topic)
+        with pytest.raises(ConfigError, match="ca_file"):
+            lab.producer(wrap={"admin_url": "https://127.0.0.1:1", "admin_ca_file": "/no/such/file"})
 
 
 @pytest.mark.parametrize(

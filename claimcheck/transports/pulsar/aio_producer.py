@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 from claimcheck.interrupt import in_thread
 from claimcheck.outbound import in_background
@@ -27,7 +27,8 @@ class AsyncPulsarProducer:
     """Has the methods of a `pulsar.asyncio.Producer`, and sends payloads that are too large for it.
 
     Small messages go straight to the client; what has to be stored or cut into chunks goes in a thread. Payloads are
-    stored side by side, but go to the client in the order in which they were sent.
+    stored side by side, but go to the client in the order in which they were sent. Usable with ``async with``, which
+    closes it.
 
     Args:
         producer: A `pulsar.asyncio.Producer`.
@@ -35,6 +36,7 @@ class AsyncPulsarProducer:
         max_message_bytes: See `PulsarProducer`, as for all other options.
         admin_url: The constructor blocks while the broker is asked.
         admin_headers: See `PulsarProducer`.
+        admin_ca_file: See `PulsarProducer`.
         window_bytes: See `PulsarProducer`.
         deadline_seconds: See `PulsarProducer`.
 
@@ -51,6 +53,7 @@ class AsyncPulsarProducer:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin_url: str | None = None,
         admin_headers: Mapping[str, str] | None = None,
+        admin_ca_file: str | None = None,
         window_bytes: int = WINDOW_BYTES,
         deadline_seconds: float = DEADLINE_SECONDS,
     ) -> None:
@@ -62,6 +65,7 @@ class AsyncPulsarProducer:
             max_message_bytes=max_message_bytes,
             admin_url=admin_url,
             admin_headers=admin_headers,
+            admin_ca_file=admin_ca_file,
             window_bytes=window_bytes,
             deadline_seconds=deadline_seconds,
         )
@@ -111,6 +115,12 @@ class AsyncPulsarProducer:
         await self._order.rest()
         with as_asyncio_says_it():
             await asyncio.to_thread(self._blocking.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     def topic(self) -> Any:
         """The topic's whole name."""

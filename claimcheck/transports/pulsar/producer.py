@@ -41,7 +41,9 @@ class PulsarProducer:
         max_message_bytes: What the broker takes in one message, if it is not Pulsar's default. Where the producer
             encrypts, 1 KiB less: its keys travel with every message.
         admin_url: The broker's web service, to be asked for that instead; a limit of the topic's own is found, too.
-        admin_headers: To be sent along, for example with a token.
+        admin_headers: Sent with that request, for example with a token; never to another host.
+        admin_ca_file: Certificates (PEM) of the authorities to trust for an ``admin_url`` with https; by default the
+            machine's own.
         window_bytes: Of the chunks of one payload, on their way at once.
         deadline_seconds: For the answer to one message; more than the producer's ``send_timeout_millis``.
 
@@ -58,6 +60,7 @@ class PulsarProducer:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin_url: str | None = None,
         admin_headers: Mapping[str, str] | None = None,
+        admin_ca_file: str | None = None,
         window_bytes: int = WINDOW_BYTES,
         deadline_seconds: float = DEADLINE_SECONDS,
     ) -> None:
@@ -72,8 +75,9 @@ class PulsarProducer:
         self._topic: str = producer.topic()
         # Asked once: partitioned producers tell it under a lock, with which a router in Python waits for the GIL.
         self._name: str = producer.producer_name()
-        asked = ask_limit(admin_url, self._topic, headers=admin_headers) if admin_url else max_message_bytes
-        self._max_message_bytes = asked
+        self._max_message_bytes = max_message_bytes
+        if admin_url:
+            self._max_message_bytes = ask_limit(admin_url, self._topic, headers=admin_headers, ca_file=admin_ca_file)
         self._limit = self._limit_for({})
         self._header = cc.config.header
         self._threshold = cc.threshold(self._topic, self._limit)
