@@ -106,7 +106,7 @@ def decorate(
 async def offload_async(strategy: Strategy, message: Message) -> Outbound:
     """Offload without blocking the event loop; when cancelled meanwhile, what gets stored is removed again.
 
-    With a file the cancellation takes effect when the file is no longer read, so that its owner can send it again.
+    With a file the cancellation takes effect when the file is no longer read, so that the caller can send it again.
     """
     if (quick := strategy.shortcut(message)) is not None:
         return quick

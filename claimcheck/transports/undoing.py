@@ -1,4 +1,4 @@
-"""What must be undone when the client's thread has brought bad news: it must neither wait nor see an exception."""
+"""Runs rollbacks and abort envelopes off the client's callback thread, which must neither wait nor raise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class Undoing:
-    """One thread for what must be undone when the client's thread has brought bad news; started when there is any."""
+    """One thread for what has to follow a failed send; started at the first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,7 +21,7 @@ class Undoing:
         self._pending: set[Future[None]] = set()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Have something done, soon."""
+        """Run ``work`` soon; what it raises is logged."""
         with self._lock:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimcheck-undo")
@@ -30,11 +30,11 @@ class Undoing:
         future.add_done_callback(self._pending.discard)
 
     def wait(self) -> None:
-        """Wait until all of it is done."""
+        """Wait until all that was submitted is done."""
         wait(list(self._pending))
 
     def close(self) -> None:
-        """Wait, and end the thread."""
+        """Wait, and stop the thread."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -45,4 +45,4 @@ def _logged(work: Callable[[], None]) -> None:
     try:
         work()
     except Exception:
-        _log.exception("could not undo a send that failed")
+        _log.exception("could not clean up after a failed send")

@@ -247,6 +247,16 @@ class TestMixed:
             (b"t", None),
         ]
 
+    def test_a_message_of_a_batch_keeps_its_own_callback(self, lab):
+        producer, own, batch = lab.producer(), [], []
+        messages = [{"value": b"s", "on_delivery": lambda *_: own.append("s")}, {"value": b"t"}]
+        producer.produce_batch(lab.topic, messages, callback=lambda *_: batch.append("t"))
+        producer.flush(30)
+
+        assert (own, batch) == (["s"], ["t"])
+        with pytest.raises(TypeError, match="callable"):
+            producer.produce_batch(lab.topic, messages, on_delivery=0)
+
     def test_a_batch_of_something_else_sends_nothing(self, lab):
         producer = lab.producer("external")
 

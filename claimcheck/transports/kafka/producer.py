@@ -153,17 +153,22 @@ class KafkaProducer:
     ) -> int:
         """Send several payloads, each a mapping of arguments of `produce`; unlike the client's, headers are sent.
 
+        The arguments of a message take precedence over those of the batch.
+
         Returns:
             How many were sent; each of the others has its error under ``_error``.
 
         Raises:
-            TypeError: One of them is no mapping. Nothing was sent.
+            TypeError: One of them is no mapping, or a callback of the batch is not callable. Nothing was sent.
         """
+        callback = _callback(callback, on_delivery)
         if not all(isinstance(message, dict) for message in messages):
             raise TypeError("messages are dicts of the arguments of produce")
         sent = 0
         for message in messages:
-            arguments = {"partition": partition, "callback": callback, "on_delivery": on_delivery} | message
+            arguments = {"partition": partition} | message
+            if not {"callback", "on_delivery"} & arguments.keys():
+                arguments["callback"] = callback
             arguments.pop("_error", None)
             try:
                 self.produce(topic, **arguments)
