@@ -28,7 +28,7 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 class Clock:
-    """Real monotonic time, plus what a test adds: consumers still wait, and nothing has to wait for an expiry."""
+    """Real monotonic time plus the seconds that a test adds, so that no test has to wait for an expiry."""
 
     def __init__(self) -> None:
         self._added = 0.0
@@ -347,7 +347,7 @@ class Harness:
         return faulty(self._reader)
 
     def receive(self) -> Any:
-        """Receive one message, which has to come, and to be none that was acknowledged."""
+        """Receive one message that was not acknowledged before; the test fails if none arrives."""
         while True:
             message = self._kit.receive(self.consumer, self._kit.patience_seconds)
             assert message is not None, f"no message came within {self._kit.patience_seconds} s"
@@ -388,7 +388,7 @@ class Harness:
         self._acknowledged.clear()
 
     def busy_until(self, done: Callable[[list[Any]], bool], *, step_seconds: float) -> list[Any]:
-        """Keep plain messages coming, and time passing, until something else was received; nothing else is awaited.
+        """Append plain messages and advance the clock until the consumer has received what the test waits for.
 
         Args:
             done: Called with everything else that was received so far, payloads and errors.
@@ -412,7 +412,7 @@ class Harness:
     # What is left ----------------------------------------------------------------------------------------------
 
     def assert_finished(self) -> None:
-        """Nothing else comes, and nothing but acknowledged messages is left in the group."""
+        """Assert that no other message is delivered and that the group's backlog reaches 0."""
         last = f"end {uuid.uuid4()}".encode()
         self.append(last)
         unexpected = []

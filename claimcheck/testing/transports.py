@@ -1,7 +1,7 @@
 """The promises of a transport, as tests that any transport can run.
 
-A transport's author writes a fixture that connects to a broker, and about 15 hooks of a few lines each, in the words of
-the broker's own client. The test file of the embedded broker has about 100 lines::
+A transport's author writes a fixture that connects to a broker, and about 20 hooks of a few lines each, with the
+broker's native client. `TransportKit` documents them. Those of the embedded broker take about 100 lines::
 
     class TestRabbit(TransportConformance):
         limit_bytes = 100_000

@@ -47,8 +47,8 @@ class KafkaConformance(TransportConformance):
         with self.reading(topic) as (consumer, ends):
             consumer.assign([kafka.TopicPartition(topic, partition, 0) for partition in ends])
             found = []
-            while len(found) < sum(ends.values()):
-                found += [message.value() for message in consumer.consume(100, 1)]
+            while missing := sum(ends.values()) - len(found):
+                found += [message.value() for message in consumer.consume(missing, 1)]
         return found
 
     def backlog(self, topic):
@@ -101,7 +101,8 @@ class KafkaConformance(TransportConformance):
 
     def consumer_options(self, topic):
         manual = {"auto.offset.reset": "earliest", "enable.auto.offset.store": False, "enable.auto.commit": False}
-        return {**self.servers, "group.id": topic, **manual}
+        quick = {"fetch.error.backoff.ms": 10, "topic.metadata.refresh.fast.interval.ms": 10, "fetch.wait.max.ms": 50}
+        return {**self.servers, "group.id": topic, **manual, **quick}
 
     def open_consumer(self, cc, topic, *, clock, look_ahead, dead_letters):
         native = kafka.Consumer(self.consumer_options(topic), logger=quiet)

@@ -75,14 +75,19 @@ class PulsarConformance(TransportConformance):
         """To a topic with a limit that the client does not know: it tries again without end."""
         self.client.create_producer(topic).close()
         self.server.set_policy(topic, "maxMessageSize", 100)
-        with contextlib.closing(self.own_client()) as client:
+        with self.own_client() as client:
             native = client.create_producer(topic, batching_enabled=False)
             with PulsarProducer(native, cc, max_message_bytes=self.limit_bytes, deadline_seconds=1) as producer:
                 producer.send(payload)
 
+    @contextlib.contextmanager
     def own_client(self):
-        """The broker drops its connection again and again."""
-        return pulsar.Client(self.server.service_url, logger=quiet, operation_timeout_seconds=30)
+        """The broker drops its connection again and again, and closing it may find it closed."""
+        client = pulsar.Client(self.server.service_url, logger=quiet, operation_timeout_seconds=30)
+        try:
+            yield client
+        finally:
+            PulsarConformance.close(self, client)
 
     # Receiving -------------------------------------------------------------------------------------------------
 
