@@ -236,7 +236,8 @@ class TestReading:
         monkeypatch.setattr(Borrowed, "socket", None)
 
         assert read() == PAYLOAD
-        assert [command[0] for command in server.asked] == [b"STRLEN", *[b"GET"] * 10]
+        asked = [command[0] for command in server.asked]
+        assert asked == [b"STRLEN", *[b"STRLEN", b"GET"] * 10]
 
     def test_of_a_range_asks_for_no_more(self, store, server):
         assert store.read_range(POINTER, 17, 20) == PAYLOAD[17:37]
