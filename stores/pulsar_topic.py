@@ -158,9 +158,8 @@ class PulsarTopicStore(Store):
         if place is None:
             raise self.missing(pointer)
         partition, ledger, entry = map(int, place.groups())
-        topic = self._topic_of(pointer, partition)
         first = self._vendor().MessageId(partition, ledger, entry, -1)
-        with closing(self._reading(topic, first, pointer.segments)) as reader:
+        with closing(self._reading(pointer, first)) as reader:
             yield from self._chunks(pointer, reader, first, pointer.key[: place.start()])
 
     def _topic_of(self, pointer: Pointer, partition: int) -> str:
@@ -193,10 +192,9 @@ class PulsarTopicStore(Store):
             raise self.missing(pointer, f"chunk {wanted} of {pointer.segments}")
         return reader.read_next(int(self._timeout_seconds * 1000))
 
-    def _reading(self, topic: str, first: Any, chunks: int) -> Any:
-        return self._client().create_reader(
-            topic, first, start_message_id_inclusive=True, receiver_queue_size=min(chunks, _READ_AHEAD)
-        )
+    def _reading(self, pointer: Pointer, first: Any) -> Any:
+        topic, queue = self._topic_of(pointer, first.partition()), min(pointer.segments, _READ_AHEAD)
+        return self._client().create_reader(topic, first, start_message_id_inclusive=True, receiver_queue_size=queue)
 
     # Undoing ---------------------------------------------------------------------------------------------------
 

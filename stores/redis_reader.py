@@ -134,7 +134,7 @@ class SegmentReader:
             replies = self._replies = RawReplies(self._server.borrow(self._pointer.key))
             if self._looks_ahead():
                 last = self._key(self._pointer.segments - 1)
-                replies.ask_number(b"STRLEN", last.encode(), number=self._last_bytes())
+                replies.ask_number(b"STRLEN", last.encode(), number=self._bytes_of(self._pointer.segments - 1))
         self._ask_ahead(replies, 1)
         replies.begin()
         self._ask_ahead(replies, _IN_FLIGHT)
@@ -159,30 +159,25 @@ class SegmentReader:
 
     def _ask_vendor(self) -> None:
         if self._looks_ahead():
-            self._check_last()
+            self._check_size(self._pointer.segments - 1)
         span = self._span(self._position)
+        self._check_size(span.i)
         reply = self._server.client.execute_command(*self._command(span))
-        if not reply:
-            raise self._missing_segment(span.i) if reply is None else self._absent(span.i)
+        if reply is None:
+            raise self._missing_segment(span.i)
         if len(reply) != span.length:
             raise self._wrong(span.length, len(reply))
         self._kept = memoryview(reply)
         self._asked = self._position + len(reply)
 
-    def _check_last(self) -> None:
-        last = self._pointer.segments - 1
-        size = self._server.client.execute_command("STRLEN", self._key(last))
-        if not size:
-            raise self._absent(last)
-        if size != self._last_bytes():
-            raise self._wrong(self._last_bytes(), size)
-
-    def _absent(self, i: int) -> Exception:
-        """Make the error for a segment with no bytes: Redis reports the size of a key that does not exist as 0."""
-        if self._server.client.execute_command("EXISTS", self._key(i)):
-            start = i * self._segment_bytes
-            return self._wrong(min(self._segment_bytes, self._size - start), 0)
-        return self._missing_segment(i)
+    def _check_size(self, i: int) -> None:
+        """Compare sizes before anything is transferred; Redis reports that of a key that does not exist as 0."""
+        expected = self._bytes_of(i)
+        size = self._server.client.execute_command("STRLEN", self._key(i))
+        if not size and not self._server.client.execute_command("EXISTS", self._key(i)):
+            raise self._missing_segment(i)
+        if size != expected:
+            raise self._wrong(expected, size)
 
     def _missing_segment(self, i: int) -> Exception:
         return self._missing(f"segment {i} of {self._pointer.segments}")
@@ -191,12 +186,13 @@ class SegmentReader:
         """Whether the last segment is looked at first: before much is allocated, or transferred in vain."""
         return self._position == 0 and self._stop == self._size > TRUSTED_BYTES and self._pointer.segments > 1
 
-    def _last_bytes(self) -> int:
-        return self._size - (self._pointer.segments - 1) * self._segment_bytes
+    def _bytes_of(self, i: int) -> int:
+        """The size of a segment: all but the last have the same."""
+        return min(self._segment_bytes, self._size - i * self._segment_bytes)
 
     def _span(self, position: int) -> _Span:
         i, start = divmod(position, self._segment_bytes)
-        end = min(self._segment_bytes, self._size - i * self._segment_bytes)
+        end = self._bytes_of(i)
         length = min(end, self._stop - i * self._segment_bytes) - start
         return _Span(i, start, length, whole=length == end)
 

@@ -57,7 +57,11 @@ def _ask(server: RedisServer, pointer: Pointer, command: str, numbers: Sequence[
     pipeline = server.client.pipeline(transaction=False)
     for i in numbers:
         pipeline.execute_command(command, segment_key(pointer, i))
-    return list(pipeline.execute())
+    replies = list(pipeline.execute(raise_on_error=False))  # it would put the command before the server's own words
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
 
 
 def _batches(numbers: list[int], sizes: list[int]) -> Iterator[list[int]]:

@@ -208,6 +208,15 @@ class TestReading:
             read()
         assert caught.value.key == POINTER.key
 
+    @pytest.mark.parametrize("i", [0, 5])
+    def test_that_is_larger_than_declared_is_not_transferred(self, read, server, medium, i):
+        medium.always("GET", i, bulk(b"x" * 1000))
+        medium.always("STRLEN", i, b":1000\r\n")
+
+        with pytest.raises(IntegrityError, match="1000 bytes, not 10"):
+            read()
+        assert server.asked.count([b"GET", f"claimcheck:x-{i}".encode()]) == 1, "whose answer was not read"
+
     @pytest.mark.parametrize(
         ("refusal", "expected"),
         [
@@ -236,7 +245,8 @@ class TestReading:
         monkeypatch.setattr(Borrowed, "socket", None)
 
         assert read() == PAYLOAD
-        assert [command[0] for command in server.asked] == [b"STRLEN", *[b"GET"] * 10]
+        asked = [command[0] for command in server.asked]
+        assert asked == [b"STRLEN", *[b"STRLEN", b"GET"] * 10]
 
     def test_of_a_range_asks_for_no_more(self, store, server):
         assert store.read_range(POINTER, 17, 20) == PAYLOAD[17:37]

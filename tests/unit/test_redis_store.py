@@ -72,7 +72,7 @@ def round_trips(store, trips):
     def noted(**options):
         made = pipeline(**options)
         execute = made.execute
-        made.execute = lambda: trips.append([command for command, _ in made.command_stack]) or execute()
+        made.execute = lambda **more: trips.append([command for command, _ in made.command_stack]) or execute(**more)
         return made
 
     store._server.client.pipeline = noted
