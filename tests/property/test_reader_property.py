@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import uuid
 from collections import Counter
 
@@ -306,6 +307,8 @@ class ReaderMachine(RuleBasedStateMachine):
 
     def teardown(self):
         """From any state on everything ends, if only time passes and the application acknowledges what it gets."""
+        if sys.exc_info()[0] is not None:  # a step has failed, and that is what is to be seen
+            return
         for _ in range(4 * (REDELIVERIES + 2)):
             while self.poll_once():
                 pass
