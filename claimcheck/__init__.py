@@ -4,8 +4,15 @@ The payload rests in a store, a pointer of a few hundred bytes travels through t
 payload back, whole and verified. Start with `load`.
 """
 
+from claimcheck._client import ClaimCheck, from_dict, load
+from claimcheck._envelope import HEADER, Envelope
+from claimcheck._outbound import Outbound
+from claimcheck._pointer import Pointer
+from claimcheck._resolver import Dropped, Failed, Resolved, Resolver
+from claimcheck._store import RangeStore, Store
+from claimcheck._strategy import Strategy
+from claimcheck._wire_size import WireLimit
 from claimcheck.config import Config
-from claimcheck.envelope import HEADER, Envelope
 from claimcheck.errors import (
     ChunkConflictError,
     ChunkError,
@@ -27,13 +34,6 @@ from claimcheck.errors import (
     TransportError,
     UnknownVersionError,
 )
-from claimcheck.outbound import Outbound
-from claimcheck.pointer import Pointer
-from claimcheck.resolver import Dropped, Failed, Resolved, Resolver
-from claimcheck.store import RangeStore, Store
-from claimcheck.strategy import Strategy
-from claimcheck.wire import WireLimit
-from claimcheck.wiring import ClaimCheck, from_dict, load
 
 __all__ = [
     # the face

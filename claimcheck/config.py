@@ -7,16 +7,18 @@ secrets. The classes need the standard library only; PyYAML is imported when a f
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from claimcheck.envelope import HEADER
-from claimcheck.pointer import MAX_POINTER_BYTES
-from claimcheck.validation import (
+from claimcheck._envelope import HEADER
+from claimcheck._pointer import MAX_POINTER_BYTES
+from claimcheck._validation import (
     SECRET,
     AutoBytes,
     ByteCount,
@@ -27,21 +29,22 @@ from claimcheck.validation import (
     build,
     fail,
 )
-from claimcheck.yaml_file import read_yaml
+from claimcheck.errors import ConfigError
 
 __all__ = [
     "ChunkingConfig",
     "Config",
     "EnvelopeConfig",
-    "HybridConfig",
-    "LimitsConfig",
-    "MIN_KEY_BYTES",
-    "SigningConfig",
-    "StoreConfig",
     "expand",
     "from_dict",
+    "HybridConfig",
+    "LimitsConfig",
     "load",
+    "MIN_KEY_BYTES",
+    "read_yaml",
     "signing_key",
+    "SigningConfig",
+    "StoreConfig",
 ]
 
 MIN_KEY_BYTES = 16
@@ -383,3 +386,86 @@ def _check_readers(base: Config, config: Config, path: str) -> None:
                 found=str(wanted),
                 expected=f"at most {most}: readers use the top-level limits",
             )
+
+
+_MAX_FILE_BYTES = 256 << 10
+_MAX_VALUES = 100_000  # with every alias and merge key counted as what it stands for
+_QUOTED = re.compile(r"'(?!<)[^']{2,}'")  # a tag or an alias; the parser's own words stand in <>
+
+
+def read_yaml(path: str | os.PathLike[str]) -> Any:
+    """Read a YAML file of up to 256 KiB and 100,000 values; errors name the line and never quote the file.
+
+    Raises:
+        ConfigError: The file cannot be read, is not YAML, is too large, or has a key twice in one mapping.
+    """
+    import yaml
+
+    if not isinstance(path, (str, os.PathLike)):
+        fail("configuration", found=f"a {type(path).__name__}", expected="the path of a YAML file")
+    name = os.fspath(path)
+    try:
+        return yaml.load(_text(path), Loader=_loader())
+    except OSError as exc:
+        raise ConfigError(f"cannot read {name}: {exc.strerror or exc}", path=name) from exc
+    except ConfigError:
+        raise
+    except Exception as exc:  # tags that do not fit their values make PyYAML raise anything
+        why = _why(exc)
+    raise ConfigError(f"{name} is not YAML: {why}", path=name)  # not chained: the error of PyYAML quotes the file
+
+
+def _text(path: str | os.PathLike[str]) -> str:
+    with Path(path).open("rb") as file:
+        data = file.read(_MAX_FILE_BYTES + 1)
+    if len(data) > _MAX_FILE_BYTES:
+        fail("configuration", found=f"a file of more than {_MAX_FILE_BYTES} bytes", expected="a smaller YAML file")
+    return data.decode()
+
+
+def _why(error: Exception) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+    return where + (_QUOTED.sub("...", problem) if problem else f"it cannot be read ({type(error).__name__})")
+
+
+@functools.cache
+def _loader() -> type[Any]:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """PyYAML's own loader, but duplicate keys are refused (the last one would win) and aliases are bounded."""
+
+        def get_single_node(self) -> Any:
+            node = super().get_single_node()
+            _count_values(node, {})
+            return node
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            _no_duplicates([key for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            return node
+
+    return Loader
+
+
+def _count_values(node: Any, known: dict[int, int]) -> int:
+    """Count the values below a node before any alias or merge key is expanded; an alias of itself has no end."""
+    children = node.value if node is not None and isinstance(node.value, list) else ()
+    if id(node) not in known:
+        known[id(node)] = _MAX_VALUES + 1  # until its children are counted: they must not lead back here
+        flat = [child for each in children for child in (each if isinstance(each, tuple) else (each,))]
+        known[id(node)] = 1 + sum(_count_values(child, known) for child in flat)
+    if known[id(node)] > _MAX_VALUES:
+        found = f"more than {_MAX_VALUES} values, counting each alias as what it stands for"
+        fail("configuration", found=found, expected="fewer aliases and merge keys")
+    return known[id(node)]
+
+
+def _no_duplicates(keys: list[Any]) -> None:
+    seen = set()
+    for key in keys:
+        if (key.tag, key.value) in seen and key.value != "<<":
+            where = f"line {key.start_mark.line + 1}, column {key.start_mark.column + 1}"
+            raise ConfigError(f"{where}: this key is given twice in one mapping", found="a duplicate key")
+        seen.add((key.tag, key.value))

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+from claimcheck._payload import Source
+from claimcheck._payload_reader import Reader
+from claimcheck._pointer import Pointer
+from claimcheck._store import RangeStore
+from claimcheck._validation import Check, Seconds, check_arguments
 from claimcheck.errors import PointerRejectedError, StoreError, StoreUnavailableError
-from claimcheck.payload import Source
-from claimcheck.pointer import Pointer
-from claimcheck.reading import Reader
-from claimcheck.store import RangeStore
-from claimcheck.validation import Check, Seconds, check_arguments
 
 __all__ = ["MAX_NAME_BYTES", "PARTIAL_SUFFIX", "FilesystemStore", "make_directory", "not_mounted"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from claimcheck.payload import Source
-from claimcheck.pointer import Pointer
-from claimcheck.reading import PieceReader, Reader
-from claimcheck.store import RangeStore
-from claimcheck.validation import Seconds
+from claimcheck._payload import Source
+from claimcheck._payload_reader import PieceReader, Reader
+from claimcheck._pointer import Pointer
+from claimcheck._store import RangeStore
+from claimcheck._validation import Seconds
 
 __all__ = ["MemoryStore"]
 

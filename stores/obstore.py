@@ -2,31 +2,254 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
+from claimcheck._keys import is_key_prefix
+from claimcheck._payload import Source
+from claimcheck._payload_reader import PieceReader, Reader
+from claimcheck._pointer import Pointer
+from claimcheck._registry import import_vendor
+from claimcheck._store import RangeStore
+from claimcheck._validation import Check, Count, Range, Seconds, Size, Timeout, check_arguments, fail
 from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError
-from claimcheck.payload import Source
-from claimcheck.pointer import Pointer
-from claimcheck.reading import PieceReader, Reader
-from claimcheck.registry import import_vendor
-from claimcheck.store import RangeStore
-from claimcheck.validation import Count, Range, Seconds, Size, Timeout, check_arguments, fail
+from claimcheck.stores._objects import ENDPOINT, folder, in_parts, part_size
+from claimcheck.stores._tls import CaFile, check_ca_file
+from claimcheck.stores.filesystem import MAX_NAME_BYTES, make_directory, not_mounted
+from claimcheck.stores.s3._errors import NOT_ADMITTED, NOT_KNOWN, kind_of_code
 
-from .filesystem import MAX_NAME_BYTES, make_directory, not_mounted
-from .objects import ENDPOINT, in_parts, part_size
-from .obstore_client import URL, Place, Timeouts, check_process, connect
-from .obstore_errors import kind_of_error, knows_no_conditions, never_arrived, was_sent_again, words_of
-from .tls import CaFile, check_ca_file
+__all__ = [
+    "check_process",
+    "connect",
+    "kind_of_error",
+    "knows_no_conditions",
+    "never_arrived",
+    "ObstoreStore",
+    "Place",
+    "Timeouts",
+    "URL",
+    "was_sent_again",
+    "words_of",
+]
 
-__all__ = ["ObstoreStore"]
+# Names of classes, or what stands in the text, to our error; the first that is found decides.
+_KINDS: tuple[tuple[str, type[StoreError]], ...] = (
+    ("AlreadyExistsError", KeyTakenError),
+    ("PermissionDeniedError", StoreError),
+    ("UnauthenticatedError", StoreError),
+    ("//169.254.", StoreError),  # where machines of a cloud find their credentials: there are none anywhere else
+    ("HTTP error", StoreUnavailableError),
+    ("NoContentRange", StoreUnavailableError),  # of the rest, after the line was cut
+)
+_GONE = {None, "404", "NoSuchKey", "NotFound", "BlobNotFound"}  # and not a bucket, or whoever asks
+_CODE = re.compile(r"<Code>([^<]+)</Code>")
+_XML = re.compile(r"<\?xml|<Error")
+_MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
+_STATUS = re.compile(r"status code: (\d{3})")
+_NEVER_CONNECTED = re.compile(r"\bkind: Connect\b")
+_RETRIES = re.compile(r"after ([1-9]\d*) retries")
+
+
+def kind_of_error(error: Exception) -> type[StoreError] | None:
+    """Say which of our errors one of obstore's is; ``None`` for no idea."""
+    code, text = _code_of(error), f"{type(error).__name__}: {error}"
+    if isinstance(error, FileNotFoundError):
+        return PayloadNotFoundError if code in _GONE else StoreError
+    for mark, kind in _KINDS:
+        if mark in text:
+            return kind
+    return kind_of_code(code or "")
+
+
+def words_of(error: Exception) -> str:
+    """What one of obstore's errors says, without the XML and the inner life of its libraries around it."""
+    text = str(error)
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    if code is not None:
+        head = _XML.split(text)[0].strip(" :")
+        return ": ".join(filter(None, (head, code[1], message and message[1])))
+    if "//169.254." in text:
+        return "there are no credentials in the environment, nor a service of a cloud that has some"
+    return text.partition("\n")[0]
+
+
+def never_arrived(error: BaseException | None) -> bool:
+    """Whether nothing can have come of the request that ended so."""
+    return _code_of(error) in NOT_ADMITTED or _NEVER_CONNECTED.search(str(error)) is not None
+
+
+def knows_no_conditions(error: Exception) -> bool:
+    """Whether a server says that it does not know the condition that a request came with."""
+    return _code_of(error) in NOT_KNOWN or type(error).__name__ == "NotSupportedError"
+
+
+def was_sent_again(error: Exception) -> bool:
+    """Whether a request was repeated before it ended so: the first one may have been heard."""
+    return _RETRIES.search(str(error)) is not None
+
+
+def _code_of(error: BaseException | None) -> str | None:
+    """The service's own word, else the HTTP status, if there was an answer at all."""
+    found = _CODE.search(str(error)) or _STATUS.search(str(error))
+    return found[1] if found else None
+
+
+_CLASSES = {
+    "s3": "S3Store",
+    "gs": "GCSStore",
+    "az": "AzureStore",
+    "file": "LocalStore",
+    "memory": "MemoryStore",
+}
+# The environment may name an address, too, and the second of these would win over the first.
+_ENDPOINT_KEYS = {"s3": ("endpoint", "aws_endpoint_url_s3"), "gs": ("base_url",), "az": ("endpoint",)}
+_MAX_RETRIES = 2
+
+_used_by: int | None = None  # the process in which obstore's threads run
+
+
+class Timeouts(NamedTuple):
+    """In seconds."""
+
+    answer: float
+    connect: float
+
+
+class Place(NamedTuple):
+    """Where objects are.
+
+    Attributes:
+        scheme: Of the URL.
+        bucket: Or container; empty where there is none.
+        prefix: What keys begin with.
+        path: Of the folder, for ``file``.
+    """
+
+    scheme: str
+    bucket: str = ""
+    prefix: str = ""
+    path: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> Place:
+        """Read a URL.
+
+        Raises:
+            ValueError: It is none of those that are known.
+        """
+        parts = urlsplit(url)
+        plain = not (parts.query or parts.fragment or "@" in parts.netloc or ":" in parts.netloc)
+        if not plain or parts.scheme not in _CLASSES or bool(parts.netloc) == (parts.scheme in ("file", "memory")):
+            raise ValueError("not a place of objects")
+        if parts.scheme == "file":
+            if not parts.path.startswith("/"):
+                raise ValueError("not an absolute path")
+            return cls("file", path=unquote(parts.path))
+        prefix = folder(parts.path)
+        if not is_key_prefix(prefix) or "//" in prefix:
+            raise ValueError("not the beginning of a key")
+        return cls(parts.scheme, parts.netloc, prefix)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.bucket}/{self.path.lstrip('/') or self.prefix}"
+
+    @property
+    def takes_endpoint(self) -> bool:
+        """Whether it is reached through a server that may have another address."""
+        return self.scheme in _ENDPOINT_KEYS
+
+
+def connect(
+    place: Place, endpoint_url: str | None, region_name: str | None, tls_ca_file: str | None, timeouts: Timeouts
+) -> Any:
+    """Make one of obstore's stores for this process.
+
+    Raises:
+        StoreError: The process was forked from one that had used obstore.
+    """
+    kind = getattr(import_vendor("obstore.store", extra="obstore"), _CLASSES[place.scheme])
+    check_process()
+    if place.scheme == "memory":
+        return _memory()
+    if place.scheme == "file":
+        return kind(place.path)
+    config = _config(place, endpoint_url, region_name)
+    return kind(
+        place.bucket, config=config, client_options=_client(timeouts, tls_ca_file), retry_config=_retries(timeouts)
+    )
+
+
+@functools.cache
+def _memory() -> Any:
+    """One for the process, so that all of its stores see the same."""
+    return import_vendor("obstore.store", extra="obstore").MemoryStore()
+
+
+def _config(place: Place, endpoint_url: str | None, region_name: str | None) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    if place.scheme == "s3":
+        # Our checksum covers every byte: a SHA-256 of each body for its signature would take ten times as long.
+        config |= {"unsigned_payload": True, "disable_bulk_delete": True}
+        config |= {"region": region_name} if region_name else {}
+    if endpoint_url:
+        config |= dict.fromkeys(_ENDPOINT_KEYS[place.scheme], endpoint_url)
+        config |= {"virtual_hosted_style_request": False} if place.scheme == "s3" else {}
+    return config
+
+
+def _client(timeouts: Timeouts, tls_ca_file: str | None) -> dict[str, Any]:
+    authorities = {"root_certificate": Path(tls_ca_file).read_bytes()} if tls_ca_file else {}
+    return {
+        **authorities,
+        "allow_http": True,
+        "connect_timeout": timedelta(seconds=timeouts.connect),
+        "read_timeout": timedelta(seconds=timeouts.answer),
+        "timeout": timedelta(days=1),  # of a whole request: a reader may take its time
+        "user_agent": "claimcheck",
+    }
+
+
+def _retries(timeouts: Timeouts) -> dict[str, Any]:
+    """Its own ten retries in three minutes would hide for long that a server is gone."""
+    backoff = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
+    return {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=timeouts.answer), "backoff": backoff}
+
+
+def check_process() -> None:
+    """Refuse to wait for ever: obstore's threads, of which a process has one set, are not there after a fork."""
+    global _used_by
+    _used_by = _used_by or os.getpid()
+    if _used_by != os.getpid():
+        raise StoreError(
+            "obstore was used by the process that this one was forked from, and does not work any more: use the store "
+            "in the new processes only, or start them with the method 'spawn' or 'forkserver'"
+        )
+
+
+def _is_url(url: str) -> bool:
+    try:
+        Place.parse(url)
+    except ValueError:
+        return False
+    return True
+
+
+URL = Check(
+    _is_url, "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///folder or memory:///prefix"
+)
+"""For an option that names a place of objects."""
+
 
 _log = logging.getLogger(__name__)
 _PIECE_BYTES = 256 << 10  # of a download: larger ones would only be put together from what comes off the line
@@ -36,7 +259,7 @@ _LATE_SECONDS = 0.1
 
 
 class ObstoreStore(RangeStore):
-    """One object per payload, with the keys that `claimcheck.stores.s3.S3Store` makes: either reads the other's.
+    """One object per payload, with the keys that `claimcheck.stores.s3._store.S3Store` makes: either reads the other's.
 
     An engine in Rust, many times as fast with small objects. Credentials are found in the environment, by the names
     of each vendor (``AWS_ACCESS_KEY_ID``, ``GOOGLE_SERVICE_ACCOUNT``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...), or as the

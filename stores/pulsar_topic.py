@@ -9,29 +9,92 @@ pointer is gone, until the topic's retention ends. And without a retention nothi
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+import ssl
 import threading
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from claimcheck.envelope import Envelope
+from claimcheck._envelope import Envelope
+from claimcheck._payload import Source
+from claimcheck._pointer import Pointer
+from claimcheck._registry import import_vendor
+from claimcheck._store import Store
+from claimcheck._validation import MAX_SECONDS, ByteCount, Check, Count, Range, Timeout, check_arguments, fail
 from claimcheck.errors import ConfigError, PayloadTooLargeError, StoreError, StoreUnavailableError
-from claimcheck.payload import Source
-from claimcheck.pointer import Pointer
-from claimcheck.registry import import_vendor
-from claimcheck.store import Store
-from claimcheck.transports.pulsar.errors import SendDeadlineError
-from claimcheck.transports.pulsar.flight import Flight
-from claimcheck.validation import MAX_SECONDS, ByteCount, Check, Count, Range, Timeout, check_arguments, fail
+from claimcheck.stores._objects import ENDPOINT
+from claimcheck.stores._tls import CaFile, check_ca_file
+from claimcheck.transports.pulsar._errors import SendDeadlineError
+from claimcheck.transports.pulsar._send import Flight
 
-from .objects import ENDPOINT
-from .pulsar_retention import WebService
-from .tls import CaFile, check_ca_file
+__all__ = [
+    "PulsarTopicStore",
+    "WebService",
+]
 
-__all__ = ["PulsarTopicStore"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebService:
+    """A broker's web service.
+
+    Attributes:
+        url: Its address.
+        token: Sent to this host only.
+        ca_file: Certificates of authorities; ``None`` for the system's.
+        validate_hostname: Whether the certificate has to be for the host.
+        timeout_seconds: For one answer.
+    """
+
+    url: str
+    token: str | None = field(repr=False)
+    ca_file: str | None
+    validate_hostname: bool
+    timeout_seconds: float
+
+    def retention(self, topic: str) -> dict[str, int]:
+        """Return the retention policy of a topic, else that of its namespace; empty where there is none."""
+        scheme, found, rest = topic.partition("://")
+        name = f"{scheme}/{rest}" if found else f"persistent/public/default/{topic}"
+        namespace = "/".join(name.split("/")[1:3])
+        for path in (f"{name}/retention", f"namespaces/{namespace}/retention"):
+            if policy := self._get(path):
+                return policy
+        return {}
+
+    def _get(self, path: str) -> dict[str, int]:
+        request = urllib.request.Request(f"{self.url.rstrip('/')}/admin/v2/{urllib.parse.quote(path)}")
+        if self.token:
+            request.add_header("Authorization", f"Bearer {self.token}")
+        context = ssl.create_default_context(cafile=self.ca_file)
+        context.check_hostname = self.validate_hostname
+        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _TokenStays())
+        with opener.open(request, timeout=self.timeout_seconds) as response:
+            text = response.read()
+        policy: dict[str, int] = json.loads(text) if text.strip() else {}
+        return policy
+
+
+class _TokenStays(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to another host, or to another port or scheme, without the token."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if redirected is not None and _origin(newurl) != _origin(req.full_url):
+            redirected.remove_header("Authorization")
+        return redirected
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.netloc
+
 
 _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"@(-1|\d{1,9})\.(\d{1,18})\.(\d{1,18})$")  # partition, ledger, entry

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import claimcheck
-from claimcheck.envelope import Chunk, decode, encode_chunk
+from claimcheck._envelope import Chunk, decode, encode_chunk
 from claimcheck.transports.local import (
     LocalBroker,
     LocalConsumer,

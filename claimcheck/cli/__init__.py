@@ -8,12 +8,12 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
+from claimcheck._registry import import_vendor
 from claimcheck.errors import MissingDependencyError
-from claimcheck.registry import import_vendor
 
 __all__ = ["main"]
 
-_MISSING_PACKAGE = 3  # the exit code of everything that is wrong before the work begins, see claimcheck.cli.errors
+_MISSING_PACKAGE = 3  # the exit code of everything that is wrong before the work begins, see claimcheck.cli._commands
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             import_vendor(package, extra="cli")
     except MissingDependencyError as error:
         sys.exit(_complain(f"claimcheck: {error}"))
-    from claimcheck.cli.commands import commands
+    from claimcheck.cli._commands import commands
 
     _end_in_order_on_sigterm()
     commands.main(arguments, prog_name="claimcheck")

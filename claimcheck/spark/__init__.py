@@ -7,16 +7,16 @@ Importing this imports no pyspark; using it does, and says which extra brings it
 without Java call `ensure_java` before the first ``SparkSession``.
 """
 
-from claimcheck.spark.java import ensure_java
-from claimcheck.spark.mapping import map_payloads
-from claimcheck.spark.metrics import Metrics, measures
-from claimcheck.spark.offloading import offload
-from claimcheck.spark.progress import progress
-from claimcheck.spark.rdd import resolver
-from claimcheck.spark.reassembly import reassemble
-from claimcheck.spark.resolving import resolve
-from claimcheck.spark.row import DeadLetter, ResultError
-from claimcheck.spark.skew import repartition_by_payload
+from claimcheck.spark._java import ensure_java
+from claimcheck.spark._map_payloads import map_payloads
+from claimcheck.spark._metrics import Metrics, measures
+from claimcheck.spark._offload import offload
+from claimcheck.spark._progress import progress
+from claimcheck.spark._reassemble import reassemble
+from claimcheck.spark._repartition_by_payload import repartition_by_payload
+from claimcheck.spark._resolve import resolve
+from claimcheck.spark._resolver import resolver
+from claimcheck.spark._rows import DeadLetter, ResultError
 
 __all__ = [
     "DeadLetter",

@@ -9,19 +9,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from claimcheck.testing.faults import Fault, FaultyStore
+from claimcheck.testing._faults import Fault, FaultyStore
 
 if TYPE_CHECKING:
-    from claimcheck.testing.conformance import StoreConformance
-    from claimcheck.testing.transport_kit import Facts
-    from claimcheck.testing.transports import TransportConformance
+    from claimcheck.testing._store_conformance import StoreConformance
+    from claimcheck.testing._transport_conformance import TransportConformance
+    from claimcheck.testing._transport_hooks import Facts
 
 __all__ = ["Facts", "Fault", "FaultyStore", "StoreConformance", "TransportConformance"]
 
-_PROMISES = {"StoreConformance": "conformance", "TransportConformance": "transports", "Facts": "transport_kit"}
+_PROMISES = {
+    "StoreConformance": "_store_conformance",
+    "TransportConformance": "_transport_conformance",
+    "Facts": "_transport_hooks",
+}
 _ASSERTING = (
-    "kit", "read_promises", "write_promises", "transport_kit", "transport_chunk_promises",
-    "transport_delivery_promises", "transport_payload_promises", "transport_send_promises",
+    "_store_hooks", "_store_reads", "_store_writes",
+    "_transport_chunks", "_transport_delivery", "_transport_hooks", "_transport_payloads",
 )  # fmt: skip
 
 

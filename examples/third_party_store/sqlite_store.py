@@ -4,10 +4,10 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from claimcheck._payload import Source
+from claimcheck._pointer import Pointer
+from claimcheck._store import Store
 from claimcheck.errors import StoreError, StoreUnavailableError
-from claimcheck.payload import Source
-from claimcheck.pointer import Pointer
-from claimcheck.store import Store
 
 TABLE = "CREATE TABLE IF NOT EXISTS pieces (key TEXT, i INTEGER, piece BLOB, PRIMARY KEY (key, i)) WITHOUT ROWID"
 

@@ -14,7 +14,7 @@ HEAD = """
 import itertools, uuid
 from dataclasses import replace
 import pytest
-from claimcheck.store import Store
+from claimcheck._store import Store
 from claimcheck.testing import StoreConformance
 
 MEDIUM = {}

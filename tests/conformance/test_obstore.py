@@ -6,7 +6,7 @@ from typing import ClassVar
 import obstore
 import pytest
 
-from claimcheck.stores import obstore_client
+from claimcheck.stores import obstore as obstore_client
 from claimcheck.testing import StoreConformance
 from tests.conformance.s3_medium import PART_BYTES, S3Conformance
 

@@ -7,8 +7,8 @@ import pytest
 
 from claimcheck.errors import PayloadNotFoundError
 from claimcheck.stores.obstore import ObstoreStore
-from claimcheck.stores.s3 import S3Store
-from claimcheck.testing.payloads import Breaking
+from claimcheck.stores.s3._store import S3Store
+from claimcheck.testing._payloads import Breaking
 from tests.conformance.s3_medium import PART_BYTES
 
 SIZES = {"empty": 0, "small": 1000, "one part": PART_BYTES, "several parts": 3 * PART_BYTES + 17}

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import claimcheck.config
-from claimcheck.registry import build_store, check_store
+from claimcheck._registry import build_store, check_store
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "third_party_store"
 

@@ -15,7 +15,10 @@ HEAD = """
 import pytest
 from claimcheck.errors import ClaimCheckError
 from claimcheck.testing import Facts
-from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer, acks, dead_letters, producer
+from claimcheck.transports.local import (LocalBroker, LocalConsumer, LocalProducer)
+from claimcheck.transports.local import _groups as acks
+from claimcheck.transports.local import _consumer as dead_letters
+from claimcheck.transports.local import _producer as producer
 from tests.conformance.local_transport import LocalConformance
 
 class SpreadingBroker(LocalBroker):

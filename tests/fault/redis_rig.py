@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from claimcheck.store import StoreContext
-from claimcheck.stores.redis import RedisStore
+from claimcheck._store import StoreContext
+from claimcheck.stores.redis._store import RedisStore
 from tests.fault.proxy import Proxy
 from tests.fault.rig import assert_healthy, content, through
 from tests.real.process import wait_until

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from claimcheck.store import Store, StoreContext
-from claimcheck.stores.s3 import S3Store
+from claimcheck._store import Store, StoreContext
+from claimcheck.stores.s3._store import S3Store
 from tests.fault.http_proxy import HttpProxy
 from tests.fault.rig import MIB, assert_healthy, content
 from tests.real.process import wait_until

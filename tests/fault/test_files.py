@@ -115,7 +115,7 @@ class TestFullDisk:
 def test_killed_writer_leaves_no_payload_but_a_name_that_tells(tmp_path):
     program = """
 import os, sys
-from claimcheck.registry import build_store
+from claimcheck._registry import build_store
 from claimcheck.config import StoreConfig
 class Deadly:
     left = 3

@@ -8,9 +8,9 @@ import pytest
 import redis
 import redis.cluster
 
+from claimcheck._store import StoreContext
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
-from claimcheck.store import StoreContext
-from claimcheck.stores.redis import RedisStore
+from claimcheck.stores.redis._store import RedisStore
 from tests import servers
 from tests.fault.redis_rig import PAYLOAD
 from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_unavailable, content

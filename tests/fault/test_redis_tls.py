@@ -7,7 +7,7 @@ import pytest
 from redis.connection import SSLConnection
 
 from claimcheck.errors import ConfigError, StoreUnavailableError
-from claimcheck.stores.redis import RedisStore
+from claimcheck.stores.redis._store import RedisStore
 
 OTHER_NAME = "127.1"  # the same machine, under a name that its certificate does not have
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
-from claimcheck.stores.s3 import S3Store
+from claimcheck.stores.s3._store import S3Store
 from tests.fault.proxy import Proxy
 from tests.fault.rig import MIB, READINGS, assert_unavailable, content
 from tests.fault.s3_rig import LARGE, S3Line

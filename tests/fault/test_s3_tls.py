@@ -3,9 +3,9 @@
 import boto3
 import pytest
 
+from claimcheck._registry import build_store
 from claimcheck.config import StoreConfig
 from claimcheck.errors import ConfigError, StoreUnavailableError
-from claimcheck.registry import build_store
 
 BUCKET = "payloads"
 

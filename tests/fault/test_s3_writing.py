@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from claimcheck.errors import StoreError, StoreUnavailableError
-from claimcheck.stores.s3 import S3Store
+from claimcheck.stores.s3._store import S3Store
 from tests.fault.proxy import Proxy
 from tests.fault.rig import MIB, TriggerFile, assert_unavailable, content
 from tests.fault.s3_rig import LARGE, NOTHING, PART, SMALL, S3Line, left

@@ -5,10 +5,10 @@ import uuid
 import confluent_kafka as kafka
 import pytest
 
-from claimcheck.envelope import encode_abort
+from claimcheck._envelope import encode_abort
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.kafka import last_offset
-from claimcheck.transports.kafka.marks import Mark
+from claimcheck.transports.kafka._partition import Mark
 from tests.integration.kafka_rig import LIMIT, Clock, chunks_of, content, nothing_comes, receive, rig, values
 
 A, B, C = (content(600, n) for n in range(3))

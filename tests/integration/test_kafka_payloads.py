@@ -6,6 +6,7 @@ import itertools
 import confluent_kafka as kafka
 import pytest
 
+from claimcheck._wire_size import kafka_overhead
 from claimcheck.errors import (
     ChunkConflictError,
     ConfigError,
@@ -15,7 +16,6 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer, OffsetStoreError, last_offset
-from claimcheck.wire import kafka_overhead
 from tests.integration.kafka_rig import (
     LIMIT,
     SENT_AT,

@@ -12,7 +12,7 @@ import claimcheck
 from claimcheck.errors import PartialSendError
 from claimcheck.hooks import SendEvent
 from claimcheck.transports.kafka import CompactedTopicError, KafkaProducer
-from claimcheck.transports.kafka.errors import classify
+from claimcheck.transports.kafka._errors import classify
 from tests.integration.kafka_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig, values
 from tests.servers import wait_until
 

@@ -9,7 +9,7 @@ import pytest
 
 import claimcheck
 from claimcheck import HEADER
-from claimcheck.envelope import encode_pointer
+from claimcheck._envelope import encode_pointer
 from claimcheck.transports.local import (
     BrokerClosedError,
     BrokerStorageError,

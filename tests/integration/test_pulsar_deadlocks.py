@@ -8,7 +8,7 @@ import pytest
 HEAD = """
 import sys, time
 import pulsar
-from claimcheck.transports.pulsar.flushing import Flushing
+from claimcheck.transports.pulsar._producer import Flushing
 
 client = pulsar.Client(sys.argv[1], logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
 """
@@ -53,7 +53,7 @@ print(wrapped.producer_name() == producer.producer_name())
 
 NEVER = """
 import os, signal, threading
-from claimcheck.transports.pulsar.errors import SendDeadlineError
+from claimcheck.transports.pulsar._errors import SendDeadlineError
 
 producer = client.create_producer(sys.argv[2], batching_enabled=False)
 flushing = Flushing(producer)

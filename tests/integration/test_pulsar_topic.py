@@ -6,9 +6,9 @@ from dataclasses import replace
 import pulsar
 import pytest
 
+from claimcheck._payload import crc32_of
+from claimcheck._pointer import Pointer
 from claimcheck.errors import ConfigError, IntegrityError, PayloadNotFoundError, PointerRejectedError, StoreError
-from claimcheck.payload import crc32_of
-from claimcheck.pointer import Pointer
 from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests import servers

@@ -6,10 +6,9 @@ import pulsar
 import pytest
 
 from claimcheck.errors import TransportError
-from claimcheck.spark.sources.pulsar_connection import Connection
-from claimcheck.spark.sources.pulsar_control import _settled
-from claimcheck.spark.sources.pulsar_foreign import check_readable
-from claimcheck.spark.sources.pulsar_reader import Reading, _patiently
+from claimcheck.spark.sources._pulsar.connection import Connection
+from claimcheck.spark.sources._pulsar.reader import Reading, _patiently, check_readable
+from claimcheck.spark.sources._pulsar.stream import _settled
 from tests.spark.sources_rig import batches_of, failure, stream, values
 
 PULSAR = "claimcheck_pulsar"

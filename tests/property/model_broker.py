@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from claimcheck.acknowledgement import CumulativeAcks
-from claimcheck.envelope import Abort, Chunk, decode
-from claimcheck.resolver import Dropped, Failed, Outcome, Resolved, Resolver
+from claimcheck._acknowledgement import CumulativeAcks
+from claimcheck._envelope import Abort, Chunk, decode
+from claimcheck._resolver import Dropped, Failed, Outcome, Resolved, Resolver
 
 SOURCE = "s"
 

@@ -9,10 +9,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from claimcheck.assembler import Assembler
-from claimcheck.chunks import Assembled, Dropped, Slot
+from claimcheck._assembler import Assembled, Assembler, Dropped, Slot
+from claimcheck._envelope import Chunk
 from claimcheck.config import ChunkingConfig
-from claimcheck.envelope import Chunk
 
 MAX_BYTES, MAX_PAYLOADS = 40, 4
 

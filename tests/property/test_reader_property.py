@@ -19,10 +19,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from claimcheck._envelope import encode_abort, encode_chunk, encode_pointer
+from claimcheck._resolver import Dropped, Failed, Outcome, Resolved, Resolver
 from claimcheck.config import ChunkingConfig
-from claimcheck.envelope import encode_abort, encode_chunk, encode_pointer
 from claimcheck.errors import ChunkConflictError, IncompletePayloadError, PayloadTooLargeError
-from claimcheck.resolver import Dropped, Failed, Outcome, Resolved, Resolver
 from tests.property.model_broker import SOURCE, Broker, Entry, Reader
 
 EXPIRY = 10.0

@@ -15,10 +15,10 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from claimcheck import Failed, Resolved
+from claimcheck._hints import TYPE
+from claimcheck._sending import SendLedger
 from claimcheck.errors import PartialSendError
-from claimcheck.hints import TYPE
 from claimcheck.hooks import Hooks, SendEvent
-from claimcheck.sending import SendLedger
 from tests.produce_rig import Rig
 
 

@@ -10,11 +10,11 @@ import hypothesis.strategies as st
 from hypothesis import example, given
 
 import claimcheck
-from claimcheck import envelope
-from claimcheck import pointer as pointers
-from claimcheck.envelope import HEADER, Chunk, Literal, Plain, decode
+from claimcheck import _envelope as envelope
+from claimcheck import _pointer as pointers
+from claimcheck._envelope import HEADER, Chunk, Literal, Plain, decode
+from claimcheck._pointer import Pointer
 from claimcheck.errors import ClaimCheckError
-from claimcheck.pointer import Pointer
 
 uuids = st.uuids(version=4).map(str)
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)

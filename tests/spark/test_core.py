@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from claimcheck._pointer import Pointer
 from claimcheck.errors import ConfigError, PayloadNotFoundError, PayloadTypeError
-from claimcheck.pointer import Pointer
-from claimcheck.spark.core import Pace, check_bytes, check_choice, check_reading, outcomes
+from claimcheck.spark._fetching import Pace, check_bytes, check_choice, check_reading, outcomes
 
 
 class Getter:

@@ -20,13 +20,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from claimcheck.demo import files, job, main, report
-from claimcheck.demo.files import DemoError, Folder, find, read_file
-from claimcheck.demo.job import Found, Reading
-from claimcheck.demo.produce import TOPIC, Order, Sent, produce
-from claimcheck.demo.progress import Watch, count, mega
-from claimcheck.demo.session import _explained
-from claimcheck.demo.tally import Tally
+from claimcheck._demo import files, job, main, report
+from claimcheck._demo.files import DemoError, Folder, Tally, find, read_file
+from claimcheck._demo.job import Found, Reading
+from claimcheck._demo.produce import TOPIC, Order, Sent, produce
+from claimcheck._demo.report import Watch, count, mega
+from claimcheck._demo.session import _explained
 from claimcheck.errors import MissingDependencyError
 from claimcheck.transports.local import LocalBroker
 
@@ -34,7 +33,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from claimcheck.demo import run
+from claimcheck._demo import run
 if __name__ == "__main__":
     sys.exit(run(Path(sys.argv[1]), console=Console(width=90)))
 """

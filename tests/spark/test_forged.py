@@ -6,13 +6,12 @@ import pyarrow as pa
 import pytest
 
 import claimcheck
-from claimcheck.envelope import HEADER
+from claimcheck._envelope import HEADER
 from claimcheck.errors import MissingDependencyError, PointerRejectedError, StoreUnavailableError
 from claimcheck.spark import map_payloads, reassemble, resolve, resolver
-from claimcheck.spark.resolving import _Stage
-from claimcheck.spark.row import Faults
-from claimcheck.spark.rows import Reading
-from claimcheck.spark.worker import as_config
+from claimcheck.spark._resolve import _Stage
+from claimcheck.spark._rows import Faults, Reading
+from claimcheck.spark._worker import as_config
 
 FACTS = {"size": 1, "segments": 1, "checksum": "crc32:00000000"}
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from claimcheck.errors import MissingDependencyError
-from claimcheck.spark import ensure_java, java
+from claimcheck.spark import _java as java
+from claimcheck.spark import ensure_java
 
 PROGRAM = """
 import os

@@ -10,7 +10,8 @@ import pytest
 
 import claimcheck
 from claimcheck.errors import ConfigError
-from claimcheck.spark import DeadLetter, ResultError, map_payloads, mapping
+from claimcheck.spark import DeadLetter, ResultError, map_payloads
+from claimcheck.spark import _map_payloads as mapping
 from tests.spark.test_resolving import batch_of, frame, remove_stored
 
 
@@ -272,9 +273,8 @@ def stage_of(config, fn, **options):
     """As `map_payloads` makes it, for one column."""
     from pyspark.sql.types import IntegerType, StructField, StructType
 
-    from claimcheck.spark.row import Faults
-    from claimcheck.spark.rows import Reading
-    from claimcheck.spark.worker import as_config
+    from claimcheck.spark._rows import Faults, Reading
+    from claimcheck.spark._worker import as_config
 
     reading = Reading(
         config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20, out_batch_bytes=1 << 20, faults=Faults()

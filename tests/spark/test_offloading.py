@@ -192,8 +192,8 @@ def batch_of(payloads):
 
 
 def stage_of(config):
-    from claimcheck.spark import offloading
-    from claimcheck.spark.worker import as_config
+    from claimcheck.spark import _offload as offloading
+    from claimcheck.spark._worker import as_config
 
     columns = offloading._Columns(
         payload=0,
@@ -217,7 +217,7 @@ def stage_rows(stage, place, batches):
             yield batch
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("claimcheck.spark.offloading.task_place", lambda: place)
+        patch.setattr("claimcheck.spark._offload.task_place", lambda: place)
         for batch in stage(coming()):
             yield from batch.column("a0").to_pylist()
 

@@ -7,7 +7,7 @@ import pytest
 from claimcheck import config as configuration
 from claimcheck.errors import ConfigError
 from claimcheck.spark import resolve
-from claimcheck.spark.paths import check_store_paths, is_one_machine
+from claimcheck.spark._worker import check_store_paths, is_one_machine
 from tests.spark import shipping_rig
 
 READS = ("resolve", "map_payloads", "offload", "reassemble", "resolver", "local source")

@@ -105,7 +105,7 @@ def test_one_worker_process_opens_a_configuration_once(sc, config, send):
     def identity(elements):
         import os
 
-        from claimcheck.spark import worker
+        from claimcheck.spark import _worker as worker
 
         total = sum(len(payload) for payload in resolve(elements))
         yield os.getpid(), id(worker.claim_check(resolve.config)), total

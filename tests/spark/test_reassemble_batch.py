@@ -13,14 +13,14 @@ from uuid import uuid4
 
 import pytest
 
-from claimcheck.envelope import HEADER, Abort, Chunk, decode, encode_abort, encode_chunk, encode_literal
+from claimcheck._envelope import HEADER, Abort, Chunk, decode, encode_abort, encode_chunk, encode_literal
 from claimcheck.errors import ClaimCheckError, ConfigError
-from claimcheck.spark.reassembly import batch as on_batch
-from claimcheck.spark.reassembly import reassemble
-from claimcheck.spark.reassembly.group import Group
-from claimcheck.spark.reassembly.heads import head_of
-from claimcheck.spark.reassembly.options import Options, Places
-from claimcheck.spark.worker import as_config
+from claimcheck.spark._reassemble import batch as on_batch
+from claimcheck.spark._reassemble import reassemble
+from claimcheck.spark._reassemble.batch import Group
+from claimcheck.spark._reassemble.chunk_heads import head_of
+from claimcheck.spark._reassemble.options import Options, Places
+from claimcheck.spark._worker import as_config
 
 CHUNKING = {"strategy": "chunking", "chunking": {"max_message_bytes": 1000}}
 SCHEMA = "topic string, partition int, offset bigint, value binary"

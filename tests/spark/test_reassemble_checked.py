@@ -6,13 +6,13 @@ from uuid import uuid4
 
 import pytest
 
-from claimcheck.envelope import encode_chunk
+from claimcheck._envelope import encode_chunk
+from claimcheck._payload import crc32_of
 from claimcheck.errors import ConfigError, IntegrityError
-from claimcheck.payload import crc32_of
 from claimcheck.spark import offload
-from claimcheck.spark.reassembly import reassemble
-from claimcheck.spark.reassembly.group import Group
-from claimcheck.spark.worker import as_config
+from claimcheck.spark._reassemble import reassemble
+from claimcheck.spark._reassemble.batch import Group
+from claimcheck.spark._worker import as_config
 
 CHUNKING = {"strategy": "chunking", "threshold_bytes": 1000, "chunking": {"max_message_bytes": 1000}}
 PAYLOADS = [bytes([n]) * 5_000 for n in (1, 2, 3)]

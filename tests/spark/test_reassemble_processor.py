@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from claimcheck.spark.reassembly.words import missing
+from claimcheck.spark._reassemble.error_texts import missing
 
 UUID = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 KEY = json.dumps(["orders", 3, UUID])
@@ -20,7 +20,7 @@ class Operator:
     def __init__(self, **limits: int) -> None:
         from pyspark.sql.streaming.tws_tester import TwsTester
 
-        from claimcheck.spark.reassembly.processor import Limits, Reassembler
+        from claimcheck.spark._reassemble.stateful_processor import Limits, Reassembler
 
         known = {"max_chunks": 10, "max_bytes": 100, "expire_ms": 60_000, "remember_ms": 600_000} | limits
         self.behind = known.get("behind_ms", 0)

@@ -19,13 +19,14 @@ from uuid import uuid4
 
 import pytest
 
-from claimcheck.envelope import HEADER, decode, encode_abort, encode_chunk
+from claimcheck._envelope import HEADER, decode, encode_abort, encode_chunk
+from claimcheck._payload import crc32_of
 from claimcheck.errors import ConfigError
-from claimcheck.payload import crc32_of
 from claimcheck.spark import Metrics
-from claimcheck.spark.reassembly import reassemble, storing
-from claimcheck.spark.reassembly.options import Options
-from claimcheck.spark.worker import as_config, claim_check
+from claimcheck.spark._reassemble import chunk_storage as storing
+from claimcheck.spark._reassemble import reassemble
+from claimcheck.spark._reassemble.options import Options
+from claimcheck.spark._worker import as_config, claim_check
 
 SCHEMA = "topic string, partition int, offset bigint, value binary"
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from claimcheck._pointer import Pointer
 from claimcheck.errors import ConfigError, PayloadTooLargeError
-from claimcheck.pointer import Pointer
-from claimcheck.spark import reassemble, repartition_by_payload, resolve, resolving
-from claimcheck.spark.columns import MAX_COLUMN_BYTES
-from claimcheck.spark.row import Faults
-from claimcheck.spark.rows import Reading, RowByRow
+from claimcheck.spark import _resolve as resolving
+from claimcheck.spark import reassemble, repartition_by_payload, resolve
+from claimcheck.spark._columns import MAX_COLUMN_BYTES
+from claimcheck.spark._rows import Faults, Reading, RowByRow
 
 
 def frame(spark, messages, partitions=1):
@@ -153,7 +153,7 @@ def test_on_a_stream(spark, config, send, tmp_path):
 
 
 def run_stage(config, batches, *, out_batch_bytes=1 << 20):
-    from claimcheck.spark.worker import as_config
+    from claimcheck.spark._worker import as_config
 
     reading = Reading(
         config=as_config(config),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import claimcheck
+from claimcheck._pointer import Pointer
 from claimcheck.errors import ConfigError
-from claimcheck.pointer import Pointer
 from claimcheck.spark import repartition_by_payload
 
 

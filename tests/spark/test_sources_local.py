@@ -6,13 +6,12 @@ import pytest
 import yaml
 
 import claimcheck
-from claimcheck.envelope import HEADER
+from claimcheck._envelope import HEADER
 from claimcheck.errors import ConfigError
 from claimcheck.spark import resolve
 from claimcheck.spark.sources import register
-from claimcheck.spark.sources.registration import check_version
-from claimcheck.spark.sources.shares import Budget, Entry, Spent, share, take
-from claimcheck.spark.sources.weights import Scale
+from claimcheck.spark.sources._admission_control import Budget, Entry, Scale, Spent, share, take
+from claimcheck.spark.sources._registration import check_version
 from claimcheck.transports.local import LocalBroker, LocalProducer
 from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
 

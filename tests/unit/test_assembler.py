@@ -7,11 +7,10 @@ import weakref
 
 import pytest
 
-from claimcheck import assembler as assembler_module
-from claimcheck.assembler import Assembler
-from claimcheck.chunks import Assembled, Broken, Dropped, Identity, Slot
+from claimcheck import _assembler as assembler_module
+from claimcheck._assembler import Assembled, Assembler, Broken, Dropped, Identity, Slot
+from claimcheck._envelope import Chunk
 from claimcheck.config import ChunkingConfig
-from claimcheck.envelope import Chunk
 from claimcheck.errors import ChunkConflictError, IncompletePayloadError, PayloadTooLargeError
 from tests.clocks import Clock
 

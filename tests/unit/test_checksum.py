@@ -6,8 +6,8 @@ import zlib
 
 import pytest
 
-from claimcheck import checksum
-from claimcheck.payload import Source
+from claimcheck import _checksum as checksum
+from claimcheck._payload import Source
 
 
 @pytest.fixture(params=["isal", "zlib"])

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
+from claimcheck._envelope import encode_abort, encode_chunk
+from claimcheck._resolver import Dropped, Failed, Resolved, Resolver
 from claimcheck.config import ChunkingConfig, from_dict
-from claimcheck.envelope import encode_abort, encode_chunk
 from claimcheck.errors import ChunkConflictError, ConfigError, IncompletePayloadError, PayloadTooLargeError
 from claimcheck.hooks import DropEvent, Hooks
-from claimcheck.resolver import Dropped, Failed, Resolved, Resolver
 from tests.clocks import Clock
 
 A = "aaaaaaaa-0000-4000-8000-000000000000"

@@ -281,7 +281,7 @@ def test_a_file_that_is_not_there(tmp_path):
     [
         ({"type": "reddis"}, "stores.hot.type", "filesystem, memory, obstore, pulsar-topic, redis, s3"),
         ({"type": "no.such.module:Store"}, "stores.hot.type", "cannot import"),
-        ({"type": "claimcheck.keys:slug"}, "stores.hot.type", "a class"),
+        ({"type": "claimcheck._keys:slug"}, "stores.hot.type", "a class"),
         ({"type": "memory", "spcae": "x"}, "stores.hot.spcae", "did you mean 'space'"),
         ({"type": "memory", "spcae": "${X}"}, "stores.hot.spcae", "did you mean 'space'"),
         ({"type": "memory", "ttl_seconds": "soon"}, "stores.hot.ttl_seconds", "a number"),
@@ -302,7 +302,7 @@ def test_a_file_that_is_not_there(tmp_path):
         ({"type": "s3", "bucket": ""}, "stores.hot.bucket", "a bucket"),
         ({"type": "filesystem", "path": ""}, "stores.hot.path", "a directory"),
         ({"type": "builtins:dict"}, "stores.hot.type", "a class below claimcheck.Store"),
-        ({"type": "claimcheck.store:Store"}, "stores.hot.type", "a class below claimcheck.Store"),
+        ({"type": "claimcheck._store:Store"}, "stores.hot.type", "a class below claimcheck.Store"),
         ({"type": "redis", "url": "redis://x", "pointer_version": 3}, "stores.hot.pointer_version", "1 or 2"),
     ],
 )
@@ -354,7 +354,7 @@ def test_readers_may_be_limited_to_some_stores():
 
 @pytest.mark.parametrize("stores", [{}, {"store": "hot", "stores": {"hot": {"type": "memory"}}}])
 @pytest.mark.parametrize(
-    "strategy", ["hybird", "no.such:Strategy", "claimcheck.store:Store", "builtins:dict", ":X", ".a:X", "a:", ".:X"]
+    "strategy", ["hybird", "no.such:Strategy", "claimcheck._store:Store", "builtins:dict", ":X", ".a:X", "a:", ".:X"]
 )
 def test_an_unknown_strategy(strategy, stores):
     for path, raw in (

@@ -6,8 +6,8 @@ import array
 
 import pytest
 
-from claimcheck import envelope
-from claimcheck.envelope import HEADER, Abort, Chunk, Literal, Plain, PointerData, decode
+from claimcheck import _envelope as envelope
+from claimcheck._envelope import HEADER, Abort, Chunk, Literal, Plain, PointerData, decode
 from claimcheck.errors import ClaimCheckError, EnvelopeError
 from tests.vectors import UUID, golden, names
 

@@ -5,10 +5,10 @@ import pickle
 
 import pytest
 
+from claimcheck._registry import build_store, check_store
+from claimcheck._store import StoreContext
 from claimcheck.config import StoreConfig
 from claimcheck.errors import PayloadNotFoundError, StoreError, StoreUnavailableError
-from claimcheck.registry import build_store, check_store
-from claimcheck.store import StoreContext
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.testing import FaultyStore
 

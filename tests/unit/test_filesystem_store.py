@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from claimcheck._pointer import Pointer
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,
@@ -16,7 +17,6 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.pointer import Pointer
 from claimcheck.stores.filesystem import FilesystemStore
 
 

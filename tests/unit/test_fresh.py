@@ -3,8 +3,8 @@ import tracemalloc
 
 import pytest
 
-from claimcheck import fresh
-from claimcheck.fresh import FreshBytes
+from claimcheck import _payload_reader as fresh
+from claimcheck._payload_reader import FreshBytes
 
 
 @pytest.fixture

@@ -8,16 +8,17 @@ import sys
 import pytest
 
 import claimcheck
-from claimcheck import envelope, hints
+from claimcheck import _envelope as envelope
+from claimcheck import _hints as hints
+from claimcheck._resolver import Failed
 from claimcheck.errors import IntegrityError
-from claimcheck.resolver import Failed
 
 UUID = "00000000-0000-4000-8000-000000000000"
 
 CHILD = """
 import gc, uuid
 import claimcheck
-from claimcheck import envelope
+from claimcheck import _envelope as envelope
 
 def rss():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20

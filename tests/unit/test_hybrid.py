@@ -10,11 +10,11 @@ import uuid
 import pytest
 
 import claimcheck
-from claimcheck import envelope
-from claimcheck.breaker import Breaker
+from claimcheck import _envelope as envelope
+from claimcheck._strategies.hybrid import HybridStrategy
+from claimcheck._strategy import Breaker
 from claimcheck.errors import PayloadError, PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.hooks import BreakerEvent, FallbackEvent
-from claimcheck.strategies.hybrid import HybridStrategy
 from tests.produce_rig import BIG, Unseekable
 
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 import claimcheck
 from claimcheck.errors import TransportError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer
-from claimcheck.transports.kafka.errors import classify
-from claimcheck.transports.kafka.marks import Mark
-from claimcheck.transports.kafka.message import failed, stored
-from claimcheck.transports.kafka.partition import _MAX_SPANS, Partition
+from claimcheck.transports.kafka._errors import classify
+from claimcheck.transports.kafka._message import failed, stored
+from claimcheck.transports.kafka._partition import _MAX_SPANS, Mark, Partition
 
 OFFSETS = st.integers(0, 2**63 - 1)
 

@@ -6,9 +6,9 @@ import tracemalloc
 import pytest
 
 import claimcheck
-from claimcheck.envelope import encode_chunk
+from claimcheck._envelope import encode_chunk
+from claimcheck._error_frames import let_go
 from claimcheck.errors import IntegrityError
-from claimcheck.frames import let_go
 
 SIZE = 8 << 20
 

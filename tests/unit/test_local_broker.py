@@ -30,10 +30,10 @@ from claimcheck.transports.local import (
     TopicStats,
     UnknownPartitionError,
     UnknownTopicError,
-    database,
     message_size,
 )
-from claimcheck.transports.local.messages import pack_headers, unpack_headers
+from claimcheck.transports.local import _database as database
+from claimcheck.transports.local._messages import pack_headers, unpack_headers
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from claimcheck.reading import fill
-from claimcheck.stores.objects import ParallelReader, folder, in_parts, part_size
+from claimcheck._payload_reader import fill
+from claimcheck.stores._objects import ParallelReader, folder, in_parts, part_size
 
 PAYLOAD = bytes(range(256)) * 100
 

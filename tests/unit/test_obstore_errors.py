@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from claimcheck._registry import STORES, load_class
+from claimcheck._store import StoreContext
 from claimcheck.errors import (
     ConfigError,
     MissingDependencyError,
@@ -15,10 +17,7 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.registry import STORES, load_class
-from claimcheck.store import StoreContext
-from claimcheck.stores.obstore import ObstoreStore
-from claimcheck.stores.obstore_errors import words_of
+from claimcheck.stores.obstore import ObstoreStore, words_of
 from tests.unit.tiny_s3 import Answer, TinyS3
 
 PAYLOAD = os.urandom((2 << 20) + 17)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import claimcheck
+from claimcheck._pointer import Pointer
+from claimcheck._store import Store, StoreContext
 from claimcheck.errors import (
     IntegrityError,
     KeyTakenError,
@@ -17,10 +19,8 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.pointer import Pointer
-from claimcheck.store import Store, StoreContext
 from claimcheck.stores.obstore import ObstoreStore
-from claimcheck.testing.payloads import Breaking, Unseekable, Zeros
+from claimcheck.testing._payloads import Breaking, Unseekable, Zeros
 from tests.unit.tiny_s3 import Answer, TinyS3
 
 MIB = 1 << 20

@@ -2,8 +2,8 @@ import io
 
 import pytest
 
+from claimcheck._payload import Source, as_view, crc32_of, remaining_bytes
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
-from claimcheck.payload import Source, as_view, crc32_of, remaining_bytes
 
 LIMIT = 1 << 30
 

@@ -6,12 +6,11 @@ import zlib
 
 import pytest
 
+from claimcheck._payload import crc32_of, crc32_text
+from claimcheck._payload_reader import Origin, PayloadReader, PieceReader, SeekableReader
+from claimcheck._pointer import Pointer
+from claimcheck._threads import Interrupted, interruptible
 from claimcheck.errors import IntegrityError, PayloadTooLargeError
-from claimcheck.interrupt import Interrupted, interruptible
-from claimcheck.payload import crc32_of, crc32_text
-from claimcheck.payload_reader import Origin, PayloadReader, SeekableReader
-from claimcheck.pointer import Pointer
-from claimcheck.reading import PieceReader
 
 MIB = 1 << 20
 PAYLOAD = bytes(range(256)) * 40
@@ -339,7 +338,7 @@ class TestSeekableReader:
 
     def test_allocates_at_once_what_the_medium_confirmed(self, monkeypatch):
         """No growing, no copying, however large it is."""
-        monkeypatch.setattr("claimcheck.payload_reader.TRUSTED_BYTES", 100)
+        monkeypatch.setattr("claimcheck._payload_reader.TRUSTED_BYTES", 100)
         monkeypatch.setattr(PayloadReader, "_grown", lambda *_: pytest.fail("grown"))
 
         assert SeekableReader(origin(Medium(PAYLOAD), exact=True)).readall() == PAYLOAD

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from claimcheck import pointer as pointers
+from claimcheck import _pointer as pointers
+from claimcheck._pointer import Pointer
+from claimcheck._signing import Seal
 from claimcheck.config import from_dict
 from claimcheck.errors import ClaimCheckError, EnvelopeError, PointerRejectedError, UnknownVersionError
-from claimcheck.pointer import Pointer
-from claimcheck.sealing import Seal
 from tests.vectors import golden
 
 SECRETS = {"k1": b"a secret of ours"}

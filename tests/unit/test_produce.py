@@ -8,12 +8,13 @@ import uuid
 
 import pytest
 
-from claimcheck import Envelope, WireLimit, envelope
+from claimcheck import Envelope, WireLimit
+from claimcheck import _envelope as envelope
+from claimcheck._hints import TYPE
 from claimcheck.errors import (
     ConfigError,
     PayloadTypeError,
 )
-from claimcheck.hints import TYPE
 from tests.produce_rig import BIG, Rig
 
 

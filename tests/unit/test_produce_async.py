@@ -10,10 +10,10 @@ import threading
 
 import pytest
 
+from claimcheck._hints import TYPE
 from claimcheck.errors import (
     PartialSendError,
 )
-from claimcheck.hints import TYPE
 from tests.produce_rig import BIG, QueueFullError, Rig
 
 

@@ -11,16 +11,16 @@ import weakref
 import pytest
 
 import claimcheck
-from claimcheck import envelope
+from claimcheck import _envelope as envelope
+from claimcheck._hints import TYPE
+from claimcheck._strategy import Message
 from claimcheck.errors import (
     ConfigError,
     PartialSendError,
     PayloadError,
     PayloadTooLargeError,
 )
-from claimcheck.hints import TYPE
 from claimcheck.hooks import Hooks, SendEvent
-from claimcheck.strategy import Message
 from tests.produce_rig import BIG, BrokerTimeoutError, QueueFullError, Rig
 
 
@@ -158,7 +158,7 @@ def test_a_loop_that_breaks_off_after_one_of_several_messages_keeps_what_it_sent
         def _offload(self, message):
             store = self.context.store()
             pointer = store.write(message.payload, destination=message.destination)
-            one = claimcheck.Envelope(claimcheck.envelope.encode_pointer(self.context.seal(pointer)))
+            one = claimcheck.Envelope(claimcheck._envelope.encode_pointer(self.context.seal(pointer)))
             return claimcheck.Outbound([one, one], total=2, undo=lambda: store.rollback(pointer))
 
     strategy = Twice(rig.cc._plan("orders")[0].context)

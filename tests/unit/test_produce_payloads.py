@@ -8,7 +8,9 @@ import mmap
 
 import pytest
 
-from claimcheck import Envelope, Outbound, Strategy, envelope
+from claimcheck import Envelope, Outbound, Strategy
+from claimcheck import _envelope as envelope
+from claimcheck._hints import TYPE
 from claimcheck.errors import (
     ClaimCheckError,
     PartialSendError,
@@ -17,7 +19,6 @@ from claimcheck.errors import (
     PayloadTypeError,
     StoreUnavailableError,
 )
-from claimcheck.hints import TYPE
 from tests.produce_rig import BIG, QueueFullError, Rig, Unseekable
 
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck.envelope import Envelope
+from claimcheck._envelope import Envelope
 from claimcheck.errors import TransportError
-from claimcheck.transports.pulsar.deadlines import Deadlines, Ticket
-from claimcheck.transports.pulsar.errors import SendDeadlineError, classify, error_of
-from claimcheck.transports.pulsar.flight import Flight
-from claimcheck.transports.pulsar.ids import WholeMessageId, before, deserialize, natives, position_of
-from claimcheck.transports.pulsar.limit import metadata_bytes, wire_limit
-from claimcheck.transports.pulsar.receiving import Receiving
-from claimcheck.transports.pulsar.redeliveries import Redeliveries
+from claimcheck.transports.pulsar._admin import metadata_bytes, wire_limit
+from claimcheck.transports.pulsar._errors import SendDeadlineError, classify, error_of
+from claimcheck.transports.pulsar._message_ids import WholeMessageId, before, deserialize, natives, position_of
+from claimcheck.transports.pulsar._receiver import Receiving
+from claimcheck.transports.pulsar._redelivery_tracker import Redeliveries
+from claimcheck.transports.pulsar._send import Flight
+from claimcheck.transports.pulsar._send_deadlines import Deadlines, Ticket
 
 OK = pulsar.Result.Ok
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)

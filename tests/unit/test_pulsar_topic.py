@@ -7,8 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from claimcheck.errors import ConfigError
-from claimcheck.stores.pulsar_retention import WebService
-from claimcheck.stores.pulsar_topic import Gap, PulsarTopicStore
+from claimcheck.stores.pulsar_topic import Gap, PulsarTopicStore, WebService
 
 
 class Clock:

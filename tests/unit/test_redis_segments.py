@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from claimcheck._payload import crc32_of
+from claimcheck._pointer import Pointer
+from claimcheck._store import StoreContext
 from claimcheck.errors import (
     IntegrityError,
     PayloadNotFoundError,
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.payload import crc32_of
-from claimcheck.pointer import Pointer
-from claimcheck.store import StoreContext
-from claimcheck.stores import redis_reader
-from claimcheck.stores.redis import RedisStore
-from claimcheck.stores.redis_server import Borrowed
+from claimcheck.stores.redis import _reader as redis_reader
+from claimcheck.stores.redis._server import Borrowed
+from claimcheck.stores.redis._store import RedisStore
 from tests.unit.scripted_redis import bulk, scripted_redis
 
 PAYLOAD = bytes(range(95))

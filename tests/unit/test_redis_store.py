@@ -12,6 +12,8 @@ import fakeredis
 import pytest
 import redis
 
+from claimcheck._pointer import Pointer, decode, encode
+from claimcheck._store import StoreContext
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,
@@ -22,10 +24,8 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.pointer import Pointer, decode, encode
-from claimcheck.store import StoreContext
-from claimcheck.stores import redis_server
-from claimcheck.stores.redis import RedisStore
+from claimcheck.stores.redis import _server as redis_server
+from claimcheck.stores.redis._store import RedisStore
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 KEY_V1 = f"kafka-over-redis-orders-{UUID}"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from claimcheck._registry import STRATEGIES, build_store, check_store, import_vendor, load_class
+from claimcheck._store import Store
+from claimcheck._validation import fail
 from claimcheck.config import StoreConfig
 from claimcheck.errors import ConfigError, MissingDependencyError, StoreError, StoreUnavailableError
-from claimcheck.registry import STRATEGIES, build_store, check_store, import_vendor, load_class
-from claimcheck.store import Store
-from claimcheck.validation import fail
 
 
 class Stranger(Store):

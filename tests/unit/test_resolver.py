@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 import claimcheck
-from claimcheck import Dropped, Failed, Resolved, envelope
+from claimcheck import Dropped, Failed, Resolved
+from claimcheck import _envelope as envelope
 from claimcheck.errors import (
     ChunkError,
     ConfigError,

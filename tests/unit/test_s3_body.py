@@ -9,12 +9,12 @@ import zlib
 
 import pytest
 
+from claimcheck._store import StoreContext
+from claimcheck._threads import Interrupted, interruptible
 from claimcheck.errors import KeyTakenError, StoreError, StoreUnavailableError
-from claimcheck.interrupt import Interrupted, interruptible
-from claimcheck.store import StoreContext
-from claimcheck.stores import s3_body
-from claimcheck.stores.s3 import S3Store
-from claimcheck.stores.s3_body import FRAMED_FROM_BYTES, FramedFile, ViewFile
+from claimcheck.stores.s3 import _upload as s3_body
+from claimcheck.stores.s3._store import S3Store
+from claimcheck.stores.s3._upload import FRAMED_FROM_BYTES, FramedFile, ViewFile
 from tests.unit.tiny_s3 import Answer, TinyS3
 
 MIB = 1 << 20
@@ -173,7 +173,7 @@ class TestChecksumBehindTheBody:
     def test_is_verified_by_the_server(self, server, open_store, monkeypatch):
         store = open_store(server)
         store.write(LARGE)
-        monkeypatch.setattr("claimcheck.stores.s3_body.checksum.crc32", lambda piece, before=0: 4711)
+        monkeypatch.setattr("claimcheck.stores.s3._upload.checksum.crc32", lambda piece, before=0: 4711)
 
         with pytest.raises(StoreError, match="BadDigest"):
             store.write(LARGE)

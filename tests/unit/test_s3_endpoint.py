@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
+from claimcheck._pointer import Pointer
 from claimcheck.errors import StoreError
-from claimcheck.pointer import Pointer
-from claimcheck.stores.s3 import S3Store
+from claimcheck.stores.s3._store import S3Store
 from tests.unit.tiny_s3 import Answer, TinyS3
 
 PART = 5 << 20

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from claimcheck._store import StoreContext
 from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
-from claimcheck.store import StoreContext
-from claimcheck.stores import s3_reader
-from claimcheck.stores.s3 import S3Store
+from claimcheck.stores.s3 import _reader as s3_reader
+from claimcheck.stores.s3._store import S3Store
 from tests.unit.tiny_s3 import Answer, TinyS3
 
 MIB = 1 << 20

@@ -20,6 +20,8 @@ from botocore.exceptions import (
 )
 from moto import mock_aws
 
+from claimcheck._registry import build_store
+from claimcheck._store import StoreContext
 from claimcheck.config import StoreConfig
 from claimcheck.errors import (
     ConfigError,
@@ -29,10 +31,8 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.registry import build_store
-from claimcheck.store import StoreContext
-from claimcheck.stores import s3_client
-from claimcheck.stores.s3 import S3Store
+from claimcheck.stores.s3 import _client as s3_client
+from claimcheck.stores.s3._store import S3Store
 
 PART = 5 << 20
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
@@ -365,7 +365,7 @@ class TestClient:
         first = store._s3()
         assert store._s3() is first
 
-        monkeypatch.setattr("claimcheck.stores.s3.os.getpid", lambda: 1)
+        monkeypatch.setattr("claimcheck.stores.s3._store.os.getpid", lambda: 1)
 
         assert store._s3() is not first
 

@@ -6,6 +6,9 @@ import uuid
 
 import pytest
 
+from claimcheck._keys import slug
+from claimcheck._pointer import Pointer
+from claimcheck._store import Store, StoreContext
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,
@@ -18,9 +21,6 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.hooks import Hooks
-from claimcheck.keys import slug
-from claimcheck.pointer import Pointer
-from claimcheck.store import Store, StoreContext
 from claimcheck.stores.memory import MemoryStore
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")

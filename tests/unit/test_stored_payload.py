@@ -6,8 +6,8 @@ from concurrent.futures import Executor, Future
 import pytest
 
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
+from claimcheck.transports._common.prefetch import Prefetch
 from claimcheck.transports._common.stored_payload import StoredPayload
-from claimcheck.transports.prefetch import Prefetch
 
 
 class Source:

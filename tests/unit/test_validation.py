@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import pytest
 
 import claimcheck
-from claimcheck.errors import ConfigError
-from claimcheck.validation import (
+from claimcheck._validation import (
     SECRET,
     Check,
     Range,
@@ -22,6 +21,7 @@ from claimcheck.validation import (
     check_seconds,
     without_secrets,
 )
+from claimcheck.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import threading
 import pytest
 
 import claimcheck
-from claimcheck import wiring
-from claimcheck.envelope import encode_chunk
+from claimcheck import _client as wiring
+from claimcheck._envelope import encode_chunk
+from claimcheck._outbound import Outbound
+from claimcheck._strategy import Strategy
 from claimcheck.errors import ConfigError, PayloadTooLargeError
 from claimcheck.hooks import Hooks, OperationEvent
-from claimcheck.outbound import Outbound
-from claimcheck.strategy import Strategy
 
 CONFIG = {"strategy": "external", "threshold_bytes": 100, "stores": {"hot": {"type": "memory", "space": "wiring"}}}
 BIG = b"x" * 1000

@@ -8,13 +8,13 @@ They move messages as they are. ``df.transform(resolve("value", config="claimche
 read, and the option ``config`` of a sink offloads what is too large to be sent. Importing this imports no pyspark.
 """
 
-from claimcheck.spark.sources.errors import (
+from claimcheck.spark.sources._errors import (
     AccessError,
     DataLossError,
     ForeignMessageError,
     RowSendError,
     SubscriptionBusyError,
 )
-from claimcheck.spark.sources.registration import register
+from claimcheck.spark.sources._registration import register
 
 __all__ = ["AccessError", "DataLossError", "ForeignMessageError", "RowSendError", "SubscriptionBusyError", "register"]

@@ -1,12 +1,12 @@
 """Apache Kafka: wrap the producer and consumer of confluent-kafka that you have; payloads may then be of any size."""
 
-from claimcheck.transports.kafka.aio_consumer import AsyncKafkaConsumer
-from claimcheck.transports.kafka.aio_producer import AsyncKafkaProducer
-from claimcheck.transports.kafka.consumer import KafkaConsumer
-from claimcheck.transports.kafka.errors import CompactedTopicError, OffsetStoreError, ShareGroupError
-from claimcheck.transports.kafka.message import KafkaMessage, last_offset
-from claimcheck.transports.kafka.producer import KafkaProducer
-from claimcheck.transports.kafka.share import KafkaShareConsumer
+from claimcheck.transports.kafka._async_consumer import AsyncKafkaConsumer
+from claimcheck.transports.kafka._async_producer import AsyncKafkaProducer
+from claimcheck.transports.kafka._consumer import KafkaConsumer
+from claimcheck.transports.kafka._errors import CompactedTopicError, OffsetStoreError, ShareGroupError
+from claimcheck.transports.kafka._message import KafkaMessage, last_offset
+from claimcheck.transports.kafka._producer import KafkaProducer
+from claimcheck.transports.kafka._share_consumer import KafkaShareConsumer
 
 __all__ = [
     # payloads in, payloads out

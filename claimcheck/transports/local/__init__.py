@@ -1,8 +1,8 @@
 """The embedded transport: a broker in one SQLite file, and a producer and a consumer of payloads of any size."""
 
-from claimcheck.transports.local.broker import LocalBroker, TopicStats
-from claimcheck.transports.local.consumer import LocalConsumer
-from claimcheck.transports.local.errors import (
+from claimcheck.transports.local._broker import LocalBroker, TopicStats
+from claimcheck.transports.local._consumer import LocalConsumer
+from claimcheck.transports.local._errors import (
     BrokerArgumentError,
     BrokerBusyError,
     BrokerClosedError,
@@ -15,10 +15,10 @@ from claimcheck.transports.local.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
-from claimcheck.transports.local.groups import Delivery, GroupMember, Polled
-from claimcheck.transports.local.messages import MESSAGE_OVERHEAD_BYTES, LocalMessage, MessageId, message_size
-from claimcheck.transports.local.producer import LocalProducer
-from claimcheck.transports.local.received import ReceivedMessage
+from claimcheck.transports.local._groups import Delivery, GroupMember, Polled
+from claimcheck.transports.local._messages import MESSAGE_OVERHEAD_BYTES, LocalMessage, MessageId, message_size
+from claimcheck.transports.local._producer import LocalProducer
+from claimcheck.transports.local._received_message import ReceivedMessage
 
 __all__ = [
     # payloads in, payloads out

@@ -1,15 +1,15 @@
 """Apache Pulsar: wrap the producer, consumer or reader that you have; payloads may then be of any size."""
 
-from claimcheck.transports.pulsar.aio_consumer import AsyncPulsarConsumer, AsyncPulsarReader
-from claimcheck.transports.pulsar.aio_producer import AsyncPulsarProducer
-from claimcheck.transports.pulsar.consumer import PulsarConsumer
-from claimcheck.transports.pulsar.errors import ChunkArgumentError, SendDeadlineError, SharedSubscriptionError
-from claimcheck.transports.pulsar.ids import WholeMessageId, deserialize
-from claimcheck.transports.pulsar.limit import ask_limit
-from claimcheck.transports.pulsar.listener import listening
-from claimcheck.transports.pulsar.message import PulsarMessage
-from claimcheck.transports.pulsar.producer import PulsarProducer
-from claimcheck.transports.pulsar.reader import PulsarReader
+from claimcheck.transports.pulsar._admin import ask_limit
+from claimcheck.transports.pulsar._async_consumer import AsyncPulsarConsumer, AsyncPulsarReader
+from claimcheck.transports.pulsar._async_producer import AsyncPulsarProducer
+from claimcheck.transports.pulsar._consumer import PulsarConsumer
+from claimcheck.transports.pulsar._errors import ChunkArgumentError, SendDeadlineError, SharedSubscriptionError
+from claimcheck.transports.pulsar._listener import listening
+from claimcheck.transports.pulsar._message import PulsarMessage
+from claimcheck.transports.pulsar._message_ids import WholeMessageId, deserialize
+from claimcheck.transports.pulsar._producer import PulsarProducer
+from claimcheck.transports.pulsar._reader import PulsarReader
 
 __all__ = [
     # payloads in, payloads out

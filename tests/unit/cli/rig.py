@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from claimcheck.cli.commands import commands
+from claimcheck.cli._commands import commands
 
 PAYLOAD = os.urandom(3_000_000)
 UUID = "c588ed27-7265-4f4d-9d42-64e1de14b8c6"

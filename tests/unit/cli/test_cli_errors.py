@@ -9,8 +9,8 @@ import pytest
 
 import claimcheck
 from claimcheck import HEADER, errors
-from claimcheck.cli.errors import exit_code, one_line
-from claimcheck.envelope import encode_chunk, encode_literal, encode_pointer
+from claimcheck._envelope import encode_chunk, encode_literal, encode_pointer
+from claimcheck.cli._commands import exit_code, one_line
 from tests.unit.cli.rig import (
     CODE,
     SIGNED,

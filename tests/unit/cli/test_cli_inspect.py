@@ -7,8 +7,8 @@ import json
 import pytest
 
 from claimcheck import HEADER
-from claimcheck.cli.inspect import human_bytes, lines
-from claimcheck.envelope import encode_chunk, encode_literal, encode_pointer
+from claimcheck._envelope import encode_chunk, encode_literal, encode_pointer
+from claimcheck.cli._inspect import human_bytes, lines
 from tests.unit.cli.rig import (
     SIGNED,
     claims,

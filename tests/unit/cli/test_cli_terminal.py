@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from claimcheck.demo.files import DemoError
+from claimcheck._demo.files import DemoError
 from tests.unit.cli.rig import (
     command,
     is_one_line,
@@ -67,7 +67,7 @@ def test_a_terminal_gets_a_table(here):
 
 
 def test_the_demo_is_run_with_its_folder_and_its_code(here, monkeypatch):
-    demo = pytest.importorskip("claimcheck.demo")
+    demo = pytest.importorskip("claimcheck._demo")
     seen = []
 
     def fake(directory, *, console):
@@ -83,7 +83,7 @@ def test_the_demo_is_run_with_its_folder_and_its_code(here, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_used_is_wrong_usage_and_other_troubles_of_the_demo_are_not(here, monkeypatch):
-    demo = pytest.importorskip("claimcheck.demo")
+    demo = pytest.importorskip("claimcheck._demo")
     (here / "void").mkdir()
     result = run("demo", "--dir", "void")
     assert result.exit_code == 2

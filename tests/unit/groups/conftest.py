@@ -9,7 +9,7 @@ import pytest
 from claimcheck.transports.local import (
     LocalBroker,
 )
-from claimcheck.transports.local.groups import GroupMember
+from claimcheck.transports.local._groups import GroupMember
 from tests.clocks import Clock
 
 

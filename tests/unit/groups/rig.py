@@ -5,7 +5,7 @@ from __future__ import annotations
 from claimcheck.transports.local import (
     LocalBroker,
 )
-from claimcheck.transports.local.groups import Delivery, GroupMember
+from claimcheck.transports.local._groups import Delivery, GroupMember
 from tests.clocks import Clock
 
 

@@ -7,7 +7,7 @@ import pytest
 from claimcheck.transports.local import (
     StaleDeliveryError,
 )
-from claimcheck.transports.local.groups import POLL_SECONDS, Delivery, GroupMember
+from claimcheck.transports.local._groups import POLL_SECONDS, Delivery, GroupMember
 from tests.unit.groups.rig import fill, offsets, rows, take
 
 # Reading

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from claimcheck.transports.local import (
     StaleDeliveryError,
 )
-from claimcheck.transports.local.leases import fair_share
+from claimcheck.transports.local._groups import fair_share
 from tests.unit.groups.rig import fill, offsets, rows, settle, take
 
 # Sharing

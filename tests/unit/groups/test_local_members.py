@@ -12,7 +12,7 @@ from claimcheck.transports.local import (
     UnknownPartitionError,
     UnknownTopicError,
 )
-from claimcheck.transports.local.groups import GroupMember
+from claimcheck.transports.local._groups import GroupMember
 from tests.unit.groups.rig import fill, offsets, rows, take
 
 # Seeking

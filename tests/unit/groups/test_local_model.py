@@ -15,7 +15,7 @@ from claimcheck.transports.local import (
     LocalBroker,
     StaleDeliveryError,
 )
-from claimcheck.transports.local.groups import Delivery, GroupMember
+from claimcheck.transports.local._groups import Delivery, GroupMember
 from tests.clocks import Clock
 from tests.unit.groups.rig import fill, offsets, take
 

@@ -1,0 +1,551 @@
+"""The reassembly of chunks: a pure core without I/O, threads or a clock of its own.
+
+Chunks are filed by payload, ``(source, uuid, writer)``, and message position, so order, duplicates and interleaving do
+not matter. What is held is bounded in payloads, messages and bytes; the oldest payload is evicted to make room.
+Nothing is discarded silently: messages that do not become a payload are returned as `Dropped` or `Broken` events, with
+their handles, and the transport acts on them. Every incomplete payload ends: it completes, or it is redelivered
+``max_redeliveries`` times and then reported.
+
+Every payload has one record while it is incomplete, and keeps it for a while after it has ended: a late duplicate is
+acknowledged with the payload that it belongs to, and the tail of an evicted payload gets the same action as its head.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from claimcheck import _hints as hints
+from claimcheck._checksum import crc32
+from claimcheck._envelope import Chunk
+from claimcheck.config import Action, ChunkingConfig
+from claimcheck.errors import ChunkConflictError, ClaimCheckError, IncompletePayloadError, PayloadTooLargeError
+
+__all__ = [
+    "Action",
+    "Assembled",
+    "Assembler",
+    "Broken",
+    "Dropped",
+    "Event",
+    "Identity",
+    "Record",
+    "Slot",
+]
+
+_REMEMBERED = 10_000  # finished payloads, and payloads that were redelivered
+_REMEMBERED_POSITIONS = 1_000_000  # of the messages of finished payloads
+
+
+class Assembler:
+    """Takes chunks, returns events. For one thread.
+
+    Args:
+        config: Bounds, expiry and actions.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        due: No payload expires before this time of the clock; ``None`` while none can expire.
+        pending_bytes: Bytes of the pieces that are held.
+    """
+
+    def __init__(self, config: ChunkingConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._clock = clock
+        self._open: OrderedDict[Identity, Record] = OrderedDict()  # oldest first
+        self._closed: OrderedDict[Identity, Record] = OrderedDict()
+        self._waiting = list[Event]()  # for the next `tick`
+        self._redelivered: OrderedDict[Identity, int] = OrderedDict()  # how often; survives `clear`
+        self.due: float | None = None
+        self.pending_bytes = 0
+        self._held = 0  # messages of incomplete payloads
+        self._remembered_positions = 0
+
+    @property
+    def pending_payloads(self) -> int:
+        """Payloads of which some chunks are held."""
+        return len(self._open)
+
+    def __repr__(self) -> str:
+        return f"<Assembler {self.pending_payloads} pending, {self.pending_bytes} bytes>"
+
+    def feed(self, source: Hashable, slot: Slot, chunk: Chunk) -> list[Event]:
+        """File one chunk and return the resulting events. Nothing expires here: see `tick`.
+
+        Raises:
+            PayloadTypeError: The message's headers are neither a mapping nor pairs; nothing was filed.
+        """
+        claims = hints.declared(slot.headers)
+        identity = Identity(source, chunk.uuid, slot.writer)
+        known = self._closed.get(identity)
+        if known is not None:
+            late = self._late(known, slot, chunk)
+            if late is not None:
+                return late
+        return self._file(identity, slot, chunk, claims)
+
+    def abort(self, source: Hashable, slot: Slot, uuid: str) -> Dropped:
+        """Drop what is held of a payload of this writer, and what still comes, with the action ``on_abort``."""
+        identity = Identity(source, uuid, slot.writer)
+        known = self._closed.get(identity)
+        if known is not None and known.state != "dropped":  # it was complete after all
+            return Dropped(known, [slot], "aborted", "ack")
+        record = self._open.get(identity) or Record(identity, 0, self._clock())
+        self._hold(record, slot)
+        seen = len(record.numbers)
+        error = IncompletePayloadError(f"the writer of {uuid} aborted it after {seen} chunks", uuid=uuid, seen=seen)
+        return self._drop(record, "aborted", self._config.on_abort, error)
+
+    def tick(self) -> list[Event]:
+        """Expire payloads that have been incomplete for too long. Costs next to nothing before `due`."""
+        if self.due is None or (now := self._clock()) < self.due:
+            return []
+        events, self._waiting, self.due = self._waiting, [], None
+        limit = self._config.expire_after_seconds
+        while limit and self._open:
+            record = next(iter(self._open.values()))
+            if now < record.first_seen + limit:
+                self.due = record.first_seen + limit
+                break
+            events.append(self._expire(record))
+        return events
+
+    def knows(self, identity: Identity) -> bool:
+        """Whether a message of this payload arrived before, and is still remembered."""
+        return identity in self._open or identity in self._closed
+
+    def acked(self, attempt: Record, settled: Iterable[Slot] = ()) -> None:
+        """The payload was acknowledged: later duplicates will be, too, as will what is held of it for another attempt.
+
+        Args:
+            attempt: The attempt that delivered the payload.
+            settled: The messages that were acknowledged; others that are held of the payload follow with `tick`.
+        """
+        again = self._open.get(attempt.identity)
+        if again is not None:
+            self._end(again, attempt, {slot.position for slot in settled})
+        record = self._closed.get(attempt.identity)
+        if record is None:  # given back before it was acknowledged
+            record = attempt
+            self._remember(record)
+        if record.state == "dropped":
+            return
+        if isinstance(record.error, IncompletePayloadError):  # late chunks are reported in turn, and not one by one
+            self.forget(record.identity)
+            return
+        before = record.weight
+        record.acked, record.slots, record.by_position, record.first = True, [], {}, None
+        self._remembered_positions += record.weight - before
+
+    def _end(self, again: Record, attempt: Record, settled: set[Any]) -> None:
+        """End an attempt, because an earlier one was acknowledged: its other messages are duplicates, or contradict."""
+        rest, error = [slot for slot in again.slots if slot.position not in settled], again.error
+        chunks = (Chunk(again.identity.uuid, n, again.count, piece) for n, piece in again.pieces.items())
+        errors = (_contradiction(attempt, chunk) for chunk in chunks if attempt.state == "delivered")
+        error = error or next((each for each in errors if each is not None), None)
+        self._discard(again)
+        if rest:
+            late = Broken(attempt, rest, error, late=True) if error is not None else None
+            self._waiting.append(late or Dropped(attempt, rest, "duplicate", "ack"))
+            self.due = -math.inf
+
+    def nacked(self, attempt: Record) -> None:
+        """The payload was negatively acknowledged: when its chunks come again they are a new attempt."""
+        record = self._closed.get(attempt.identity)
+        if record is not None and not record.acked:
+            self.forget(record.identity)
+
+    def forget(self, identity: Identity) -> None:
+        """Forget a payload that has ended."""
+        record = self._closed.pop(identity, None)
+        if record is not None:
+            self._remembered_positions -= record.weight
+
+    def clear(self, source: Hashable | None = None) -> list[Slot]:
+        """Forget all messages from one source, or from all; returns those that were held, not acknowledged."""
+        held: list[Slot] = []
+        self._waiting = [event for event in self._waiting if source is not None and event.source != source]
+        for records in (self._open, self._closed):
+            for identity in [identity for identity in records if source is None or identity.source == source]:
+                if records is self._closed:
+                    self.forget(identity)
+                    continue
+                held.extend(records[identity].slots)
+                self._discard(records[identity])
+        return held
+
+    # Filing ----------------------------------------------------------------------------------------------------
+
+    def _file(self, identity: Identity, slot: Slot, chunk: Chunk, claims: frozenset[tuple[str, str]]) -> list[Event]:
+        record = self._open.get(identity) or self._opened(identity, chunk)
+        self._hold(record, slot, claims)
+        events = self._make_room(record, 0)
+        self._check(record, chunk)
+        if record.state == "pending":
+            events += self._store(record, chunk)
+        record.numbers.add(chunk.position)
+        return events + self._finish_if_complete(record)
+
+    def _opened(self, identity: Identity, chunk: Chunk) -> Record:
+        record = self._open[identity] = Record(identity, chunk.count, self._clock())
+        limit = self._config.expire_after_seconds
+        if limit and self.due is None:
+            self.due = record.first_seen + limit
+        return record
+
+    def _hold(self, record: Record, slot: Slot, claims: frozenset[tuple[str, str]] = frozenset()) -> None:
+        if not record.hold(slot, claims) and record.identity in self._open:
+            self._held += 1
+
+    def _check(self, record: Record, chunk: Chunk) -> None:
+        """Doom a payload that contradicts itself or alone exceeds a bound; its other chunks are only counted."""
+        limits, messages = self._config, self._config.max_pending_messages
+        size = record.size + (0 if chunk.position in record.pieces else len(chunk.piece))
+        bound, name = min(
+            (limits.max_payload_bytes, "max_payload_bytes"), (limits.max_pending_bytes, "max_pending_bytes")
+        )
+        if chunk.count != record.count:
+            why = f"has a count of {chunk.count}, an earlier chunk has {record.count}"
+            self._doom(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
+        elif chunk.position in record.pieces and record.pieces[chunk.position] != chunk.piece:
+            why = "arrived twice with different bytes"
+            self._doom(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
+        elif chunk.count > limits.max_chunks:
+            self._doom(record, _too_large(record, chunk.count, limits.max_chunks, "chunks, chunking.max_chunks"))
+        elif size > bound:
+            self._doom(record, _too_large(record, size, bound, f"bytes or more, chunking.{name}"))
+        elif len(record.slots) > messages:
+            what = "messages, chunking.max_pending_messages"
+            self._doom(record, _too_large(record, len(record.slots), messages, what))
+
+    def _store(self, record: Record, chunk: Chunk) -> list[Event]:
+        if chunk.position in record.pieces:
+            return []
+        events = self._make_room(record, len(chunk.piece))
+        record.pieces[chunk.position] = _owned(chunk.piece)
+        record.size += len(chunk.piece)
+        self.pending_bytes += len(chunk.piece)
+        return events
+
+    def _make_room(self, record: Record, size: int) -> list[Event]:
+        events = list[Event]()
+        while (bound := self._exceeded(size)) and (victim := self._victim(record, holding_bytes=size > 0)):
+            why = f"it was evicted to make room, chunking.{bound} is {getattr(self._config, bound)}"
+            events.append(self._give_up(victim, "evicted", self._config.on_evict, why))
+        return events
+
+    def _exceeded(self, size: int) -> str | None:
+        """Which bound of the configuration is exceeded, with ``size`` bytes more if there are any."""
+        limits = self._config
+        if size:
+            return "max_pending_bytes" if self.pending_bytes + size > limits.max_pending_bytes else None
+        if len(self._open) > limits.max_pending_payloads:
+            return "max_pending_payloads"
+        # A message costs memory even if its piece is empty or a duplicate.
+        return "max_pending_messages" if self._held > limits.max_pending_messages else None
+
+    def _victim(self, record: Record, *, holding_bytes: bool) -> Record | None:
+        """The oldest payload other than this one, if need be the oldest that holds bytes."""
+        others = (other for other in self._open.values() if other is not record)
+        return next((other for other in others if other.size or not holding_bytes), None)
+
+    def _finish_if_complete(self, record: Record) -> list[Event]:
+        limits = self._config
+        if record.state == "doomed":
+            complete = len(record.numbers) >= min(record.count, limits.max_chunks)
+            return [self._break(record)] if complete or len(record.slots) > limits.max_pending_messages else []
+        if len(record.numbers) < record.count:
+            return []
+        pieces, declared = [record.pieces[n] for n in range(record.count)], record.declared
+        record.crc32s = _running_crc32(pieces)
+        self._close(record, "delivered")
+        self._redelivered.pop(record.identity, None)
+        return [Assembled(record, record.slots, pieces, declared)]
+
+    # What comes after the end ----------------------------------------------------------------------------------
+
+    def _late(self, record: Record, slot: Slot, chunk: Chunk) -> list[Event] | None:
+        """A chunk of a payload that has ended; ``None`` when it begins a new attempt."""
+        if record.state == "dropped":
+            return self._late_for_drop(record, slot)
+        if record.state == "delivered" and (error := _contradiction(record, chunk)) is not None:
+            return [Broken(record, [slot], error, late=True)]
+        if not record.acked:  # it is settled together with the payload
+            before = record.weight
+            record.hold(slot)
+            self._remembered_positions += record.weight - before
+            return []
+        if record.error is not None:
+            return [Broken(record, [slot], record.error, late=True)]
+        return [Dropped(record, [slot], "duplicate", "ack")]
+
+    def _late_for_drop(self, record: Record, slot: Slot) -> list[Event] | None:
+        if slot.position in record.by_position and record.reason != "aborted":  # redelivered: a new attempt
+            self.forget(record.identity)
+            return None
+        if slot.position not in record.by_position:
+            before = record.weight
+            record.by_position[slot.position] = None
+            self._remembered_positions += record.weight - before
+            self._forget_oldest()
+        return [Dropped(record, [slot], record.reason, record.action, record.error)]
+
+    # Endings ---------------------------------------------------------------------------------------------------
+
+    def _expire(self, record: Record) -> Event:
+        waited = f"chunking.expire_after_seconds ({self._config.expire_after_seconds:g}) passed"
+        return self._give_up(record, "expired", self._config.on_expire, waited)
+
+    def _give_up(self, record: Record, reason: str, action: Action, why: str) -> Event:
+        if record.state == "doomed":
+            return self._break(record)
+        if action == "redeliver" and not self._redeliver(record.identity):
+            why += f", after {self._config.max_redeliveries} redeliveries (chunking.max_redeliveries)"
+            record.error = _incomplete(record, why)
+            return self._break(record, reason)
+        return self._drop(record, reason, action, _incomplete(record, why))
+
+    def _redeliver(self, identity: Identity) -> bool:
+        """Count one more redelivery; returns whether it is allowed."""
+        times = self._redelivered.pop(identity, 0)
+        allowed = times < self._config.max_redeliveries
+        self._redelivered[identity] = times + allowed
+        if len(self._redelivered) > _REMEMBERED:
+            self._redelivered.popitem(last=False)
+        return allowed
+
+    def _drop(self, record: Record, reason: str, action: Action, error: ClaimCheckError) -> Dropped:
+        record.reason, record.action, record.error = reason, action, error
+        slots = record.slots
+        self._close(record, "dropped")
+        record.let_go()
+        return Dropped(record, slots, reason, action, error)
+
+    def _doom(self, record: Record, error: ClaimCheckError) -> None:
+        if record.state == "pending":
+            self._release(record)
+            record.state, record.error = "doomed", error
+
+    def _break(self, record: Record, reason: str = "") -> Broken:
+        assert record.error is not None
+        self._close(record, "broken")
+        return Broken(record, record.slots, record.error, reason)
+
+    def _close(self, record: Record, state: Literal["delivered", "broken", "dropped"]) -> None:
+        self._discard(record)
+        self.forget(record.identity)  # an abort may replace what is remembered of a payload
+        record.state, record.numbers, record.declared = state, set(), set()
+        self._remember(record)
+
+    def _discard(self, record: Record) -> None:
+        if self._open.pop(record.identity, None) is not None:
+            self._held -= len(record.slots)
+        self._release(record)
+
+    def _remember(self, record: Record) -> None:
+        self._closed[record.identity] = record
+        self._remembered_positions += record.weight
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        while len(self._closed) > _REMEMBERED or (
+            self._remembered_positions > _REMEMBERED_POSITIONS and len(self._closed) > 1
+        ):
+            self.forget(next(iter(self._closed)))
+
+    def _release(self, record: Record) -> None:
+        self.pending_bytes -= record.size
+        record.size, record.pieces = 0, {}
+
+
+def _running_crc32(pieces: Iterable[memoryview]) -> array[int]:
+    """The checksum of the payload up to the end of each piece: the last is that of the whole."""
+    running, value = array("I"), 0
+    for piece in pieces:
+        value = crc32(piece, value)
+        running.append(value)
+    return running
+
+
+def _contradiction(record: Record, chunk: Chunk) -> ChunkConflictError | None:
+    """What is wrong with a chunk of a payload that was delivered."""
+    known = record.crc32s
+    if chunk.count != record.count:
+        why = f"has a count of {chunk.count}, the delivered payload has {record.count} chunks"
+    elif known and crc32(chunk.piece, known[chunk.position - 1] if chunk.position else 0) != known[chunk.position]:
+        why = "differs from that of the delivered payload"
+    else:
+        return None
+    return _conflict(chunk, why, seen=record.count, total=record.count)
+
+
+def _owned(piece: memoryview) -> memoryview:
+    """A piece that nobody changes: of ``bytes`` a view, of anything else a copy."""
+    return piece if isinstance(piece.obj, bytes) else memoryview(bytes(piece))
+
+
+def _conflict(chunk: Chunk, why: str, *, seen: int, total: int) -> ChunkConflictError:
+    return ChunkConflictError(
+        f"chunk {chunk.position} of {chunk.uuid} {why}: two writers, or damage",
+        uuid=chunk.uuid,
+        position=chunk.position,
+        seen=seen,
+        total=total,
+    )
+
+
+def _too_large(record: Record, size: int, limit: int, what: str) -> PayloadTooLargeError:
+    text = f"the payload {record.identity.uuid} has {size} {what} is {limit}"
+    return PayloadTooLargeError(text, size=size, limit=limit)
+
+
+def _incomplete(record: Record, why: str) -> IncompletePayloadError:
+    seen, uuid = len(record.numbers), record.identity.uuid
+    text = f"only {seen} of {record.count} chunks of {uuid} arrived: {why}"
+    return IncompletePayloadError(text, uuid=uuid, seen=seen, total=record.count)
+
+
+_MAX_CLAIMS = 8  # different claims about one payload; two are enough to refuse it
+
+
+class Identity(NamedTuple):
+    """Which payload a chunk belongs to: equal uuids of different writers are different payloads."""
+
+    source: Hashable
+    uuid: str
+    writer: Hashable = None
+
+
+@dataclass(slots=True)
+class Slot:
+    """One message: its position, the transport's handle, and who sent it as far as the broker tells."""
+
+    position: Any
+    handle: Any
+    headers: Any = field(default=None, repr=False)
+    key: Any = field(default=None, repr=False)
+    writer: Hashable = field(default=None, repr=False)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Record:
+    """The state of one payload, or rather of one attempt to receive it: given back, it begins anew."""
+
+    identity: Identity
+    count: int
+    first_seen: float
+    state: Literal["pending", "doomed", "delivered", "broken", "dropped"] = "pending"
+    acked: bool = False
+    action: Action = "ack"
+    reason: str = ""
+    error: ClaimCheckError | None = None
+    pieces: dict[int, memoryview] = field(default_factory=dict)
+    numbers: set[int] = field(default_factory=set)
+    slots: list[Slot] = field(default_factory=list)
+    by_position: dict[Any, Slot | None] = field(default_factory=dict)
+    first: Slot | None = None
+    declared: set[tuple[str, str]] = field(default_factory=set)
+    size: int = 0
+    crc32s: array[int] = field(default_factory=lambda: array("I"))  # of the payload up to the end of each chunk
+
+    def __repr__(self) -> str:
+        return f"<{self.state} payload {self.identity.uuid}>"
+
+    @property
+    def weight(self) -> int:
+        """What remembering it costs, counted in positions: a checksum takes far less than a position in a dict."""
+        return len(self.by_position) + len(self.crc32s) // 16
+
+    def hold(self, slot: Slot, claims: frozenset[tuple[str, str]] = frozenset()) -> bool:
+        """Add a message; returns whether its position was known, in which case only the handle is replaced."""
+        known = self.by_position.get(slot.position)
+        if known is not None:
+            known.handle = slot.handle
+            return True
+        self.by_position[slot.position] = slot
+        self.slots.append(slot)
+        if len(self.declared) < _MAX_CLAIMS:
+            self.declared |= claims
+        self._keep_headers_of_first(slot)
+        return False
+
+    def let_go(self) -> None:
+        """Keep the positions of the messages, to recognise them when they are redelivered, and nothing else."""
+        self.slots, self.first = [], None
+        self.by_position = dict.fromkeys(self.by_position)
+
+    def _keep_headers_of_first(self, slot: Slot) -> None:
+        """Headers can be larger than the pieces: only those of the first message are kept."""
+        if self.first is None or slot.position < self.first.position:
+            self.first, slot = slot, self.first or slot
+        if slot is not self.first:
+            slot.headers = slot.key = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """What all events know: the payload, and its messages (late duplicates join the list until it is settled)."""
+
+    attempt: Record
+    slots: list[Slot]
+
+    @property
+    def identity(self) -> Identity:
+        """Which payload this is."""
+        return self.attempt.identity
+
+    @property
+    def source(self) -> Hashable:
+        """Where the messages came from."""
+        return self.attempt.identity.source
+
+    @property
+    def uuid(self) -> str:
+        """The payload's uuid."""
+        return self.attempt.identity.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled(_Event):
+    """A complete payload: its pieces in order.
+
+    Of headers and keys only those of the message with the lowest position are kept; ``declared`` has the claims of all
+    headers.
+    """
+
+    pieces: list[memoryview] = field(repr=False)
+    declared: set[tuple[str, str]]
+
+    @property
+    def crc32(self) -> int:
+        """The checksum of the whole payload."""
+        return self.attempt.crc32s[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken(_Event):
+    """A payload that cannot be delivered, or a late message that contradicts one (``late``).
+
+    ``reason`` is ``expired`` or ``evicted`` for a payload that stayed incomplete after its last redelivery.
+    """
+
+    error: ClaimCheckError
+    reason: str = ""
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped(_Event):
+    """Messages that do not become a payload now, and the action for the transport."""
+
+    reason: str
+    action: Action
+    error: ClaimCheckError | None = None
+
+
+Event = Assembled | Broken | Dropped

@@ -1,0 +1,381 @@
+"""The decorator around produce calls: payloads of any size through a function that sends messages.
+
+The wrapped function is called with an envelope where it expected the payload: once for a pointer, once per chunk
+otherwise. It may be a function, a method or a coroutine function, and it may return a future.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, cast
+
+from claimcheck import _hints as hints
+from claimcheck._envelope import Envelope
+from claimcheck._outbound import Outbound, in_background, is_future
+from claimcheck._payload import is_file
+from claimcheck._sending import Classifier
+from claimcheck._strategy import Message, Strategy
+from claimcheck._threads import in_thread
+from claimcheck._wire_size import WireLimit
+from claimcheck.errors import ConfigError
+
+__all__ = [
+    "decorate",
+    "follow",
+    "offload_async",
+    "OutboundBlock",
+    "ProduceCall",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Plan = Callable[[str], tuple[Strategy, int, WireLimit]]
+"""From a destination to its strategy, threshold and limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceCall:
+    """Which parameters of a produce function mean what.
+
+    Attributes:
+        payload: The parameter that takes the message's value.
+        destination: The parameter that takes the topic; ``None`` for a function that has one topic only.
+        key: The parameter that takes the message key; ``None`` where there is none.
+        headers: The parameter that takes the message headers; ``None`` where there is none.
+    """
+
+    payload: str
+    destination: str | None
+    key: str | None
+    headers: str | None
+
+    def check(self, function: Callable[..., Any], *, may_chunk: bool) -> inspect.Signature:
+        """Find every parameter in the function's signature.
+
+        Raises:
+            ConfigError: A parameter does not exist, or chunks could not be kept together for want of a key.
+        """
+        signature = inspect.signature(function)
+        named = {n for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        where = _name_of(function)
+        for role in ("payload", "destination", "key", "headers"):
+            wanted = getattr(self, role)
+            if wanted is not None and wanted not in named:
+                raise ConfigError(
+                    f"{where} has no parameter {wanted!r} for the {role}; it has {', '.join(sorted(named)) or 'none'}",
+                    path=where,
+                    found=wanted,
+                    expected=f"one of {', '.join(sorted(named))}",
+                )
+        if may_chunk and self.key is None:
+            raise ConfigError(
+                f"{where}: the configuration may send chunks, which need one key to stay together: name the key's "
+                "parameter with key=..., or use strategy external",
+                path=where,
+                found="no key parameter",
+                expected="key=<name of a parameter>",
+            )
+        return signature
+
+
+def decorate(
+    function: Callable[P, R], call: ProduceCall, plan: Plan, *, may_chunk: bool, classify: Classifier | None
+) -> Callable[P, R]:
+    """Wrap one produce function.
+
+    Raises:
+        ConfigError: See `ProduceCall.check`; also for generator functions, which produce nothing when they are called.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{_name_of(function)} is a generator function; decorate the call that sends")
+    sender = _Sender(function, call, call.check(function, may_chunk=may_chunk), plan, classify)
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def async_wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return await sender.send_async(args, kwargs)
+
+        return cast("Callable[P, R]", async_wrapper)
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        return cast(R, sender.send(args, kwargs))
+
+    return wrapper
+
+
+async def offload_async(strategy: Strategy, message: Message) -> Outbound:
+    """Offload without blocking the event loop; when cancelled meanwhile, what gets stored is removed again.
+
+    With a file the cancellation takes effect when the file is no longer read, so that the caller can send it again.
+    """
+    if (quick := strategy.shortcut(message)) is not None:
+        return quick
+    return await in_thread(lambda: strategy.offload(message), undo=_undo, to_the_end=is_file(message.payload))
+
+
+def _undo(out: Outbound) -> None:
+    out.settle(InterruptedError("the task that sends was cancelled"))
+
+
+def _bound(out: Outbound, strategy: Strategy, message: Message, classify: Classifier | None) -> Outbound:
+    return out.bind(destination=message.destination, hooks=strategy.context.hooks, classify=classify)
+
+
+class OutboundBlock:
+    """One payload, offloaded when the block is entered; what was stored is kept or deleted when it is left."""
+
+    def __init__(self, strategy: Strategy, message: Message, classify: Classifier | None) -> None:
+        self._strategy = strategy
+        self._message = message
+        self._classify = classify
+        self._out: Outbound | None = None
+
+    def __enter__(self) -> Outbound:
+        offloaded = self._strategy.offload(self._message)
+        self._out = _bound(offloaded, self._strategy, self._message, self._classify)
+        return self._out
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._out is not None:
+            self._out.settle(error)
+
+    async def __aenter__(self) -> Outbound:
+        offloaded = await offload_async(self._strategy, self._message)
+        self._out = _bound(offloaded, self._strategy, self._message, self._classify)
+        return self._out
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._out is not None:
+            await self._out.settle_async(error)
+
+
+class _Sender:
+    """One decorated function, ready to be called."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        call: ProduceCall,
+        signature: inspect.Signature,
+        plan: Plan,
+        classify: Classifier | None,
+    ) -> None:
+        self._function = function
+        self._call = call
+        self._signature = signature
+        self._plan = plan
+        self._classify = classify
+        self._text_key = call.key is not None and _wants_text(signature.parameters[call.key])
+        self._arguments = tuple(
+            _Argument.of(signature, name) for name in (call.payload, call.destination, call.key, call.headers)
+        )
+
+    def passes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the call may go on as it is: a small payload that nobody could take for an envelope.
+
+        Most payloads are such: this decides in a few microseconds, without binding the arguments to the signature.
+        """
+        payload, destination, key, headers = (argument.find(args, kwargs) for argument in self._arguments)
+        if type(payload) is not bytes or hints.is_ours(headers):
+            return False
+        strategy, threshold, limit = self._plan(self._destination(destination))
+        if len(payload) + limit.overhead(key, headers) > threshold:
+            return False
+        return not payload.startswith(strategy.context.config.header)
+
+    def send(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.passes(args, kwargs):
+            return self._function(*args, **kwargs)
+        bound, strategy, message = self._prepare(args, kwargs)
+        produce = functools.partial(self._produce_now, bound)
+        out = _bound(strategy.offload(message), strategy, message, self._classify)
+        out.send(produce)
+        return follow(out, produce)
+
+    async def send_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.passes(args, kwargs):
+            return await self._function(*args, **kwargs)
+        bound, strategy, message = self._prepare(args, kwargs)
+        produce = cast("Callable[[Envelope], Coroutine[Any, Any, Any]]", functools.partial(self._produce, bound))
+        out = _bound(await offload_async(strategy, message), strategy, message, self._classify)
+        await out.send_async(produce)
+        return follow(out, produce)
+
+    def _prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[inspect.BoundArguments, Strategy, Message]:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given, call = bound.arguments, self._call
+        destination = self._destination(given[call.destination] if call.destination else None)
+        strategy, threshold, limit = self._plan(destination)
+        message = Message(
+            payload=given[call.payload],
+            destination=destination,
+            key=given[call.key] if call.key else None,
+            headers=given[call.headers] if call.headers else None,
+            threshold=threshold,
+            limit=limit,
+            takes_headers=call.headers is not None,
+            text_key=self._text_key,
+        )
+        return bound, strategy, message
+
+    def _destination(self, given: Any) -> str:
+        return _name_of(self._function) if given is None else str(given)
+
+    def _produce_now(self, bound: inspect.BoundArguments, envelope: Envelope) -> Any:
+        result = self._produce(bound, envelope)
+        if inspect.iscoroutine(result):
+            result.close()  # nothing of it has run
+            raise ConfigError(f"{_name_of(self._function)} returns a coroutine: decorate an 'async def' instead")
+        return result
+
+    def _produce(self, bound: inspect.BoundArguments, envelope: Envelope) -> Any:
+        """Call the function once, with copies of its arguments: the caller's objects are never changed."""
+        changed = dict(bound.arguments)
+        changed[self._call.payload] = envelope.data
+        if self._call.key is not None:
+            changed[self._call.key] = envelope.key
+        if self._call.headers is not None:
+            changed[self._call.headers] = envelope.headers
+        again = inspect.BoundArguments(self._signature, changed)
+        return self._function(*again.args, **again.kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """Where one parameter's value is found in a call, without binding the others."""
+
+    name: str | None
+    index: int = -1
+    default: Any = None
+    by_name: bool = False
+
+    @classmethod
+    def of(cls, signature: inspect.Signature, name: str | None) -> _Argument:
+        if name is None:
+            return cls(None)
+        parameter = signature.parameters[name]
+        index = -1 if parameter.kind is parameter.KEYWORD_ONLY else list(signature.parameters).index(name)
+        default = None if parameter.default is parameter.empty else parameter.default
+        return cls(name, index, default, parameter.kind is not parameter.POSITIONAL_ONLY)
+
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.by_name and self.name in kwargs:
+            return kwargs[self.name]
+        return args[self.index] if 0 <= self.index < len(args) else self.default
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _wants_text(parameter: inspect.Parameter) -> bool:
+    """Whether an annotation says ``str`` and not ``bytes``; Kafka takes either, Pulsar wants text."""
+    text = inspect.formatannotation(parameter.annotation) if parameter.annotation is not parameter.empty else ""
+    return "str" in text and "bytes" not in text
+
+
+AnyFuture = Any
+"""`concurrent.futures.Future` or `asyncio.Future`: the same few methods, no common base, both slow to import."""
+
+
+def follow(out: Outbound, produce: Callable[[Envelope], Any]) -> Any:
+    """Return what a decorated call returns: its first result, which counts as sent unless it is a future.
+
+    A pointer's future comes back as it is; when it fails for certain, the stored payload is deleted. The futures of
+    several chunks come back as one, which has the first one's result once all are done.
+    """
+    first = out.results[0]
+    if not is_future(first):
+        out.finish()
+    elif out.total > 1:
+        return _Joined(out, produce).future
+    elif out.awaits_outcome:  # to look at a future's error marks it as seen: without need it stays the caller's
+        first.add_done_callback(lambda done: _finish(out, done))
+    return first
+
+
+def _is_on_loop(future: AnyFuture) -> bool:
+    return hasattr(future, "get_loop")
+
+
+def _new_like(future: AnyFuture) -> AnyFuture:
+    if _is_on_loop(future):
+        return future.get_loop().create_future()
+    from concurrent.futures import Future
+
+    joined: AnyFuture = Future()
+    joined.set_running_or_notify_cancel()  # its parts are on their way: it can no longer be cancelled
+    return joined
+
+
+def _record(out: Outbound, number: int, done: AnyFuture) -> None:
+    error = _error_of(done)
+    if error is None:
+        out.ledger.acknowledged(number, done.result())
+    else:
+        out.ledger.failed(number, error)
+
+
+def _error_of(future: AnyFuture) -> BaseException | None:
+    if future.cancelled():
+        from concurrent.futures import CancelledError
+
+        return CancelledError("the future was cancelled")
+    error: BaseException | None = future.exception()
+    return error
+
+
+def _finish(out: Outbound, done: AnyFuture) -> None:
+    _record(out, 0, done)
+    if _is_on_loop(done) and out.ledger.verdict().rollback:  # an event loop must not wait for a store
+        done.get_loop().run_in_executor(None, out.finish)
+    else:
+        out.finish()
+
+
+class _Joined:
+    """One future for the futures of all chunks of a payload."""
+
+    def __init__(self, out: Outbound, produce: Callable[[Envelope], Any]) -> None:
+        self._out = out
+        self._produce = produce
+        self._left = len(out.results)
+        self._lock = threading.Lock()
+        self.future: AnyFuture = _new_like(out.results[0])
+        for number, future in enumerate(list(out.results)):
+            future.add_done_callback(lambda done, number=number: self._one_done(number, done))
+
+    def _one_done(self, number: int, done: AnyFuture) -> None:
+        with self._lock:
+            _record(self._out, number, done)
+            self._left -= 1
+            if self._left:
+                return
+        error = self._end()
+        if self.future.done():  # the caller cancelled it
+            return
+        if error is None:
+            self.future.set_result(self._out.results[0].result())
+        else:
+            self.future.set_exception(error)
+
+    def _end(self) -> BaseException | None:
+        """Tell readers of chunks that will not be completed; returns the joined future's error."""
+        out, error = self._out, self._out.ledger.error
+        told = out.tell_readers(self._produce)
+        if inspect.iscoroutine(told):
+            in_background(self.future.get_loop(), told)
+        if not (out.finish().abort and isinstance(error, Exception)):
+            return error
+        partial = out.ledger.partial_error(error)
+        partial.__cause__ = error
+        return partial

@@ -1,0 +1,232 @@
+"""The wire format: what a message looks like when it is more than its own payload.
+
+All integers are big-endian; ``HEADER`` is 20 bytes by default and configurable::
+
+    literal   [HEADER][0:1][payload]                 only for a payload that itself begins with HEADER
+    chunk     [HEADER][1:1][uuid:36 ascii][position:int32][count:int32][piece]
+    pointer   [HEADER][2:1][pointer bytes of the store]
+    abort     [HEADER][3:1][uuid:36 ascii]           "the chunks of uuid will not be completed"
+
+Types 1 and 2 are the published format of the chunking-versus-store comparison that this library implements.
+Everything else is a plain message: its payload is the message itself. This module does no I/O, copies no payload
+and allocates nothing by a declared size.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from claimcheck.errors import EnvelopeError, PayloadTypeError
+
+__all__ = [
+    "CHUNK_OVERHEAD_BYTES",
+    "HEADER",
+    "Abort",
+    "Buffer",
+    "Chunk",
+    "Envelope",
+    "Kind",
+    "Literal",
+    "Plain",
+    "PointerData",
+    "as_view",
+    "decode",
+    "encode_abort",
+    "encode_chunk",
+    "encode_literal",
+    "encode_pointer",
+    "is_lookalike",
+]
+
+HEADER = b"PRF_wdkafcli_header_"
+"""What every envelope begins with, unless the configuration says otherwise."""
+
+Buffer = bytes | bytearray | memoryview
+"""The bytes-like objects that a payload may be."""
+
+_CHUNK = struct.Struct(">36sii")
+_UUID = re.compile(rb"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+CHUNK_OVERHEAD_BYTES = 1 + _CHUNK.size
+"""Bytes before the piece of a chunk, without the header."""
+
+
+class Kind(IntEnum):
+    """The type byte after HEADER."""
+
+    LITERAL = 0
+    CHUNK = 1
+    POINTER = 2
+    ABORT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """One message for the broker, ready to be produced.
+
+    Attributes:
+        data: The message's value; for a plain payload the caller's own object, ``None`` for a tombstone.
+        headers: The caller's headers in their own shape, with our hints added where there are any.
+        key: The message's key; the uuid for chunks of a payload that has none.
+        kind: What it is; ``None`` for a plain message.
+    """
+
+    data: Any
+    headers: Any = None
+    key: Any = None
+    kind: Kind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A message that is its own payload."""
+
+    payload: Buffer = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A payload that begins with HEADER, escaped."""
+
+    payload: memoryview = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One in-band piece: ``0 <= position < count``."""
+
+    uuid: str
+    position: int
+    count: int
+    piece: memoryview = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PointerData:
+    """The bytes of a pointer, still to be read by `claimcheck._pointer.decode`."""
+
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The writer gave up the payload ``uuid``."""
+
+    uuid: str
+
+
+def as_view(payload: Any) -> memoryview:
+    """Return the bytes of a bytes-like object as a flat view; copies only what is not contiguous.
+
+    Raises:
+        PayloadTypeError: It is not bytes-like; text must be encoded by the caller, who knows how.
+    """
+    try:
+        view = memoryview(payload)
+        if "O" in view.format:
+            raise TypeError("it holds references to objects, not their bytes")
+        if view.nbytes == 0:
+            return memoryview(b"")  # a shape with a zero in it has no flat form
+        return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+    except (TypeError, ValueError, BufferError) as exc:
+        hint = ": encode text first, for example value.encode()" if isinstance(payload, str) else f" ({exc})"
+        raise PayloadTypeError(
+            f"a payload is bytes-like or a readable binary file, not {type(payload).__name__}{hint}"
+        ) from None
+
+
+def is_lookalike(data: Buffer, *, header: bytes = HEADER) -> bool:
+    """Whether a reader would take these bytes for an envelope: HEADER and at least one byte more.
+
+    Raises:
+        PayloadTypeError: They are not bytes.
+    """
+    flat = data if isinstance(data, (bytes, bytearray)) else as_view(data)
+    return len(flat) > len(header) and flat[: len(header)] == header
+
+
+def encode_literal(payload: Buffer, *, header: bytes = HEADER) -> bytes:
+    """Escape a payload that begins with HEADER."""
+    return b"".join((header, b"\x00", as_view(payload)))
+
+
+def encode_chunk(uuid: str, position: int, count: int, piece: Buffer, *, header: bytes = HEADER) -> bytes:
+    """Encode one chunk.
+
+    Args:
+        uuid: 36 ASCII characters.
+        position: From 0, below ``count``.
+        count: 1 to 2**31 - 1.
+        piece: Its part of the payload.
+        header: What envelopes begin with.
+
+    Raises:
+        EnvelopeError: The numbers or the uuid do not fit the format.
+    """
+    identity = uuid.encode("ascii", "replace")
+    _check_chunk(identity, position, count)
+    return b"".join((header, b"\x01", _CHUNK.pack(identity, position, count), piece))
+
+
+def encode_pointer(data: bytes, *, header: bytes = HEADER) -> bytes:
+    """Encode the pointer bytes of a store."""
+    return b"".join((header, b"\x02", data))
+
+
+def encode_abort(uuid: str, *, header: bytes = HEADER) -> bytes:
+    """Encode the word that the chunks of ``uuid`` will not be completed."""
+    return b"".join((header, b"\x03", uuid.encode("ascii")))
+
+
+def decode(message: Buffer, *, header: bytes = HEADER) -> Plain | Literal | Chunk | PointerData | Abort:
+    """Tell what a message is, without copying its payload.
+
+    Args:
+        message: The whole message as the broker gave it.
+        header: What envelopes begin with.
+
+    Raises:
+        EnvelopeError: It begins with HEADER but is damaged or of an unknown type. Nothing was read or allocated.
+        PayloadTypeError: It is not bytes-like.
+    """
+    if not is_lookalike(message, header=header):
+        return Plain(message)
+    body = as_view(message)[len(header) :]
+    kind, rest = body[0], body[1:]
+    if kind == Kind.POINTER:
+        return PointerData(bytes(rest))
+    if kind == Kind.CHUNK:
+        return _decode_chunk(rest)
+    if kind == Kind.LITERAL:
+        return Literal(rest)
+    if kind == Kind.ABORT:
+        return Abort(_decode_uuid(bytes(rest), kind))
+    raise EnvelopeError(
+        f"unknown envelope type {kind}; known are 0 to 3: was it written by a newer claimcheck?", kind=kind
+    )
+
+
+def _decode_chunk(rest: memoryview) -> Chunk:
+    if len(rest) < _CHUNK.size:
+        raise EnvelopeError(f"chunk cut short: {len(rest)} of {_CHUNK.size} bytes after the type byte", kind=1)
+    identity, position, count = _CHUNK.unpack_from(rest)
+    _check_chunk(identity, position, count)
+    return Chunk(identity.decode("ascii"), position, count, rest[_CHUNK.size :])
+
+
+def _check_chunk(identity: bytes, position: int, count: int) -> None:
+    _decode_uuid(identity, Kind.CHUNK)
+    if not 0 <= position < count <= 0x7FFFFFFF:
+        raise EnvelopeError(f"chunk {position} of {count}: a position lies from 0 to the count minus 1", kind=1)
+
+
+def _decode_uuid(identity: bytes, kind: int) -> str:
+    if not _UUID.fullmatch(identity):
+        raise EnvelopeError(
+            f"no uuid where one belongs in an envelope of type {int(kind)} ({len(identity)} bytes)", kind=int(kind)
+        )
+    return identity.decode("ascii")

@@ -1,0 +1,461 @@
+"""From a stored payload to bytes or to a file: verified, and copied as rarely as the medium allows."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import mmap
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from claimcheck import _checksum as checksum
+from claimcheck._envelope import Buffer, as_view
+from claimcheck._error_frames import let_go
+from claimcheck._payload import crc32_text
+from claimcheck._pointer import Pointer
+from claimcheck._threads import check_interrupt
+from claimcheck.errors import IntegrityError, PayloadTooLargeError, PayloadTypeError
+
+__all__ = [
+    "check_size",
+    "differs",
+    "fill",
+    "FreshBytes",
+    "Origin",
+    "PayloadReader",
+    "PieceReader",
+    "read_range",
+    "Reader",
+    "SeekableReader",
+    "STEP_BYTES",
+    "TRUSTED_BYTES",
+    "writable_view",
+]
+
+_HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
+
+
+class FreshBytes:
+    """Room for exactly one payload; a context manager around its filling.
+
+    ``bytes(n)`` is zero pages that cost nothing before they are touched, `io.BytesIO` adopts it because nobody else
+    knows it, and gives it back as it is: one payload of memory at the peak, and no pass over it but the filling.
+
+    Attributes:
+        view: Where the payload goes; released when the block is left.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._box = io.BytesIO(bytes(size))
+        self.view = self._box.getbuffer()
+        if size >= _HUGE_FROM_BYTES:
+            _ask_for_huge_pages(self.view)
+
+    @property
+    def payload(self) -> bytes:
+        """What was filled in; only after the block."""
+        return self._box.getvalue()
+
+    def __enter__(self) -> FreshBytes:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.view.release()
+        if error is not None:  # which may live long, and knows of this object
+            self._box = io.BytesIO()
+
+
+def _ask_for_huge_pages(view: memoryview) -> None:
+    """A hint: to touch new memory in steps of 2 MiB is two to three times as fast as page by page (madvise(2))."""
+    with contextlib.suppress(Exception):  # another system, another interpreter: then it is only slower
+        import ctypes
+
+        first = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        begin = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+        _madvise()(begin, (first + len(view) - begin) // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int]:
+    import ctypes
+
+    call = ctypes.CDLL(None).madvise
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    madvise: Callable[[int, int, int], int] = call
+    return madvise
+
+
+STEP_BYTES = 256 << 10
+"""What is read at a time: little enough to lie in the processor's cache still while it is checksummed."""
+
+TRUSTED_BYTES = 64 << 20
+"""Up to here a declared size is allocated at once; above it the medium has to confirm it first."""
+
+
+class Reader(Protocol):
+    """A raw binary file, as far as it takes one to read a payload."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        """Fill the beginning of a buffer, which is never empty; 0 only at the end."""
+
+    def close(self) -> None:
+        """Release what is held; at any time, and twice without harm."""
+
+
+class PieceReader:
+    """The pieces that a store yields, as a `Reader`.
+
+    Args:
+        pieces: A piece may be reused once the next one is asked for.
+        start: Bytes to leave out.
+    """
+
+    def __init__(self, pieces: Iterable[Buffer], *, start: int = 0) -> None:
+        self._pieces = iter(pieces)
+        self._piece: Buffer = b""
+        self._rest = memoryview(b"")
+        self._skip = start
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Copy from the current piece, or from the next one."""
+        while not len(self._rest):
+            if not self._next():
+                return 0
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def whole(self, size: int) -> bytes | None:
+        """Return the first piece, uncopied, if it is all that is asked for."""
+        if not self._next() or type(self._piece) is not bytes or not len(self._rest) == len(self._piece) == size:
+            return None
+        self._rest = memoryview(b"")
+        return self._piece
+
+    def close(self) -> None:
+        """End the iteration; releases what the store holds for it."""
+        self._piece, self._rest = b"", memoryview(b"")
+        close = getattr(self._pieces, "close", None)
+        self._pieces = iter(())
+        if close is not None:
+            close()
+
+    def _next(self) -> bool:
+        for piece in self._pieces:
+            view = as_view(piece)
+            skipped = min(self._skip, len(view))
+            self._skip -= skipped
+            self._piece, self._rest = piece, view[skipped:]
+            return True
+        return False
+
+
+def fill(source: Reader, view: memoryview) -> int:
+    """Read until the buffer is full or the source ends; gives the number of bytes."""
+    done = 0
+    while done < len(view) and (count := source.readinto(view[done : done + STEP_BYTES])):
+        done += count
+    return done
+
+
+def writable_view(buffer: Buffer) -> memoryview:
+    """Look at a buffer as bytes that can be changed.
+
+    Raises:
+        PayloadTypeError: It is none, is read-only, or does not lie in one piece.
+    """
+    try:
+        view = memoryview(buffer)
+        if not view.readonly:
+            return view.cast("B") if view.nbytes else memoryview(bytearray())
+        why = "it is read-only"
+    except TypeError as error:
+        why = str(error)
+    raise PayloadTypeError(f"cannot read into {type(buffer).__name__}: {why}")
+
+
+def check_size(pointer: Pointer, actual: int, *, store: str) -> None:
+    """Compare the size of what is stored with the pointer's, before any of it is read.
+
+    Raises:
+        IntegrityError: They differ.
+    """
+    if pointer.size is not None and pointer.size != actual:
+        differs(pointer, "size", pointer.size, actual, store)
+
+
+def differs(pointer: Pointer, what: str, expected: int | str, actual: int | str, store: str) -> NoReturn:
+    """Raise the error for a payload that is not what its pointer says."""
+    raise IntegrityError(
+        f"store {store!r}: {pointer.key!r} has another {what} than its pointer: expected {expected}, found {actual}",
+        store=store,
+        key=pointer.key,
+        expected=expected,
+        actual=actual,
+    )
+
+
+T = TypeVar("T")
+
+_NOTHING: Reader = PieceReader(())
+_GROWTH = 4
+_MAX_RUN_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a payload is read from.
+
+    Attributes:
+        pointer: What it must be.
+        opened: Gives a `Reader` of the bytes from the first number up to the second, ``None`` for all there are.
+        operation: Entered at the first read, left with the error or when there is nothing more to read.
+        translated: Around each access: turns the medium's errors into ours.
+        store: The store's name.
+        limit: Bytes that a payload of undeclared size may have.
+        exact: Whether ``opened`` can begin anywhere at no cost, and knows that the declared size is right.
+    """
+
+    pointer: Pointer
+    opened: Callable[[int, int | None], Reader]
+    operation: Callable[[], AbstractContextManager[None]]
+    translated: Callable[[], AbstractContextManager[None]]
+    store: str
+    limit: int
+    exact: bool
+
+
+class PayloadReader(io.RawIOBase):
+    """A payload as a raw file; the bytes that complete it are handed out only when size and checksum proved right.
+
+    Once reading has failed, or was interrupted, it fails again with the same error: a broken payload never looks like
+    a short one.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._size = origin.pointer.size
+        self._stack = ExitStack()
+        self._source: Reader | None = None
+        self._checked = 0
+        self._crc = 0
+        self._verified = False
+        self._error: BaseException | None = None
+
+    def readable(self) -> bool:
+        """Always true."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a part of the buffer; 0 only after the whole payload was found right."""
+        view = memoryview(buffer).cast("B")[:STEP_BYTES]
+        return self._guarded(lambda: self._step(view)) if len(view) else 0
+
+    def fill(self, view: memoryview) -> int:
+        """Read until the buffer is full or the payload ends; returns the number of bytes."""
+        return self._guarded(lambda: self._fill(view))
+
+    def readall(self) -> bytes:
+        """Return what is left, in one allocation where the size can be believed."""
+        left = self._left()
+        if left is None or (left > TRUSTED_BYTES and not self._origin.exact):
+            return self._grown()
+        whole = self._guarded(self._whole)
+        if whole is not None:
+            return whole
+        with FreshBytes(left) as fresh:
+            self.fill(fresh.view)
+        return fresh.payload
+
+    def close(self) -> None:
+        """Stop reading; releases what the store holds for it."""
+        self._stack.close()
+        super().close()
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _guarded(self, read: Callable[[], T]) -> T:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        if self._error is not None:
+            raise self._error
+        try:
+            with self._origin.translated():
+                return read()
+        except BaseException as error:
+            self._error = error
+            self._stack.__exit__(type(error), error, error.__traceback__)
+            let_go(error)
+            raise
+
+    def _fill(self, view: memoryview) -> int:
+        done = 0
+        while (count := self._step(view[done : done + STEP_BYTES])) and done + count < len(view):
+            done += count
+        return done + count
+
+    def _step(self, view: memoryview) -> int:
+        check_interrupt()
+        if self._verified:
+            return 0
+        view = view if self._size is None else view[: self._size - self._checked]
+        count = (self._begun().readinto(view) or 0) if len(view) else 0
+        self._count(view[:count])
+        if not count or self._checked == self._size:
+            self._finish()
+        return count
+
+    def _begun(self) -> Reader:
+        if self._source is None:
+            self._stack.enter_context(self._origin.operation())
+            self._source = self._origin.opened(0, self._size)
+            self._stack.callback(self._source.close)
+        return self._source
+
+    def _count(self, piece: Buffer) -> None:
+        self._checked += len(piece)
+        self._crc = checksum.crc32(piece, self._crc)
+        if self._size is None and self._checked > self._origin.limit:
+            self._too_long()
+
+    def _finish(self) -> None:
+        pointer, found = self._origin.pointer, crc32_text(self._crc)
+        if self._size is not None and self._checked < self._size:
+            differs(pointer, "size", self._size, self._checked, self._origin.store)
+        if self._size is not None and self._begun().readinto(memoryview(bytearray(1))):
+            differs(pointer, "size", self._size, f"at least {self._size + 1}", self._origin.store)
+        if pointer.checksum is not None and pointer.checksum != found:
+            differs(pointer, "checksum", pointer.checksum, found, self._origin.store)
+        self._verified = True
+        self._stack.close()
+
+    def _left(self) -> int | None:
+        return None if self._size is None else self._size - self._checked
+
+    def _whole(self) -> bytes | None:
+        """A payload that the store has as one ``bytes`` goes through as it is."""
+        if self._checked or self._verified or self._size is None:
+            return None
+        source = self._begun()
+        whole = source.whole(self._size) if isinstance(source, PieceReader) else None
+        if whole is not None:
+            self._count(whole)
+            self._finish()
+        return whole
+
+    def _grown(self) -> bytes:
+        """Large buffers grow in place (by mremap), and the last one is handed out uncopied."""
+        box, buffer = io.BytesIO(), memoryview(bytearray(STEP_BYTES))
+        while count := self.readinto(buffer):
+            box.write(buffer[:count])
+        return box.getvalue()
+
+    def _too_long(self) -> NoReturn:
+        pointer, store, limit = self._origin.pointer, self._origin.store, self._origin.limit
+        text = f"store {store!r}: {pointer.key!r} is longer than limits.max_payload_bytes ({limit})"
+        raise PayloadTooLargeError(text, store=store, key=pointer.key, size=self._checked, limit=limit)
+
+
+class SeekableReader(PayloadReader):
+    """The same for a medium that can begin anywhere.
+
+    Read from start to end it is verified on the way. Before it hands out anything from another place, it verifies
+    the rest of the payload, once; from then on it reads what it is asked for and no more.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        super().__init__(origin)
+        self._position = 0
+        self._run = _NOTHING  # where it was sought to: one range of the payload, and the next where it goes on
+        self._run_at = self._run_end = -1
+        self._run_bytes = 0
+
+    def seekable(self) -> bool:
+        """Always true."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes from the start."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a place, as files do; nothing is read yet."""
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size or 0}
+        if whence not in bases or bases[whence] + offset < 0:
+            raise ValueError(f"cannot seek to {offset} from {whence}")
+        self._position = bases[whence] + offset
+        return self._position
+
+    def _step(self, view: memoryview) -> int:
+        if self._position == self._checked and not self._verified:
+            count = super()._step(view)
+        else:
+            self._verify_rest()
+            count = self._read_at(view[: max(0, (self._size or 0) - self._position)])
+        self._position += count
+        return count
+
+    def _end_run(self) -> None:
+        run, self._run = self._run, _NOTHING
+        run.close()
+
+    def _verify_rest(self) -> None:
+        scratch = memoryview(bytearray(0 if self._verified else STEP_BYTES))
+        while not self._verified:
+            super()._step(scratch)
+
+    def close(self) -> None:
+        """Stop reading; releases what the store holds for it."""
+        self._end_run()
+        super().close()
+
+    def _read_at(self, view: memoryview) -> int:
+        check_interrupt()
+        if not len(view):
+            return 0
+        if self._position != self._run_at or self._run_at == self._run_end:
+            self._begin_run(len(view))
+        view = view[: self._run_end - self._run_at]
+        count = _filled(self._run, view, self._origin)
+        self._run_at += count
+        if self._run_at == self._run_end:
+            self._end_run()
+        return count
+
+    def _begin_run(self, wanted: int) -> None:
+        """Ask for what is wanted now; whoever reads on will go on: each range is larger than the one before."""
+        self._end_run()
+        goes_on = self._position == self._run_end
+        self._run_bytes = min(self._run_bytes * _GROWTH, _MAX_RUN_BYTES) if goes_on else wanted
+        self._run_at = self._position
+        self._run_end = min(self._position + max(wanted, self._run_bytes), self._size or 0)
+        self._run = self._origin.opened(self._run_at, self._run_end)
+
+    def _left(self) -> int | None:
+        return max(0, (self._size or 0) - self._position)
+
+    def _whole(self) -> bytes | None:
+        whole = None if self._position else super()._whole()
+        self._position += len(whole or b"")
+        return whole
+
+
+def read_range(origin: Origin, start: int, stop: int) -> bytes:
+    """Read one part of a payload; its size is verified, its checksum cannot be."""
+    with FreshBytes(max(0, stop - start)) as fresh, origin.operation(), origin.translated():
+        if len(fresh.view):
+            with closing(origin.opened(start, stop)) as source:
+                _filled(source, fresh.view, origin)
+    return fresh.payload
+
+
+def _filled(source: Reader, view: memoryview, origin: Origin) -> int:
+    """Read until the buffer is full; a source that ends earlier is not the payload that it was."""
+    count = fill(source, view)
+    if count < len(view):
+        differs(origin.pointer, "size", origin.pointer.size or 0, "less", origin.store)
+    return count

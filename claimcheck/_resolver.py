@@ -1,0 +1,396 @@
+"""Any message, whatever its writer's strategy, to the payload that it stands for.
+
+`Resolver.feed` never raises for a bad message: each outcome is one of three values, for one payload, with the handles
+of all messages that belong to it. The transport acknowledges, redelivers or dead-letters those, and reports that with
+`Resolver.settle`; `Resolver.safe_position` is then the bound of a cumulative acknowledgement or a commit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import io
+import logging
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from claimcheck import _hints as hints
+from claimcheck._assembler import Assembled, Assembler, Broken, Event, Identity, Record, Slot
+from claimcheck._assembler import Dropped as DroppedChunks
+from claimcheck._checksum import content_hash
+from claimcheck._envelope import HEADER, Abort, Buffer, Chunk, Kind, Literal, Plain, PointerData, decode
+from claimcheck._error_frames import let_go
+from claimcheck._payload import as_view, crc32_of, crc32_text
+from claimcheck.config import Action, ChunkingConfig
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError
+from claimcheck.hooks import AssembledEvent, DropEvent, Hooks
+
+__all__ = ["Dropped", "Failed", "Outcome", "Resolved", "Resolver"]
+
+_log = logging.getLogger(__name__)
+_LONGEST_WRITER = 64  # names that are longer are kept as a hash: records outlive their messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """The fields of all outcomes.
+
+    Attributes:
+        source: Where the messages came from.
+        slots: The messages, in the order of their arrival; late duplicates of an unsettled payload join them.
+        identity: Which payload this is, if it came as chunks.
+        since: What `Resolver.clear` ends: an outcome from before it settles nothing that came after.
+    """
+
+    source: Hashable
+    slots: list[Slot] = field(repr=False)
+    identity: Identity | None = None
+    since: object = field(default=None, repr=False, compare=False)
+
+    @property
+    def uuid(self) -> str | None:
+        """The uuid of a payload that came as chunks."""
+        return self.identity.uuid if self.identity is not None else None
+
+    @property
+    def positions(self) -> tuple[Any, ...]:
+        """The positions of all messages, lowest first."""
+        return tuple(sorted(slot.position for slot in self.slots))
+
+    @property
+    def handles(self) -> tuple[Any, ...]:
+        """The transport's handles of the messages."""
+        return tuple(slot.handle for slot in self.slots)
+
+    @property
+    def headers(self) -> Any:
+        """The headers as they were sent, in their shape; of chunks those of the first."""
+        return hints.strip(self._first.headers, uuid=self.uuid)
+
+    @property
+    def key(self) -> Any:
+        """The key as it was sent; ``None`` where the uuid replaced it."""
+        key = self._first.key
+        text = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
+        return None if self.uuid is not None and text == self.uuid else key
+
+    @property
+    def _first(self) -> Slot:
+        return min(self.slots, key=lambda slot: slot.position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved(_Outcome):
+    """A payload, whole and verified.
+
+    Attributes:
+        payload: Its bytes; for a plain message the message itself, ``None`` for a tombstone.
+        kind: Of the envelope; ``None`` for a plain message.
+        attempt: What the resolver knows of chunks; opaque.
+    """
+
+    payload: Any = field(repr=False)
+    kind: Kind | None = None
+    attempt: Record | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(_Outcome):
+    """A payload that cannot be delivered.
+
+    Attributes:
+        error: Why, and whether another attempt may succeed (``error.retryable``).
+        late: Whether these are messages that arrived after their payload had ended: settling them does not settle it.
+        attempt: What the resolver knows of chunks; opaque.
+    """
+
+    error: ClaimCheckError
+    late: bool = False
+    attempt: Record | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped(_Outcome):
+    """Messages that became no payload, and the action to take on them.
+
+    Attributes:
+        reason: ``expired``, ``evicted``, ``aborted`` or ``duplicate``.
+        action: ``redeliver``, ``dead_letter`` or ``ack``.
+        error: Details, if there are any.
+    """
+
+    reason: str
+    action: Action
+    error: ClaimCheckError | None = None
+
+    def as_failed(self) -> Failed:
+        """Return the same messages as a failure, for a transport that reports them to the application."""
+        text = f"the chunks of {self.uuid} were dropped: {self.reason}"
+        error = self.error or IncompletePayloadError(text, uuid=self.uuid)
+        return Failed(source=self.source, slots=self.slots, identity=self.identity, since=self.since, error=error)
+
+
+Outcome = Resolved | Failed | Dropped
+
+
+class Resolver:
+    """Messages in, outcomes out; pure but for the reads of stored payloads. For one thread.
+
+    Every outcome must be settled, or its positions count as unsettled for ever.
+
+    Args:
+        read: Returns the payload of a pointer, given the pointer's bytes.
+        chunking: Bounds of the reassembly.
+        header: The bytes that envelopes begin with.
+        clock: Seconds, monotonic.
+        hooks: Callbacks for assembled and dropped payloads.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[bytes], Any],
+        *,
+        chunking: ChunkingConfig | None = None,
+        header: bytes = HEADER,
+        clock: Callable[[], float] = time.monotonic,
+        hooks: Hooks | None = None,
+    ) -> None:
+        self._read = read
+        self._header = header
+        self._hooks = hooks or Hooks()
+        self._clock = clock
+        self._assembler = Assembler(chunking or ChunkingConfig(), clock=clock)
+        self._unsettled: dict[Hashable, _Unsettled] = {}
+
+    @property
+    def pending_payloads(self) -> int:
+        """Payloads of which some chunks are held."""
+        return self._assembler.pending_payloads
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the chunks that are held."""
+        return self._assembler.pending_bytes
+
+    def feed(
+        self,
+        source: Hashable,
+        position: Any,
+        message: Buffer | None,
+        *,
+        headers: Any = None,
+        key: Any = None,
+        handle: Any = None,
+        writer: Hashable = None,
+    ) -> list[Outcome]:
+        """Take one message and return what is complete or has ended now: no outcome, or one, or more.
+
+        Incomplete payloads expire here, whatever the message is.
+
+        Args:
+            source: Topic-partition, or whatever keeps positions apart; hashable.
+            position: The message's place there; hashable, and ordered within a source.
+            message: Its value as the broker gave it; ``bytes`` are not copied.
+            headers: As the broker gave them.
+            key: As the broker gave it.
+            handle: What the transport needs to acknowledge it. It is kept until then: one that holds the message's
+                value would have every chunk in memory twice.
+            writer: Who sent the message, as far as the broker tells, for example the producer's name; hashable. By
+                default the key. Chunks of one uuid from different writers are different payloads, and an abort
+                envelope applies to the chunks of its own writer only.
+        """
+        due = self._assembler.due
+        expired = self.tick() if due is not None and self._clock() >= due else None
+        unsettled = self._unsettled.get(source) or self._unsettled.setdefault(source, _Unsettled())
+        unsettled.add(position)
+        slot = Slot(position, handle, headers, key)
+        try:
+            envelope = None if message is None else decode(message, header=self._header)
+            if isinstance(envelope, (Chunk, Abort)):
+                outcomes = self._part(source, slot, envelope, _writer(writer, key))
+            else:
+                payload, kind = self._whole(envelope, headers)
+                outcomes = [Resolved(source=source, slots=[slot], since=unsettled, payload=payload, kind=kind)]
+        except Exception as error:  # one bad message never stops the others, whatever is wrong with it
+            outcomes = [Failed(source=source, slots=[slot], since=unsettled, error=_typed(error))]
+        return expired + outcomes if expired else outcomes
+
+    def tick(self) -> list[Outcome]:
+        """Expire incomplete payloads; for messages that are not fed, and for when no messages come.
+
+        Returns at once while nothing is due, so it may be called for every message.
+        """
+        due = self._assembler.due
+        return self._outcomes(self._assembler.tick()) if due is not None and self._clock() >= due else []
+
+    def identity(self, source: Hashable, uuid: str, *, key: Any = None, writer: Hashable = None) -> Identity:
+        """Return the identity of a payload whose chunks `feed` takes with these arguments."""
+        return Identity(source, uuid, _writer(writer, key))
+
+    def knows(self, payload: Identity) -> bool:
+        """Whether a chunk of this payload arrived before and is remembered."""
+        return self._assembler.knows(payload)
+
+    def settle(self, outcome: Outcome, *, acked: bool) -> None:
+        """Mark the messages of an outcome as acknowledged or as negatively acknowledged.
+
+        Outcomes from before `clear` are ignored.
+
+        Args:
+            outcome: As it was returned.
+            acked: Whether they are acknowledged; otherwise they will be redelivered.
+        """
+        unsettled = self._unsettled.get(outcome.source)
+        if unsettled is None or unsettled is not outcome.since:
+            return
+        if acked:
+            for slot in outcome.slots:
+                unsettled.remove(slot.position)
+        if isinstance(outcome, Dropped) or outcome.attempt is None:
+            return
+        if acked:
+            self._assembler.acked(outcome.attempt, outcome.slots)
+        else:
+            self._assembler.nacked(outcome.attempt)
+
+    def clear(self, source: Hashable | None = None) -> tuple[Any, ...]:
+        """Forget what is held from one source (a seek, a revoked partition) or from all; returns the handles.
+
+        Nothing is acknowledged. Chunks from before never complete with chunks from after.
+        """
+        held = self._assembler.clear(source)
+        for known in list(self._unsettled) if source is None else [source]:
+            self._unsettled.pop(known, None)
+        return tuple(slot.handle for slot in held)
+
+    def safe_position(self, source: Hashable) -> Any:
+        """The lowest position that is not settled: everything before it may be acknowledged; ``None`` for no limit."""
+        unsettled = self._unsettled.get(source)
+        return unsettled.lowest() if unsettled else None
+
+    def __repr__(self) -> str:
+        return f"<Resolver {self.pending_payloads} payloads pending, {self.pending_bytes} bytes>"
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _part(self, source: Hashable, slot: Slot, part: Chunk | Abort, writer: Hashable) -> list[Outcome]:
+        slot.writer = writer
+        if isinstance(part, Chunk):
+            return self._outcomes(self._assembler.feed(source, slot, part))
+        return self._aborted(source, slot, part.uuid)
+
+    def _aborted(self, source: Hashable, slot: Slot, uuid: str) -> list[Outcome]:
+        position, dropped = slot.position, self._assembler.abort(source, slot, uuid)
+        _log.warning(
+            "abort envelope at position %s of %s for payload %s; messages dropped: %d (%s)",
+            position,
+            source,
+            uuid,
+            len(dropped.slots),
+            dropped.action,
+        )
+        return self._outcomes([dropped])
+
+    def _whole(self, envelope: Plain | Literal | PointerData | None, headers: Any) -> tuple[Any, Kind | None]:
+        if envelope is None:
+            return None, None
+        if isinstance(envelope, Plain):
+            as_view(envelope.payload)  # text, for example, is no message
+            return envelope.payload, None
+        if isinstance(envelope, Literal):
+            return bytes(envelope.payload), Kind.LITERAL
+        payload = self._read(envelope.data)
+        hints.check(hints.declared(headers), size=len(payload), checksum=lambda: crc32_of(payload))
+        return payload, Kind.POINTER
+
+    def _outcomes(self, events: Sequence[Event]) -> list[Outcome]:
+        return [self._outcome(event) for event in events]
+
+    def _outcome(self, event: Event) -> Outcome:
+        source, since = event.source, self._unsettled.get(event.source)
+        common: dict[str, Any] = {"source": source, "slots": event.slots, "identity": event.identity, "since": since}
+        if isinstance(event, Broken):
+            if event.reason:
+                self._tell(event, event.reason, "report")
+            return Failed(error=event.error, late=event.late, attempt=None if event.late else event.attempt, **common)
+        if isinstance(event, DroppedChunks):
+            self._tell(event, event.reason, event.action)
+            return Dropped(reason=event.reason, action=event.action, error=event.error, **common)
+        try:
+            payload = _joined(event)
+        except Exception as error:
+            return Failed(error=_typed(error), attempt=event.attempt, **common)
+        if self._hooks:
+            messages, size = len(event.slots), len(payload)
+            self._hooks.emit(AssembledEvent(source=source, uuid=event.uuid, messages=messages, size=size))
+        return Resolved(payload=payload, kind=Kind.CHUNK, attempt=event.attempt, **common)
+
+    def _tell(self, event: DroppedChunks | Broken, reason: str, action: str) -> None:
+        if self._hooks:
+            messages = len(event.slots)
+            self._hooks.emit(
+                DropEvent(source=event.source, uuid=event.uuid, reason=reason, action=action, messages=messages)
+            )
+
+
+class _Unsettled:
+    """Positions of one source, with the lowest at hand: a heap, cleaned lazily."""
+
+    def __init__(self) -> None:
+        self._heap: list[Any] = []
+        self._present: set[Any] = set()
+
+    def add(self, position: Any) -> None:
+        if position not in self._present:
+            self._present.add(position)
+            heapq.heappush(self._heap, position)
+
+    def remove(self, position: Any) -> None:
+        self._present.discard(position)
+        while self._heap and self._heap[0] not in self._present:
+            heapq.heappop(self._heap)
+        if len(self._heap) > 2 * len(self._present) + 64:  # the lowest is stuck, and others came and went behind it
+            self._heap = sorted(self._present)
+
+    def lowest(self) -> Any:
+        return self._heap[0] if self._heap else None
+
+
+def _joined(event: Assembled) -> bytes:
+    payload = _join(event.pieces)
+    hints.check(event.declared, size=len(payload), checksum=lambda: crc32_text(event.crc32))
+    return payload
+
+
+def _join(pieces: list[memoryview]) -> bytes:
+    """Join the pieces and release each in turn, so that little more than one payload is held at a time."""
+    if len(pieces) == 1:
+        return bytes(pieces[0])
+    box = io.BytesIO(bytes(sum(len(piece) for piece in pieces)))
+    with box.getbuffer() as out:
+        done = 0
+        for index, piece in enumerate(pieces):
+            out[done : done + len(piece)] = piece
+            done += len(piece)
+            pieces[index] = memoryview(b"")
+    return box.getvalue()
+
+
+def _typed(error: Exception) -> ClaimCheckError:
+    let_go(error)
+    if isinstance(error, ClaimCheckError):
+        return error
+    typed = ClaimCheckError(f"the message could not be resolved: {type(error).__name__}: {str(error)[:200]}")
+    typed.__cause__ = error
+    return typed
+
+
+def _writer(writer: Hashable, key: Any) -> Hashable:
+    """Name who sent a message, in few bytes: the key stands for a writer whose name is unknown."""
+    name = key if writer is None else writer
+    if isinstance(name, str):
+        return name if len(name) <= _LONGEST_WRITER else content_hash(name.encode("utf-8", "replace")).digest()
+    if isinstance(name, (bytes, bytearray, memoryview)):
+        return bytes(name) if len(name) <= _LONGEST_WRITER else content_hash(name).digest()
+    return name

@@ -1,0 +1,200 @@
+"""What an envelope is, as facts for programs and as lines for people. Reads no store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from claimcheck import _pointer as pointers
+from claimcheck._client import ClaimCheck
+from claimcheck._envelope import HEADER, Abort, Chunk, Literal, PointerData, decode
+from claimcheck._pointer import Pointer
+from claimcheck.errors import ClaimCheckError, ConfigError, PointerRejectedError
+
+__all__ = ["Facts", "describe", "human_bytes", "lines"]
+
+Facts = dict[str, Any]
+
+_UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
+_RARE = {"codec": "codec", "encryption": "encryption", "extra": "unknown"}
+
+
+def describe(message: bytes, cc: ClaimCheck | None, *, now: float) -> tuple[Facts, ClaimCheckError | None]:
+    """Say what a message is.
+
+    Args:
+        message: The whole message.
+        cc: Knows stores and signing keys; ``None`` where there is no configuration.
+        now: Seconds since 1970.
+
+    Returns:
+        The facts, and why a reader would reject the pointer, if it would.
+
+    Raises:
+        EnvelopeError: Damaged, or written by a newer claimcheck.
+    """
+    envelope = decode(message, header=cc.config.header if cc else HEADER)
+    facts: Facts = {"kind": type(envelope).__name__.lower(), "message_bytes": len(message)}
+    if isinstance(envelope, PointerData):
+        limit = cc.config.limits.max_pointer_bytes if cc else pointers.MAX_POINTER_BYTES
+        pointer = pointers.decode(envelope.data, max_bytes=limit)
+        signature, problem = _signature(message, pointer, cc)
+        return facts | {"kind": "pointer"} | _of_pointer(pointer, cc, now) | signature, problem
+    if isinstance(envelope, Chunk):
+        position = {"uuid": envelope.uuid, "position": envelope.position, "count": envelope.count}
+        return facts | position | {"piece_bytes": len(envelope.piece)}, None
+    if isinstance(envelope, Abort):
+        return facts | {"uuid": envelope.uuid}, None
+    size = len(envelope.payload) if isinstance(envelope, Literal) else len(message)
+    return facts | {"payload_bytes": size}, None
+
+
+def _of_pointer(pointer: Pointer, cc: ClaimCheck | None, now: float) -> Facts:
+    configured = cc.config.stores.get(pointer.store or "") if cc else None
+    return {
+        "pointer_version": pointer.version,
+        "store": pointer.store,
+        "store_type": configured.type if configured else None,
+        "key": pointer.key,
+        "size": pointer.size,
+        "segments": pointer.segments,
+        "segment_bytes": pointer.segment_bytes,
+        "checksum": pointer.checksum,
+        "created_ms": pointer.created_ms,
+        "created": _iso(pointer.created_ms),
+        "expires_ms": pointer.expires_ms,
+        "expires": _iso(pointer.expires_ms),
+        "expired": pointer.expires_ms is not None and pointer.expires_ms <= now * 1000,
+        "codec": pointer.codec,
+        "encryption": pointer.encryption,
+        "extra": dict(pointer.extra) or None,
+    }
+
+
+def _signature(message: bytes, pointer: Pointer, cc: ClaimCheck | None) -> tuple[Facts, ClaimCheckError | None]:
+    """The state of the signature: ``none``, ``valid``, ``invalid``, ``missing`` where it is required, ``unchecked``."""
+    state, problem = "none" if pointer.mac is None else "unchecked", None
+    if cc is not None:
+        try:
+            cc.pointer(message)
+            state = "valid" if pointer.mac is not None and cc.config.signing.keys else state
+        except PointerRejectedError as error:
+            if not isinstance(error.__cause__, ConfigError):
+                state, problem = "missing" if pointer.mac is None else "invalid", error
+        except ConfigError:  # a secret that is not set on this machine: the signature cannot be checked
+            pass
+    return {"signature": state, "key_id": pointer.key_id}, problem
+
+
+# For people ----------------------------------------------------------------------------------------------------
+
+
+def lines(facts: Facts, *, now: float) -> Iterator[tuple[str, str, str]]:
+    """Turn facts into label, text and style; what is not known is left out."""
+    yield "envelope", f"{_kind(facts)}, {human_bytes(facts['message_bytes'])}", "bold"
+    if facts["kind"] == "pointer":
+        yield from _pointer_lines(facts, now)
+    if "uuid" in facts:
+        yield "uuid", facts["uuid"], ""
+    if "piece_bytes" in facts:
+        yield "chunk", f"number {facts['position'] + 1:,} of {facts['count']:,}", ""
+        yield "piece", human_bytes(facts["piece_bytes"]), ""
+    if "payload" in facts or "payload_bytes" in facts:
+        yield "payload", *_payload_line(facts)
+
+
+def _kind(facts: Facts) -> str:
+    return {
+        "plain": "none: a plain message, which is its own payload",
+        "literal": "literal: a payload that looks like an envelope, escaped",
+        "chunk": "chunk: one piece of a payload",
+        "pointer": f"pointer of version {facts.get('pointer_version')}",
+        "abort": "abort: the chunks of this payload will not be completed",
+    }[facts["kind"]]
+
+
+def _pointer_lines(facts: Facts, now: float) -> Iterator[tuple[str, str, str]]:
+    yield "store", _store(facts), ""
+    yield "key", printable(facts["key"]), ""
+    yield "size", "unknown" if facts["size"] is None else human_bytes(facts["size"]), ""
+    if facts["segments"] > 1:
+        piece = f" of {human_bytes(facts['segment_bytes'])}" if facts["segment_bytes"] else ""
+        yield "segments", f"{facts['segments']:,}{piece}", ""
+    yield "checksum", printable(facts["checksum"] or "none"), ""
+    yield "written", _moment(facts["created_ms"], now, otherwise="unknown"), ""
+    otherwise = "unknown" if facts["pointer_version"] == 1 else "never"
+    expired = "expired" if facts["expired"] else ""
+    yield "expired" if expired else "expires", _moment(facts["expires_ms"], now, otherwise=otherwise), expired and "red"
+    for name, label in _RARE.items():
+        if facts[name]:
+            yield label, printable(str(facts[name])), ""
+    yield "signature", *_signature_line(facts)
+
+
+def _payload_line(facts: Facts) -> tuple[str, str]:
+    size = human_bytes(facts["payload_bytes"]) if "payload_bytes" in facts else ""
+    states = {
+        "verified": (f"read and verified, {size}", "green"),
+        "complete": (f"read, {size}; this version has no checksum to compare", "yellow"),
+        "not readable": ("NOT READABLE", "red"),
+    }
+    return states.get(facts.get("payload", ""), (size, ""))
+
+
+def _store(facts: Facts) -> str:
+    if facts["store"] is None:
+        return "not named in this version"
+    known = facts["store_type"] or "not in the configuration"
+    return f"{printable(facts['store'])} ({known})"
+
+
+def _signature_line(facts: Facts) -> tuple[str, str]:
+    by = f", key {printable(facts['key_id'])}" if facts["key_id"] else ""
+    texts = {
+        "none": ("none", ""),
+        "valid": (f"valid{by}", "green"),
+        "invalid": (f"WRONG{by}: readers reject this pointer", "red"),
+        "missing": ("MISSING, and required by this configuration: readers reject this pointer", "red"),
+        "unchecked": (f"not checked{by}: no secret is configured here", "yellow"),
+    }
+    return texts[facts["signature"]]
+
+
+def human_bytes(count: int) -> str:
+    """Say a number of bytes exactly, and in a unit that one can imagine."""
+    exact = f"{count:,} byte{'' if count == 1 else 's'}"
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit} ({exact})"
+    return exact
+
+
+def printable(text: str) -> str:
+    """Text from an envelope may hold anything; what would move a terminal's cursor is shown as its code."""
+    return "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in text)
+
+
+def _moment(ms: int | None, now: float, *, otherwise: str) -> str:
+    if ms is None:
+        return otherwise
+    return f"{_iso(ms) or f'{ms} ms after 1970'} ({_distance(ms / 1000 - now)})"
+
+
+def _distance(seconds: float) -> str:
+    size = abs(seconds)
+    if size < 1:
+        return "just now"
+    name, unit = next((name, unit) for name, unit in _UNITS if size >= unit)
+    count = round(size / unit)
+    text = f"{count:,} {name}{'' if count == 1 else 's'}"
+    return f"in {text}" if seconds > 0 else f"{text} ago"
+
+
+def _iso(ms: int | None) -> str | None:
+    if ms is None:
+        return None
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):  # a pointer may claim any year
+        return None

@@ -1,0 +1,1 @@
+"""``format("claimcheck_local")``: topics of the embedded broker as a source and a sink."""

@@ -1,0 +1,1 @@
+"""``format("claimcheck_pulsar")``: topics of Apache Pulsar as a source and a sink."""

@@ -1,0 +1,169 @@
+"""A store that fails on demand: before, during or after an operation, as real ones do."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from claimcheck._envelope import Buffer
+from claimcheck._payload import Source
+from claimcheck._pointer import Pointer
+from claimcheck._registry import build_store
+from claimcheck._store import Store
+from claimcheck.config import StoreConfig
+from claimcheck.errors import StoreError
+
+__all__ = ["Fault", "FaultyStore"]
+
+Operation = Literal["write", "read", "rollback"]
+When = Literal["before", "during", "after"]
+
+
+@dataclass(slots=True)
+class Fault:
+    """One thing that goes wrong.
+
+    Attributes:
+        operation: Where; undoing a failed write counts as ``rollback``.
+        when: ``before`` the inner store is asked; ``during``, when half of the pieces have passed (of a single piece:
+            all of it); ``after`` the inner store has done it, as when only the answer is lost.
+        error: What is raised. A `ConnectionError` becomes `StoreUnavailableError`, as in any store.
+        times: How often from now on; ``None`` for always.
+    """
+
+    operation: Operation
+    when: When = "before"
+    error: BaseException = field(default_factory=lambda: ConnectionError("injected fault"))
+    times: int | None = None
+
+    def strikes(self, operation: Operation, when: When) -> bool:
+        """Whether it is this one's turn; counts it."""
+        if (self.operation, self.when) != (operation, when) or self.times == 0:
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+
+class FaultyStore(Store):
+    """Wraps a store and fails where it is told to; everything else is the inner store's doing.
+
+    In YAML: ``{type: "claimcheck.testing:FaultyStore", store: {type: memory}}``.
+
+    Args:
+        store: The store to wrap, or its configuration as it would stand in YAML.
+
+    Attributes:
+        calls: How often the inner store was asked, by operation, injected faults included.
+    """
+
+    def __init__(self, *, store: Any) -> None:
+        self.inner: Store = _build(store) if isinstance(store, Mapping) else store
+        self.calls: Counter[str] = Counter()
+        self._faults: list[Fault] = []
+        self.prefix = self.inner.prefix
+        self.segment_bytes = self.inner.segment_bytes
+        self.ttl_seconds = self.inner.ttl_seconds
+        self.pointer_version = self.inner.pointer_version
+        self.reads_v1 = self.inner.reads_v1
+
+    def fail(
+        self,
+        operation: Operation,
+        *,
+        when: When = "before",
+        error: BaseException | None = None,
+        times: int | None = None,
+    ) -> None:
+        """Let something go wrong from now on; see `Fault`."""
+        cause = ConnectionError("injected fault") if error is None else error
+        self._faults.append(Fault(operation, when, cause, times))
+
+    def heal(self) -> None:
+        """Forget all faults."""
+        self._faults.clear()
+
+    def close(self) -> None:
+        """Close the inner store."""
+        self.inner.close()
+
+    def check(self, pointer: Pointer) -> None:
+        """Refuse what the inner store refuses."""
+        self._told().check(pointer)
+
+    def _scope(self, pointer: Pointer) -> str:
+        return self._told()._scope(pointer)
+
+    def _new_key(self, destination: str, unique: uuid.UUID) -> str:
+        return self._told()._new_key(destination, unique)
+
+    def _translate(self, error: Exception) -> type[StoreError] | None:
+        return self._told()._translate(error)
+
+    def _reach(self) -> None:
+        self.calls["write"] += 1
+        self._strike("write", "before")
+        self._told()._reach()
+
+    def _wrote_nothing(self, error: BaseException) -> bool:
+        return self._told()._wrote_nothing(error)
+
+    def _write(self, pointer: Pointer, source: Source) -> None:
+        setattr(source, "pieces", self._breaking_pieces(source))  # noqa: B010 - one object, not its class
+        self._told()._write(pointer, source)
+        self._strike("write", "after")
+
+    def _read(self, pointer: Pointer) -> Iterable[Buffer]:
+        with self._around("read"):
+            pieces = -(-(pointer.size or 0) // (1 << 20))
+            yield from self._breaking("read", self._told()._read(pointer), after=max(1, pieces // 2))
+
+    def _delete(self, pointer: Pointer) -> None:
+        with self._around("rollback"):
+            self._strike("rollback", "during")
+            self._told()._delete(pointer)
+
+    def _told(self) -> Store:
+        """The inner store, knowing what this one was told."""
+        self.inner.context = self.context
+        return self.inner
+
+    @contextmanager
+    def _around(self, operation: Operation) -> Iterator[None]:
+        self.calls[operation] += 1
+        self._strike(operation, "before")
+        yield
+        self._strike(operation, "after")
+
+    def _strike(self, operation: Operation, when: When) -> None:
+        for fault in self._faults:
+            if fault.strikes(operation, when):
+                raise fault.error
+
+    def _breaking_pieces(self, source: Source) -> Any:
+        original = source.pieces
+
+        def pieces(piece_bytes: int) -> Iterator[memoryview]:
+            count = -(-(source.size or 0) // piece_bytes)
+            return self._breaking("write", original(piece_bytes), after=max(1, count // 2))
+
+        return pieces
+
+    def _breaking(self, operation: Operation, pieces: Iterable[Any], *, after: int) -> Iterator[Any]:
+        passed = 0
+        for passed, piece in enumerate(pieces, 1):
+            yield piece
+            if passed == after:
+                self._strike(operation, "during")
+        if passed < after:
+            self._strike(operation, "during")
+
+
+def _build(raw: Mapping[str, Any]) -> Store:
+    options = {name: value for name, value in raw.items() if name != "type"}
+    store: Store = build_store(StoreConfig(type=raw.get("type", ""), options=options), path="store")
+    return store

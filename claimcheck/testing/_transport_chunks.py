@@ -1,0 +1,200 @@
+"""The promises of a transport about payloads in chunks that never become whole: each of them ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from claimcheck._envelope import encode_abort
+from claimcheck.errors import ChunkConflictError, IncompletePayloadError
+from claimcheck.hooks import DropEvent
+from claimcheck.testing._transport_hooks import Harness, TransportKit, chunks_of, content, new_uuid, requires
+
+__all__ = ["ChunkPromises"]
+
+EXPIRE_SECONDS = 60
+STEP_SECONDS = 25  # what is redelivered has arrived before it expires again
+REDELIVERIES = 2
+
+
+class ChunkPromises(TransportKit):
+    """An incomplete payload completes, expires or is reported, whatever else happens in the topic."""
+
+    # Dead writers ----------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("missing", ["first", "last"])
+    def test_an_incomplete_payload_is_reported_on_a_busy_topic(self, harness: Harness, missing: str) -> None:
+        """It is redelivered a bounded number of times, then handed out once as an error; the group gets past it."""
+        harness.subscribe(chunking=_expiring(max_redeliveries=REDELIVERIES))
+        chunks = chunks_of(content(600), 3)
+        harness.append(*(chunks[1:] if missing == "first" else chunks[:2]))
+
+        (error,) = harness.busy_until(bool, step_seconds=STEP_SECONDS)
+
+        assert isinstance(error, IncompletePayloadError)
+        assert _redeliveries(harness) <= REDELIVERIES
+        assert harness.busy_until(_after(5), step_seconds=STEP_SECONDS) == []
+        harness.assert_finished()
+
+    @requires("dead_letters")
+    def test_an_incomplete_payload_ends_as_a_dead_letter(self, harness: Harness) -> None:
+        """Where there is a destination for dead letters, its messages go there in place of the error."""
+        harness.subscribe(chunking=_expiring(max_redeliveries=REDELIVERIES), dead_letters=True)
+        sent = chunks_of(content(600), 3)[:2]
+        harness.append(*sent)
+
+        reported = harness.busy_until(lambda _: len(harness.dead_letters()) == 2, step_seconds=STEP_SECONDS)
+
+        assert reported == []
+        assert harness.dead_letters() == sent
+        harness.assert_finished()
+
+    def test_an_incomplete_payload_may_be_passed_over(self, harness: Harness) -> None:
+        """With ``on_expire: ack`` nothing is reported, and the group gets past it."""
+        harness.subscribe(chunking=_expiring(on_expire="ack"))
+        harness.append(*chunks_of(content(600), 3)[:2])
+
+        reported = harness.busy_until(_after(8), step_seconds=STEP_SECONDS)
+
+        assert reported == []
+        harness.assert_finished()
+
+    def test_nothing_is_lost_without_a_destination_for_dead_letters(self, harness: Harness) -> None:
+        """With ``on_expire: dead_letter`` a payload is reported where there is no destination, never dropped."""
+        harness.subscribe(chunking=_expiring(on_expire="dead_letter"))
+        sent = chunks_of(content(600), 3)[:1]
+        harness.append(*sent)
+
+        def ended(reported: list[Any]) -> bool:
+            return bool(reported) or (self.has_dead_letters and harness.dead_letters() == sent)
+
+        reported = harness.busy_until(ended, step_seconds=STEP_SECONDS)
+
+        assert {type(error) for error in reported} <= {IncompletePayloadError}
+        harness.assert_finished()
+
+    def test_a_slow_writer_is_waited_for(self, harness: Harness) -> None:
+        """Chunks that expired and were redelivered complete with those that come later."""
+        harness.subscribe(chunking=_expiring(max_redeliveries=REDELIVERIES))
+        first, last = chunks_of(content(600), 2)
+        harness.append(first)
+        assert harness.busy_until(lambda _: _redeliveries(harness) == 1, step_seconds=STEP_SECONDS) == []
+
+        harness.append(last)
+
+        assert harness.busy_until(bool, step_seconds=0) == [content(600)]
+        harness.assert_finished()
+
+    def test_payloads_that_are_evicted_end_too(self, harness: Harness) -> None:
+        """More incomplete payloads than are held at once: those of dead writers are reported, the others delivered."""
+        limits = {"max_pending_payloads": 2, "max_redeliveries": REDELIVERIES}
+        harness.subscribe(chunking=_expiring(**limits))
+        for seed in range(4):
+            harness.append(chunks_of(content(600, seed), 2)[0])
+        harness.append(*chunks_of(content(600), 2))
+
+        found = harness.busy_until(lambda found: len(found) == 5, step_seconds=STEP_SECONDS)
+
+        assert sorted(type(each).__name__ for each in found) == [*["IncompletePayloadError"] * 4, "bytes"]
+        assert content(600) in found
+        harness.assert_finished()
+
+    # Aborts ----------------------------------------------------------------------------------------------------
+
+    def test_the_writer_of_chunks_may_abort_them(self, harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+        """No more is delivered of the payload, late chunks included, and a warning is logged."""
+        identity = new_uuid()
+        chunks = chunks_of(content(600), 3, identity)
+        harness.append(chunks[0], encode_abort(identity), chunks[1])
+
+        harness.assert_finished()
+
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert any(identity in text for text in warnings)
+
+    def test_no_other_writer_may_abort_them(self, harness: Harness) -> None:
+        """A foreign abort envelope changes nothing."""
+        identity = new_uuid()
+        first, last = chunks_of(content(600), 2, identity)
+        harness.append(first)
+        harness.append(encode_abort(identity), writer="other")
+        harness.append(last)
+
+        assert harness.take() == [content(600)]
+        harness.assert_finished()
+
+    @requires("dead_letters")
+    def test_aborted_chunks_may_be_dead_letters(self, harness: Harness) -> None:
+        """With ``on_abort: dead_letter`` they are kept."""
+        harness.subscribe(chunking={"on_abort": "dead_letter"}, dead_letters=True)
+        identity = new_uuid()
+        first = chunks_of(content(600), 3, identity)[0]
+        harness.append(first, encode_abort(identity))
+
+        harness.assert_finished()
+
+        assert first in harness.dead_letters()
+
+    # Contradictions --------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("what", ["other bytes", "another count"])
+    @pytest.mark.parametrize("acknowledged", [False, True])
+    def test_a_late_chunk_that_contradicts_a_payload_is_reported(
+        self, harness: Harness, what: str, acknowledged: bool
+    ) -> None:
+        """It is an error of its own, never acknowledged together with the payload that was delivered."""
+        identity = new_uuid()
+        harness.append(*chunks_of(content(600), 2, identity))
+        message = harness.receive()
+        assert harness.payload(message) == content(600)
+        if acknowledged:
+            harness.acknowledge(message)
+        late = content(600, 1) if what == "other bytes" else content(600)
+        harness.append(chunks_of(late, 2 if what == "other bytes" else 3, identity)[0])
+
+        conflict = harness.receive()
+        assert isinstance(harness.payload(conflict), ChunkConflictError)
+
+        if not acknowledged:
+            harness.acknowledge(message)
+        harness.acknowledge(conflict)
+        harness.assert_finished()
+
+    def test_chunks_that_contradict_each_other_are_no_payload(self, harness: Harness) -> None:
+        """Two chunks with one position and different bytes: an error, and never either of the payloads."""
+        identity = new_uuid()
+        one, other = chunks_of(content(600), 2, identity), chunks_of(content(600, 1), 2, identity)
+        harness.append(one[0], other[0], one[1])
+
+        error = harness.take()[0]
+
+        assert isinstance(error, ChunkConflictError)
+        harness.assert_finished()
+
+    def test_writers_with_one_uuid_do_not_mix(self, harness: Harness) -> None:
+        """Chunks of two writers are two payloads, even if their uuids are equal."""
+        identity = new_uuid()
+        mine, theirs = chunks_of(content(600), 2, identity), chunks_of(content(800, 1), 2, identity)
+        harness.append(mine[0])
+        harness.append(theirs[0], writer="other")
+        harness.append(mine[1])
+        harness.append(theirs[1], writer="other")
+
+        assert harness.take(2) == [content(600), content(800, 1)]
+        harness.assert_finished()
+
+
+def _expiring(**more: Any) -> dict[str, Any]:
+    return {"expire_after_seconds": EXPIRE_SECONDS, **more}
+
+
+def _redeliveries(harness: Harness) -> int:
+    drops = [event for event in harness.events if isinstance(event, DropEvent)]
+    return len([event for event in drops if event.action == "redeliver"])
+
+
+def _after(rounds: int) -> Any:
+    """True when it was asked so often."""
+    left = iter(range(rounds))
+    return lambda _: next(left, None) is None

@@ -1,0 +1,461 @@
+"""What the tests of a transport are built on: the hooks that its author writes, and a harness that calls them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar, cast
+
+import pytest
+
+from claimcheck._client import ClaimCheck, from_dict
+from claimcheck._envelope import encode_chunk, encode_pointer
+from claimcheck._pointer import encode as encode_pointer_data
+from claimcheck.errors import ClaimCheckError
+from claimcheck.hooks import Event
+from claimcheck.stores.memory import MemoryStore
+from claimcheck.testing._faults import FaultyStore
+
+__all__ = ["Clock", "Facts", "Harness", "TransportKit", "chunks_of", "content", "new_uuid", "requires"]
+
+_POLL_SECONDS = 0.02  # between two questions to a broker that sends no event about it
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+class Clock:
+    """Real monotonic time plus the seconds that a test adds, so that no test has to wait for an expiry."""
+
+    def __init__(self) -> None:
+        self._added = 0.0
+
+    def __call__(self) -> float:
+        """Return seconds, monotonic."""
+        return time.monotonic() + self._added
+
+    def advance(self, seconds: float) -> None:
+        """Let this many seconds pass at once."""
+        self._added += seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The metadata of a received message, in one form for all transports.
+
+    Attributes:
+        topic: The topic, as the kit named it.
+        partition: From 0; 0 where the topic is not partitioned.
+        position: What `TransportKit.append` returned for the message, hashable; of a chunked payload the lowest.
+        key: As bytes; ``None`` where there is none.
+        headers: Names and values, as bytes.
+    """
+
+    topic: str
+    partition: int
+    position: Any
+    key: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+
+
+def requires(*capabilities: str) -> Callable[[Test], Test]:
+    """Skip a test where the transport lacks one of these, for example ``nack`` for ``has_nack``."""
+
+    def mark(test: Test) -> Test:
+        test.__dict__["requires"] = capabilities
+        return test
+
+    return mark
+
+
+class TransportKit:
+    """The hooks that an author overrides, and the fixtures that all tests of the kit use.
+
+    Producers, consumers and messages are the transport's own objects; the kit only passes them on.
+
+    Attributes:
+        skip: Tests that this transport cannot pass, each with its reason; the report shows them as skipped.
+        limit_bytes: The largest message that the topics of the kit accept.
+        patience_seconds: How long a message may take to arrive, and an acknowledgement to show up in `backlog`.
+        refusal: What `send_refused` raises.
+        unknown: What `send_unknown` raises.
+        header_shapes: The shapes of headers that producers accept: ``mapping``, ``pairs``.
+        key_types: The types of keys that producers accept.
+        acks_are_immediate: Whether the broker has an acknowledgement when `acknowledge` returns. Otherwise a redelivery
+            may overtake it, which the kit tolerates until `backlog` is 0.
+        has_nack: Whether a single payload can be given back; see `give_back`.
+        has_dead_letters: Whether there is a destination for dead letters.
+        has_seek: Whether consumers can seek.
+        has_look_ahead: Whether consumers can read stored payloads ahead.
+        has_tombstones: Whether a message can have no value.
+        has_refusals: Whether `send_refused` is there.
+        has_unknown_outcomes: Whether `send_unknown` is there.
+    """
+
+    skip: ClassVar[dict[str, str]] = {}
+    limit_bytes: ClassVar[int] = 10_000
+    patience_seconds: ClassVar[float] = 10.0
+    refusal: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = ClaimCheckError
+    unknown: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = ClaimCheckError
+    header_shapes: ClassVar[tuple[str, ...]] = ("mapping", "pairs")
+    key_types: ClassVar[tuple[type, ...]] = (bytes, str)
+    acks_are_immediate: ClassVar[bool] = True
+    has_nack: ClassVar[bool] = True
+    has_dead_letters: ClassVar[bool] = True
+    has_seek: ClassVar[bool] = True
+    has_look_ahead: ClassVar[bool] = True
+    has_tombstones: ClassVar[bool] = True
+    has_refusals: ClassVar[bool] = True
+    has_unknown_outcomes: ClassVar[bool] = True
+
+    # What an author writes -------------------------------------------------------------------------------------
+
+    @pytest.fixture
+    def broker(self, clock: Clock) -> Any:
+        """Connect to a broker, keep on ``self`` what the hooks need, and disconnect after the test."""
+        raise NotImplementedError("override the fixture `broker`")
+
+    def create_topic(self, topic: str, partitions: int) -> None:
+        """Create an empty topic that accepts messages of up to ``limit_bytes``."""
+        raise NotImplementedError
+
+    def open_producer(self, cc: ClaimCheck, topic: str) -> Any:
+        """Open a wrapped producer for one topic."""
+        raise NotImplementedError
+
+    def send(self, producer: Any, topic: str, payload: Any, *, key: Any, headers: Any) -> None:
+        """Send one payload; return when it is in the topic, or raise what the application would see."""
+        raise NotImplementedError
+
+    def send_refused(self, cc: ClaimCheck, topic: str, payload: bytes) -> None:
+        """Send a payload through a wrapped producer in a way that the broker or the client definitely refuses.
+
+        The payload is over the limit, so that the strategy stores or cuts it first. Raises ``refusal``.
+        """
+        raise NotImplementedError
+
+    def send_unknown(self, cc: ClaimCheck, topic: str, payload: bytes) -> None:
+        """Send a payload through a wrapped producer so that nobody can tell whether it arrived. Raises ``unknown``."""
+        raise NotImplementedError
+
+    def append(self, topic: str, data: bytes | None, *, key: str | None, headers: dict[str, str], writer: str) -> Any:
+        """Append one message with the native client, and return its position.
+
+        Args:
+            topic: Where to; always partition 0 of it.
+            data: The message, as it is.
+            key: Its key.
+            headers: Its headers.
+            writer: A name for who sends it. Transports that tell writers apart use one native producer for each.
+        """
+        raise NotImplementedError
+
+    def messages(self, topic: str) -> list[bytes | None]:
+        """Read the values of all messages in a topic with the native client, outside of any group."""
+        raise NotImplementedError
+
+    def open_consumer(
+        self, cc: ClaimCheck, topic: str, *, clock: Callable[[], float], look_ahead: bool, dead_letters: bool
+    ) -> Any:
+        """Open a wrapped consumer of one topic in a group that is the topic's own.
+
+        A new group begins at the topic's first message. Nothing is acknowledged but by `acknowledge`, and what is given
+        back comes again as soon as possible.
+
+        Args:
+            cc: Its configuration.
+            topic: The topic.
+            clock: For the wrapper, if it takes one.
+            look_ahead: Whether to read stored payloads ahead.
+            dead_letters: Whether payloads go to a dead-letter destination after two redeliveries.
+        """
+        raise NotImplementedError
+
+    def receive(self, consumer: Any, seconds: float) -> Any:
+        """Wait for the next message; ``None`` when none came in time."""
+        raise NotImplementedError
+
+    def payload_of(self, message: Any) -> Any:
+        """The payload of a received message; ``None`` for a tombstone. Raises what is wrong with it."""
+        raise NotImplementedError
+
+    def facts_of(self, topic: str, message: Any) -> Facts:
+        """The metadata of a received message."""
+        raise NotImplementedError
+
+    def acknowledge(self, consumer: Any, message: Any) -> None:
+        """Acknowledge one message, or commit up to it."""
+        raise NotImplementedError
+
+    def give_back(self, consumer: Any, message: Any) -> None:
+        """Acknowledge one message negatively: it is delivered again."""
+        raise NotImplementedError
+
+    def dead_letter(self, consumer: Any, message: Any) -> None:
+        """Send one message to the dead letters and acknowledge it."""
+        raise NotImplementedError
+
+    def dead_letters(self, topic: str) -> list[bytes | None]:
+        """Read the values of all dead letters of a topic."""
+        raise NotImplementedError
+
+    def seek(self, consumer: Any, topic: str, position: Any) -> None:
+        """Seek so that the message that `append` put at this position is the next one."""
+        raise NotImplementedError
+
+    def backlog(self, topic: str) -> int:
+        """Count the messages that the group has not finished.
+
+        Either those that are not acknowledged, or those from the committed offset on.
+        """
+        raise NotImplementedError
+
+    def close(self, opened: Any) -> None:
+        """Close a producer or a consumer; closing twice is harmless."""
+        opened.close()
+
+    # What the tests use ----------------------------------------------------------------------------------------
+
+    @pytest.fixture(autouse=True)
+    def _declared_opt_outs(self, request: pytest.FixtureRequest) -> None:
+        for name, reason in self.skip.items():
+            assert reason, f"skip[{name!r}] needs a reason"
+            assert hasattr(self, name), f"skip names {name!r}, which is no test of the kit"
+        if request.function.__name__ in self.skip:
+            pytest.skip(self.skip[request.function.__name__])
+        for capability in getattr(request.function, "requires", ()):
+            if not getattr(self, f"has_{capability}"):
+                pytest.skip(f"has_{capability} is False")
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        """The clock that consumers get."""
+        return Clock()
+
+    @pytest.fixture
+    def harness(self, broker: Any, clock: Clock) -> Iterator[Harness]:
+        """A topic with one partition, and everything around it; closed after the test."""
+        with contextlib.ExitStack() as stack:
+            harness = Harness(self, clock, stack)
+            self.create_topic(harness.topic, 1)
+            yield harness
+
+
+class Harness:
+    """One topic with its producers and its consumer, opened at first use.
+
+    Attributes:
+        topic: The topic's name.
+        clock: The consumer's clock.
+        events: Every event of every configuration that was opened.
+    """
+
+    def __init__(self, kit: TransportKit, clock: Clock, stack: contextlib.ExitStack) -> None:
+        self.topic = f"conformance-{uuid.uuid4().hex}"
+        self.clock = clock
+        self.events: list[Event] = []
+        self._kit = kit
+        self._stack = stack
+        self._producers: dict[tuple[str, str], Any] = {}
+        self._writers: dict[str, ClaimCheck] = {}
+        self._reader: ClaimCheck | None = None
+        self._consumer: Any = None
+        self._options: dict[str, Any] = {}
+        self._acknowledged: dict[tuple[int, Any], bool] = {}  # by place: whether the broker is known to have it
+
+    # Writing ---------------------------------------------------------------------------------------------------
+
+    def configure(self, strategy: str = "external", **more: Any) -> ClaimCheck:
+        """Open a configuration; all of them share one store, which fails on demand."""
+        store = {"type": "claimcheck.testing:FaultyStore", "store": {"type": "memory", "space": self.topic}}
+        raw = {"strategy": strategy, "stores": {"kit": store}, **more}
+        return self._stack.enter_context(from_dict(raw, hooks=[self.events.append]))
+
+    def writer(self, strategy: str) -> ClaimCheck:
+        """The configuration of the producer with this strategy."""
+        if strategy not in self._writers:
+            self._writers[strategy] = self.configure(strategy)
+        return self._writers[strategy]
+
+    def send(
+        self, *payloads: Any, strategy: str = "external", key: Any = None, headers: Any = None, topic: str | None = None
+    ) -> None:
+        """Send payloads, one after the other."""
+        where = topic or self.topic
+        if (strategy, where) not in self._producers:
+            made = self._kit.open_producer(self.writer(strategy), where)
+            self._stack.callback(self._kit.close, made)
+            self._producers[strategy, where] = made
+        for payload in payloads:
+            self._kit.send(self._producers[strategy, where], where, payload, key=key, headers=headers)
+
+    def append(
+        self, *messages: bytes | None, writer: str = "one", key: str | None = "", headers: dict[str, str] | None = None
+    ) -> list[Any]:
+        """Append messages as they are, and return their positions; by default the key is the writer's name."""
+        named = writer if key == "" else key
+        return [
+            self._kit.append(self.topic, message, key=named, headers=headers or {}, writer=writer)
+            for message in messages
+        ]
+
+    def gone_pointer(self, *, store: str = "kit") -> bytes:
+        """A pointer envelope without a payload."""
+        kit_store = self.writer("external").store("kit")
+        pointer = kit_store.write(b"gone", destination=self.topic)
+        kit_store.rollback(pointer)
+        return encode_pointer(encode_pointer_data(replace(pointer, store=store)))
+
+    @property
+    def stored(self) -> int:
+        """How many payloads are in the store."""
+        return len(cast("MemoryStore", faulty(self.writer("external")).inner)._payloads)
+
+    # Reading ---------------------------------------------------------------------------------------------------
+
+    def subscribe(self, *, look_ahead: bool = False, dead_letters: bool = False, **config: Any) -> None:
+        """Open the consumer, with a configuration of its own."""
+        self._reader = self.configure("external", **config)
+        self._options = {"look_ahead": look_ahead, "dead_letters": dead_letters}
+        self.restart()
+
+    def restart(self) -> None:
+        """Close the consumer and open another one in its group."""
+        if self._consumer is not None:
+            self._kit.close(self._consumer)
+        if self._reader is None:
+            self._reader = self.configure("external")
+        options = {"look_ahead": False, "dead_letters": False, **self._options}
+        self._consumer = self._kit.open_consumer(self._reader, self.topic, clock=self.clock, **options)
+        self._stack.callback(self._kit.close, self._consumer)
+
+    @property
+    def consumer(self) -> Any:
+        """The transport's own consumer."""
+        if self._consumer is None:
+            self.restart()
+        return self._consumer
+
+    @property
+    def reader_store(self) -> FaultyStore:
+        """The store as the consumer sees it."""
+        assert self.consumer is not None
+        assert self._reader is not None
+        return faulty(self._reader)
+
+    def receive(self) -> Any:
+        """Receive one message that was not acknowledged before; the test fails if none arrives."""
+        while True:
+            message = self._kit.receive(self.consumer, self._kit.patience_seconds)
+            assert message is not None, f"no message came within {self._kit.patience_seconds} s"
+            if (place := self._place(message)) not in self._acknowledged:
+                return message
+            if self._kit.acks_are_immediate or self._acknowledged[place]:
+                pytest.fail(f"{self.facts(message)} was acknowledged and came again")
+            self._kit.acknowledge(self.consumer, message)
+
+    def payload(self, message: Any) -> Any:
+        """The payload of a message, or the error that it raises."""
+        try:
+            return self._kit.payload_of(message)
+        except ClaimCheckError as error:
+            return error
+
+    def take(self, count: int = 1) -> list[Any]:
+        """Receive and acknowledge so many messages; returns their payloads, or the errors that they raise."""
+        found = []
+        for _ in range(count):
+            message = self.receive()
+            found.append(self.payload(message))
+            self.acknowledge(message)
+        return found
+
+    def facts(self, message: Any) -> Facts:
+        """The metadata of a message."""
+        return self._kit.facts_of(self.topic, message)
+
+    def acknowledge(self, message: Any) -> None:
+        """Acknowledge a message."""
+        self._kit.acknowledge(self.consumer, message)
+        self._acknowledged[self._place(message)] = False
+
+    def seek(self, position: Any) -> None:
+        """Seek to a position; everything from there on may come again."""
+        self._kit.seek(self.consumer, self.topic, position)
+        self._acknowledged.clear()
+
+    def busy_until(self, done: Callable[[list[Any]], bool], *, step_seconds: float) -> list[Any]:
+        """Append plain messages and advance the clock until the consumer has received what the test waits for.
+
+        Args:
+            done: Called with everything else that was received so far, payloads and errors.
+            step_seconds: How far the clock advances after each message.
+        """
+        end, others = time.monotonic() + self._kit.patience_seconds, list[Any]()
+        while not done(others):
+            assert time.monotonic() < end, f"beside plain messages only {others} came"
+            self.append(f"traffic {uuid.uuid4()}".encode())
+            others += [payload for payload in self.take() if not self._is_traffic(payload)]
+            self.clock.advance(step_seconds)
+        return others
+
+    def _is_traffic(self, payload: Any) -> bool:
+        return isinstance(payload, bytes) and payload.startswith(b"traffic ")
+
+    def _place(self, message: Any) -> tuple[int, Any]:
+        facts = self.facts(message)
+        return facts.partition, facts.position
+
+    # What is left ----------------------------------------------------------------------------------------------
+
+    def assert_finished(self) -> None:
+        """Assert that no other message is delivered and that the group's backlog reaches 0."""
+        last = f"end {uuid.uuid4()}".encode()
+        self.append(last)
+        unexpected = []
+        while (payload := self.take()[0]) != last:
+            if not self._is_traffic(payload):
+                unexpected.append(payload)
+        assert unexpected == []
+        self.assert_backlog(lambda count: count == 0)
+
+    def assert_backlog(self, expected: Callable[[int], bool]) -> None:
+        """Wait until the group's backlog is as expected."""
+        end = time.monotonic() + self._kit.patience_seconds
+        while not expected(count := self._kit.backlog(self.topic)):
+            assert time.monotonic() < end, f"the backlog of the group is {count}"
+            time.sleep(_POLL_SECONDS)
+        if count == 0:
+            self._acknowledged = dict.fromkeys(self._acknowledged, True)
+
+    def messages(self) -> list[bytes | None]:
+        """The values of all messages in the topic."""
+        return self._kit.messages(self.topic)
+
+    def dead_letters(self) -> list[bytes | None]:
+        """The values of all dead letters of the topic."""
+        return self._kit.dead_letters(self.topic)
+
+
+def faulty(cc: ClaimCheck) -> FaultyStore:
+    """The kit's store, as one configuration sees it."""
+    return cast("FaultyStore", cc.store("kit"))
+
+
+def content(size: int, seed: int = 0) -> bytes:
+    """Bytes that are the same each time, and different for each seed."""
+    return random.Random(f"{size} {seed}").randbytes(size)
+
+
+def new_uuid() -> str:
+    """The identity of a chunked payload."""
+    return str(uuid.uuid4())
+
+
+def chunks_of(payload: bytes, count: int, identity: str | None = None) -> list[bytes]:
+    """A payload as so many chunk envelopes in the published format, without hints."""
+    size, name = -(-len(payload) // count), identity or new_uuid()
+    return [encode_chunk(name, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]

@@ -1,0 +1,233 @@
+"""Reads from the web service of a Pulsar broker (the admin REST API)."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from claimcheck import _hints as hints
+from claimcheck._validation import fail
+from claimcheck._wire_size import WireLimit, byte_length
+from claimcheck.errors import TransportError
+
+__all__ = [
+    "AdminClient",
+    "AdminError",
+    "ask_limit",
+    "full_name",
+    "MAX_MESSAGE_BYTES",
+    "metadata_bytes",
+    "topic_path",
+    "trusting",
+    "wire_limit",
+]
+
+_SECONDS = 10.0
+_MAX_BYTES = 16 << 20
+
+
+class AdminError(TransportError):
+    """The web service did not answer a request, or refused it; the original error is the cause.
+
+    Attributes:
+        status: The HTTP status, if there was a response.
+    """
+
+    def __init__(self, text: str, *, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class AdminClient:
+    """GET requests to one web service. Certificates and host names are verified.
+
+    Args:
+        url: Of the web service, for example ``https://broker:8443``.
+        headers: Sent with every request, for example ``{"Authorization": "Bearer ..."}``. A redirect to another host
+            or port is followed without them, one from https to http not at all.
+        trust: For https; by default certificates are verified with the machine's own authorities.
+        timeout_seconds: For each request.
+
+    Raises:
+        AdminError: The URL begins neither with http:// nor with https://.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        trust: ssl.SSLContext | None = None,
+        timeout_seconds: float = _SECONDS,
+    ) -> None:
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise AdminError("admin_url must begin with http:// or https://")
+        self._url = url.rstrip("/")
+        self._headers = dict(headers or {})
+        self._timeout_seconds = timeout_seconds
+        secure = urllib.request.HTTPSHandler(context=trust or ssl.create_default_context())
+        self._opener = urllib.request.build_opener(secure, _Redirects())
+
+    def __repr__(self) -> str:
+        return f"<AdminClient of {urllib.parse.urlsplit(self._url).hostname}>"
+
+    def get(self, path: str) -> Any:
+        """Return the decoded JSON at a path below ``/admin/v2/``; ``None`` for an empty response or a 404.
+
+        Raises:
+            AdminError: There was no answer, or another status.
+        """
+        request = urllib.request.Request(f"{self._url}/admin/v2/{path}", headers=self._headers)
+        try:
+            with self._opener.open(request, timeout=self._timeout_seconds) as response:
+                body = response.read(_MAX_BYTES)
+            return json.loads(body) if body.strip() else None
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 404:
+                return None
+            raise AdminError(self._refused(path, error), status=error.code) from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise AdminError(f"the web service did not answer {path}: {type(error).__name__}") from error
+
+    def max_message_bytes(self, topic: str) -> int:
+        """Return the limit of one message: the broker's, or the topic's if that is less.
+
+        Raises:
+            AdminError: There was no answer.
+        """
+        path = "brokers/configuration/runtime"
+        settings = self.get(path)
+        if settings is None:
+            raise AdminError(f"the web service did not answer {path} (404)", status=404)
+        broker = int(settings["maxMessageSize"])
+        return min(broker, int(self.get(f"{topic_path(topic)}/maxMessageSize") or broker))
+
+    def _refused(self, path: str, error: urllib.error.HTTPError) -> str:
+        text = f"the web service did not answer {path} ({error.code})"
+        if self._headers and _origin(error.url) != _origin(self._url):
+            host = urllib.parse.urlsplit(error.url).hostname
+            text += f": it redirected to {host}, where the headers (a token, for example) are not sent"
+        return text
+
+
+def full_name(topic: str) -> str:
+    """Return the complete name of a topic: ``orders`` is ``persistent://public/default/orders``."""
+    if "://" in topic:
+        return topic
+    return f"persistent://{topic}" if topic.count("/") == 2 else f"persistent://public/default/{topic}"
+
+
+def topic_path(topic: str) -> str:
+    """Return the path of a topic in the web service."""
+    return urllib.parse.quote(full_name(topic).replace("://", "/"))
+
+
+def trusting(ca_file: str | Path | None, *, option: str) -> ssl.SSLContext:
+    """Make a context that verifies certificates and host names.
+
+    Args:
+        ca_file: Certificates (PEM) of the authorities to trust, and no others; by default the machine's own.
+        option: The name under which the caller passed it.
+
+    Raises:
+        ConfigError: The file holds no certificates, or cannot be read.
+    """
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # errors of TLS are among them
+        found = f"a file that holds no certificates ({type(error).__name__})"
+        fail(option, found=found, expected="the path of a file of certificates (PEM)")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but neither out of TLS nor with the caller's headers to another origin."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        allowed = ("https",) if req.full_url.startswith("https:") else ("http", "https")
+        if urllib.parse.urlsplit(newurl).scheme not in allowed:
+            raise urllib.error.HTTPError(req.full_url, code, "redirects out of TLS", headers, fp)
+        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if redirected is not None and _origin(newurl) != _origin(req.full_url):
+            redirected.headers.clear()
+        return redirected
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+MAX_MESSAGE_BYTES = 5 << 20
+"""The broker's default, 5 MiB."""
+
+_CHUNK_BYTES = 1 << 20  # large enough to be fast, and small enough for receiver queues that count messages
+_SPARE_BYTES = 1024  # a chunk leaves room for what a dead letter says of its origin
+_FIXED_BYTES = 10 + 7 + 7 + 3 + 12  # sequence id, publish time, uncompressed size, compression, schema version
+
+
+def metadata_bytes(key: Any, properties: Any) -> int:
+    """Bytes beside the payload, but for the producer's name and the rarer options; at most some 30 too many."""
+    size = _FIXED_BYTES + (_field(byte_length(key)) if key else 0)
+    for name, value in hints.pairs(properties):
+        size += _field(_field(byte_length(name)) + _field(byte_length(value)))
+    return size
+
+
+def wire_limit(max_message_bytes: int, *, producer_name: str, options: Mapping[str, Any]) -> WireLimit:
+    """Make the limit for one send.
+
+    Args:
+        max_message_bytes: Of the broker, or of the topic where that is less.
+        producer_name: Travels with every message.
+        options: Of the send, beside key and properties.
+    """
+    room = max_message_bytes - _field(byte_length(producer_name)) - sum(map(_option_bytes, options.items()))
+    return WireLimit(room, metadata_bytes, chunk_message_bytes=min(_CHUNK_BYTES, room - _SPARE_BYTES))
+
+
+def ask_limit(
+    admin_url: str, topic: str, *, headers: Mapping[str, str] | None = None, ca_file: str | None = None
+) -> int:
+    """Ask a broker for the limit of one message: the broker's own, or the topic's if that is less.
+
+    Certificates and host names are verified.
+
+    Args:
+        admin_url: Of the web service, for example ``http://localhost:8080``.
+        topic: With or without its ``persistent://tenant/namespace/``.
+        headers: Sent with the request, for example ``{"Authorization": "Bearer ..."}``; never to another host, even if
+            the web service redirects there.
+        ca_file: Certificates (PEM) of the authorities to trust; by default the machine's own.
+
+    Raises:
+        TransportError: The broker did not answer, or refused.
+        ConfigError: ``ca_file`` cannot be used.
+    """
+    trust = trusting(ca_file, option="ca_file")
+    return AdminClient(admin_url, headers=headers, trust=trust).max_message_bytes(topic)
+
+
+def _field(size: int) -> int:
+    """A field of this many bytes with its number, where that is below 16, and its length."""
+    return 1 + _varint_bytes(size) + size
+
+
+def _varint_bytes(number: int) -> int:
+    return max(1, -(-number.bit_length() // 7))
+
+
+def _option_bytes(option: tuple[str, Any]) -> int:
+    name, value = option
+    if value is None or value is False:
+        return 0
+    if name == "replication_clusters":
+        return sum(_field(byte_length(cluster)) for cluster in value)
+    return 1 + _field(byte_length(value)) if name == "ordering_key" else 12

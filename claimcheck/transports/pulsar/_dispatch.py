@@ -1,0 +1,291 @@
+"""From native messages to payloads: what consumers and readers do alike, without any call of the client."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from claimcheck import _hints as hints
+from claimcheck._acknowledgement import CumulativeAcks
+from claimcheck._envelope import Chunk, Literal, Plain, PointerData, decode
+from claimcheck._payload import crc32_of
+from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
+from claimcheck.errors import ClaimCheckError, EnvelopeError
+from claimcheck.transports._common.claimcheck_types import Resolves
+from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports.pulsar._message import Facts, Handle, PulsarMessage
+from claimcheck.transports.pulsar._message_ids import Place, Position, WholeMessageId, before, natives, position_of
+
+__all__ = ["Arrival", "Inbox", "NativeAcks"]
+
+
+Arrival = PulsarMessage | Dropped
+"""A payload for the application, or messages that became none, with the action to take on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeAcks:
+    """The native ids to acknowledge for one cumulative acknowledgement.
+
+    Attributes:
+        cumulatively: ``None`` where nothing before the oldest unsettled payload is known.
+        individually: The messages behind that payload.
+    """
+
+    cumulatively: Any | None
+    individually: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """A chunked payload that was delivered and is not settled. ``end``: the message that completed it."""
+
+    outcome: Outcome
+    end: Position
+
+
+class Inbox:
+    """Takes native messages, and keeps track of chunks until they are settled. Thread-safe.
+
+    Plain messages and pointers are remembered only while an older payload in chunks is not settled.
+
+    Args:
+        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
+        schema: The consumer's.
+        refusal: Returns why chunks from a topic cannot be put together; called for each chunk.
+        sizes: Whether messages need to know the sizes of their stored payloads.
+        keep: Whether to keep native messages until they are settled, to send them on as dead letters.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        cc: Resolves,
+        schema: Any,
+        *,
+        refusal: Callable[[str], ClaimCheckError | None] = lambda topic: None,
+        sizes: bool = False,
+        keep: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cc = cc
+        self._schema = schema
+        self._header = cc.config.header
+        self._refusal = refusal
+        self._sizes = sizes
+        self._keep = keep
+        self._resolver = cc.resolver(clock=clock)
+        self._lock = threading.RLock()
+        self._behind: dict[Any, CumulativeAcks] = {}  # by topic, while chunks from it are not settled
+        self._delivered: dict[Place, _Delivery] = {}  # by the payload's first message
+        self._by_chunk: dict[Place, Outcome] = {}  # the same payloads, by each of their messages
+        self._previous: Any = None  # the last native message, and
+        self._in_batch_before: dict[Place, Any] = {}  # of an unsettled chunk: the id before it in its batch
+
+    @property
+    def pending_payloads(self) -> int:
+        """Payloads of which some chunks are held."""
+        return self._resolver.pending_payloads
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the chunks that are held."""
+        return self._resolver.pending_bytes
+
+    @property
+    def has_unsettled_chunks(self) -> bool:
+        """Whether any chunk is held, delivered and not settled, or given back and not received again."""
+        return bool(self._behind)
+
+    def plain(self, native: Any) -> PulsarMessage | None:
+        """Take a message that is its own payload, as most are; ``None`` for any other, which `take` has to take."""
+        data = native.data()
+        if data.startswith(self._header):
+            return None
+        self._note(native)
+        return PulsarMessage(native, self._schema, data)
+
+    def take(self, native: Any) -> Sequence[Arrival]:
+        """Take one message and return what came of it: often the payload, of a chunk perhaps nothing yet."""
+        data = native.data()
+        if not data.startswith(self._header):
+            return (self._own(native, payload=data),)
+        try:
+            envelope = decode(data, header=self._header)
+        except EnvelopeError as error:
+            return (self._own(native, error=error),)
+        if isinstance(envelope, PointerData):
+            size = self._size(data) if self._sizes else 0
+            return (self._own(native, stored=StoredPayload(lambda: self._load(native, data), size=size)),)
+        if isinstance(envelope, (Literal, Plain)):  # a plain one is the header alone
+            return (self._own(native, payload=bytes(envelope.payload)),)
+        refusal = self._refusal(native.topic_name())
+        if refusal is not None:
+            return (self._own(native, error=refusal),)
+        return self._chunk(native, data, is_first=isinstance(envelope, Chunk) and envelope.position == 0)
+
+    def tick(self) -> Sequence[Arrival]:
+        """Expire chunks that have waited too long."""
+        with self._lock:
+            return self._arrivals(self._resolver.tick())
+
+    def report(self, dropped: Dropped) -> PulsarMessage:
+        """Make messages that became no payload into one message for the application, whose data raises the error."""
+        with self._lock:
+            return self._deliver(dropped.as_failed())
+
+    def settle(self, outcome: Outcome | None, *, acked: bool) -> None:
+        """Mark the messages of a chunked payload as acknowledged, or as given back; ``None`` is ignored."""
+        if outcome is None:
+            return
+        with self._lock:
+            self._resolver.settle(outcome, acked=acked)
+            delivery = self._delivered.get(_place(outcome))
+            if delivery is not None and delivery.outcome is outcome:  # and no later delivery of the same
+                del self._delivered[_place(outcome)]
+            for place in _places(outcome):
+                if self._by_chunk.get(place) is outcome:
+                    del self._by_chunk[place]
+                if acked:
+                    self._in_batch_before.pop(place, None)
+            if self._resolver.safe_position(outcome.source) is None:
+                self._behind.pop(outcome.source, None)
+
+    def settle_own(self, place: Place) -> None:
+        """Forget a message that is its own payload: it was acknowledged, or given back, on its own."""
+        with self._lock:
+            behind = self._behind.get(place[0])
+            if behind is not None:
+                behind.forget(place[1])
+
+    def find(self, message_id: Any) -> Outcome | None:
+        """The chunked payload of this id, if it was delivered and is not settled."""
+        with self._lock:
+            delivery = self._delivery_of(message_id)
+            return None if delivery is None else delivery.outcome
+
+    def settle_up_to(self, message_id: Any, topic: str | None, outcome: Outcome | None = None) -> NativeAcks:
+        """Mark everything up to a payload as acknowledged, and return what to acknowledge at the broker.
+
+        Left out is every message of a payload that is incomplete, or delivered behind this one, or given back.
+
+        Args:
+            message_id: Of the payload.
+            topic: Its topic; ``None`` for the only one.
+            outcome: The payload, if it came in chunks; settled in any case.
+        """
+        with self._lock:
+            source = next(iter(self._behind), "") if topic is None else topic
+            target, target_id = self._target(message_id)
+            settled = [] if outcome is None else self._settled(outcome)
+            for (where, _), delivery in list(self._delivered.items()):
+                if where == source and delivery.end <= target:
+                    settled += self._settled(delivery.outcome)
+            behind = self._behind.get(source) or CumulativeAcks()
+            hole = self._resolver.safe_position(source)
+            plan = behind.up_to(target, hole=hole, settled=settled)
+            if plan.before is not None:
+                known = self._in_batch_before.get((source, plan.before))
+                target_id = known or before(plan.before, message_id.partition(), source)
+        return NativeAcks(target_id, plan.individually)
+
+    def clear(self) -> None:
+        """Forget all chunks: what was not acknowledged comes again."""
+        with self._lock:
+            self._resolver.clear()
+            for known in (self._delivered, self._by_chunk, self._behind, self._in_batch_before):
+                known.clear()
+            self._previous = None
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _own(self, native: Any, **known: Any) -> PulsarMessage:
+        self._note(native)
+        return PulsarMessage(native, self._schema, **known)
+
+    def _note(self, native: Any) -> None:
+        """Remember a message that is its own payload while an older payload is not settled."""
+        self._previous = native
+        if self._behind:
+            message_id = native.message_id()
+            with self._lock:
+                behind = self._behind.get(native.topic_name())
+                if behind is not None:
+                    behind.received(position_of(message_id), message_id)
+
+    def _target(self, message_id: Any) -> tuple[Position, Any]:
+        """How far a cumulative acknowledgement goes: to the message that completed the payload, not to duplicates."""
+        delivery = self._delivery_of(message_id)
+        if delivery is None:
+            return position_of(message_id), natives(message_id)[-1]
+        ids = (slot.handle.facts.message_id for slot in delivery.outcome.slots if slot.position == delivery.end)
+        return delivery.end, next(ids)
+
+    def _settled(self, outcome: Outcome) -> list[tuple[Position, Any]]:
+        self.settle(outcome, acked=True)
+        return [(slot.position, slot.handle.facts.message_id) for slot in outcome.slots]
+
+    def _delivery_of(self, message_id: Any) -> _Delivery | None:
+        if not isinstance(message_id, WholeMessageId):
+            return None
+        return self._delivered.get((message_id.topic, position_of(message_id.first)))
+
+    def _chunk(self, native: Any, data: bytes, *, is_first: bool) -> Sequence[Arrival]:
+        properties = native.properties()
+        facts = Facts.of(native, properties if is_first else {})  # they can be larger than the pieces
+        handle = Handle(facts, native if self._keep else None)
+        place = facts.topic_name, position_of(facts.message_id)
+        with self._lock:
+            self._behind.setdefault(facts.topic_name, CumulativeAcks())
+            self._note_batch(place, facts.message_id)
+            # The broker delivers again by itself what was delivered and not acknowledged: that is another attempt.
+            self.settle(self._by_chunk.get(place), acked=False)
+            self._previous = native
+            outcomes = self._resolver.feed(
+                *place, data, headers=properties, key=facts.partition_key, handle=handle, writer=facts.producer_name
+            )
+            return self._arrivals(outcomes)
+
+    def _note_batch(self, place: Place, message_id: Any) -> None:
+        """Remember the id before a chunk in its batch: the part of the batch before it can be acknowledged with it."""
+        self._in_batch_before.pop(place, None)
+        if message_id.batch_index() < 1 or self._previous is None:
+            return
+        previous = self._previous.message_id()
+        if position_of(previous)[:2] == place[1][:2] and previous.batch_index() < message_id.batch_index():
+            self._in_batch_before[place] = previous
+
+    def _arrivals(self, outcomes: Sequence[Outcome]) -> list[Arrival]:
+        return [outcome if isinstance(outcome, Dropped) else self._deliver(outcome) for outcome in outcomes]
+
+    def _deliver(self, outcome: Resolved | Failed) -> PulsarMessage:
+        error = outcome.error if isinstance(outcome, Failed) else None
+        payload = outcome.payload if isinstance(outcome, Resolved) else None
+        # The payload belongs to the caller, who may free it before it is settled.
+        kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
+        self._delivered[_place(kept)] = _Delivery(kept, kept.positions[-1])
+        self._by_chunk.update(dict.fromkeys(_places(kept), kept))
+        return PulsarMessage(None, self._schema, outcome=kept, payload=payload, error=error)
+
+    def _size(self, data: bytes) -> int:
+        try:
+            pointer = self._cc.pointer(data)
+        except ClaimCheckError:  # `data` says so
+            return 0
+        return (pointer.size or 0) if pointer is not None else 0
+
+    def _load(self, native: Any, data: bytes) -> bytes:
+        payload: bytes = self._cc.resolve(data)
+        hints.check(hints.declared(native.properties()), size=len(payload), checksum=lambda: crc32_of(payload))
+        return payload
+
+
+def _places(outcome: Outcome) -> list[Place]:
+    return [(outcome.source, slot.position) for slot in outcome.slots]
+
+
+def _place(outcome: Outcome) -> Place:
+    return outcome.source, outcome.positions[0]

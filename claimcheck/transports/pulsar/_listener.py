@@ -1,0 +1,64 @@
+"""A listener that is given whole payloads, for ``subscribe(message_listener=...)`` and ``create_reader(...)``."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from claimcheck.transports._common.claimcheck_types import Resolves
+from claimcheck.transports.pulsar._async_client import blocking
+from claimcheck.transports.pulsar._consumer import PulsarConsumer
+from claimcheck.transports.pulsar._message import PulsarMessage
+from claimcheck.transports.pulsar._reader import PulsarReader
+
+__all__ = ["listening"]
+
+_log = logging.getLogger(__name__)
+
+
+def listening(
+    listener: Callable[[Any, PulsarMessage], object], cc: Resolves, **options: Any
+) -> Callable[[Any, Any], None]:
+    """Make the ``message_listener`` of a native consumer, or the ``reader_listener`` of a native reader.
+
+    It is called by the client's thread for each payload; what it raises is logged, and the message is neither
+    acknowledged nor given back by that. Chunks that have waited too long expire when the next message comes.
+
+    Args:
+        listener: Gets a `PulsarConsumer`, for acknowledgements, or a `PulsarReader`; and the payload.
+        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
+        options: As of `PulsarConsumer` or `PulsarReader`.
+    """
+    made: list[PulsarConsumer | PulsarReader] = []
+    lock = threading.Lock()
+
+    def native_listener(consumer: Any, message: Any) -> None:
+        with lock:
+            if not made:
+                made.append(_wrapped(consumer, message._schema, cc, options))
+            try:
+                made[0].take(message)
+            except Exception:
+                _log.exception("a message could not be taken")
+            while (payload := made[0].take_ready()) is not None:
+                _call(listener, made[0], payload)
+
+    return native_listener
+
+
+def _wrapped(native: Any, schema: Any, cc: Resolves, options: dict[str, Any]) -> PulsarConsumer | PulsarReader:
+    """The client leaves the schema out here, and puts readers, too, into a consumer."""
+    native._schema = schema
+    if not hasattr(native._consumer, "read_next"):
+        return PulsarConsumer(native, cc, **options)
+    native._reader = native._consumer
+    return PulsarReader(blocking("Reader", native), cc, **options)
+
+
+def _call(listener: Callable[[Any, PulsarMessage], object], consumer: Any, message: PulsarMessage) -> None:
+    try:
+        listener(consumer, message)
+    except Exception:
+        _log.exception("the listener failed on %s", message)

@@ -1,0 +1,274 @@
+"""What a reader of payloads is given: a message with everything that the native one has, and the whole payload."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from claimcheck import _hints as hints
+from claimcheck._resolver import Outcome
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError
+from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports.pulsar._message_ids import WholeMessageId
+
+__all__ = ["Facts", "Handle", "PulsarMessage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The metadata of a native message: kept in its place, so that its bytes can be freed."""
+
+    message_id: Any
+    topic_name: str
+    properties: dict[str, str]
+    partition_key: str
+    ordering_key: str
+    publish_timestamp: int
+    event_timestamp: int
+    redelivery_count: int
+    schema_version: bytes
+    int_schema_version: int
+    producer_name: str
+
+    @classmethod
+    def of(cls, native: Any, properties: dict[str, str]) -> Facts:
+        """Read the metadata, with these properties."""
+        inner = native._message
+        version = getattr(inner, "int_schema_version", int)
+        return cls(
+            message_id=native.message_id(),
+            topic_name=native.topic_name(),
+            properties=properties,
+            partition_key=native.partition_key(),
+            ordering_key=native.ordering_key(),
+            publish_timestamp=native.publish_timestamp(),
+            event_timestamp=native.event_timestamp(),
+            redelivery_count=native.redelivery_count(),
+            schema_version=native.schema_version(),
+            int_schema_version=version(),
+            producer_name=native.producer_name(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """One native message of a payload.
+
+    Attributes:
+        facts: What it says of itself.
+        native: The message itself, where it may have to be sent on as a dead letter.
+    """
+
+    facts: Facts
+    native: Any = None
+
+
+class PulsarMessage:
+    """One payload, received. Its methods are those of `pulsar.Message`.
+
+    `data` and `value` raise what is wrong with *this* payload, so that it can be acknowledged, given back or put aside
+    by whoever received it; no other message is stopped by it.
+
+    Args:
+        native: The native message; of chunks none, they are in the outcome.
+        schema: The consumer's.
+        payload: Where it is known: for a plain message its own bytes.
+        stored: A payload in a store.
+        outcome: Of a payload in chunks.
+        error: Why there is no payload.
+    """
+
+    __slots__ = ("_error", "_first", "_native", "_payload", "_schema", "_stored", "outcome")
+
+    def __init__(
+        self,
+        native: Any,
+        schema: Any,
+        payload: bytes | None = None,
+        *,
+        stored: StoredPayload | None = None,
+        outcome: Outcome | None = None,
+        error: ClaimCheckError | None = None,
+    ) -> None:
+        self._native = native
+        self._schema = schema
+        self._payload = payload
+        self._stored = stored
+        self._error = error
+        self._first: Facts | None = None
+        self.outcome = outcome
+
+    def data(self) -> bytes:
+        """Return the payload, whole and verified; a stored one is read at the first call.
+
+        After an error that is ``retryable`` another call reads again. On an event loop it does not, since it would
+        block the loop: ``await asyncio.to_thread(message.data)`` does.
+
+        Raises:
+            ClaimCheckError: There is no payload; the error says why, and whether a later call may return it
+                (``error.retryable``). The message still has to be acknowledged, or negatively acknowledged.
+        """
+        if self._payload is not None:
+            return self._payload
+        if self._stored is not None:
+            return self._stored.get()
+        raise self._error or ClaimCheckError("this message has no payload")
+
+    def value(self) -> Any:
+        """The payload, decoded by the consumer's schema. Raises as `data` does, and as the schema does."""
+        if self.has_null_value():
+            return self._native.value()
+        return self._schema.decode_message(_Decodable(self.data(), self._facts))
+
+    @property
+    def error(self) -> ClaimCheckError | None:
+        """What `data` raises; ``None`` when it returns the payload, which is read for this answer."""
+        try:
+            self.data()
+        except ClaimCheckError as error:
+            return error
+        return None
+
+    def message_id(self) -> Any:
+        """The native id; a `WholeMessageId` for chunks."""
+        if self.outcome is None:
+            return self._native.message_id()
+        return WholeMessageId(tuple(handle.facts.message_id for handle in self.outcome.handles), self.topic_name())
+
+    def properties(self) -> dict[str, str]:
+        """The properties that the sender gave, without our hints."""
+        if self.outcome is None:
+            return dict(hints.strip(self._native.properties()))
+        return dict(hints.strip(self._facts.properties, uuid=self.outcome.uuid))
+
+    def partition_key(self) -> str:
+        """The key that the sender gave, empty without one."""
+        if self.outcome is None:
+            return str(self._native.partition_key())
+        key = self._facts.partition_key
+        return "" if key == self.outcome.uuid else key
+
+    def ordering_key(self) -> str:
+        """The ordering key, empty without one."""
+        return self._facts.ordering_key
+
+    def publish_timestamp(self) -> int:
+        """When it was sent, in milliseconds since 1970; of chunks the first."""
+        return self._facts.publish_timestamp
+
+    def event_timestamp(self) -> int:
+        """What the sender said of its time, in milliseconds since 1970; 0 for nothing."""
+        return self._facts.event_timestamp
+
+    def topic_name(self) -> str:
+        """The topic's whole name, with its partition."""
+        return str(self._native.topic_name()) if self.outcome is None else self._facts.topic_name
+
+    def redelivery_count(self) -> int:
+        """How often it came before, as far as the broker knows; of chunks the most."""
+        if self.outcome is None:
+            return int(self._native.redelivery_count())
+        counts: list[int] = [handle.facts.redelivery_count for handle in self.outcome.handles]
+        return max(counts)
+
+    def schema_version(self) -> bytes:
+        """The version of the schema, as the native message has it."""
+        return self._facts.schema_version
+
+    def producer_name(self) -> str:
+        """Who sent it."""
+        return self._facts.producer_name
+
+    def has_null_value(self) -> bool:
+        """Whether it is a tombstone."""
+        return self.outcome is None and bool(self._native.has_null_value())
+
+    def encryption_context(self) -> Any:
+        """As the native message has it; ``None`` for chunks."""
+        return None if self.outcome is not None else self._native.encryption_context()
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether these are messages that did not become a payload, and will not be given back again."""
+        return self.outcome is not None and isinstance(self._error, IncompletePayloadError)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether `data` answers on an event loop without waiting for a store."""
+        return self._stored is None or self._stored.is_read
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of a payload in a store, where it is known; else 0."""
+        return 0 if self._stored is None else self._stored.size
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of its payload, in memory now or once it is read."""
+        return self.stored_bytes or len(self._payload or b"")
+
+    def fetch(self, executor: Executor) -> None:
+        """Start reading a stored payload in another thread; `data` waits for that."""
+        if self._stored is not None:
+            self._stored.prefetch(executor)
+
+    def read(self) -> None:
+        """Read a stored payload in a thread, on behalf of an event loop, where `data` then answers at once."""
+        if self._stored is not None:
+            self._stored.read()
+
+    @property
+    def native(self) -> Any:
+        """The native message, where it is one."""
+        return self._native
+
+    @property
+    def natives(self) -> tuple[Any, ...]:
+        """The native messages, to be sent on as they are; ``None`` among them where they were not kept."""
+        return (self._native,) if self.outcome is None else tuple(handle.native for handle in self.outcome.handles)
+
+    def __repr__(self) -> str:
+        state = f"failed: {type(self._error).__name__}" if self._error else "received"
+        return f"<PulsarMessage {self.message_id()} of {self.topic_name()}, {state}>"
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _facts(self) -> Facts:
+        """What the native message says of itself; of chunks the first."""
+        if self._first is None:
+            if self.outcome is None:
+                self._first = Facts.of(self._native, self._native.properties())
+            else:
+                slots = sorted(self.outcome.slots, key=lambda slot: slot.position)
+                self._first = next((s for s in slots if s.handle.facts.properties), slots[0]).handle.facts
+        return self._first
+
+
+class _Decodable:
+    """What a schema wants of a native message."""
+
+    def __init__(self, payload: bytes, facts: Facts) -> None:
+        self._payload = payload
+        self._facts = facts
+
+    def data(self) -> bytes:
+        """The payload in place of the message's own bytes."""
+        return self._payload
+
+    def int_schema_version(self) -> int:
+        """For schemas that have versions."""
+        return self._facts.int_schema_version
+
+    def schema_version(self) -> bytes:
+        """For schemas that have versions."""
+        return self._facts.schema_version
+
+    def topic_name(self) -> str:
+        """For schemas that have versions."""
+        return self._facts.topic_name
+
+    def message_id(self) -> Any:
+        """For the error texts of schemas."""
+        return self._facts.message_id

@@ -1,0 +1,5 @@
+"""The S3 store: payloads as objects in one bucket, through boto3."""
+
+from claimcheck.stores.s3._store import S3Store
+
+__all__ = ["S3Store"]
