@@ -347,7 +347,7 @@ def test_what_is_no_fault_of_a_message_fails_the_task(config, send, monkeypatch,
     elsewhere = {**config, "stores": {"disk": {**config["stores"]["disk"], "path": "${NOT_SET_ON_THIS_WORKER}"}}}
     monkeypatch.delenv("NOT_SET_ON_THIS_WORKER", raising=False)
 
-    with pytest.raises(ConfigError, match="NOT_SET_ON_THIS_WORKER"):
+    with pytest.raises(PointerRejectedError, match="NOT_SET_ON_THIS_WORKER"):
         list(resolver(elsewhere, on_error=on_error)([b"plain", *messages]))
 
 
