@@ -11,20 +11,14 @@ from claimcheck._envelope import Literal, Plain
 from claimcheck._resolver import Failed, Outcome, Resolved
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.stored_payload import StoredPayload
-from claimcheck.transports.kafka._errors import vendor
+from claimcheck.transports.kafka._client import vendor
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 else:
     Message = object
 
-__all__ = [
-    "KafkaMessage",
-    "last_offset",
-    "message_of",
-    "of_chunks",
-    "report_of",
-]
+__all__ = ["KafkaMessage", "last_offset", "message_of", "of_chunks", "report_of"]
 
 _SLOTS = ("_problem", "_stored", "behind", "last_offset")
 
@@ -36,10 +30,10 @@ def _kind() -> Any:
 
 
 class KafkaMessage(Message):
-    """One payload that was offloaded, received. It is a `confluent_kafka.Message` and has all methods of one.
+    """A received payload that was offloaded. It is a `confluent_kafka.Message` and has all methods of one.
 
-    `value` raises what is wrong with *this* payload, so that the receiver can skip the message or send it to a
-    dead-letter topic; other messages are not affected. `offset` is the lowest offset of its records.
+    `value` raises the error of *this* payload, so that the consumer can skip the message or send it to a dead-letter
+    topic; other messages are not affected. `offset` is the lowest offset of its records.
 
     Unlike one of the client's own messages it is always true, whatever its length. It pickles as a plain
     `confluent_kafka.Message` with the payload as its value, which is read for that.
@@ -57,14 +51,13 @@ class KafkaMessage(Message):
     _problem: ClaimCheckError | None
 
     def value(self, *_: Any) -> Any:
-        """Return the payload, whole and verified; a stored one is read at the first call.
+        """Return the payload, whole and verified; a stored one is read by the first call.
 
-        After an error that is ``retryable`` another call reads again. On an event loop it does not, since it would
-        block the loop: ``await asyncio.to_thread(message.value)`` does.
+        After an error that is ``retryable`` the next call reads again, but not on an event loop, which it would block:
+        use ``await asyncio.to_thread(message.value)`` there.
 
         Raises:
-            ClaimCheckError: There is no payload; the error says why, and whether a later call may return it
-                (``error.retryable``).
+            ClaimCheckError: Why there is no payload; a later call may return it if ``error.retryable``.
         """
         if self._problem is not None:
             raise self._problem
@@ -88,11 +81,11 @@ class KafkaMessage(Message):
 
     @property
     def is_read(self) -> bool:
-        """Whether `value` answers on an event loop without waiting for a store."""
+        """Whether `value` returns on an event loop without waiting for a store."""
         return self._problem is not None or self._stored is None or self._stored.is_read
 
     def read(self) -> None:
-        """Read a stored payload in a thread, on behalf of an event loop, where `value` then answers at once."""
+        """Read a stored payload, called in a thread for an event loop, where `value` then returns at once."""
         if self._stored is not None:
             self._stored.read()
 
@@ -103,7 +96,7 @@ class KafkaMessage(Message):
 
     @property
     def stored_bytes(self) -> int:
-        """Size of a stored payload that was not asked for yet, where it is known; else 0."""
+        """Size of a stored payload until `value` returned it; 0 where it is unknown or not stored."""
         return 0 if self._stored is None else self._stored.size
 
     def __len__(self) -> int:
@@ -113,7 +106,7 @@ class KafkaMessage(Message):
         return True
 
     def __reduce__(self) -> Any:
-        self.value()  # else it would come back as a tombstone
+        self.value()  # else it would be unpickled as a tombstone
         return super().__reduce__()
 
     def __repr__(self) -> str:
@@ -146,7 +139,7 @@ def message_of(native: Any, content: Plain | Literal | StoredPayload | ClaimChec
 
 
 def of_chunks(outcome: Outcome) -> KafkaMessage:
-    """Make the message of a payload that came as chunks, or of one that never came whole."""
+    """Return the message of a payload that arrived as chunks, or of one that stayed incomplete."""
     native = min(outcome.handles, key=lambda handle: handle.offset())
     message = _like(native, outcome.headers, outcome.key)
     message.last_offset = outcome.positions[-1]
@@ -159,14 +152,14 @@ def of_chunks(outcome: Outcome) -> KafkaMessage:
 
 
 def report_of(native: Any, key: Any, last: int | None) -> KafkaMessage:
-    """Make the report of a payload that went as chunks."""
+    """Return the delivery report of a payload that was sent as chunks."""
     message = _like(native, None, key.encode() if isinstance(key, str) else key)
     message.last_offset = last
     return message
 
 
 def _like(native: Any, headers: Any, key: Any) -> KafkaMessage:
-    """The same record without its value."""
+    """Return a message with the facts of a record, without its value."""
     facts = {"headers": headers or None, "key": key, "offset": native.offset()}
     facts |= {"latency": native.latency(), "leader_epoch": native.leader_epoch()}
     if hasattr(native, "delivery_count"):  # clients that know share groups
