@@ -178,7 +178,7 @@ class TestChunksThatBreakOff:
             def read(self, size=-1):
                 self.reads += 1
                 if self.reads == 4:
-                    producer._serving.quietly(1)
+                    producer._poller.quietly(1)
                     lower_the_limit(lab, 2000)
                 return super().read(size)
 
@@ -334,7 +334,7 @@ class TestReports:
                 raise SystemError("<method 'poll'> returned NULL without setting an exception")
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(producer._serving, "_native", Interrupted())
+            patch.setattr(producer._poller, "_native", Interrupted())
             producer.produce(lab.topic, LARGE)
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -378,7 +378,7 @@ class TestTopics:
             producer.produce(lab.topic, LARGE)
         producer.flush(10)
 
-        assert caplog.text.count("nobody asked whether it is compacted") == 1
+        assert caplog.text.count("without a check whether the topic is compacted") == 1
 
     def test_a_payload_larger_than_what_a_partition_holds_is_warned_of(self, unmade, caplog):
         unmade.create(retention_bytes=LIMIT)
@@ -393,7 +393,7 @@ class TestTopics:
         producer.produce(unmade.topic, LARGE)
         producer.flush(10)
 
-        assert caplog.text.count("does not tell its configuration: UNKNOWN_TOPIC_OR_PART") == 1
+        assert caplog.text.count("failed to read the topic's configuration: UNKNOWN_TOPIC_OR_PART") == 1
         assert values(receive(unmade.consumer(), 1)) == [LARGE]
 
     @pytest.mark.parametrize("size", [6000, 4 * LIMIT])

@@ -10,7 +10,7 @@ __all__ = ["Fetchable", "Prefetch"]
 
 
 class Fetchable(Protocol):
-    """A message that waits for its receiver; compared by identity."""
+    """A message that waits to be handed out; compared by identity."""
 
     @property
     def held_bytes(self) -> int:
@@ -25,11 +25,10 @@ class Fetchable(Protocol):
 
 
 class Prefetch:
-    """Starts the reads of messages that wait for their receiver, and bounds what they hold in memory.
+    """Reads the payloads of waiting messages ahead, and bounds the memory that they hold.
 
     Args:
-        max_bytes: Of their payloads together; a payload that is larger alone is read when it is asked for. 0 for no
-            look-ahead.
+        max_bytes: Limit of their payloads together; a single payload above it is read on access. 0 for no look-ahead.
         threads: Payloads that are read at once.
     """
 
@@ -43,7 +42,7 @@ class Prefetch:
 
     @property
     def room(self) -> bool:
-        """Whether another message may be taken before it is asked for."""
+        """Whether another message may be received ahead."""
         return self._held < self._max_bytes and not self._later
 
     def add(self, message: Fetchable) -> None:
@@ -52,7 +51,7 @@ class Prefetch:
         self._begin()
 
     def remove(self, message: Fetchable) -> None:
-        """Stop counting a message: its receiver has it, or nobody wants it any more."""
+        """Stop counting a message that was handed out or dropped."""
         if (counted := self._counted.pop(message, None)) is not None:
             self._held -= counted
         elif message in self._later:

@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class Undoing:
-    """One thread for what has to follow a failed send; started at the first use."""
+    """One thread for the work that follows a failed send; started at the first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,7 +21,7 @@ class Undoing:
         self._pending: set[Future[None]] = set()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Run ``work`` soon; what it raises is logged."""
+        """Run ``work`` in the thread; its errors are logged."""
         with self._lock:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimcheck-undo")
@@ -30,7 +30,7 @@ class Undoing:
         future.add_done_callback(self._pending.discard)
 
     def wait(self) -> None:
-        """Wait until all that was submitted is done."""
+        """Wait until all submitted work is done."""
         wait(list(self._pending))
 
     def close(self) -> None:

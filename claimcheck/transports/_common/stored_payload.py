@@ -1,4 +1,4 @@
-"""A payload in a store, read when its receiver asks for it, or ahead of that."""
+"""A payload in a store, read on the first access or ahead of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["StoredPayload"]
 class StoredPayload:
     """Reads a payload at the first `get`, and again after a retryable error.
 
-    Errors that are not retryable are kept and raised by every later `get`. Not safe under threads, except that
-    `prefetch` reads in a thread of its executor.
+    Errors that are not retryable are kept and raised by every later `get`. Not thread-safe, except that `prefetch`
+    reads in a thread of its executor.
 
     Args:
         load: Reads and verifies the payload; raises `ClaimCheckError`.
@@ -38,8 +38,8 @@ class StoredPayload:
     def get(self) -> bytes:
         """Return the payload, and read it if that was not done yet.
 
-        On an event loop this never waits for a store once `read` was called: it raises what `read` met. Call it in a
-        thread (``asyncio.to_thread``) to try again.
+        Once `read` was called this never waits for a store on an event loop: it raises the error of `read`. Call it
+        in a thread (``asyncio.to_thread``) to try again.
 
         Raises:
             ClaimCheckError: The payload could not be read. If the error is ``retryable``, another call reads again.
@@ -51,7 +51,7 @@ class StoredPayload:
         return self._payload
 
     def read(self) -> None:
-        """Read the payload in a thread, on behalf of an event loop: from now on `get` answers there without waiting."""
+        """Read the payload, called in a thread for an event loop: from now on `get` does not wait there."""
         try:
             self.get()
         except ClaimCheckError:
@@ -64,7 +64,7 @@ class StoredPayload:
 
     @property
     def is_read(self) -> bool:
-        """Whether `get` answers on an event loop without waiting for a store."""
+        """Whether `get` returns on an event loop without waiting for a store."""
         return self._payload is not None or (
             self._error is not None and (self._read_for_event_loop or not self._error.retryable)
         )
@@ -95,7 +95,7 @@ class StoredPayload:
         return payload
 
     def _prefetched(self) -> bytes | None:
-        """Return what was read ahead; ``None`` where nothing was, or an outage before this call may be over by now."""
+        """Return what was read ahead; ``None`` without that, or after an outage that may be over by now."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead.cancel():
             return None

@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from claimcheck._envelope import Chunk
-from claimcheck.transports.kafka._dispatch import Arrival, FirstChunk, Inbox
-from claimcheck.transports.kafka._errors import vendor
+from claimcheck.transports.kafka._client import vendor
 from claimcheck.transports.kafka._partition import Begins, Mark, Partition
+from claimcheck.transports.kafka._record_reader import FirstChunk, ReadyMessage, RecordReader
 
-__all__ = [
-    "Assigned",
-    "Rebalances",
-]
+__all__ = ["Assigned", "Rebalances"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +45,7 @@ class Assigned:
 
     Args:
         native: A `confluent_kafka.Consumer`.
-        inbox: Holds their chunks.
+        records: Holds their chunks.
         wait_seconds: How long a payload that was dropped waits at most to be read again.
         clock: Seconds, monotonic.
 
@@ -57,25 +54,21 @@ class Assigned:
     """
 
     def __init__(
-        self, native: Any, inbox: Inbox, *, wait_seconds: float, clock: Callable[[], float] = time.monotonic
+        self, native: Any, records: RecordReader, *, wait_seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._native = native
-        self._inbox = inbox
+        self._records = records
         self._wait_seconds = wait_seconds
         self._clock = clock
         self._ask_again_at = float("-inf")
         self.known: dict[tuple[str, int], Partition] = {}
 
-    def all(self) -> list[Partition]:
-        """All that anything is known of."""
-        return list(self.known.values())
-
     def find(self, topic: str, number: int) -> Partition | None:
-        """The partition, if anything is known of it."""
+        """Return a partition; ``None`` for one that is not assigned and of which no record arrived."""
         return self.known.get((topic, number))
 
     def of(self, native: Any) -> Partition:
-        """The partition of a record; of one that was never assigned by this consumer, as of now."""
+        """Return the partition of a record; one that was not assigned by this consumer starts here."""
         source = native.topic(), native.partition()
         partition = self.known.get(source)
         if partition is None:
@@ -97,37 +90,31 @@ class Assigned:
         committed = {(each.topic, each.partition): each for each in (self._committed(asked) if asked else ())}
         return [self._start(each, committed.get((each.topic, each.partition))) for each in assigned]
 
-    def begin(self, assigned: list[Any]) -> list[Start]:
-        """Take over partitions; returns where they begin."""
-        starts = self.starts(assigned)
-        self.begin_at(starts)
-        return starts
-
     def begin_at(self, starts: Iterable[Start]) -> None:
-        """Take over partitions from where they begin."""
+        """Track partitions that were assigned, from their start offsets."""
         for start in starts:
             self._begin(start.found, start.begins)
 
     def seek(self, target: Any) -> None:
-        """Forget what is held of a partition, which is read from somewhere else now."""
+        """Forget what is held of a partition, which is read from another offset now."""
         self._begin(target, "sought")
 
     def end(self, revoked: list[Any]) -> None:
         """Forget partitions."""
         for each in revoked:
-            self._inbox.forget((each.topic, each.partition))
+            self._records.forget((each.topic, each.partition))
             self.known.pop((each.topic, each.partition), None)
 
     def end_all(self) -> None:
         """Forget all partitions."""
-        self._inbox.forget()
+        self._records.forget()
         self.known.clear()
 
     # Offsets ---------------------------------------------------------------------------------------------------
 
     def safe(self, partition: Partition, upto: int) -> Any:
-        """How far the group may be told that everything below ``upto`` is done, with the mark of what lies behind."""
-        unsettled = self._inbox.resolver.safe_position(partition.source)
+        """Return the offset to commit when everything below ``upto`` is processed, with the mark in its metadata."""
+        unsettled = self._records.resolver.safe_position(partition.source)
         offset = partition.lowest(upto, unsettled)
         partition.forget_below(upto)
         topic, number = partition.source
@@ -136,7 +123,7 @@ class Assigned:
         return vendor().TopicPartition(topic, number, offset, partition.mark(upto).encode())
 
     def safe_for(self, given: Any) -> Any:
-        """The same for an offset that the user names; a mark of his own takes the place of ours."""
+        """Return the same for an offset named by the user, whose own metadata replaces ours."""
         partition = self.find(given.topic, given.partition)
         if partition is None or given.offset < 0 or Mark.decode(given.metadata) is not None:
             return given
@@ -147,14 +134,14 @@ class Assigned:
 
     # Reading again ---------------------------------------------------------------------------------------------
 
-    def reread(self, paused: Container[tuple[str, int]]) -> list[Arrival]:
-        """Go back for a payload that was dropped: when no other is incomplete, or after a while.
+    def reread(self, paused: Container[tuple[str, int]]) -> list[ReadyMessage]:
+        """Seek back for a payload that was dropped: when no other is incomplete, or after a while.
 
         One at a time, since they could not be held together before. Returns the messages that report those whose first
         records retention has removed meanwhile: the client must never seek there, since it would start over where
         ``auto.offset.reset`` says.
         """
-        found = list[Arrival]()
+        found = list[ReadyMessage]()
         for partition in self.known.values():
             if partition.source not in paused and self._is_time_to_reread(partition):
                 found += self._reread(partition)
@@ -163,8 +150,8 @@ class Assigned:
     def find_first(self, partition: Partition, chunk: Chunk, offset: int) -> FirstChunk:
         """Look for the first chunk of a payload, once before the group's offset.
 
-        Somebody may have committed an offset in its middle, who knew nothing of chunks. Far behind the start a first
-        chunk is missing for another reason: the records of one payload have changed their order.
+        A consumer that does not know chunks may have committed an offset in the middle of the payload. Far behind the
+        start a first chunk is missing for another reason: the records of one payload have changed their order.
         """
         start, reach = partition.start or 0, _LOOK_BACK * (chunk.position + 64)
         if partition.begins == "sought" or offset >= start + reach:
@@ -179,7 +166,7 @@ class Assigned:
         return "removed" if partition.searched <= partition.low and partition.low > 0 else "awaited"
 
     def starts_late(self, partition: Partition) -> bool:
-        """Whether reading began in the middle, because the user asked for that."""
+        """Whether reading began in the middle of the partition because the user chose that."""
         if partition.begins != "reset":
             return partition.begins == "sought"
         low = self._low_of(partition) if partition.low is None else partition.low
@@ -210,7 +197,7 @@ class Assigned:
 
     def _begin(self, at: Any, begins: Begins) -> None:
         source = at.topic, at.partition
-        self._inbox.forget(source)
+        self._records.forget(source)
         partition = self.known[source] = Partition(source, begins, start=at.offset if at.offset >= 0 else None)
         partition.restore(Mark.decode(at.metadata))
 
@@ -226,7 +213,7 @@ class Assigned:
         return Start(moved, moved, "committed", is_moved=True)
 
     def _committed(self, asked: list[Any]) -> list[Any]:
-        """Ask the group; without an answer payloads may come twice."""
+        """Return the group's committed offsets; without an answer payloads may be delivered twice."""
         try:
             return list(self._native.committed(asked, timeout=_ASK_SECONDS))
         except (vendor().KafkaException, RuntimeError) as error:
@@ -238,7 +225,7 @@ class Assigned:
         return self._low(vendor().TopicPartition(topic, number))
 
     def _low(self, place: Any) -> int | None:
-        """The low watermark; ``None`` where the broker does not answer, which is not asked again for a while."""
+        """Return the low watermark; ``None`` where the broker does not answer; it is not asked again for a while."""
         if self._clock() < self._ask_again_at:
             return None
         try:
@@ -256,17 +243,17 @@ class Assigned:
         if current is not None:  # it completes or expires, unless its first record did not come
             longest = 2 * self._wait_seconds + _STUCK_SECONDS if self._wait_seconds else math.inf
             return self._clock() - current.since > longest
-        if not self._inbox.resolver.pending_payloads and not partition.is_rereading:
+        if not self._records.resolver.pending_payloads and not partition.is_rereading:
             return True
         return self._clock() - min(each.since for each in partition.rereads.values()) > self._wait_seconds
 
-    def _reread(self, partition: Partition) -> list[Arrival]:
+    def _reread(self, partition: Partition) -> list[ReadyMessage]:
         low = self._low_of(partition)
         if low is None:
             return []
         gone = [payload for payload, each in partition.rereads.items() if each.first < low]
         if gone:
-            return [self._inbox.removed(partition, payload, low) for payload in gone]
+            return [self._records.removed(partition, payload, low) for payload in gone]
         payload, oldest = min(partition.rereads.items(), key=lambda item: item[1].first)
         partition.current_reread, oldest.since = payload, self._clock()
         if partition.read is None or partition.read > oldest.first:  # else it will be met
@@ -278,7 +265,7 @@ class Assigned:
         if target >= (partition.start or 0):
             return False
         partition.searched = target
-        self._inbox.forget(partition.source)  # a duplicate that was met first must not complete what was delivered
+        self._records.forget(partition.source)  # a duplicate that was met first must not complete what was delivered
         self._go_back(partition, target)
         return True
 

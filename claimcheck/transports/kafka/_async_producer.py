@@ -7,40 +7,40 @@ import contextlib
 import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from claimcheck._threads import in_thread
-from claimcheck.transports._common.claimcheck_types import Offloads
-from claimcheck.transports.kafka._errors import exception_of, within
+from claimcheck.transports._common.delegation import AsyncClosing, off_the_loop
+from claimcheck.transports.kafka._client import within
+from claimcheck.transports.kafka._errors import exception_of
 from claimcheck.transports.kafka._producer import ROOM_SECONDS, WINDOW_BYTES, KafkaProducer
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
 
-__all__ = [
-    "AsyncKafkaProducer",
-    "Reports",
-]
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
+
+__all__ = ["AsyncKafkaProducer", "DeliveryFutures"]
 
 _SERVE_SECONDS = 0.1
 _ROOM_SECONDS = 0.01
-_FOR_EVER = -1
+_NO_LIMIT = -1
 
 T = TypeVar("T")
 
 
-class AsyncKafkaProducer:
+class AsyncKafkaProducer(AsyncClosing):
     """Has the methods of a `confluent_kafka.aio.AIOProducer`, and sends payloads that are too large for it.
 
-    Small records go straight into the client's queue, from which it makes batches by its own ``linger.ms``: the buffer
-    of the `AIOProducer`, with its ``batch_size`` and ``buffer_timeout``, is passed by. What has to be stored or cut
-    into chunks goes in a thread.
+    Small records go straight into the client's queue, which batches them by its own ``linger.ms``: the buffer of the
+    `AIOProducer`, with its ``batch_size`` and ``buffer_timeout``, is not used. Payloads that have to be stored or cut
+    into chunks are sent in a thread.
 
     Records of one key keep their order when each `produce` is awaited before the next begins, large and small ones
-    alike. Those of tasks that run at the same time have none.
+    alike. Records of tasks that run at the same time have no order.
 
     Args:
-        producer: An `AIOProducer`. What is given to its own ``produce`` has no order with what is given to this. With
-            ``delivery.report.only.error`` nobody would ever say that a record is there, and its future waits for ever.
+        producer: An `AIOProducer`. Records sent by its own ``produce`` have no order relative to those sent here. With
+            ``delivery.report.only.error`` a delivered record is never reported, and its future never ends.
         cc: A `claimcheck.ClaimCheck`.
         max_message_bytes: See `KafkaProducer`, as for all other options.
         admin: See `KafkaProducer`.
@@ -54,7 +54,7 @@ class AsyncKafkaProducer:
     def __init__(
         self,
         producer: Any,
-        cc: Offloads,
+        cc: ClaimCheck,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin: Any = None,
@@ -70,7 +70,7 @@ class AsyncKafkaProducer:
             window_bytes=window_bytes,
             room_seconds=room_seconds,
         )
-        self._reports = Reports(lambda: self._off(lambda: self._blocking.serve(_SERVE_SECONDS)))
+        self._futures = DeliveryFutures(lambda: self._call(lambda: self._blocking.serve(_SERVE_SECONDS)))
         self._in_threads: set[asyncio.Task[None]] = set()
 
     async def produce(
@@ -84,9 +84,9 @@ class AsyncKafkaProducer:
     ) -> asyncio.Future[Any]:
         """Send one payload; arguments as of `KafkaProducer.produce`, and headers may be given.
 
-        When this returns, what is to be stored is stored, and the record is in the client's queue; where that is full,
-        this waits for room. A task that is cancelled meanwhile gives a payload up that is still being stored or cut;
-        it is sent once and whole, or not at all. To cancel the future changes nothing: its record is on its way.
+        When this returns, the payload is stored if it has to be, and the record is in the client's queue; where that is
+        full, this waits for room. A task that is cancelled meanwhile abandons a payload that is still being stored or
+        cut; it is sent once and whole, or not at all. Cancelling the future changes nothing: its record is in flight.
 
         Returns:
             A future of the delivered message: for a payload that went as chunks a `KafkaMessage` with the lowest
@@ -97,7 +97,7 @@ class AsyncKafkaProducer:
         """
         value = value.encode() if isinstance(value, str) else value
         plain = self._blocking.sends_plain(topic, value, key, headers)
-        future, delivered = self._reports.expect()
+        future, delivered = self._futures.expect()
 
         def send() -> None:
             self._blocking.produce(
@@ -108,10 +108,10 @@ class AsyncKafkaProducer:
         return future
 
     async def poll(self, timeout: float = 0) -> int:
-        """Serve delivery reports; futures need nobody to do so."""
-        return await self._off(lambda: self._blocking.poll(timeout))
+        """Serve delivery reports; not needed for futures."""
+        return await self._call(lambda: self._blocking.poll(timeout))
 
-    async def flush(self, timeout: float = _FOR_EVER) -> int:
+    async def flush(self, timeout: float = _NO_LIMIT) -> int:
         """Wait until every record has its report, its future is done, and what failed is undone.
 
         Returns:
@@ -121,16 +121,14 @@ class AsyncKafkaProducer:
         end = clock() + timeout
 
         def left() -> float:
-            return _FOR_EVER if timeout < 0 else max(0.0, end - clock())
+            return _NO_LIMIT if timeout < 0 else max(0.0, end - clock())
 
         await self._threads_done(left())
         seconds = left()
-        await self._off(lambda: self._blocking.flush(seconds))
-        return await self._reports.wait(left())
+        await self._call(lambda: self._blocking.flush(seconds))
+        return await self._futures.wait(left())
 
-    async def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """As `KafkaProducer.purge`; the futures say so."""
-        await self._off(lambda: self._blocking.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking))
+    purge = off_the_loop(KafkaProducer.purge)
 
     async def close(self) -> None:
         """Flush and close, this and the `AIOProducer`."""
@@ -144,46 +142,28 @@ class AsyncKafkaProducer:
 
     # Transactions ----------------------------------------------------------------------------------------------
 
-    async def init_transactions(self, timeout: float = _FOR_EVER) -> None:
-        """As the client has it."""
-        await self._off(lambda: self._blocking.init_transactions(timeout))
+    init_transactions = off_the_loop(KafkaProducer.init_transactions)
+    begin_transaction = off_the_loop(KafkaProducer.begin_transaction)
+    send_offsets_to_transaction = off_the_loop(KafkaProducer.send_offsets_to_transaction)
 
-    async def begin_transaction(self) -> None:
-        """As `KafkaProducer.begin_transaction`."""
-        await self._off(self._blocking.begin_transaction)
-
-    async def send_offsets_to_transaction(
-        self, positions: list[Any], group_metadata: Any, timeout: float = _FOR_EVER
-    ) -> None:
-        """As the client has it; give it `AsyncKafkaConsumer.position`, which never passes an incomplete payload."""
-        await self._off(lambda: self._blocking.send_offsets_to_transaction(positions, group_metadata, timeout))
-
-    async def commit_transaction(self, timeout: float = _FOR_EVER) -> None:
+    async def commit_transaction(self, timeout: float = _NO_LIMIT) -> None:
         """Flush and commit; raises as `KafkaProducer.commit_transaction`."""
-        await self._threads_done(_FOR_EVER)
-        await self._off(lambda: self._blocking.commit_transaction(timeout))
+        await self._threads_done(_NO_LIMIT)
+        await self._call(lambda: self._blocking.commit_transaction(timeout))
 
-    async def abort_transaction(self, timeout: float = _FOR_EVER) -> None:
-        """As `KafkaProducer.abort_transaction`, once every record has its report.
+    async def abort_transaction(self, timeout: float = _NO_LIMIT) -> None:
+        """Do as `KafkaProducer.abort_transaction`, once every record has its report.
 
-        The client is at its end with ``INVALID_TXN_STATE`` when a transaction is aborted of which nothing was sent yet.
+        Aborting a transaction in which nothing was sent is a fatal error of the client, ``INVALID_TXN_STATE``.
         """
-        await self._reports.wait(timeout)
-        await self._off(lambda: self._blocking.abort_transaction(timeout))
+        await self._futures.wait(timeout)
+        await self._call(lambda: self._blocking.abort_transaction(timeout))
 
     # The rest of the client's producer -------------------------------------------------------------------------
 
-    async def list_topics(self, topic: str | None = None, timeout: float = _FOR_EVER) -> Any:
-        """As the client has it."""
-        return await self._off(lambda: self._blocking.list_topics(topic, timeout))
-
-    async def cluster_id(self, timeout: float = _FOR_EVER) -> Any:
-        """As the client has it."""
-        return await self._off(lambda: self._blocking.cluster_id(timeout))
-
-    async def set_sasl_credentials(self, username: str, password: str) -> None:
-        """As the client has it."""
-        await self._off(lambda: self._blocking.set_sasl_credentials(username, password))
+    list_topics = off_the_loop(KafkaProducer.list_topics)
+    cluster_id = off_the_loop(KafkaProducer.cluster_id)
+    set_sasl_credentials = off_the_loop(KafkaProducer.set_sasl_credentials)
 
     def __len__(self) -> int:
         return len(self._blocking)
@@ -191,33 +171,25 @@ class AsyncKafkaProducer:
     def __bool__(self) -> bool:
         return True
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     def __repr__(self) -> str:
         return f"<Async{repr(self._blocking)[1:]}"
 
     # Within ----------------------------------------------------------------------------------------------------
 
     async def _send_plain(self, send: Callable[[], None], future: asyncio.Future[Any]) -> None:
-        with self._reports.answering(future):
+        with self._futures.answering(future):
             while True:
                 try:
                     send()
                     break
                 except BufferError:
-                    self._reports.serve()
+                    self._futures.serve()
                     await asyncio.sleep(_ROOM_SECONDS)
-        self._reports.serve()
+        self._futures.serve()
 
     async def _send_in_thread(self, send: Callable[[], None], future: asyncio.Future[Any]) -> None:
         def work() -> None:
-            with self._reports.answering(future):
+            with self._futures.answering(future):
                 send()
 
         task = asyncio.ensure_future(in_thread(work, to_the_end=True))
@@ -227,21 +199,21 @@ class AsyncKafkaProducer:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             future.cancel()
-            task.cancel()  # it looks between pieces of the payload, and `flush` waits for that
+            task.cancel()  # it checks between pieces of the payload; `flush` waits for it
             raise
 
     def _sent_in_thread(self, task: asyncio.Task[None]) -> None:
         self._in_threads.discard(task)
-        _ = task.cancelled() or task.exception()  # seen, even if nobody waits
-        self._reports.serve()
+        _ = task.cancelled() or task.exception()  # retrieved, even if no task waits
+        self._futures.serve()
 
     async def _threads_done(self, timeout: float) -> None:
-        """Wait for what is still being stored or cut."""
+        """Wait for payloads that are still being stored or cut."""
         if self._in_threads:
             await asyncio.wait(self._in_threads, timeout=None if timeout < 0 else timeout)
 
-    async def _off(self, work: Callable[[], T]) -> T:
-        """Call in the client's own threads."""
+    async def _call(self, work: Callable[[], T]) -> T:
+        """Call in the client's threads."""
         result: T = await self._native._call(work)
         return result
 
@@ -249,8 +221,8 @@ class AsyncKafkaProducer:
 Delivered = Callable[[Any, Any], None]
 
 
-class Reports:
-    """Keeps the futures, and has reports served as long as any of them is open.
+class DeliveryFutures:
+    """The futures of records in flight; serves delivery reports while any of them is open.
 
     Args:
         serve: Serves the producer once, for a short while, off the loop.
@@ -267,7 +239,7 @@ class Reports:
         self._pump: asyncio.Task[None] | None = None
 
     def expect(self) -> tuple[asyncio.Future[Any], Delivered]:
-        """Open a future for one record; gives it, and what the client is to call with the record's report."""
+        """Open a future for one record; returns it and the delivery callback that settles it."""
         future = self._loop.create_future()
         self._open += 1
         self._none_open.clear()
@@ -275,7 +247,7 @@ class Reports:
 
     @contextlib.contextmanager
     def answering(self, future: asyncio.Future[Any]) -> Iterator[None]:
-        """What becomes of a record is said by its future; what is wrong with the call itself is raised. Any thread."""
+        """Settle the future with an error of the record; raise errors of the call itself. For any thread."""
         try:
             yield
         except (TypeError, ValueError, RuntimeError):
@@ -283,17 +255,17 @@ class Reports:
             raise
         except Exception as error:
             self._settle(future, error, None)
-        except BaseException:  # whoever waited for it is gone
+        except BaseException:  # its task was cancelled
             self._settle(future, None, None)
             raise
 
     def serve(self) -> None:
-        """Have reports served from now on until no future is open."""
+        """Serve delivery reports in the background until no future is open."""
         if self._pump is None and self._open:
             self._pump = self._loop.create_task(self._serve_all())
 
     async def wait(self, timeout: float) -> int:
-        """Wait until no future is open, or time is up, negative for never; gives how many are."""
+        """Wait until no future is open, or time is up (negative: no limit); returns how many are."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._none_open.wait(), None if timeout < 0 else timeout)
         return self._open
@@ -319,7 +291,7 @@ class Reports:
                 self._loop.call_soon_threadsafe(self._settle_all)
 
     def _settle_all(self) -> None:
-        self._awake = False  # before the last look, so that what comes behind it wakes the loop again
+        self._awake = False  # first, so that what is added from here on wakes the loop again
         while self._settled:
             future, error, report = self._settled.popleft()
             self._open -= 1

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from claimcheck._validation import check_cc, check_int, check_type
-from claimcheck.transports._common.claimcheck_types import Resolves
 from claimcheck.transports.kafka._assignment import Start
-from claimcheck.transports.kafka._errors import OffsetStoreError, vendor
+from claimcheck.transports.kafka._client import NativeClient, vendor
+from claimcheck.transports.kafka._errors import OffsetStoreError
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Partition
-from claimcheck.transports.kafka._receiver import Receiving
+from claimcheck.transports.kafka._receiver import Receiver
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = ["KafkaConsumer"]
 
@@ -23,7 +25,7 @@ _log = logging.getLogger(__name__)
 _STORE_SECONDS = 0.2
 
 
-class KafkaConsumer(Receiving):
+class KafkaConsumer(NativeClient):
     """Has the methods of a `confluent_kafka.Consumer`; each message that it returns is a whole payload.
 
     Plain messages are the client's own; a payload that was offloaded is a `KafkaMessage`, which is one, too. Its offset
@@ -42,7 +44,7 @@ class KafkaConsumer(Receiving):
             ``False``: the client's own storing would pass incomplete payloads.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         auto_offset_store: Whether to do what ``enable.auto.offset.store`` does: have the offset of each message
-            committed with the next automatic commit, once the next message is asked for.
+            committed with the next automatic commit, once the next message is requested.
         max_redeliveries: How often the chunks of an incomplete payload are read again, from 0; by default
             ``chunking.max_redeliveries``.
         prefetch_bytes: Bytes of look-ahead: stored payloads of the next messages are read while the current one is
@@ -59,7 +61,7 @@ class KafkaConsumer(Receiving):
     def __init__(
         self,
         consumer: Any,
-        cc: Resolves,
+        cc: ClaimCheck,
         *,
         auto_offset_store: bool = False,
         max_redeliveries: int | None = None,
@@ -75,58 +77,44 @@ class KafkaConsumer(Receiving):
         check_int("prefetch_bytes", prefetch_bytes, minimum=0)
         check_int("prefetch_threads", prefetch_threads, minimum=1)
         _check_offset_store(consumer)
-        super().__init__(
+        super().__init__(consumer)
+        self._receiver = Receiver(
             consumer,
             cc,
             max_redeliveries=max_redeliveries,
             prefetch_bytes=prefetch_bytes,
             prefetch_threads=prefetch_threads,
-            steps=auto_offset_store or prefetch_bytes > 0,
+            before_next=self._store_offsets_in_time if auto_offset_store else _nothing,
+            is_timed=auto_offset_store,
             clock=clock,
         )
+        self._assigned = self._receiver.assigned
+        self._rebalances = self._receiver.rebalances
+        self._clock = clock
         self._auto_offset_store = auto_offset_store
         self._stored_at = 0.0
 
     # Receiving -------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float = -1) -> Any:
-        """Wait for the next payload; one that cannot be had is returned, too, and its value raises the error.
+        """Wait for the next payload; a bad one is returned, too, and its value raises the error.
 
         Args:
-            timeout: Seconds; by default for ever.
+            timeout: Seconds; by default there is no limit.
 
         Returns:
-            A `confluent_kafka.Message`; one with an ``error()`` is an event of the client's; ``None`` when time is up.
+            A `confluent_kafka.Message`, or ``None`` on time-out. One with an ``error()`` is an event of the client.
 
         Raises:
             KafkaException: The client's own.
         """
-        if not (self._ready or self._steps or self._inbox.busy):
-            native = self._native_poll(timeout)
-            if native is None or self._is_plain(native):
-                return native
-            self._take(native)
-        return self._wait(timeout)
+        return self._receiver.poll(timeout)
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
-        """Wait for several payloads: as many as asked for, or what came in time. Raises as `poll` does."""
+        """Wait for up to ``num_messages`` payloads; returns those that came in time. Raises as `poll` does."""
         if num_messages < 0:
-            return list(self._native.consume(num_messages, timeout))  # says what is wrong with that
-        end, found = self._end(timeout), list[Any]()
-        while True:
-            if not found:  # else they would be committed before their user has them
-                self._between()
-            self._do_chores()
-            while len(found) < num_messages and (message := self._hand_out()) is not None:
-                found.append(message)
-            left = self._left(end)
-            if len(found) >= num_messages or (left == 0 and found):
-                return found
-            natives = self._native.consume(num_messages - len(found), self._step(left))
-            self._take_all(natives, found)
-            self._rebalances.raise_kept()
-            if not natives and left == 0:
-                return found
+            return list(self._native.consume(num_messages, timeout))  # raises the client's own error
+        return self._receiver.consume(num_messages, timeout)
 
     # Offsets ---------------------------------------------------------------------------------------------------
 
@@ -135,8 +123,8 @@ class KafkaConsumer(Receiving):
 
         Args:
             message: Commits everything up to it.
-            offsets: Named by the user; metadata of his own takes the place of ours, and payloads may come twice then.
-            asynchronous: Whether not to wait.
+            offsets: Named by the user, whose own metadata replaces ours; payloads may be delivered twice then.
+            asynchronous: Whether to return at once.
 
         Raises:
             KafkaException: The client's own.
@@ -150,17 +138,17 @@ class KafkaConsumer(Receiving):
         return self._native.commit(offsets=offsets, asynchronous=asynchronous)
 
     def store_offsets(self, message: Any = None, offsets: Any = None) -> None:
-        """Have an offset committed with the next automatic commit; as the client does, and as `commit` is careful."""
+        """Store an offset for the next automatic commit, but never one past an incomplete payload."""
         if message is None and offsets is None:
-            raise ValueError("store_offsets wants a message or offsets")
+            raise ValueError("store_offsets needs a message or offsets")
         if message is not None:
             offsets = [self._safe_behind(message)]
         self._store([self._assigned.safe_for(given) for given in offsets])
 
     def position(self, partitions: list[Any]) -> list[Any]:
-        """Where to go on behind the last message: the offset that may be committed, and its metadata.
+        """Return where to continue after the last message: the offset that may be committed, and its metadata.
 
-        Give it to `KafkaProducer.send_offsets_to_transaction` as it is.
+        Pass it to `KafkaProducer.send_offsets_to_transaction` unchanged.
         """
         found = []
         for asked in partitions:
@@ -172,17 +160,17 @@ class KafkaConsumer(Receiving):
         return found
 
     def committed(self, partitions: list[Any], timeout: float = -1) -> Any:
-        """As the client has it; the metadata may be ours."""
+        """Return the committed offsets, as the client does; the metadata may be ours."""
         return self._native.committed(partitions, timeout=timeout)
 
     def seek(self, partition: Any) -> None:
-        """Go to an offset; chunks from before never complete with chunks from after.
+        """Continue at an offset; chunks read before the seek never complete with chunks read after it.
 
-        A payload that begins before it is passed over. With the metadata of `position` or `committed`, what they say
-        was delivered does not come again.
+        A payload that begins before the offset is skipped. With the metadata of `position` or `committed`, payloads
+        that it marks as delivered are not delivered again.
         """
         self._native.seek(partition)
-        self._drop([partition])
+        self._receiver.drop([partition])
         self._assigned.seek(partition)
 
     # Assignment ------------------------------------------------------------------------------------------------
@@ -194,80 +182,105 @@ class KafkaConsumer(Receiving):
         on_revoke: Callable[[Any, list[Any]], None] | None = None,
         on_lost: Callable[[Any, list[Any]], None] | None = None,
     ) -> None:
-        """Subscribe as the client does; callbacks get this consumer, and what they raise comes out of `poll`."""
+        """Subscribe as the client does; callbacks receive this consumer, and `poll` raises what they raise."""
         call = self._rebalances.call
 
         def assigned(_: Any, partitions: list[Any]) -> None:
-            starts = self._assigned.begin(partitions)
+            starts = self._assigned.starts(partitions)
+            self._assigned.begin_at(starts)
             call(on_assign, self, partitions)
             self._assign_moved(starts)
 
         def revoked(_: Any, partitions: list[Any]) -> None:
             self._store_offsets()
             call(on_revoke, self, partitions)
-            self._end_of(partitions)
+            self._receiver.revoke(partitions)
 
         def lost(_: Any, partitions: list[Any]) -> None:
             call(on_revoke if on_lost is None else on_lost, self, partitions)
-            self._end_of(partitions)
+            self._receiver.revoke(partitions)
 
         self._native.subscribe(topics, on_assign=assigned, on_revoke=revoked, on_lost=lost)
 
     def unsubscribe(self) -> None:
-        """As the client has it."""
+        """Unsubscribe; what is held is forgotten."""
         self._native.unsubscribe()
-        self._forget()
+        self._receiver.forget()
 
     def assign(self, partitions: list[Any]) -> None:
-        """Take partitions by hand, from their offsets or from where the group has committed."""
+        """Assign partitions by hand, from their offsets or from the group's committed offsets."""
         starts = self._assigned.starts(partitions)
         self._native.assign([start.at for start in starts])
-        self._forget()
+        self._receiver.forget()
         self._assigned.begin_at(starts)
 
     def incremental_assign(self, partitions: list[Any]) -> None:
-        """Take more partitions."""
+        """Assign more partitions."""
         starts = self._assigned.starts(partitions)
         self._native.incremental_assign([start.at for start in starts])
         self._assigned.begin_at(starts)
 
     def unassign(self) -> None:
-        """Give all partitions back; what is held is forgotten."""
+        """Remove all assigned partitions; what is held is forgotten."""
         self._native.unassign()
-        self._forget()
+        self._receiver.forget()
 
     def incremental_unassign(self, partitions: list[Any]) -> None:
-        """Give some partitions back."""
+        """Remove some partitions from the assignment."""
         self._native.incremental_unassign(partitions)
-        self._end_of(partitions)
+        self._receiver.revoke(partitions)
 
     def pause(self, partitions: list[Any]) -> None:
-        """Receive nothing from these partitions for a while, nor what was received ahead."""
+        """Pause partitions; messages that were received ahead wait, too."""
         self._native.pause(partitions)
-        self._paused |= {(each.topic, each.partition) for each in partitions}
+        self._receiver.paused |= {(each.topic, each.partition) for each in partitions}
 
     def resume(self, partitions: list[Any]) -> None:
-        """Go on with them."""
+        """Resume paused partitions."""
         self._native.resume(partitions)
-        self._paused -= {(each.topic, each.partition) for each in partitions}
+        self._receiver.paused -= {(each.topic, each.partition) for each in partitions}
 
     def close(self) -> None:
-        """Close; what was not committed comes again, to others."""
+        """Close; messages that were not committed are redelivered to other members."""
         self._store_offsets()
         self._native.close()
-        self._forget()
+        self._receiver.forget()
         self._rebalances.raise_kept()
 
-    def __enter__(self) -> Self:
-        return self
+    # The rest of the client's consumer -------------------------------------------------------------------------
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def assignment(self) -> Any:
+        """Return the partitions that are assigned to this consumer."""
+        return self._native.assignment()
+
+    def consumer_group_metadata(self) -> Any:
+        """Return the argument for `KafkaProducer.send_offsets_to_transaction`."""
+        return self._native.consumer_group_metadata()
+
+    def memberid(self) -> Any:
+        """Return this consumer's member id in its group."""
+        return self._native.memberid()
+
+    def get_watermark_offsets(self, partition: Any, timeout: float = -1, cached: bool = False) -> Any:
+        """Return the lowest offset of a partition, and the one behind its highest."""
+        return self._native.get_watermark_offsets(partition, timeout=timeout, cached=cached)
+
+    def offsets_for_times(self, partitions: list[Any], timeout: float = -1) -> Any:
+        """Return the first offsets at or after given times; a payload may begin before one."""
+        return self._native.offsets_for_times(partitions, timeout=timeout)
+
+    @property
+    def pending_payloads(self) -> int:
+        """Payloads of which some chunks are held."""
+        return self._receiver.records.resolver.pending_payloads
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the chunks that are held."""
+        return self._receiver.records.resolver.pending_bytes
 
     def __repr__(self) -> str:
-        return f"<KafkaConsumer of {len(self._assigned.all())} partitions, {self.pending_payloads} incomplete payloads>"
+        return f"<KafkaConsumer of {len(self._assigned.known)} partitions, {self.pending_payloads} incomplete payloads>"
 
     # Within ----------------------------------------------------------------------------------------------------
 
@@ -284,7 +297,7 @@ class KafkaConsumer(Receiving):
         return self._assigned.safe(partition, partition.position or 0)
 
     def _safe_behind(self, message: Any) -> Any:
-        """What to commit for a message and all before it."""
+        """Return the offset to commit for a message and all before it."""
         behind = message.behind if isinstance(message, KafkaMessage) else message.offset() + 1
         return self._assigned.safe_for(vendor().TopicPartition(message.topic(), message.partition(), behind))
 
@@ -296,9 +309,9 @@ class KafkaConsumer(Receiving):
                 partition.stored = each
 
     def _commit_stored(self, asynchronous: bool) -> Any:
-        """Commit what is stored, by its offsets: the client leaves out one of which only the metadata is new."""
+        """Commit stored offsets explicitly: the client skips an offset of which only the metadata is new."""
         self._store_offsets()
-        partitions = [each for each in self._assigned.all() if each.stored is not None]
+        partitions = [each for each in self._assigned.known.values() if each.stored is not None]
         if not partitions:
             return self._native.commit(asynchronous=asynchronous)
         committed = self._native.commit(offsets=[each.stored for each in partitions], asynchronous=asynchronous)
@@ -306,20 +319,20 @@ class KafkaConsumer(Receiving):
             partition.stored = None
         return committed
 
-    def _between(self) -> None:
-        """The user is done with everything that was handed out."""
-        if self._auto_offset_store and self._clock() - self._stored_at > _STORE_SECONDS:
+    def _store_offsets_in_time(self) -> None:
+        """Store offsets if that was not done for a while; the user has processed everything that was handed out."""
+        if self._clock() - self._stored_at > _STORE_SECONDS:
             self._store_offsets()
 
     def _store_offsets(self) -> None:
-        """Tell the client how far everything that was handed out may be committed."""
+        """Store the offset of everything that was handed out, for the next automatic commit."""
         self._stored_at = self._clock()
-        changed = [each for each in self._assigned.all() if each.changed] if self._auto_offset_store else []
+        changed = [each for each in self._assigned.known.values() if each.changed] if self._auto_offset_store else []
         if not changed:
             return
         try:
             self._store([self._safe(each) for each in changed])
-        except (vendor().KafkaException, RuntimeError) as error:  # not ours any more: it comes again, to others
+        except (vendor().KafkaException, RuntimeError) as error:  # revoked: another member gets it again
             _log.info("offsets were not stored: %s", error)
         for partition in changed:
             partition.changed = False
@@ -335,3 +348,7 @@ def _check_offset_store(consumer: Any) -> None:
             "set 'enable.auto.offset.store': False in the consumer's configuration, since it would commit offsets in "
             "the middle of payloads, and auto_offset_store=True here for the same with whole ones"
         ) from error
+
+
+def _nothing() -> None:
+    """Offsets are stored by the user."""

@@ -1,13 +1,12 @@
-"""What Kafka refuses, and how it fails; which of its errors mean that a record is definitely not in the topic."""
+"""Errors of the Kafka transport, and which of the client's errors mean that a record is not in the topic."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from claimcheck._registry import import_vendor
 from claimcheck._sending import Outcome
-from claimcheck._validation import check_type
 from claimcheck.errors import ChunkError, TransportError
+from claimcheck.transports.kafka._client import vendor
 
 __all__ = [
     "CompactedTopicError",
@@ -16,12 +15,10 @@ __all__ = [
     "ShareGroupError",
     "classify",
     "exception_of",
-    "vendor",
-    "within",
 ]
 
 # Refused before the record was stored, as seen on a broker of version 4.2 with librdkafka 2.16. A time-out, a lost
-# connection and a purge of what was on its way are none of these: such records were found in the topic all the same.
+# connection and a purge of records in flight are not refusals: such records were found in the topic all the same.
 _REFUSALS = {
     "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD", "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION",
     "_FATAL", "_INVALID_ARG", "_PURGE_QUEUE", "_QUEUE_FULL", "_STATE", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC",
@@ -29,53 +26,26 @@ _REFUSALS = {
 
 
 class CompactedTopicError(TransportError):
-    """A payload would go as chunks to a compacted topic, which keeps one of them. Nothing was sent."""
+    """A payload would be sent as chunks to a compacted topic, which keeps one of them. Nothing was sent."""
 
 
 class MissingReportError(TransportError):
-    """A record was settled without a word, and nobody can tell where a chunk is, or that it is there.
+    """A record has no delivery report, so that the outcome of a chunk is unknown.
 
-    The producer reports only what fails, or a signal interrupted it while it reported.
+    The producer is configured to report only failures, or a signal interrupted it while it reported.
     """
 
 
 class OffsetStoreError(TransportError):
-    """The consumer itself stores the offset of every record that it gives, chunks of incomplete payloads included."""
+    """The consumer itself stores the offset of every record that it returns, chunks of incomplete payloads included."""
 
 
 class ShareGroupError(ChunkError):
-    """A chunk in a share group, where the others of its payload may go to other consumers."""
-
-
-def vendor() -> Any:
-    """The client library.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
-    return import_vendor("confluent_kafka", extra="kafka")
-
-
-def within(wrapper: Any, kind: str) -> Any:
-    """Return the client that an object of `confluent_kafka.aio` wraps.
-
-    Args:
-        wrapper: The object.
-        kind: ``Producer`` or ``Consumer``.
-
-    Raises:
-        ConfigError: It is of another type; also a `TypeError`.
-    """
-    expected = getattr(import_vendor("confluent_kafka.aio", extra="kafka"), f"AIO{kind}")
-    check_type(
-        kind.lower(), wrapper, valid=type(wrapper) is expected,
-        expected=f"a confluent_kafka.aio.AIO{kind}, and none that serializes",
-    )  # fmt: skip
-    return getattr(wrapper, f"_{kind.lower()}")
+    """A chunk in a share group, where the other chunks of its payload may go to other consumers."""
 
 
 def classify(error: BaseException) -> Outcome:
-    """Whether an error of a send means that the record is not in the topic: only what is a refusal for certain."""
+    """Return ``failed`` for errors that mean the record is definitely not in the topic, else ``unknown``."""
     if isinstance(error, MissingReportError):
         return "unknown"
     if isinstance(error, BufferError | TransportError | TypeError | ValueError | RuntimeError):
@@ -86,6 +56,6 @@ def classify(error: BaseException) -> Outcome:
 
 
 def exception_of(error: Any) -> Exception:
-    """The exception for the error of a delivery report."""
+    """Return the exception for the error of a delivery report."""
     exception: Exception = vendor().KafkaException(error)
     return exception

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from claimcheck import _hints as hints
-from claimcheck._payload import crc32_of
+from claimcheck._envelope import Literal, Plain
 from claimcheck._resolver import Failed, Outcome, Resolved
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.claimcheck_types import Resolves
 from claimcheck.transports._common.stored_payload import StoredPayload
-from claimcheck.transports.kafka._errors import vendor
+from claimcheck.transports.kafka._client import vendor
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 else:
     Message = object
 
-__all__ = [
-    "failed",
-    "KafkaMessage",
-    "last_offset",
-    "of_chunks",
-    "pointed_at",
-    "report_of",
-    "stored",
-]
+__all__ = ["KafkaMessage", "last_offset", "message_of", "of_chunks", "report_of"]
 
 _SLOTS = ("_problem", "_stored", "behind", "last_offset")
 
@@ -40,10 +30,10 @@ def _kind() -> Any:
 
 
 class KafkaMessage(Message):
-    """One payload that was offloaded, received. It is a `confluent_kafka.Message` and has all methods of one.
+    """A received payload that was offloaded. It is a `confluent_kafka.Message` and has all methods of one.
 
-    `value` raises what is wrong with *this* payload, so that the receiver can skip the message or send it to a
-    dead-letter topic; other messages are not affected. `offset` is the lowest offset of its records.
+    `value` raises the error of *this* payload, so that the consumer can skip the message or send it to a dead-letter
+    topic; other messages are not affected. `offset` is the lowest offset of its records.
 
     Unlike one of the client's own messages it is always true, whatever its length. It pickles as a plain
     `confluent_kafka.Message` with the payload as its value, which is read for that.
@@ -61,14 +51,13 @@ class KafkaMessage(Message):
     _problem: ClaimCheckError | None
 
     def value(self, *_: Any) -> Any:
-        """Return the payload, whole and verified; a stored one is read at the first call.
+        """Return the payload, whole and verified; a stored one is read by the first call.
 
-        After an error that is ``retryable`` another call reads again. On an event loop it does not, since it would
-        block the loop: ``await asyncio.to_thread(message.value)`` does.
+        After an error that is ``retryable`` the next call reads again, but not on an event loop, which it would block:
+        use ``await asyncio.to_thread(message.value)`` there.
 
         Raises:
-            ClaimCheckError: There is no payload; the error says why, and whether a later call may return it
-                (``error.retryable``).
+            ClaimCheckError: Why there is no payload; a later call may return it if ``error.retryable``.
         """
         if self._problem is not None:
             raise self._problem
@@ -92,11 +81,11 @@ class KafkaMessage(Message):
 
     @property
     def is_read(self) -> bool:
-        """Whether `value` answers on an event loop without waiting for a store."""
+        """Whether `value` returns on an event loop without waiting for a store."""
         return self._problem is not None or self._stored is None or self._stored.is_read
 
     def read(self) -> None:
-        """Read a stored payload in a thread, on behalf of an event loop, where `value` then answers at once."""
+        """Read a stored payload, called in a thread for an event loop, where `value` then returns at once."""
         if self._stored is not None:
             self._stored.read()
 
@@ -107,7 +96,7 @@ class KafkaMessage(Message):
 
     @property
     def stored_bytes(self) -> int:
-        """Size of a stored payload that was not asked for yet, where it is known; else 0."""
+        """Size of a stored payload until `value` returned it; 0 where it is unknown or not stored."""
         return 0 if self._stored is None else self._stored.size
 
     def __len__(self) -> int:
@@ -117,7 +106,7 @@ class KafkaMessage(Message):
         return True
 
     def __reduce__(self) -> Any:
-        self.value()  # else it would come back as a tombstone
+        self.value()  # else it would be unpickled as a tombstone
         return super().__reduce__()
 
     def __repr__(self) -> str:
@@ -129,28 +118,28 @@ def last_offset(message: Any) -> Any:
     return message.last_offset if isinstance(message, KafkaMessage) else message.offset()
 
 
-def stored(native: Any, load: Callable[[], bytes], *, size: int) -> KafkaMessage:
-    """Return the message of a payload in a store.
+def message_of(native: Any, content: Plain | Literal | StoredPayload | ClaimCheckError) -> Any:
+    """Return the message of a record that is neither a chunk nor an abort envelope.
 
-    Args:
-        native: The record of its pointer.
-        load: Reads the payload.
-        size: Its bytes where they are known, or 0.
+    For a payload in a store, or an error in its place, that is a `KafkaMessage`; any other is the record itself.
     """
-    message = _like(native, hints.strip(native.headers()), native.key())
-    message._stored = StoredPayload(load, size=size)
-    return message
-
-
-def failed(native: Any, error: ClaimCheckError) -> KafkaMessage:
-    """Return the message of a record whose payload cannot be had; its value raises the error."""
-    message = _like(native, native.headers(), native.key())
-    message._problem = error
+    if isinstance(content, Plain):
+        return native
+    if isinstance(content, Literal):
+        native.set_value(bytes(content.payload))
+        native.set_headers(hints.strip(native.headers()))
+        return native
+    if isinstance(content, ClaimCheckError):
+        message = _like(native, native.headers(), native.key())
+        message._problem = content
+    else:
+        message = _like(native, hints.strip(native.headers()), native.key())
+        message._stored = content
     return message
 
 
 def of_chunks(outcome: Outcome) -> KafkaMessage:
-    """Make the message of a payload that came as chunks, or of one that never came whole."""
+    """Return the message of a payload that arrived as chunks, or of one that stayed incomplete."""
     native = min(outcome.handles, key=lambda handle: handle.offset())
     message = _like(native, outcome.headers, outcome.key)
     message.last_offset = outcome.positions[-1]
@@ -163,14 +152,14 @@ def of_chunks(outcome: Outcome) -> KafkaMessage:
 
 
 def report_of(native: Any, key: Any, last: int | None) -> KafkaMessage:
-    """Make the report of a payload that went as chunks."""
+    """Return the delivery report of a payload that was sent as chunks."""
     message = _like(native, None, key.encode() if isinstance(key, str) else key)
     message.last_offset = last
     return message
 
 
 def _like(native: Any, headers: Any, key: Any) -> KafkaMessage:
-    """The same record without its value."""
+    """Return a message with the facts of a record, without its value."""
     facts = {"headers": headers or None, "key": key, "offset": native.offset()}
     facts |= {"latency": native.latency(), "leader_epoch": native.leader_epoch()}
     if hasattr(native, "delivery_count"):  # clients that know share groups
@@ -182,24 +171,3 @@ def _like(native: Any, headers: Any, key: Any) -> KafkaMessage:
     message.last_offset, message.behind = native.offset(), (native.offset() or 0) + 1
     message._stored = message._problem = None
     return message
-
-
-def pointed_at(cc: Resolves, native: Any, value: bytes) -> KafkaMessage:
-    """Make the message of a pointer; of one that is not followed, a bad one.
-
-    Args:
-        cc: Resolves it.
-        native: The record.
-        value: Its own.
-    """
-    try:
-        pointer = cc.pointer(value)
-    except ClaimCheckError as error:
-        return failed(native, error)
-    return stored(native, lambda: _load(cc, native, value), size=(pointer and pointer.size) or 0)
-
-
-def _load(cc: Resolves, native: Any, value: bytes) -> bytes:
-    payload: bytes = cc.resolve(value)
-    hints.check(hints.declared(native.headers()), size=len(payload), checksum=lambda: crc32_of(payload))
-    return payload

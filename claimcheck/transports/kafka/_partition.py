@@ -1,4 +1,4 @@
-"""What a consumer knows of one partition: how far it has read, what it has handed out, and what may be committed."""
+"""The state of one partition: how far it was read, what was handed out, and what may be committed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from typing import Any, Literal, Self
 from claimcheck._assembler import Identity, Slot
 from claimcheck._resolver import Dropped
 
-__all__ = [
-    "Begins",
-    "Mark",
-    "Partition",
-    "Reread",
-]
+__all__ = ["Begins", "Mark", "Partition", "Reread"]
 
 _NAME = "claimcheck:1"
 _MAX_CHARACTERS = 4000  # the broker's offset.metadata.max.bytes is 4,096 by default, and counts characters
@@ -27,14 +22,14 @@ class Mark:
     owed: frozenset[int] = frozenset()
 
     def encode(self) -> str:
-        """The text to commit; empty where it would be too long, so that everything comes again."""
+        """Return the text to commit; empty where it would be too long, so that everything is delivered again."""
         owed = ",".join(str(offset) for offset in sorted(self.owed))
         text = f"{_NAME};{self.upto};{owed}"
         return text if len(text) <= _MAX_CHARACTERS else ""
 
     @classmethod
     def decode(cls, text: str | None) -> Self | None:
-        """Read what was committed; ``None`` for what is not ours."""
+        """Parse commit metadata; ``None`` for any that is not ours."""
         name, _, rest = (text or "").rstrip("\0").partition(";")  # other clients see librdkafka's NUL
         upto, _, owed = rest.partition(";")
         if name != _NAME or not upto.isdecimal():
@@ -120,7 +115,7 @@ class Partition:
             self.read, self.went_back = self.start, True
 
     def go_back(self, offset: int) -> None:
-        """Read again from here; what was delivered is skipped."""
+        """Note that the client was sent back to an offset; what was delivered is skipped."""
         self.skip_below = max(self.skip_below, self.taken, self.start or 0)
         self.read, self.went_back = offset, True
 
@@ -167,18 +162,18 @@ class Partition:
         return payload in self._reported
 
     def handed_out(self, first: int, last: int) -> None:
-        """Note what the user has."""
+        """Record that a message was handed out."""
         self.changed = True
         self.undelivered.discard(first)
         self.position = max(last + 1, self.position or 0, self.done_before)
         if first < last:
             self._spans.append((last, first))
-            if len(self._spans) > _MAX_SPANS:  # nobody commits: in doubt more comes again
+            if len(self._spans) > _MAX_SPANS:  # nothing is committed: rather deliver twice
                 (late, early), (later, earlier), *rest = self._spans
                 self._spans = [(max(late, later), min(early, earlier)), *rest]
 
     def passed_over(self, offset: int) -> None:
-        """Note that a record became no message; what is done with may be committed behind it, if all before it is."""
+        """Record that a record became no message: the position moves past it if all before it was handed out."""
         if self.position is not None and self.taken <= self.position <= offset and not self.is_rereading:
             self.taken = self.position = offset + 1
             self.changed = True
@@ -187,7 +182,7 @@ class Partition:
         """The highest offset that may be committed for everything below ``upto``.
 
         Args:
-            upto: What the user has done with.
+            upto: Everything below was processed by the user.
             unsettled: The lowest offset of chunks that are held.
         """
         bounds = [upto, *(first for last, first in self._spans if last >= upto)]
@@ -199,11 +194,11 @@ class Partition:
         return min(bounds)
 
     def mark(self, upto: int) -> Mark:
-        """What is committed beside an offset below ``upto``."""
+        """Return the mark to commit with an offset below ``upto``."""
         owed = {reread.first for reread in self.rereads.values()} | self.undelivered
         return Mark(upto, frozenset(first for first in owed if first < upto))
 
     def forget_below(self, upto: int) -> None:
-        """Everything below is committed."""
+        """Forget spans below a committed offset."""
         if self._spans:
             self._spans = [span for span in self._spans if span[0] >= upto]

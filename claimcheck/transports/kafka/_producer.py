@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
@@ -14,55 +13,17 @@ from claimcheck._outbound import Outbound
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type
 from claimcheck._wire_size import kafka_overhead
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.claimcheck_types import Offloads
 from claimcheck.transports._common.rollback_worker import Undoing
-from claimcheck.transports.kafka._callbacks import Serving
-from claimcheck.transports.kafka._errors import classify, vendor
-from claimcheck.transports.kafka._in_flight_window import Flight
+from claimcheck.transports.kafka._client import NativeClient, vendor
+from claimcheck.transports.kafka._delivery import InFlightWindow, Poller
+from claimcheck.transports.kafka._errors import classify
 from claimcheck.transports.kafka._message import report_of
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES, Topics
 
-__all__ = [
-    "KafkaProducer",
-    "ROOM_SECONDS",
-    "Transaction",
-    "WINDOW_BYTES",
-]
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
-
-class Transaction:
-    """Holds what would delete the payloads that were sent, from the begin of a transaction to its end.
-
-    Args:
-        undoing: Deletes what an aborted transaction stored.
-    """
-
-    def __init__(self, undoing: Undoing) -> None:
-        self._undoing = undoing
-        self._held: list[Callable[[], None]] | None = None
-
-    def begin(self) -> None:
-        """Hold from now on."""
-        self._held = []
-
-    def sent(self, out: Outbound) -> None:
-        """Note a payload that was delivered: inside a transaction, an abort still deletes it."""
-        if self._held is not None and (undo := out.release_undo()) is not None:
-            self._held.append(undo)
-
-    def committed(self) -> None:
-        """Its messages can be read: all is kept."""
-        self._held = None
-
-    def aborted(self) -> None:
-        """Readers of committed messages cannot see its messages: all is deleted."""
-        held, self._held = self._held or [], None
-        for undo in held:
-            self._undoing.submit(undo)
-
-    def unknown(self) -> None:
-        """The outcome is unknown after a fatal error: what was stored stays until it expires."""
-        self.committed()
+__all__ = ["KafkaProducer", "ROOM_SECONDS", "WINDOW_BYTES"]
 
 
 WINDOW_BYTES = 16 << 20
@@ -74,12 +35,11 @@ _BARE = kafka_overhead(None, None)
 DeliveryCallback = Callable[[Any, Any], None]
 
 
-class KafkaProducer:
+class KafkaProducer(NativeClient):
     """Has the methods of a `confluent_kafka.Producer`, and sends payloads that are too large for it.
 
-    Safe under threads. The producer stays as it is: partitioner, compression, idempotence and transactions are its own.
-    Delivery reports come as they always do, from `poll` and `flush`; `produce` serves them, too, while the chunks of a
-    payload wait for room or for their partition.
+    Thread-safe. Partitioning, compression, idempotence and transactions remain those of the producer. Delivery reports
+    are served by `poll` and `flush`, and by `produce` while the chunks of a payload wait for room or their partition.
 
     Args:
         producer: A `confluent_kafka.Producer`, not one that serializes.
@@ -88,7 +48,7 @@ class KafkaProducer:
         admin: A `confluent_kafka.admin.AdminClient`, which is asked once for each topic: how large a record may be,
             whether the topic is compacted (no chunks then), and how much it holds. The first `produce` to each
             topic waits for the answer. It is asked again after the topic refused a record as too large.
-        window_bytes: Bytes of the chunks of one payload that are on their way at once.
+        window_bytes: Bytes of the chunks of one payload that are in flight at once.
         room_seconds: How long an offloaded payload waits for room in the producer's queue.
 
     Raises:
@@ -98,7 +58,7 @@ class KafkaProducer:
     def __init__(
         self,
         producer: Any,
-        cc: Offloads,
+        cc: ClaimCheck,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin: Any = None,
@@ -115,7 +75,7 @@ class KafkaProducer:
         check_seconds("room_seconds", room_seconds)
         asks = admin is None or hasattr(admin, "describe_configs")
         check_type("admin", admin, valid=asks, expected="a confluent_kafka.admin.AdminClient")
-        self._native = producer
+        super().__init__(producer)
         self._cc = cc
         self._asks = admin is not None
         self._topics = Topics(admin, max_message_bytes)
@@ -124,10 +84,10 @@ class KafkaProducer:
         self._rooms: dict[str, int] = {}  # what a value and its key may have to go as they are, without headers
         self._window_bytes = window_bytes
         self._room_seconds = room_seconds
-        self._serving = Serving(producer)
+        self._poller = Poller(producer)
         self._closed = False
         self._undoing = Undoing()
-        self._transaction = Transaction(self._undoing)
+        self._undos: list[Callable[[], None]] | None = None  # of payloads sent in the transaction that is open
 
     def produce(
         self,
@@ -142,14 +102,14 @@ class KafkaProducer:
     ) -> None:
         """Send one payload; arguments as of `confluent_kafka.Producer.produce`.
 
-        What is stored is stored before this returns. Chunks go one by one as those before them land, all to the
-        partition of the first; the last ``window_bytes`` of them are on their way when this returns.
+        A payload for a store is stored before this returns. Chunks are sent as earlier ones are acknowledged, all to
+        the partition of the first; the last ``window_bytes`` of them are in flight when this returns.
 
         Args:
-            topic: Where to.
+            topic: The topic.
             value: ``str``, bytes-like, or a readable binary file; ``None`` is a tombstone.
-            key: Chunks of a payload without one get its uuid, which spreads payloads over partitions; readers take it
-                away again.
+            key: Chunks of a payload without one get its uuid, which spreads payloads over partitions; readers remove it
+                again.
             partition: By default the producer's partitioner chooses.
             callback: Called once by `poll` or `flush`, with an error or ``None``, and with a report that says where
                 the record is: of chunks the lowest offset, when the last has its report. Its value is the envelope;
@@ -222,31 +182,31 @@ class KafkaProducer:
         return sent
 
     def sends_plain(self, topic: str, value: Any, key: Any, headers: Any) -> bool:
-        """Whether this payload would go as it is, with nobody to ask, nothing stored and nothing to wait for."""
+        """Whether this payload would be sent unchanged, without a request to the broker and without waiting."""
         known = self._topics.knows(topic) or (value is not None and topic in self._rooms)
         return known and self._is_plain(topic, value, key, headers)
 
     def poll(self, timeout: float = -1) -> int:
-        """Serve delivery reports; as the client has it, but that none is lost when the producer is at its end."""
-        return self._serving.poll(-1 if timeout is None else timeout)
+        """Serve delivery reports, as ``poll`` of the client does; none is lost after a fatal error."""
+        return self._poller.poll(-1 if timeout is None else timeout)
 
     def serve(self, seconds: float) -> int:
         """Serve delivery reports; what is raised there waits for the next `poll` or `flush`."""
-        return self._serving.quietly(seconds)
+        return self._poller.quietly(seconds)
 
     def flush(self, timeout: float = -1) -> int:
-        """Wait until every record has its report and what failed is undone; gives the number of records left."""
+        """Wait for all delivery reports and for rollbacks; returns the number of records without a report."""
         timeout = -1 if timeout is None else timeout
-        left = self._serving.flush(timeout)
+        left = self._poller.flush(timeout)
         self._undoing.wait()
-        return self._serving.flush(timeout) if len(self._native) else left  # undoing may send an abort envelope
+        return self._poller.flush(timeout) if len(self._native) else left  # undoing may send an abort envelope
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """Give up what is queued, or on its way; reports say which, and only what was queued is undone."""
+        """Discard queued records and records in flight; their reports say which, and only queued ones are undone."""
         self._native.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
 
     def close(self) -> bool:
-        """Flush and close; gives whether every record has its report. Twice does no harm."""
+        """Flush and close; returns whether every record has its report. A second call does nothing."""
         if self._closed:
             return True
         self._closed = True
@@ -258,58 +218,46 @@ class KafkaProducer:
     # Transactions ----------------------------------------------------------------------------------------------
 
     def init_transactions(self, timeout: float = -1) -> None:
-        """As the client has it."""
+        """Do as ``init_transactions`` of the client."""
         self._native.init_transactions(timeout)
 
     def begin_transaction(self) -> None:
-        """Begin; what is stored from now on is kept by a commit and removed by an abort."""
+        """Begin; payloads stored from now on are kept by a commit and deleted by an abort."""
         self._native.begin_transaction()
-        self._transaction.begin()
+        self._undos = []
 
     def send_offsets_to_transaction(self, positions: list[Any], group_metadata: Any, timeout: float = -1) -> None:
-        """As the client has it; give it `KafkaConsumer.position`, which never passes an incomplete payload."""
+        """Do as the client; pass `KafkaConsumer.position`, which never passes an incomplete payload."""
         self._native.send_offsets_to_transaction(positions, group_metadata, timeout)
 
     def commit_transaction(self, timeout: float = -1) -> None:
         """Flush and commit.
 
         Raises:
-            KafkaException: The client's own. Where it may be tried again, or has to be aborted, what was stored waits
-                for that; otherwise it stays.
+            KafkaException: The client's own. Where the transaction can be retried or has to be aborted, stored
+                payloads wait for that; otherwise they are kept.
         """
-        self._serving.flush(timeout)
+        self._poller.flush(timeout)
         try:
             self._native.commit_transaction(timeout)
         except vendor().KafkaException as error:
             if not (error.args[0].retriable() or error.args[0].txn_requires_abort()):
-                self._transaction.unknown()
+                self._undos = None  # the outcome is unknown: stored payloads stay until they expire
             raise
-        self._transaction.committed()
+        self._undos = None
 
     def abort_transaction(self, timeout: float = -1) -> None:
-        """Abort, and remove what was stored. A reader of uncommitted messages may see pointers to nothing then."""
+        """Abort, and delete what was stored. Readers of uncommitted messages may see pointers without a payload."""
         try:
             self._native.abort_transaction(timeout)
         except vendor().KafkaException as error:
             if not error.args[0].retriable():
-                self._transaction.unknown()
+                self._undos = None  # as above
             raise
-        self._serving.flush(timeout)
-        self._transaction.aborted()
-
-    # The rest of the client's producer -------------------------------------------------------------------------
-
-    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """As the client has it."""
-        return self._native.list_topics(*([] if topic is None else [topic]), timeout=timeout)
-
-    def cluster_id(self, timeout: float = -1) -> Any:
-        """As the client has it."""
-        return self._native.cluster_id(timeout)
-
-    def set_sasl_credentials(self, username: str, password: str) -> None:
-        """As the client has it."""
-        self._native.set_sasl_credentials(username, password)
+        self._poller.flush(timeout)
+        undos, self._undos = self._undos or [], None
+        for undo in undos:
+            self._undoing.submit(undo)
 
     def __len__(self) -> int:
         return len(self._native)
@@ -317,21 +265,13 @@ class KafkaProducer:
     def __bool__(self) -> bool:
         return True
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<KafkaProducer, {len(self)} records without a report>"
 
     # Within ----------------------------------------------------------------------------------------------------
 
     def _is_plain(self, topic: str, value: Any, key: Any, headers: Any) -> bool:
-        """Whether a payload is small, and nobody could take it for an envelope."""
+        """Whether a payload is small, and no reader would take it for an envelope."""
         if value is None:
             return True
         if type(value) is not bytes or value.startswith(self._header) or hints.is_ours(headers):
@@ -354,42 +294,45 @@ class KafkaProducer:
             value, destination=topic, key=key, headers=headers, limit=limit, text_key=False, classify=classify
         )
         out = block.__enter__()
-        flight = Flight(
-            self._native, self._serving, out.ledger, topic=topic, partition=partition, timestamp=timestamp,
+        window = InFlightWindow(
+            self._native, self._poller, out.ledger, topic=topic, partition=partition, timestamp=timestamp,
             window_bytes=self._window_bytes, room_seconds=self._room_seconds,
         )  # fmt: skip
         try:
             if out.uuid is not None:
                 self._topics.check_chunks(topic, _size(value))
             for envelope in out.messages:
-                flight.launch(envelope)
+                window.send(envelope)
         except BaseException as error:
             if isinstance(error, Exception):
-                flight.settle()
-            self._learn(topic, flight.error)
-            out.break_off(error, lambda abort: self._send_abort(topic, abort, flight))
+                window.settle()
+            self._learn(topic, window.error)
+            out.break_off(error, lambda abort: self._send_abort(topic, abort, window))
             raise
-        flight.close(lambda: self._landed(topic, key, out, flight, callback))
+        window.close(lambda: self._completed(topic, key, out, window, callback))
 
-    def _landed(self, topic: str, key: Any, out: Outbound, flight: Flight, callback: DeliveryCallback | None) -> None:
-        """In whatever thread serves the producer."""
-        if flight.error is None:
-            self._transaction.sent(out)
+    def _completed(
+        self, topic: str, key: Any, out: Outbound, window: InFlightWindow, callback: DeliveryCallback | None
+    ) -> None:
+        """Called in the thread that serves the producer."""
+        if window.error is None:
+            if self._undos is not None and (undo := out.release_undo()) is not None:
+                self._undos.append(undo)
             out.finish()
-            report = flight.first() if out.uuid is None else report_of(flight.first(), key, flight.last_offset())
+            report = window.first() if out.uuid is None else report_of(window.first(), key, window.last_offset())
         else:
-            self._learn(topic, flight.error)
-            self._undoing.submit(lambda: self._failed(topic, out, flight))
-            report = flight.failed
+            self._learn(topic, window.error)
+            self._undoing.submit(lambda: self._failed(topic, out, window))
+            report = window.failed
         if callback is not None:
-            callback(flight.error, report)
+            callback(window.error, report)
 
-    def _failed(self, topic: str, out: Outbound, flight: Flight) -> None:
-        out.tell_readers(lambda abort: self._send_abort(topic, abort, flight))
+    def _failed(self, topic: str, out: Outbound, window: InFlightWindow) -> None:
+        out.tell_readers(lambda abort: self._send_abort(topic, abort, window))
         out.finish()
 
-    def _send_abort(self, topic: str, abort: Envelope, flight: Flight) -> None:
-        self._produce(topic, abort.data, abort.key, flight.partition, headers=abort.headers)
+    def _send_abort(self, topic: str, abort: Envelope, window: InFlightWindow) -> None:
+        self._produce(topic, abort.data, abort.key, window.partition, headers=abort.headers)
 
     def _produce_plain(
         self, topic: str, value: Any, key: Any, partition: int, callback: Any, timestamp: int, headers: Any
@@ -399,7 +342,7 @@ class KafkaProducer:
         self._produce(topic, value, key, partition, callback, callback, timestamp, headers)
 
     def _reported(self, topic: str, callback: DeliveryCallback | None, error: Any, report: Any) -> None:
-        """A plain record has its report; in whatever thread serves the producer."""
+        """Called in the thread that serves the producer, with the report of a plain record."""
         self._learn(topic, error)
         if callback is not None:
             callback(error, report)

@@ -1,205 +1,104 @@
-"""Native records in, payloads out, one after the other: what a consumer does between two calls of its user's."""
+"""The receive loop of consumers: native records in, messages of whole payloads out."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from claimcheck.transports._common.claimcheck_types import Resolves
 from claimcheck.transports._common.prefetch import Prefetch
 from claimcheck.transports.kafka._assignment import Assigned, Rebalances
-from claimcheck.transports.kafka._dispatch import Arrival, Inbox
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Partition
+from claimcheck.transports.kafka._record_reader import ReadyMessage, RecordReader
 
-__all__ = [
-    "FOR_EVER",
-    "NativeConsumer",
-    "Receiving",
-]
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
-
-class NativeConsumer:
-    """The methods of a `confluent_kafka.Consumer` that payloads change nothing about.
-
-    Args:
-        native: It.
-    """
-
-    def __init__(self, native: Any) -> None:
-        self._native = native
-
-    def assignment(self) -> Any:
-        """The partitions that this consumer has."""
-        return self._native.assignment()
-
-    def consumer_group_metadata(self) -> Any:
-        """For `KafkaProducer.send_offsets_to_transaction`."""
-        return self._native.consumer_group_metadata()
-
-    def memberid(self) -> Any:
-        """This consumer's name within its group."""
-        return self._native.memberid()
-
-    def get_watermark_offsets(self, partition: Any, timeout: float = -1, cached: bool = False) -> Any:
-        """The lowest offset of a partition, and the one behind its highest."""
-        return self._native.get_watermark_offsets(partition, timeout=timeout, cached=cached)
-
-    def offsets_for_times(self, partitions: list[Any], timeout: float = -1) -> Any:
-        """The first offsets at or after given times; a payload may begin before one."""
-        return self._native.offsets_for_times(partitions, timeout=timeout)
-
-    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """What the cluster says of its topics."""
-        return self._native.list_topics(*([] if topic is None else [topic]), timeout=timeout)
-
-    def cluster_id(self, timeout: float = -1) -> Any:
-        """The cluster's own name."""
-        return self._native.cluster_id(timeout)
-
-    def set_sasl_credentials(self, username: str, password: str) -> None:
-        """As the client has it."""
-        self._native.set_sasl_credentials(username, password)
-
+__all__ = ["Receiver"]
 
 _STEP_SECONDS = 0.2
-FOR_EVER = float("inf")
+_FOREVER = float("inf")
 
 
-class Receiving(NativeConsumer):
-    """Takes records until there is a message for the user.
+class Receiver:
+    """Takes records from the client until there are messages for the caller.
+
+    `poll` and `consume` wait for messages and hand them out. For an event loop, `gather` waits, `waiting` shows what
+    came, and `hand_out` takes it: a message that waits is not committed, is dropped by a seek or when its partition is
+    revoked, and otherwise goes to the next caller.
 
     Args:
-        consumer: A `confluent_kafka.Consumer`.
-        cc: Resolves them.
-        max_redeliveries: See `KafkaConsumer`, as for all others.
-        prefetch_bytes: See there.
-        prefetch_threads: See there.
-        steps: Whether there is something to do while nothing comes, even without chunks.
+        native: A `confluent_kafka.Consumer`.
+        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
+        max_redeliveries: See `KafkaConsumer`, as for the next two.
+        prefetch_bytes: Bytes of look-ahead.
+        prefetch_threads: Payloads that are read ahead at once.
+        before_next: Called when the caller asks for more: everything that was handed out before is processed.
+        is_timed: Whether ``before_next`` has to be called from time to time while no record arrives.
         clock: Seconds, monotonic.
+
+    Attributes:
+        records: Keeps track of chunks.
+        assigned: Keeps track of partitions.
+        rebalances: Keeps what callbacks of a rebalance raise.
+        paused: Topic and number of the partitions that are paused.
     """
 
     def __init__(
         self,
-        consumer: Any,
-        cc: Resolves,
+        native: Any,
+        cc: ClaimCheck,
         *,
         max_redeliveries: int | None,
         prefetch_bytes: int,
         prefetch_threads: int,
-        steps: bool,
+        before_next: Callable[[], None],
+        is_timed: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(consumer)
-        self._inbox = Inbox(
+        self.records = RecordReader(
             cc,
             max_redeliveries=max_redeliveries,
-            find_first=lambda *chunk: self._assigned.find_first(*chunk),
-            starts_late=lambda partition: self._assigned.starts_late(partition),
+            find_first=lambda *chunk: self.assigned.find_first(*chunk),
+            starts_late=lambda partition: self.assigned.starts_late(partition),
             clock=clock,
         )
-        self._header = self._inbox.header
         wait = cc.config.chunking.expire_after_seconds
-        self._assigned = Assigned(consumer, self._inbox, wait_seconds=wait, clock=clock)
+        self.assigned = Assigned(native, self.records, wait_seconds=wait, clock=clock)
+        self.rebalances = Rebalances()
+        self.paused: set[tuple[str, int]] = set()
+        self._native = native
+        self._header = cc.config.header
+        self._before_next = before_next
         self._clock = clock
-        self._ready: deque[Arrival] = deque()
-        self._rebalances = Rebalances()
-        self._paused: set[tuple[str, int]] = set()
-        self._steps = steps
+        self._ready: deque[ReadyMessage] = deque()
         self._looks_ahead = prefetch_bytes > 0
+        self._in_steps = is_timed or self._looks_ahead
         self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
 
-    @property
-    def pending_payloads(self) -> int:
-        """Payloads of which some chunks are held."""
-        return self._inbox.resolver.pending_payloads
+    # Blocking callers ------------------------------------------------------------------------------------------
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the chunks that are held."""
-        return self._inbox.resolver.pending_bytes
-
-    # Within ----------------------------------------------------------------------------------------------------
-
-    def _is_plain(self, native: Any) -> bool:
-        """Whether a message stands for itself, as most do, and is handed out by this."""
-        value = native.value()
-        if native.error() is not None or (value is not None and value.startswith(self._header)):
-            return False
-        partition, offset = self._assigned.known.get((native.topic(), native.partition())), native.offset()
-        if partition is None or partition.start is None:
-            partition = self._assigned.of(native)
-        if offset < partition.skip_below or partition.went_back:
-            return False
-        partition.read = partition.taken = partition.position = offset + 1
-        partition.changed = True
-        return True
-
-    def _take_all(self, natives: Iterable[Any], found: list[Any]) -> None:
-        """Take several messages; plain ones are found at once, as long as no other waits to be handed out."""
-        stale: set[Partition] = set()
-        for native in natives:
-            if not self._ready and not stale and self._is_plain(native):
-                found.append(native)
-            elif (partition := self._take(native, stale)) is not None and partition.went_back:
-                stale.add(partition)  # the rest of it comes again
-
-    def _take(self, native: Any, stale: Iterable[Partition] = ()) -> Partition | None:
-        if native.error() is not None:
-            self._add(Arrival(None, native))
-            return None
-        partition, offset, value = self._assigned.of(native), native.offset(), native.value()
-        if partition in stale:
-            return None
-        if partition.went_back and self._assigned.was_overtaken(partition, offset):
-            return partition
-        partition.read, partition.went_back = offset + 1, False
-        if value is None or not value.startswith(self._header):
-            if offset >= partition.skip_below:
-                self._add(Arrival(partition, native, offset, offset))
-            return partition
-        for arrival in self._inbox.take(partition, native):
-            self._add(arrival)
-        return partition
-
-    def _add(self, arrival: Arrival) -> None:
-        if arrival.partition is not None:
-            arrival.partition.taken = max(arrival.partition.taken, arrival.last + 1)
-        self._ready.append(arrival)
-        if self._looks_ahead:
-            self._prefetch.add(arrival)
-
-    def _hand_out(self) -> Any:
-        """The next message that waits, if its partition is not paused."""
-        for arrival in self._ready:
-            if arrival.partition is None or arrival.partition.source not in self._paused:
-                break
-        else:
-            return None
-        self._ready.remove(arrival)
-        if self._looks_ahead:
-            self._prefetch.remove(arrival)
-        if arrival.partition is not None:
-            arrival.partition.handed_out(arrival.first, arrival.last)
-            if isinstance(arrival.message, KafkaMessage):
-                arrival.message.behind = arrival.partition.position or 0
-            if arrival.outcome is not None:
-                self._inbox.settle(arrival.partition, arrival.outcome)
-        return arrival.message
-
-    def _wait(self, timeout: float) -> Any:
+    def poll(self, timeout: float) -> Any:
+        """Wait for one message; ``None`` when time is up."""
+        if not (self._ready or self._in_steps or self.records.busy):
+            native = self._native.poll(timeout)
+            if self.rebalances.kept is not None:
+                self._raise_kept(native)
+            if native is None or self._is_plain(native):
+                return native
+            self._take(native)
         end = self._end(timeout)
         while True:
-            self._between()
-            self._do_chores()
-            message = self._hand_out()
+            self._before_next()
+            self._tick()
+            message = self._next()
             if message is not None:
-                self._look_ahead()
+                self._fill()
                 return message
             left = self._left(end)
-            native = self._native_poll(self._step(left))
+            native = self._poll(self._step(left))
             if native is not None:
                 if not self._ready and not self._looks_ahead and self._is_plain(native):
                     return native
@@ -207,52 +106,179 @@ class Receiving(NativeConsumer):
             elif left == 0:
                 return None
 
-    def _look_ahead(self) -> None:
-        while self._looks_ahead and self._prefetch.room and (native := self._native_poll(0)) is not None:
-            self._take(native)
+    def consume(self, count: int, timeout: float) -> list[Any]:
+        """Wait for ``count`` messages; returns those that came in time."""
+        end, found = self._end(timeout), list[Any]()
+        while True:
+            if not found:  # else they would be committed before the caller has them
+                self._before_next()
+            self._tick()
+            while len(found) < count and (message := self._next()) is not None:
+                found.append(message)
+            left = self._left(end)
+            if len(found) >= count or (left == 0 and found):
+                return found
+            natives = self._native.consume(count - len(found), self._step(left))
+            self._take_all(natives, found)
+            self.rebalances.raise_kept()
+            if not natives and left == 0:
+                return found
 
-    def _between(self) -> None:
-        """Do what is to be done when the user asks for more."""
+    # Callers on an event loop ----------------------------------------------------------------------------------
 
-    def _do_chores(self) -> None:
-        if self._inbox.busy:
-            for arrival in (*self._inbox.tick(), *self._assigned.reread(self._paused)):
-                self._add(arrival)
+    def gather(self, count: int, seconds: float) -> None:
+        """Wait for records; blocks, and may call the user's callbacks."""
+        self._before_next()
+        self._tick()
+        self._take_all(self._native.consume(count, seconds))
+        self.rebalances.raise_kept()
+        self._fill()
 
-    def _drop(self, partitions: list[Any]) -> None:
-        """Forget what waits of these partitions."""
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether records are taken before a caller asks for them."""
+        return self._looks_ahead
+
+    def look_ahead(self) -> None:
+        """Take the records for which there is room; incomplete payloads expire here, too."""
+        self._tick()
+        self._fill()
+
+    def waiting(self, count: int) -> list[Any]:
+        """Return the next messages, at most ``count``; they stay in the queue."""
+        found: list[Any] = []
+        for ready in self._ready:
+            if len(found) == count:
+                break
+            if not self._is_paused(ready):
+                found.append(ready.message)
+        return found
+
+    def hand_out(self, count: int) -> list[Any]:
+        """Take the next messages out of the queue; they count as delivered."""
+        self._before_next()
+        return [self._next() for _ in range(count)]
+
+    # Partitions ------------------------------------------------------------------------------------------------
+
+    def drop(self, partitions: list[Any]) -> None:
+        """Drop the waiting messages of these partitions."""
         gone = {(each.topic, each.partition) for each in partitions}
-        for arrival in [each for each in self._ready if each.partition and each.partition.source in gone]:
-            self._ready.remove(arrival)
-            if self._looks_ahead:
-                self._prefetch.remove(arrival)
+        for ready in [each for each in self._ready if each.partition and each.partition.source in gone]:
+            self._remove(ready)
 
-    def _end_of(self, partitions: list[Any]) -> None:
-        """They belong to somebody else now."""
-        self._drop(partitions)
-        self._assigned.end(partitions)
+    def revoke(self, partitions: list[Any]) -> None:
+        """Forget partitions that belong to another consumer now."""
+        self.drop(partitions)
+        self.assigned.end(partitions)
 
-    def _native_poll(self, timeout: float) -> Any:
-        native = self._native.poll(timeout)
-        if self._rebalances.kept is not None:
-            if native is not None:
-                self._take(native)
-            self._rebalances.raise_kept()
-        return native
-
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forget all partitions and what waits."""
         self._ready.clear()
         self._prefetch.forget()
-        self._assigned.end_all()
+        self.assigned.end_all()
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _poll(self, timeout: float) -> Any:
+        native = self._native.poll(timeout)
+        if self.rebalances.kept is not None:
+            self._raise_kept(native)
+        return native
+
+    def _raise_kept(self, native: Any) -> None:
+        if native is not None:
+            self._take(native)
+        self.rebalances.raise_kept()
+
+    def _is_plain(self, native: Any) -> bool:
+        """Whether a record is its own payload, as most are; then it counts as handed out."""
+        value = native.value()
+        if native.error() is not None or (value is not None and value.startswith(self._header)):
+            return False
+        partition, offset = self.assigned.known.get((native.topic(), native.partition())), native.offset()
+        if partition is None or partition.start is None:
+            partition = self.assigned.of(native)
+        if offset < partition.skip_below or partition.went_back:
+            return False
+        partition.read = partition.taken = partition.position = offset + 1
+        partition.changed = True
+        return True
+
+    def _take_all(self, natives: Iterable[Any], found: list[Any] | None = None) -> None:
+        """Take several records; plain ones go into ``found`` at once while no other message waits."""
+        stale: set[Partition] = set()
+        for native in natives:
+            if found is not None and not self._ready and not stale and self._is_plain(native):
+                found.append(native)
+            elif (partition := self._take(native, stale)) is not None and partition.went_back:
+                stale.add(partition)  # the rest of it comes again
+
+    def _take(self, native: Any, stale: Iterable[Partition] = ()) -> Partition | None:
+        if native.error() is not None:
+            self._add(ReadyMessage(None, native))
+            return None
+        partition, offset, value = self.assigned.of(native), native.offset(), native.value()
+        if partition in stale:
+            return None
+        if partition.went_back and self.assigned.was_overtaken(partition, offset):
+            return partition
+        partition.read, partition.went_back = offset + 1, False
+        if value is None or not value.startswith(self._header):
+            if offset >= partition.skip_below:
+                self._add(ReadyMessage(partition, native, offset, offset))
+            return partition
+        for ready in self.records.take(partition, native):
+            self._add(ready)
+        return partition
+
+    def _add(self, ready: ReadyMessage) -> None:
+        if ready.partition is not None:
+            ready.partition.taken = max(ready.partition.taken, ready.last + 1)
+        self._ready.append(ready)
+        if self._looks_ahead:
+            self._prefetch.add(ready)
+
+    def _remove(self, ready: ReadyMessage) -> None:
+        self._ready.remove(ready)
+        if self._looks_ahead:
+            self._prefetch.remove(ready)
+
+    def _is_paused(self, ready: ReadyMessage) -> bool:
+        return ready.partition is not None and ready.partition.source in self.paused
+
+    def _next(self) -> Any:
+        """Take the next message out of the queue; ``None`` where none waits or their partitions are paused."""
+        ready = next((each for each in self._ready if not self._is_paused(each)), None)
+        if ready is None:
+            return None
+        self._remove(ready)
+        if ready.partition is not None:
+            ready.partition.handed_out(ready.first, ready.last)
+            if isinstance(ready.message, KafkaMessage):
+                ready.message.behind = ready.partition.position or 0
+            if ready.outcome is not None:
+                self.records.settle(ready.partition, ready.outcome)
+        return ready.message
+
+    def _fill(self) -> None:
+        while self._looks_ahead and self._prefetch.room and (native := self._poll(0)) is not None:
+            self._take(native)
+
+    def _tick(self) -> None:
+        """Expire incomplete payloads, and go back for those that are to be read again."""
+        if self.records.busy:
+            for ready in (*self.records.tick(), *self.assigned.reread(self.paused)):
+                self._add(ready)
 
     def _step(self, left: float) -> float:
-        """How long to wait for the client at once: chunks may expire meanwhile, and offsets are to be stored."""
-        if self._steps or self._inbox.busy:
+        """Return how long one call of the client may wait: chunks may expire meanwhile, and offsets are stored."""
+        if self._in_steps or self.records.busy:
             return min(left, _STEP_SECONDS)
-        return -1 if left == FOR_EVER else left
+        return -1 if left == _FOREVER else left
 
     def _end(self, timeout: float | None) -> float:
-        return FOR_EVER if timeout is None or timeout < 0 else self._clock() + timeout
+        return _FOREVER if timeout is None or timeout < 0 else self._clock() + timeout
 
     def _left(self, end: float) -> float:
         return max(0.0, end - self._clock())

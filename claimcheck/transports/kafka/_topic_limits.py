@@ -1,4 +1,4 @@
-"""What a broker's configuration says of topics: how large a record may be, and what becomes of it there."""
+"""Limits of topics by the broker's configuration: record size, compaction and retention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from claimcheck._registry import import_vendor
 from claimcheck._wire_size import WireLimit, kafka_overhead
-from claimcheck.transports.kafka._errors import CompactedTopicError, vendor
+from claimcheck.transports.kafka._client import vendor
+from claimcheck.transports.kafka._errors import CompactedTopicError
 
 __all__ = ["MAX_MESSAGE_BYTES", "Topic", "Topics"]
 
@@ -25,12 +26,12 @@ _ASK_AGAIN_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What is known of one topic.
+    """The configuration of one topic.
 
     Attributes:
         limit: Of a record.
         compacted: Whether it keeps only the last record of each key.
-        retention_bytes: What a partition holds; ``None`` for no such bound, or where it is not known.
+        retention_bytes: Bytes that a partition keeps; ``None`` for no limit, or where it is unknown.
     """
 
     limit: WireLimit
@@ -39,10 +40,10 @@ class Topic:
 
 
 class Topics:
-    """Asks for each topic once, and again when told so.
+    """Requests the configuration of each topic once, and again after `ask_again`.
 
     Args:
-        admin: A `confluent_kafka.admin.AdminClient`; without one nothing is asked.
+        admin: A `confluent_kafka.admin.AdminClient`; without one nothing is requested.
         max_message_bytes: The producer's own ``message.max.bytes``.
         clock: Seconds, monotonic.
     """
@@ -58,7 +59,7 @@ class Topics:
         self._warned = False
 
     def of(self, name: str) -> Topic:
-        """What is known of a topic; without an answer from the broker its defaults, and it is asked again soon."""
+        """Return a topic's limits; without an answer from the broker the defaults, and it is asked again soon."""
         if not self.knows(name) and self._ask_again.get(name, 0.0) <= self._clock():
             told = self._ask(name)
             if told is None or name in self._stale:
@@ -81,7 +82,7 @@ class Topics:
             self._stale.add(name)
 
     def check_chunks(self, name: str, size: int | None) -> None:
-        """See whether a topic is one for chunks.
+        """Check that a topic may hold chunks.
 
         Args:
             name: The topic.
@@ -104,7 +105,7 @@ class Topics:
             )  # fmt: skip
         if self._admin is None and not self._warned:
             self._warned = True
-            _log.warning("%s: chunks are sent, and nobody asked whether it is compacted; give admin=", name)
+            _log.warning("%s: chunks are sent without a check whether the topic is compacted; pass admin=", name)
 
     def _ask(self, name: str) -> dict[str, str] | None:
         admin = import_vendor("confluent_kafka.admin", extra="kafka")
@@ -112,7 +113,7 @@ class Topics:
         try:
             entries = self._admin.describe_configs([resource], request_timeout=_ASK_SECONDS)[resource].result()
         except vendor().KafkaException as error:
-            _log.warning("%s: the broker does not tell its configuration: %s", name, error.args[0].name())
+            _log.warning("%s: failed to read the topic's configuration: %s", name, error.args[0].name())
             return None
         return {key: entry.value for key, entry in entries.items()}
 

@@ -7,19 +7,21 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from typing import Literal as OneOf
 
-from claimcheck import _hints as hints
 from claimcheck._assembler import Identity, Slot
-from claimcheck._envelope import Abort, Chunk, Literal, PointerData, decode
+from claimcheck._envelope import Abort, Chunk
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved, Resolver
-from claimcheck.errors import EnvelopeError, IncompletePayloadError
-from claimcheck.transports._common.claimcheck_types import Resolves
-from claimcheck.transports.kafka._message import KafkaMessage, failed, of_chunks, pointed_at
+from claimcheck.errors import IncompletePayloadError
+from claimcheck.transports._common.dispatch import dispatch
+from claimcheck.transports.kafka._message import KafkaMessage, message_of, of_chunks
 from claimcheck.transports.kafka._partition import Partition
 
-__all__ = ["Arrival", "FirstChunk", "Inbox"]
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
+
+__all__ = ["ReadyMessage", "FirstChunk", "RecordReader"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ FirstChunk = OneOf["awaited", "reading", "removed"]
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
+class ReadyMessage:
     """A message that waits for its receiver.
 
     Attributes:
@@ -65,14 +67,14 @@ class Arrival:
         self.message.fetch(executor)
 
 
-class Inbox:
+class RecordReader:
     """Takes native records, and keeps account of chunks. For one thread.
 
     Args:
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         max_redeliveries: How often an incomplete payload is read again; ``None`` for ``chunking.max_redeliveries``.
         find_first: Looks for the first chunk of a payload, given a later one and its offset.
-        starts_late: Whether reading a partition began in the middle because the user asked for that.
+        starts_late: Whether reading a partition began in the middle because the user chose that.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -81,7 +83,7 @@ class Inbox:
 
     def __init__(
         self,
-        cc: Resolves,
+        cc: ClaimCheck,
         *,
         max_redeliveries: int | None,
         find_first: Callable[[Partition, Chunk, int], FirstChunk],
@@ -97,34 +99,27 @@ class Inbox:
         self.resolver: Resolver = cc.resolver(clock=clock, max_redeliveries=max_redeliveries)
         self.busy = False
 
-    def take(self, partition: Partition, native: Any) -> list[Arrival]:
+    def take(self, partition: Partition, native: Any) -> list[ReadyMessage]:
         """Take a record that begins with the header; returns the messages that are complete now, if any."""
-        offset, value = native.offset(), native.value()
-        try:
-            envelope = decode(value, header=self.header)
-        except EnvelopeError as error:
-            return self._single(partition, failed(native, error), offset)
-        if isinstance(envelope, Chunk | Abort):
-            return self._chunk(partition, native, envelope)
-        if isinstance(envelope, PointerData):
-            return self._single(partition, pointed_at(self._cc, native, value), offset)
-        if isinstance(envelope, Literal):
-            native.set_value(bytes(envelope.payload))
-            native.set_headers(hints.strip(native.headers()))
-        return self._single(partition, native, offset)
+        content = dispatch(self._cc, native.value(), native.headers)
+        if isinstance(content, Chunk | Abort):
+            return self._chunk(partition, native, content)
+        if not partition.wants(offset := native.offset(), offset, None):
+            return []
+        return [ReadyMessage(partition, message_of(native, content), offset, offset)]
 
-    def tick(self) -> list[Arrival]:
+    def tick(self) -> list[ReadyMessage]:
         """Expire incomplete payloads; returns those that are reported."""
-        arrivals = self._arrivals(self.resolver.tick())
+        messages = self._ready_messages(self.resolver.tick())
         self.busy = bool(self.resolver.pending_payloads) or any(each.rereads for each in self._partitions.values())
-        return arrivals
+        return messages
 
     def settle(self, partition: Partition, outcome: Outcome) -> None:
         """Mark all records of a payload as done: the user has it, or does not get it."""
         unread = partition.end(outcome.identity) if outcome.identity is not None else []
         self.resolver.settle(replace(outcome, slots=[*unread, *outcome.slots]), acked=True)
 
-    def removed(self, partition: Partition, payload: Identity, low: int) -> Arrival:
+    def removed(self, partition: Partition, payload: Identity, low: int) -> ReadyMessage:
         """Report a payload that was to be read again, and begins below the low watermark by now."""
         failure = partition.rereads[payload].dropped.as_failed()
         seen, total = (getattr(failure.error, name, None) for name in ("seen", "total"))
@@ -140,15 +135,10 @@ class Inbox:
 
     # Within ----------------------------------------------------------------------------------------------------
 
-    def _single(self, partition: Partition, message: Any, offset: int) -> list[Arrival]:
-        if not partition.wants(offset, offset, None):
-            return []
-        return [Arrival(partition, message, offset, offset)]
-
-    def _chunk(self, partition: Partition, native: Any, envelope: Chunk | Abort) -> list[Arrival]:
+    def _chunk(self, partition: Partition, native: Any, envelope: Chunk | Abort) -> list[ReadyMessage]:
         self._partitions[partition.source] = partition
         self.busy = True
-        offset, value, headers, key = native.offset(), native.value(), native.headers(), native.key()
+        offset, headers, key = native.offset(), native.headers(), native.key()
         payload = self.resolver.identity(partition.source, envelope.uuid, key=key)
         if partition.waits(payload):
             return []
@@ -165,8 +155,10 @@ class Inbox:
             if where == "removed":
                 error = _first_removed(payload, partition.low or 0, seen=1, total=envelope.count)
                 return self._begun_below(partition, payload, Slot(offset, native, headers, key), error)
-        return self._arrivals(
-            self.resolver.feed(partition.source, offset, value, headers=headers, key=key, handle=native)
+        return self._ready_messages(
+            self.resolver.feed(
+                partition.source, offset, None, headers=headers, key=key, handle=native, envelope=envelope
+            )
         )
 
     def _lacks_first(self, partition: Partition, payload: Identity, chunk: Chunk) -> bool:
@@ -178,17 +170,17 @@ class Inbox:
 
     def _begun_below(
         self, partition: Partition, payload: Identity, slot: Slot, error: IncompletePayloadError
-    ) -> list[Arrival]:
+    ) -> list[ReadyMessage]:
         """Report a payload whose first chunk was removed before it was read."""
         if slot.position < (partition.start or 0):  # below the group's offset: whoever read it knows what became of it
             return []
         return [self._report(partition, Failed(source=partition.source, slots=[slot], identity=payload, error=error))]
 
-    def _arrivals(self, outcomes: Iterable[Outcome]) -> list[Arrival]:
-        arrivals = (self._arrival(self._partitions[outcome.source], outcome) for outcome in outcomes)  # type: ignore[index]
-        return [arrival for arrival in arrivals if arrival is not None]
+    def _ready_messages(self, outcomes: Iterable[Outcome]) -> list[ReadyMessage]:
+        messages = (self._ready_message(self._partitions[outcome.source], outcome) for outcome in outcomes)  # type: ignore[index]
+        return [ready for ready in messages if ready is not None]
 
-    def _arrival(self, partition: Partition, outcome: Outcome) -> Arrival | None:
+    def _ready_message(self, partition: Partition, outcome: Outcome) -> ReadyMessage | None:
         first, last = outcome.positions[0], outcome.positions[-1]
         if self._is_skipped(partition, outcome):
             self.settle(partition, outcome)
@@ -200,7 +192,7 @@ class Inbox:
             return self._report(partition, outcome)
         message = of_chunks(outcome)
         kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
-        return Arrival(partition, message, first, last, kept)
+        return ReadyMessage(partition, message, first, last, kept)
 
     def _is_skipped(self, partition: Partition, outcome: Outcome) -> bool:
         """Whether the user does not get to know of an outcome."""
@@ -212,14 +204,14 @@ class Inbox:
         return partition.was_reported(payload) or self._begins_before(partition, payload, outcome)
 
     def _begins_before(self, partition: Partition, payload: Identity, outcome: Outcome) -> bool:
-        """Whether a payload stayed incomplete because it begins before what the user asked for."""
+        """Whether a payload stayed incomplete because it begins before the offset that the user chose."""
         is_evicted = isinstance(outcome, Dropped) and outcome.reason != "expired"
         if is_evicted or payload not in partition.missing_first or not self._starts_late(partition):
             return False
         _log.info("%s[%d]: skipped a payload that begins before the start offset", *partition.source)
         return True
 
-    def _dropped(self, partition: Partition, dropped: Dropped) -> Arrival | None:
+    def _dropped(self, partition: Partition, dropped: Dropped) -> ReadyMessage | None:
         """Have chunks read again, or return the message that reports them."""
         payload = dropped.identity
         assert payload is not None
@@ -230,7 +222,7 @@ class Inbox:
         self.resolver.settle(dropped, acked=False)
         return None
 
-    def _report(self, partition: Partition, failure: Failed) -> Arrival:
+    def _report(self, partition: Partition, failure: Failed) -> ReadyMessage:
         """Hand out an incomplete payload with all records seen of it."""
         payload = failure.identity
         assert payload is not None
@@ -238,7 +230,7 @@ class Inbox:
         failure = replace(failure, slots=list(slots.values()))
         first, last = failure.positions[0], failure.positions[-1]
         partition.report(payload, first)
-        return Arrival(partition, of_chunks(failure), first, last, failure)
+        return ReadyMessage(partition, of_chunks(failure), first, last, failure)
 
 
 def _is_incomplete(outcome: Outcome) -> bool:

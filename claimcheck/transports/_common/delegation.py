@@ -1,0 +1,66 @@
+"""Methods that the wrappers of native clients have in common: context managers, and coroutines of blocking methods."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+
+__all__ = ["AsyncClosing", "Closing", "off_the_loop"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Closing:
+    """A context manager that calls `close` when its block is left."""
+
+    def close(self) -> object:
+        """Release what is held."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncClosing:
+    """An asynchronous context manager that awaits `close` when its block is left."""
+
+    async def close(self) -> None:
+        """Release what is held."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class _Wrapper(Protocol):
+    _blocking: Any
+
+    def _call(self, work: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+def off_the_loop(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """Return a coroutine method with the parameters and the docstring of a blocking one.
+
+    It calls the method of the same name of ``self._blocking`` through ``self._call``, which awaits it in a thread.
+    """
+
+    @functools.wraps(method)
+    async def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        work: Callable[[], R] = functools.partial(getattr(self._blocking, method.__name__), *args, **kwargs)
+        return await self._call(work)
+
+    return call
