@@ -110,6 +110,16 @@ class AdminClient:
         broker = int(settings["maxMessageSize"])
         return min(broker, int(self.get(f"{topic_path(topic)}/maxMessageSize") or broker))
 
+    def retention(self, topic: str) -> dict[str, int]:
+        """Return the retention policy of a topic, else that of its namespace; empty if neither has one.
+
+        Raises:
+            AdminError: There was no answer.
+        """
+        path = topic_path(topic)
+        namespace = "/".join(path.split("/")[1:3])
+        return self.get(f"{path}/retention") or self.get(f"namespaces/{namespace}/retention") or {}
+
     def _refused(self, path: str, error: urllib.error.HTTPError) -> str:
         text = f"the web service did not answer {path} ({error.code})"
         if self._headers and _origin(error.url) != _origin(self._url):
