@@ -28,7 +28,7 @@ from claimcheck.stores._objects import ENDPOINT
 from claimcheck.stores._tls import CaFile, check_ca_file
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, trusting
 from claimcheck.transports.pulsar._errors import SendDeadlineError
-from claimcheck.transports.pulsar._send import Flight
+from claimcheck.transports.pulsar._send import InFlightWindow
 
 __all__ = ["PulsarTopicStore"]
 
@@ -118,7 +118,7 @@ class PulsarTopicStore(Store):
             self._retention_known = True
 
     def _write(self, pointer: Pointer, source: Source) -> str:
-        flight = Flight(
+        window = InFlightWindow(
             self._send, topic=self._topic, window_bytes=_WINDOW_BYTES, deadline_seconds=self._timeout_seconds
         )
         first = None
@@ -128,8 +128,8 @@ class PulsarTopicStore(Store):
             if first is None:  # its place is the pointer's; and whatever the client sends again comes behind it
                 first = self._first(envelope)
             else:
-                flight.launch(envelope)
-        flight.wait()
+                window.launch(envelope)
+        window.wait()
         return f"{pointer.key}@{_text(first)}"
 
     def _pieces(self, source: Source) -> Iterator[memoryview]:
@@ -140,14 +140,16 @@ class PulsarTopicStore(Store):
     def _first(self, envelope: Envelope) -> Any:
         """Send the first chunk until the broker returns its position, which it does not after a deduplication."""
         for _ in range(3):
-            alone = Flight(self._send, topic=self._topic, window_bytes=1, deadline_seconds=self._timeout_seconds)
+            alone = InFlightWindow(
+                self._send, topic=self._topic, window_bytes=1, deadline_seconds=self._timeout_seconds
+            )
             alone.launch(envelope)
             (place,) = alone.wait()
             if place.ledger_id() >= 0:
                 return place
         raise StoreError(f"store {self.name!r}: the broker returned no position for the first chunk")
 
-    def _send(self, envelope: Envelope, callback: Callable[[Any, Any], None]) -> None:
+    def _send(self, envelope: Envelope, callback: Callable[[Any, Any], object]) -> None:
         self._producer().send_async(envelope.data, callback, properties=envelope.headers, partition_key=envelope.key)
 
     # Reading ---------------------------------------------------------------------------------------------------

@@ -10,25 +10,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from claimcheck.config import Config
-from claimcheck.errors import ClaimCheckError, TransportError
+from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._worker import claim_check
 from claimcheck.spark.sources._pulsar.admin import ask_limit
 from claimcheck.spark.sources._pulsar.client import client_for, in_our_words
 from claimcheck.spark.sources._pulsar.connection import Connection
 from claimcheck.spark.sources._rows import Columns, Row, as_text
+from claimcheck.transports.pulsar._deadlines import BoundedProducer
 from claimcheck.transports.pulsar._errors import error_of, vendor
-from claimcheck.transports.pulsar._producer import Flushing, PulsarProducer
-from claimcheck.transports.pulsar._send import no_id
-from claimcheck.transports.pulsar._send_deadlines import Deadlines, Ticket
+from claimcheck.transports.pulsar._producer import PulsarProducer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +36,6 @@ __all__ = [
     "PulsarSink",
     "PulsarStreamWriter",
     "PulsarWriter",
-    "Sends",
     "Sent",
 ]
 
@@ -96,7 +93,7 @@ class _Sending:
     def __init__(self, sink: PulsarSink) -> None:
         self._sink = sink
         self._client = client_for(sink.connection)
-        self._producers: dict[str, Sends] = {}
+        self._producers: dict[str, BoundedProducer | PulsarProducer] = {}
         self._changed = threading.Condition()
         self._waiting = 0
         self._failed: list[tuple[Row, Any]] = []
@@ -175,7 +172,7 @@ class _Sending:
             f"limit with maxMessageBytes, or have it asked with adminUrl{more}"
         )
 
-    def _open(self, topic: str) -> Sends:
+    def _open(self, topic: str) -> BoundedProducer | PulsarProducer:
         sink = self._sink
         self._producers[topic] = open_producer(
             self._client,
@@ -228,25 +225,6 @@ _BATCH_MESSAGES = 1000
 _GRACE_SECONDS = 30.0
 
 
-class Sends(Protocol):
-    """The part of a producer that is needed here."""
-
-    def send_async(
-        self,
-        content: bytes | None,
-        callback: Callable[[Any, Any], None],
-        properties: dict[str, str] | None = None,
-        partition_key: str | None = None,
-    ) -> None:
-        """Send, and have the callback called once, by the client's thread."""
-
-    def flush(self) -> None:
-        """Wait until everything is answered."""
-
-    def close(self) -> None:
-        """Flush and close."""
-
-
 def open_producer(
     client: Any,
     topic: str,
@@ -255,7 +233,7 @@ def open_producer(
     config: Config | None,
     max_message_bytes: int,
     timeout_seconds: float,
-) -> Sends:
+) -> BoundedProducer | PulsarProducer:
     """Open a producer, which batches.
 
     Args:
@@ -280,40 +258,5 @@ def open_producer(
         )
     deadline = timeout_seconds + _GRACE_SECONDS
     if config is None:
-        return _Plain(native, deadline)
+        return BoundedProducer(native, deadline)
     return PulsarProducer(native, claim_check(config), max_message_bytes=limit, deadline_seconds=deadline)
-
-
-class _Plain:
-    """The client's own producer, which would wait for ever where a topic has a limit of its own."""
-
-    def __init__(self, native: Any, deadline_seconds: float) -> None:
-        self._native = native
-        self._flushing = Flushing(native)
-        self._deadlines = Deadlines(deadline_seconds, self._overdue)
-
-    def send_async(
-        self,
-        content: bytes | None,
-        callback: Callable[[Any, Any], None],
-        properties: dict[str, str] | None = None,
-        partition_key: str | None = None,
-    ) -> None:
-        ticket = Ticket(callback)
-        self._native.send_async(content, ticket, properties=properties, partition_key=partition_key)
-        self._deadlines.watch(ticket)
-
-    def flush(self) -> None:
-        self._flushing.wait()
-
-    def close(self) -> None:
-        with suppress(vendor().exceptions.PulsarException, TransportError):
-            self._flushing.wait()
-        try:
-            self._native.close()
-        finally:
-            self._deadlines.close()
-
-    def _overdue(self) -> tuple[Any, Any]:
-        self._flushing.lose()
-        return vendor().Result.Timeout, no_id()
