@@ -183,6 +183,7 @@ class Resolver:
         key: Any = None,
         handle: Any = None,
         writer: Hashable = None,
+        envelope: Plain | Literal | Chunk | PointerData | Abort | None = None,
     ) -> list[Outcome]:
         """Take one message and return what is complete or has ended now: no outcome, or one, or more.
 
@@ -199,6 +200,7 @@ class Resolver:
             writer: Who sent the message, as far as the broker tells, for example the producer's name; hashable. By
                 default the key. Chunks of one uuid from different writers are different payloads, and an abort
                 envelope applies to the chunks of its own writer only.
+            envelope: The message decoded, where the caller has done that; it is not decoded again.
         """
         due = self._assembler.due
         expired = self.tick() if due is not None and self._clock() >= due else None
@@ -206,7 +208,8 @@ class Resolver:
         unsettled.add(position)
         slot = Slot(position, handle, headers, key)
         try:
-            envelope = None if message is None else decode(message, header=self._header)
+            if envelope is None and message is not None:
+                envelope = decode(message, header=self._header)
             if isinstance(envelope, (Chunk, Abort)):
                 outcomes = self._part(source, slot, envelope, _writer(writer, key))
             else:

@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import claimcheck
+from claimcheck import _envelope, _pointer
 from claimcheck.errors import TransportError
+from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer
 from claimcheck.transports.kafka._errors import classify
-from claimcheck.transports.kafka._message import failed, stored
+from claimcheck.transports.kafka._message import message_of
 from claimcheck.transports.kafka._partition import _MAX_SPANS, Mark, Partition
 
 OFFSETS = st.integers(0, 2**63 - 1)
@@ -78,7 +80,7 @@ class TestMessages:
 
     def test_a_stored_payload_is_read_once_and_when_it_is_asked_for(self):
         reads = []
-        message = stored(self.native(), lambda: reads.append(1) or b"payload", size=7)
+        message = message_of(self.native(), StoredPayload(lambda: reads.append(1) or b"payload", size=7))
         assert (len(message), reads) == (7, [])
 
         assert (message.value(), message.value(), len(message), reads) == (b"payload", b"payload", 7, [1])
@@ -88,7 +90,7 @@ class TestMessages:
 
     def test_a_bad_one_has_everything_but_its_value(self):
         error = TransportError("no")
-        message = failed(self.native(), error)
+        message = message_of(self.native(), error)
 
         with pytest.raises(TransportError):
             message.value()
@@ -97,24 +99,24 @@ class TestMessages:
 
     def test_every_one_is_true_even_without_bytes(self):
         """``if message:`` must not skip an error."""
-        assert failed(self.native(), TransportError("no"))
-        assert stored(self.native(), lambda: b"payload", size=0)
+        assert message_of(self.native(), TransportError("no"))
+        assert message_of(self.native(), StoredPayload(lambda: b"payload", size=0))
 
     def test_a_value_that_the_user_sets_takes_the_place_of_the_payload(self):
-        message = stored(self.native(), lambda: pytest.fail("it was read"), size=7)
+        message = message_of(self.native(), StoredPayload(lambda: pytest.fail("it was read"), size=7))
         message.set_value(b"other")
 
         assert (message.value(), len(message), message.stored_bytes) == (b"other", 5, 0)
 
     def test_it_pickles_with_its_payload_and_not_as_a_tombstone(self):
-        message = stored(self.native(), lambda: b"payload", size=7)
+        message = message_of(self.native(), StoredPayload(lambda: b"payload", size=7))
 
         again = pickle.loads(pickle.dumps(message))
 
         assert (again.value(), again.topic(), again.offset(), again.key()) == (b"payload", "t", 5, b"k")
         for copying in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(TransportError):
-                copying(failed(self.native(), TransportError("no")))
+                copying(message_of(self.native(), TransportError("no")))
 
 
 @pytest.mark.parametrize(
@@ -130,18 +132,54 @@ def test_what_the_call_itself_raises_was_not_sent(error):
     assert classify(error) == "failed"
 
 
-@pytest.mark.parametrize("strategy", ["external", "chunking"])
-def test_there_and_back_on_the_clients_own_mock_cluster(strategy):
-    """No JVM and no broker; every laptop has it."""
+@pytest.fixture
+def servers():
+    """The client's own mock cluster: no JVM and no broker; every laptop has it."""
     cluster = kafka.Producer({"bootstrap.servers": "nobody", "test.mock.num.brokers": 1})
     (broker,) = cluster.list_topics(timeout=10).brokers.values()
-    servers = {"bootstrap.servers": f"{broker.host}:{broker.port}"}
-    own = {"group.id": "g", "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
+    yield {"bootstrap.servers": f"{broker.host}:{broker.port}"}
+    cluster.close()
+
+
+CONSUMER = {"group.id": "g", "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
+
+
+@pytest.mark.parametrize("strategy", ["external", "chunking"])
+def test_round_trip_on_the_mock_cluster(strategy, servers):
     with claimcheck.from_dict({"strategy": strategy, "stores": {"m": {"type": "memory"}}}) as cc:
         with KafkaProducer(kafka.Producer(servers), cc) as producer:
             producer.produce("t", b"z" * 3_000_000, b"k")
-        with KafkaConsumer(kafka.Consumer({**servers, **own}), cc) as consumer:
+        with KafkaConsumer(kafka.Consumer({**servers, **CONSUMER}), cc) as consumer:
             consumer.subscribe(["t"])
             message = consumer.poll(30)
             assert (len(message.value()), message.key()) == (3_000_000, b"k")
             consumer.commit(message=message, asynchronous=False)
+
+
+def count_calls(patch, module, name):
+    """Count the calls of a function that other functions of its module call by its name."""
+    calls, original = [], getattr(module, name)
+    patch.setattr(module, name, lambda *args, **kwargs: calls.append(name) or original(*args, **kwargs))
+    return calls
+
+
+@pytest.mark.parametrize("strategy", ["external", "chunking"])
+def test_each_chunk_and_each_pointer_is_decoded_once(strategy, servers, monkeypatch):
+    signing = {"key_id": "k1", "keys": {"k1": "0123456789abcdef" * 4}, "require": True}
+    config = {"strategy": strategy, "stores": {"m": {"type": "memory"}}, "signing": signing}
+    with claimcheck.from_dict(config) as cc:
+        with KafkaProducer(kafka.Producer(servers), cc) as producer:
+            producer.produce("t", b"z" * 3_000_000, b"k")
+        with KafkaConsumer(kafka.Consumer({**servers, **CONSUMER}), cc) as consumer:
+            consumer.subscribe(["t"])
+            chunks = count_calls(monkeypatch, _envelope, "_decode_chunk")
+            envelopes = count_calls(monkeypatch, _envelope, "PointerData")
+            pointers = count_calls(monkeypatch, _pointer, "_decode_v2")
+            signatures = count_calls(monkeypatch, _pointer, "_mac")
+
+            message = consumer.poll(30)
+
+            assert len(message.value()) == 3_000_000
+    records = message.last_offset - message.offset() + 1
+    expected = (0, 1, 1, 1) if strategy == "external" else (records, 0, 0, 0)
+    assert (len(chunks), len(envelopes), len(pointers), len(signatures)) == expected

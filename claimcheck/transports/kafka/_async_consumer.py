@@ -8,14 +8,16 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from claimcheck._threads import in_thread
-from claimcheck.transports._common.claimcheck_types import Resolves
 from claimcheck.transports.kafka._consumer import KafkaConsumer
 from claimcheck.transports.kafka._errors import within
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Partition
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = [
     "AsyncKafkaConsumer",
@@ -47,7 +49,7 @@ class AsyncKafkaConsumer:
         TypeError: It is no such consumer.
     """
 
-    def __init__(self, consumer: Any, cc: Resolves, **options: Any) -> None:
+    def __init__(self, consumer: Any, cc: ClaimCheck, **options: Any) -> None:
         self._native = consumer
         self._blocking = StepwiseConsumer(within(consumer, "Consumer"), cc, **options)
         self._calls = OneAtATime(consumer._call)

@@ -8,13 +8,15 @@ import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from claimcheck._threads import in_thread
-from claimcheck.transports._common.claimcheck_types import Offloads
 from claimcheck.transports.kafka._errors import exception_of, within
 from claimcheck.transports.kafka._producer import ROOM_SECONDS, WINDOW_BYTES, KafkaProducer
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = [
     "AsyncKafkaProducer",
@@ -54,7 +56,7 @@ class AsyncKafkaProducer:
     def __init__(
         self,
         producer: Any,
-        cc: Offloads,
+        cc: ClaimCheck,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin: Any = None,

@@ -6,15 +6,17 @@ import logging
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from claimcheck._validation import check_cc, check_int, check_type
-from claimcheck.transports._common.claimcheck_types import Resolves
 from claimcheck.transports.kafka._assignment import Start
 from claimcheck.transports.kafka._errors import OffsetStoreError, vendor
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Partition
 from claimcheck.transports.kafka._receiver import Receiving
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = ["KafkaConsumer"]
 
@@ -59,7 +61,7 @@ class KafkaConsumer(Receiving):
     def __init__(
         self,
         consumer: Any,
-        cc: Resolves,
+        cc: ClaimCheck,
         *,
         auto_offset_store: bool = False,
         max_redeliveries: int | None = None,

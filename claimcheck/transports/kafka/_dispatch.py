@@ -7,17 +7,19 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from typing import Literal as OneOf
 
-from claimcheck import _hints as hints
 from claimcheck._assembler import Identity, Slot
-from claimcheck._envelope import Abort, Chunk, Literal, PointerData, decode
+from claimcheck._envelope import Abort, Chunk
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved, Resolver
-from claimcheck.errors import EnvelopeError, IncompletePayloadError
-from claimcheck.transports._common.claimcheck_types import Resolves
-from claimcheck.transports.kafka._message import KafkaMessage, failed, of_chunks, pointed_at
+from claimcheck.errors import IncompletePayloadError
+from claimcheck.transports._common.dispatch import dispatch
+from claimcheck.transports.kafka._message import KafkaMessage, message_of, of_chunks
 from claimcheck.transports.kafka._partition import Partition
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = ["Arrival", "FirstChunk", "Inbox"]
 
@@ -81,7 +83,7 @@ class Inbox:
 
     def __init__(
         self,
-        cc: Resolves,
+        cc: ClaimCheck,
         *,
         max_redeliveries: int | None,
         find_first: Callable[[Partition, Chunk, int], FirstChunk],
@@ -99,19 +101,12 @@ class Inbox:
 
     def take(self, partition: Partition, native: Any) -> list[Arrival]:
         """Take a record that begins with the header; returns the messages that are complete now, if any."""
-        offset, value = native.offset(), native.value()
-        try:
-            envelope = decode(value, header=self.header)
-        except EnvelopeError as error:
-            return self._single(partition, failed(native, error), offset)
-        if isinstance(envelope, Chunk | Abort):
-            return self._chunk(partition, native, envelope)
-        if isinstance(envelope, PointerData):
-            return self._single(partition, pointed_at(self._cc, native, value), offset)
-        if isinstance(envelope, Literal):
-            native.set_value(bytes(envelope.payload))
-            native.set_headers(hints.strip(native.headers()))
-        return self._single(partition, native, offset)
+        content = dispatch(self._cc, native.value(), native.headers)
+        if isinstance(content, Chunk | Abort):
+            return self._chunk(partition, native, content)
+        if not partition.wants(offset := native.offset(), offset, None):
+            return []
+        return [Arrival(partition, message_of(native, content), offset, offset)]
 
     def tick(self) -> list[Arrival]:
         """Expire incomplete payloads; returns those that are reported."""
@@ -140,15 +135,10 @@ class Inbox:
 
     # Within ----------------------------------------------------------------------------------------------------
 
-    def _single(self, partition: Partition, message: Any, offset: int) -> list[Arrival]:
-        if not partition.wants(offset, offset, None):
-            return []
-        return [Arrival(partition, message, offset, offset)]
-
     def _chunk(self, partition: Partition, native: Any, envelope: Chunk | Abort) -> list[Arrival]:
         self._partitions[partition.source] = partition
         self.busy = True
-        offset, value, headers, key = native.offset(), native.value(), native.headers(), native.key()
+        offset, headers, key = native.offset(), native.headers(), native.key()
         payload = self.resolver.identity(partition.source, envelope.uuid, key=key)
         if partition.waits(payload):
             return []
@@ -166,7 +156,9 @@ class Inbox:
                 error = _first_removed(payload, partition.low or 0, seen=1, total=envelope.count)
                 return self._begun_below(partition, payload, Slot(offset, native, headers, key), error)
         return self._arrivals(
-            self.resolver.feed(partition.source, offset, value, headers=headers, key=key, handle=native)
+            self.resolver.feed(
+                partition.source, offset, None, headers=headers, key=key, handle=native, envelope=envelope
+            )
         )
 
     def _lacks_first(self, partition: Partition, payload: Identity, chunk: Chunk) -> bool:

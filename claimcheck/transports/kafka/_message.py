@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from claimcheck import _hints as hints
-from claimcheck._payload import crc32_of
+from claimcheck._envelope import Literal, Plain
 from claimcheck._resolver import Failed, Outcome, Resolved
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.claimcheck_types import Resolves
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka._errors import vendor
 
@@ -21,13 +19,11 @@ else:
     Message = object
 
 __all__ = [
-    "failed",
     "KafkaMessage",
     "last_offset",
+    "message_of",
     "of_chunks",
-    "pointed_at",
     "report_of",
-    "stored",
 ]
 
 _SLOTS = ("_problem", "_stored", "behind", "last_offset")
@@ -129,23 +125,23 @@ def last_offset(message: Any) -> Any:
     return message.last_offset if isinstance(message, KafkaMessage) else message.offset()
 
 
-def stored(native: Any, load: Callable[[], bytes], *, size: int) -> KafkaMessage:
-    """Return the message of a payload in a store.
+def message_of(native: Any, content: Plain | Literal | StoredPayload | ClaimCheckError) -> Any:
+    """Return the message of a record that is neither a chunk nor an abort envelope.
 
-    Args:
-        native: The record of its pointer.
-        load: Reads the payload.
-        size: Its bytes where they are known, or 0.
+    For a payload in a store, or an error in its place, that is a `KafkaMessage`; any other is the record itself.
     """
-    message = _like(native, hints.strip(native.headers()), native.key())
-    message._stored = StoredPayload(load, size=size)
-    return message
-
-
-def failed(native: Any, error: ClaimCheckError) -> KafkaMessage:
-    """Return the message of a record whose payload cannot be had; its value raises the error."""
-    message = _like(native, native.headers(), native.key())
-    message._problem = error
+    if isinstance(content, Plain):
+        return native
+    if isinstance(content, Literal):
+        native.set_value(bytes(content.payload))
+        native.set_headers(hints.strip(native.headers()))
+        return native
+    if isinstance(content, ClaimCheckError):
+        message = _like(native, native.headers(), native.key())
+        message._problem = content
+    else:
+        message = _like(native, hints.strip(native.headers()), native.key())
+        message._stored = content
     return message
 
 
@@ -182,24 +178,3 @@ def _like(native: Any, headers: Any, key: Any) -> KafkaMessage:
     message.last_offset, message.behind = native.offset(), (native.offset() or 0) + 1
     message._stored = message._problem = None
     return message
-
-
-def pointed_at(cc: Resolves, native: Any, value: bytes) -> KafkaMessage:
-    """Make the message of a pointer; of one that is not followed, a bad one.
-
-    Args:
-        cc: Resolves it.
-        native: The record.
-        value: Its own.
-    """
-    try:
-        pointer = cc.pointer(value)
-    except ClaimCheckError as error:
-        return failed(native, error)
-    return stored(native, lambda: _load(cc, native, value), size=(pointer and pointer.size) or 0)
-
-
-def _load(cc: Resolves, native: Any, value: bytes) -> bytes:
-    payload: bytes = cc.resolve(value)
-    hints.check(hints.declared(native.headers()), size=len(payload), checksum=lambda: crc32_of(payload))
-    return payload

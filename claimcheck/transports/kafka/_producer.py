@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
@@ -14,13 +14,15 @@ from claimcheck._outbound import Outbound
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type
 from claimcheck._wire_size import kafka_overhead
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.claimcheck_types import Offloads
 from claimcheck.transports._common.rollback_worker import Undoing
 from claimcheck.transports.kafka._callbacks import Serving
 from claimcheck.transports.kafka._errors import classify, vendor
 from claimcheck.transports.kafka._in_flight_window import Flight
 from claimcheck.transports.kafka._message import report_of
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES, Topics
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = [
     "KafkaProducer",
@@ -98,7 +100,7 @@ class KafkaProducer:
     def __init__(
         self,
         producer: Any,
-        cc: Offloads,
+        cc: ClaimCheck,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin: Any = None,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from claimcheck.transports._common.claimcheck_types import Resolves
 from claimcheck.transports._common.prefetch import Prefetch
 from claimcheck.transports.kafka._assignment import Assigned, Rebalances
 from claimcheck.transports.kafka._dispatch import Arrival, Inbox
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Partition
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = [
     "FOR_EVER",
@@ -73,7 +75,7 @@ class Receiving(NativeConsumer):
 
     Args:
         consumer: A `confluent_kafka.Consumer`.
-        cc: Resolves them.
+        cc: ClaimCheck them.
         max_redeliveries: See `KafkaConsumer`, as for all others.
         prefetch_bytes: See there.
         prefetch_threads: See there.
@@ -84,7 +86,7 @@ class Receiving(NativeConsumer):
     def __init__(
         self,
         consumer: Any,
-        cc: Resolves,
+        cc: ClaimCheck,
         *,
         max_redeliveries: int | None,
         prefetch_bytes: int,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from claimcheck import _hints as hints
-from claimcheck._envelope import Abort, Chunk, Literal, PointerData, decode
+from claimcheck._envelope import Abort, Chunk
 from claimcheck._validation import check_cc, check_type
-from claimcheck.errors import EnvelopeError
-from claimcheck.transports._common.claimcheck_types import Resolves
+from claimcheck.transports._common.dispatch import dispatch
 from claimcheck.transports.kafka._errors import ShareGroupError, vendor
-from claimcheck.transports.kafka._message import failed, pointed_at
+from claimcheck.transports.kafka._message import message_of
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = ["KafkaShareConsumer"]
 
@@ -38,7 +39,7 @@ class KafkaShareConsumer:
         ArgumentTypeError: An object of the wrong type; a `ConfigError` that is also a `TypeError`.
     """
 
-    def __init__(self, consumer: Any, cc: Resolves) -> None:
+    def __init__(self, consumer: Any, cc: ClaimCheck) -> None:
         valid = type(consumer) is getattr(vendor(), "ShareConsumer", None)
         expected = "a confluent_kafka.ShareConsumer, not a subclass; deserialize what value() returns"
         check_type("consumer", consumer, valid=valid, expected=expected)
@@ -127,20 +128,10 @@ class KafkaShareConsumer:
         return native.error() is not None or value is None or not value.startswith(self._header)
 
     def _received(self, native: Any) -> Any:
-        value = native.value()
-        try:
-            envelope = decode(value, header=self._header)
-        except EnvelopeError as error:
-            return failed(native, error)
-        if isinstance(envelope, PointerData):
-            return pointed_at(self._cc, native, value)
-        if isinstance(envelope, Literal):
-            native.set_value(bytes(envelope.payload))
-            native.set_headers(hints.strip(native.headers()))
-        elif isinstance(envelope, Chunk | Abort):
-            total = envelope.count if isinstance(envelope, Chunk) else None
-            return failed(native, _no_chunks(native.topic(), envelope.uuid, total))
-        return native
+        content = dispatch(self._cc, native.value(), native.headers)
+        if isinstance(content, Chunk | Abort):
+            content = _no_chunks(native.topic(), content.uuid, content.count if isinstance(content, Chunk) else None)
+        return message_of(native, content)
 
 
 def _no_chunks(topic: str, uuid: str, total: int | None) -> ShareGroupError:
