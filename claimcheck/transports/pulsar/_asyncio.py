@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from datetime import timedelta
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from claimcheck._outbound import in_background
 from claimcheck._threads import in_thread
 from claimcheck._validation import check_type
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.claimcheck_types import Offloads, Resolves
 from claimcheck.transports.pulsar._consumer import ConsumerOptions, PulsarConsumer
 from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._message import PulsarMessage
@@ -20,6 +19,9 @@ from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProduc
 from claimcheck.transports.pulsar._reader import PulsarReader, ReaderOptions
 from claimcheck.transports.pulsar._receiver import TICK_SECONDS, blocking
 from claimcheck.transports.pulsar._send import PayloadSend
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = ["AsyncPulsarConsumer", "AsyncPulsarProducer", "AsyncPulsarReader"]
 
@@ -142,7 +144,7 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
         options: See `PulsarConsumer`; ``dead_letter_producer`` is a blocking one, from a `pulsar.Client`.
     """
 
-    def __init__(self, consumer: Any, cc: Resolves, **options: Unpack[ConsumerOptions]) -> None:
+    def __init__(self, consumer: Any, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
         wrapper = PulsarConsumer(blocking("Consumer", consumer), cc, **options)
         super().__init__(consumer, wrapper, consumer.receive)
 
@@ -199,7 +201,7 @@ class AsyncPulsarReader(_AsyncReceiver[PulsarReader]):
         options: See `PulsarReader`.
     """
 
-    def __init__(self, reader: Any, cc: Resolves, **options: Unpack[ReaderOptions]) -> None:
+    def __init__(self, reader: Any, cc: ClaimCheck, **options: Unpack[ReaderOptions]) -> None:
         super().__init__(reader, PulsarReader(blocking("Reader", reader), cc, **options), reader.read_next)
 
     async def read_next(self) -> PulsarMessage:
@@ -282,7 +284,7 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
     """
 
-    def __init__(self, producer: Any, cc: Offloads, **options: Unpack[ProducerOptions]) -> None:
+    def __init__(self, producer: Any, cc: ClaimCheck, **options: Unpack[ProducerOptions]) -> None:
         check_type("producer", producer, valid=hasattr(producer, "_producer"), expected="a pulsar.asyncio.Producer")
         super().__init__(producer, PulsarProducer(blocking("Producer", producer), cc, **options))
         self._order = _SendOrder()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.claimcheck_types import Resolves
 from claimcheck.transports._common.prefetch import Prefetch
 from claimcheck.transports.pulsar._dead_letters import DeadLetters, RedeliveryTracker
 from claimcheck.transports.pulsar._errors import SharedSubscriptionError, vendor
@@ -18,6 +17,9 @@ from claimcheck.transports.pulsar._inbox import Inbox
 from claimcheck.transports.pulsar._message import PulsarMessage
 from claimcheck.transports.pulsar._message_ids import Place, id_of, natives, nowhere, position_of
 from claimcheck.transports.pulsar._receiver import Receiver
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = ["ConsumerOptions", "PulsarConsumer"]
 
@@ -83,7 +85,7 @@ class PulsarConsumer(Receiver):
     def __init__(
         self,
         consumer: Any,
-        cc: Resolves,
+        cc: ClaimCheck,
         *,
         consumer_type: Any = None,
         start_message_id_inclusive: bool = False,
@@ -104,14 +106,8 @@ class PulsarConsumer(Receiver):
         self._looks_ahead = prefetch_bytes > 0
         self._consumer_type = consumer_type
         self._refusal: list[ClaimCheckError | None] = []  # of chunks, once it is known
-        inbox = Inbox(
-            cc,
-            consumer._schema,
-            refusal=self._refusal_of_chunks,
-            sizes=self._looks_ahead,
-            keep=bool(self._dead_letters),
-            clock=clock,
-        )
+        keep = bool(self._dead_letters)
+        inbox = Inbox(cc, consumer._schema, refusal=self._refusal_of_chunks, keep=keep, clock=clock)
         super().__init__(consumer, consumer.receive, inbox, clock, inclusive=start_message_id_inclusive)
 
     # Receiving -------------------------------------------------------------------------------------------------

@@ -6,18 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from claimcheck import _hints as hints
 from claimcheck._acknowledgement import CumulativeAcks
-from claimcheck._envelope import Chunk, Literal, Plain, PointerData, decode
-from claimcheck._payload import crc32_of
+from claimcheck._envelope import Abort, Chunk
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
-from claimcheck.errors import ClaimCheckError, EnvelopeError
-from claimcheck.transports._common.claimcheck_types import Resolves
+from claimcheck.errors import ClaimCheckError
+from claimcheck.transports._common.dispatch import dispatch
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.pulsar._message import MessageMetadata, PulsarMessage
 from claimcheck.transports.pulsar._message_ids import Place, Position, WholeMessageId, before, natives, position_of
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = ["Arrival", "Inbox"]
 
@@ -42,18 +43,16 @@ class Inbox:
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         schema: The consumer's.
         refusal: Returns why chunks from a topic cannot be put together, or ``None``; called for each chunk.
-        sizes: Whether messages need the sizes of their stored payloads.
         keep: Whether to keep native chunks until they are settled, to send them on as dead letters.
         clock: Seconds, monotonic.
     """
 
     def __init__(
         self,
-        cc: Resolves,
+        cc: ClaimCheck,
         schema: Any,
         *,
         refusal: Callable[[str], ClaimCheckError | None] = lambda topic: None,
-        sizes: bool = False,
         keep: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,7 +60,6 @@ class Inbox:
         self._schema = schema
         self._header = cc.config.header
         self._refusal = refusal
-        self._sizes = sizes
         self._keep = keep
         self._resolver = cc.resolver(clock=clock)
         self._lock = threading.RLock()
@@ -99,19 +97,16 @@ class Inbox:
         data = native.data()
         if not data.startswith(self._header):
             return (self._own(native, payload=data),)
-        try:
-            envelope = decode(data, header=self._header)
-        except EnvelopeError as error:
-            return (self._own(native, error=error),)
-        if isinstance(envelope, PointerData):
-            size = self._size(data) if self._sizes else 0
-            return (self._own(native, stored=StoredPayload(lambda: self._load(native, data), size=size)),)
-        if isinstance(envelope, (Literal, Plain)):  # a plain one is the header alone
-            return (self._own(native, payload=bytes(envelope.payload)),)
-        refusal = self._refusal(native.topic_name())
-        if refusal is not None:
-            return (self._own(native, error=refusal),)
-        return self._chunk(native, data, is_first=isinstance(envelope, Chunk) and envelope.position == 0)
+        content = dispatch(self._cc, data, native.properties)
+        if isinstance(content, Chunk | Abort):
+            if (refusal := self._refusal(native.topic_name())) is None:
+                return self._chunk(native, content)
+            content = refusal
+        if isinstance(content, ClaimCheckError):
+            return (self._own(native, error=content),)
+        if isinstance(content, StoredPayload):
+            return (self._own(native, stored=content),)
+        return (self._own(native, payload=bytes(content.payload)),)
 
     def tick(self) -> Sequence[Arrival]:
         """Expire chunks that have waited too long."""
@@ -225,8 +220,9 @@ class Inbox:
             return None
         return self._delivered.get((message_id.topic, position_of(message_id.first)))
 
-    def _chunk(self, native: Any, data: bytes, *, is_first: bool) -> Sequence[Arrival]:
+    def _chunk(self, native: Any, envelope: Chunk | Abort) -> Sequence[Arrival]:
         properties = native.properties()
+        is_first = isinstance(envelope, Chunk) and envelope.position == 0
         # The properties can be larger than the chunk's data: only those of the first are kept.
         handle = MessageMetadata.of(native, properties if is_first else {}, keep=self._keep)
         place = handle.topic_name, position_of(handle.message_id)
@@ -237,7 +233,13 @@ class Inbox:
             self.settle(self._by_chunk.get(place), acked=False)
             self._previous = native
             outcomes = self._resolver.feed(
-                *place, data, headers=properties, key=handle.partition_key, handle=handle, writer=handle.producer_name
+                *place,
+                None,
+                headers=properties,
+                key=handle.partition_key,
+                handle=handle,
+                writer=handle.producer_name,
+                envelope=envelope,
             )
             return self._arrivals(outcomes)
 
@@ -261,18 +263,6 @@ class Inbox:
         self._delivered[_place(kept)] = _Delivery(kept, kept.positions[-1])
         self._by_chunk.update(dict.fromkeys(_places(kept), kept))
         return PulsarMessage(None, self._schema, outcome=kept, payload=payload, error=error)
-
-    def _size(self, data: bytes) -> int:
-        try:
-            pointer = self._cc.pointer(data)
-        except ClaimCheckError:  # `data` raises it
-            return 0
-        return (pointer.size or 0) if pointer is not None else 0
-
-    def _load(self, native: Any, data: bytes) -> bytes:
-        payload: bytes = self._cc.resolve(data)
-        hints.check(hints.declared(native.properties()), size=len(payload), checksum=lambda: crc32_of(payload))
-        return payload
 
 
 def _places(outcome: Outcome) -> list[Place]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from claimcheck.transports._common.claimcheck_types import Resolves
 from claimcheck.transports.pulsar._consumer import ConsumerOptions, PulsarConsumer
 from claimcheck.transports.pulsar._message import PulsarMessage
 from claimcheck.transports.pulsar._reader import PulsarReader
 from claimcheck.transports.pulsar._receiver import blocking
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = ["listening"]
 
@@ -19,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def listening(
-    listener: Callable[[Any, PulsarMessage], object], cc: Resolves, **options: Unpack[ConsumerOptions]
+    listener: Callable[[Any, PulsarMessage], object], cc: ClaimCheck, **options: Unpack[ConsumerOptions]
 ) -> Callable[[Any, Any], None]:
     """Make the ``message_listener`` of a native consumer, or the ``reader_listener`` of a native reader.
 
@@ -48,7 +50,7 @@ def listening(
     return native_listener
 
 
-def _wrapped(native: Any, schema: Any, cc: Resolves, options: Any) -> PulsarConsumer | PulsarReader:
+def _wrapped(native: Any, schema: Any, cc: ClaimCheck, options: Any) -> PulsarConsumer | PulsarReader:
     """Wrap what the client passes to a listener: a consumer without its schema, also for a reader."""
     native._schema = schema
     if not hasattr(native._consumer, "read_next"):

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
 from claimcheck._validation import check_cc, check_int, check_seconds
 from claimcheck._wire_size import WireLimit
-from claimcheck.transports._common.claimcheck_types import Offloads
 from claimcheck.transports._common.rollback_worker import Undoing
 from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, ask_limit
 from claimcheck.transports.pulsar._deadlines import BoundedProducer, SendCallback, Ticket, no_id
 from claimcheck.transports.pulsar._errors import classify, error_of, vendor
 from claimcheck.transports.pulsar._send import PayloadSend, SendSettings, without_schema
 from claimcheck.transports.pulsar._send_options import given_options, wire_limit
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = ["ProducerOptions", "PulsarProducer"]
 
@@ -63,7 +65,7 @@ class PulsarProducer:
     def __init__(
         self,
         producer: Any,
-        cc: Offloads,
+        cc: ClaimCheck,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin_url: str | None = None,

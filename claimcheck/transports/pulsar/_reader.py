@@ -6,14 +6,16 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._resolver import Dropped
 from claimcheck._validation import check_cc, check_type
-from claimcheck.transports._common.claimcheck_types import Resolves
 from claimcheck.transports.pulsar._inbox import Inbox
 from claimcheck.transports.pulsar._message import PulsarMessage
 from claimcheck.transports.pulsar._receiver import Receiver
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = ["PulsarReader", "ReaderOptions"]
 
@@ -48,7 +50,7 @@ class PulsarReader(Receiver):
     def __init__(
         self,
         reader: Any,
-        cc: Resolves,
+        cc: ClaimCheck,
         *,
         start_message_id_inclusive: bool = False,
         clock: Callable[[], float] = time.monotonic,
