@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_int, check_type
-from claimcheck.errors import ClaimCheckError
+from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports._common.prefetch import Prefetch
 from claimcheck.transports.pulsar._dead_letters import DeadLetters, RedeliveryTracker
 from claimcheck.transports.pulsar._errors import SharedSubscriptionError, vendor
@@ -204,6 +204,8 @@ class PulsarConsumer(Receiver):
             ConfigError: There is no ``dead_letter_producer``.
             Exception: The client's own; nothing was acknowledged.
         """
+        if not self._dead_letters:
+            raise ConfigError("there is no dead_letter_producer")
         self._dead_letters.send(message.natives, reason=reason)
         self.acknowledge(message)
 

@@ -99,11 +99,8 @@ class DeadLetters:
             reason: Goes into the property ``dead-letter-reason``, at most 300 characters of it.
 
         Raises:
-            ConfigError: There is no dead-letter topic.
             Exception: The client's own. Some messages may have been sent; a second try would send them twice.
         """
-        if self._producer is None:
-            raise ConfigError("there is no dead_letter_producer")
         raw = without_schema(self._producer)
         for native in natives:
             origin = {
