@@ -1,25 +1,20 @@
-"""Payloads in a topic of their own, as Apache Pulsar's PIP-37 once thought of it: for whoever has Pulsar and no store.
+"""Stores payloads in a Pulsar topic of their own, as PIP-37 proposed: for users of Pulsar without another store.
 
-A payload goes to the side topic in chunks; its pointer, with the place of the first one, goes over the main topic. Any
-consumer of any subscription type resolves it, with a reader of its own.
+A payload goes to the side topic in chunks; its pointer, which contains the position of the first chunk, goes to the
+main topic. Any consumer, of any subscription type, resolves it with a reader of the side topic.
 
-A log forgets by age and size only. So `rollback` removes nothing: what it is asked to undo stays, unreachable once the
-pointer is gone, until the topic's retention ends. And without a retention nothing is kept at all.
+Pulsar deletes messages by age and size only. So `rollback` deletes nothing: the chunks stay until the topic's retention
+ends, unreachable once the pointer is gone. Without a retention policy nothing is kept.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-import ssl
 import threading
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from claimcheck._envelope import Envelope
@@ -31,69 +26,11 @@ from claimcheck._validation import MAX_SECONDS, ByteCount, Check, Count, Range, 
 from claimcheck.errors import ConfigError, PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.stores._objects import ENDPOINT
 from claimcheck.stores._tls import CaFile, check_ca_file
+from claimcheck.transports.pulsar._admin import AdminClient, AdminError, trusting
 from claimcheck.transports.pulsar._errors import SendDeadlineError
-from claimcheck.transports.pulsar._send import Flight
+from claimcheck.transports.pulsar._send import InFlightWindow
 
-__all__ = [
-    "PulsarTopicStore",
-    "WebService",
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebService:
-    """A broker's web service.
-
-    Attributes:
-        url: Its address.
-        token: Sent to this host only.
-        ca_file: Certificates of authorities; ``None`` for the system's.
-        validate_hostname: Whether the certificate has to be for the host.
-        timeout_seconds: For one answer.
-    """
-
-    url: str
-    token: str | None = field(repr=False)
-    ca_file: str | None
-    validate_hostname: bool
-    timeout_seconds: float
-
-    def retention(self, topic: str) -> dict[str, int]:
-        """Return the retention policy of a topic, else that of its namespace; empty where there is none."""
-        scheme, found, rest = topic.partition("://")
-        name = f"{scheme}/{rest}" if found else f"persistent/public/default/{topic}"
-        namespace = "/".join(name.split("/")[1:3])
-        for path in (f"{name}/retention", f"namespaces/{namespace}/retention"):
-            if policy := self._get(path):
-                return policy
-        return {}
-
-    def _get(self, path: str) -> dict[str, int]:
-        request = urllib.request.Request(f"{self.url.rstrip('/')}/admin/v2/{urllib.parse.quote(path)}")
-        if self.token:
-            request.add_header("Authorization", f"Bearer {self.token}")
-        context = ssl.create_default_context(cafile=self.ca_file)
-        context.check_hostname = self.validate_hostname
-        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _TokenStays())
-        with opener.open(request, timeout=self.timeout_seconds) as response:
-            text = response.read()
-        policy: dict[str, int] = json.loads(text) if text.strip() else {}
-        return policy
-
-
-class _TokenStays(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to another host, or to another port or scheme, without the token."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if redirected is not None and _origin(newurl) != _origin(req.full_url):
-            redirected.remove_header("Authorization")
-        return redirected
-
-
-def _origin(url: str) -> tuple[str, str]:
-    parts = urllib.parse.urlsplit(url)
-    return parts.scheme, parts.netloc
+__all__ = ["PulsarTopicStore"]
 
 
 _log = logging.getLogger(__name__)
@@ -110,11 +47,10 @@ _TOPIC = Check(lambda topic: bool(topic) and topic.isprintable() and " " not in 
 
 
 class PulsarTopicStore(Store):
-    """Chunks on a side topic, which needs a retention that is as long as the payloads' life.
+    """Stores payloads as chunks on a side topic, whose retention must be at least as long as the payloads' lifetime.
 
-    Set it with ``pulsar-admin topics set-retention --time 7d --size -1`` (or on the namespace). Where ``admin_url`` is
-    given it is checked before the first write, and a topic that would forget payloads is refused; else a line in the
-    log says that nobody has looked.
+    Set it with ``pulsar-admin topics set-retention --time 7d --size -1`` (or on the namespace). With ``admin_url`` it
+    is checked before the first write, and a topic with a shorter retention is refused; without, a warning is logged.
 
     Args:
         url: Of the broker.
@@ -182,7 +118,7 @@ class PulsarTopicStore(Store):
             self._retention_known = True
 
     def _write(self, pointer: Pointer, source: Source) -> str:
-        flight = Flight(
+        window = InFlightWindow(
             self._send, topic=self._topic, window_bytes=_WINDOW_BYTES, deadline_seconds=self._timeout_seconds
         )
         first = None
@@ -192,8 +128,8 @@ class PulsarTopicStore(Store):
             if first is None:  # its place is the pointer's; and whatever the client sends again comes behind it
                 first = self._first(envelope)
             else:
-                flight.launch(envelope)
-        flight.wait()
+                window.launch(envelope)
+        window.wait()
         return f"{pointer.key}@{_text(first)}"
 
     def _pieces(self, source: Source) -> Iterator[memoryview]:
@@ -202,16 +138,18 @@ class PulsarTopicStore(Store):
             yield memoryview(b"")
 
     def _first(self, envelope: Envelope) -> Any:
-        """Send the first chunk until the broker says where it is, which after a deduplication it does not."""
+        """Send the first chunk until the broker returns its position, which it does not after a deduplication."""
         for _ in range(3):
-            alone = Flight(self._send, topic=self._topic, window_bytes=1, deadline_seconds=self._timeout_seconds)
+            alone = InFlightWindow(
+                self._send, topic=self._topic, window_bytes=1, deadline_seconds=self._timeout_seconds
+            )
             alone.launch(envelope)
             (place,) = alone.wait()
             if place.ledger_id() >= 0:
                 return place
-        raise StoreError(f"store {self.name!r}: the broker does not say where it stores")
+        raise StoreError(f"store {self.name!r}: the broker returned no position for the first chunk")
 
-    def _send(self, envelope: Envelope, callback: Callable[[Any, Any], None]) -> None:
+    def _send(self, envelope: Envelope, callback: Callable[[Any, Any], object]) -> None:
         self._producer().send_async(envelope.data, callback, properties=envelope.headers, partition_key=envelope.key)
 
     # Reading ---------------------------------------------------------------------------------------------------
@@ -235,7 +173,7 @@ class PulsarTopicStore(Store):
         return topic
 
     def _chunks(self, pointer: Pointer, reader: Any, first: Any, key: str) -> Iterator[bytes]:
-        """The payload's own chunks, in order; between them are those of others, and perhaps some of them twice."""
+        """Yield the payload's chunks in order; chunks of other payloads and duplicates may lie between them."""
         early: dict[int, bytes] = {}
         for wanted in range(pointer.segments):
             gap = Gap(messages=self._max_gap_messages, size=self._max_gap_bytes, seconds=self._timeout_seconds)
@@ -262,7 +200,7 @@ class PulsarTopicStore(Store):
     # Undoing ---------------------------------------------------------------------------------------------------
 
     def _delete(self, pointer: Pointer) -> None:
-        """A log forgets by itself."""
+        """Do nothing: the topic's retention deletes the chunks."""
 
     # Within ----------------------------------------------------------------------------------------------------
 
@@ -309,14 +247,7 @@ class PulsarTopicStore(Store):
                 self.ttl_seconds,
             )
             return
-        service = WebService(
-            url=self._admin_url,
-            token=self._token,
-            ca_file=self._tls_ca_file,
-            validate_hostname=self._tls_validate_hostname,
-            timeout_seconds=self._timeout_seconds,
-        )
-        policy = service.retention(self._topic)
+        policy = self._retention(self._admin_url)
         minutes, megabytes = policy.get("retentionTimeInMinutes", 0), policy.get("retentionSizeInMB", 0)
         if not megabytes or (minutes != -1 and minutes * 60 < (self.ttl_seconds or 0)):
             raise ConfigError(
@@ -326,6 +257,18 @@ class PulsarTopicStore(Store):
                 found=f"{minutes} minutes, {megabytes} MB",
                 expected=f"at least {self.ttl_seconds:g} s, and -1 MB",
             )
+
+    def _retention(self, admin_url: str) -> dict[str, int]:
+        trust = trusting(self._tls_ca_file, option="tls_ca_file")
+        trust.check_hostname = self._tls_validate_hostname
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        admin = AdminClient(admin_url, headers=headers, trust=trust, timeout_seconds=self._timeout_seconds)
+        try:
+            return admin.retention(self._topic)
+        except AdminError as error:
+            cause = error.__cause__
+            kind = StoreUnavailableError if isinstance(cause, ConnectionError | TimeoutError) else StoreError
+            raise kind(f"store {self.name!r}: {error}: {cause}") from error
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
         name = type(error).__name__

@@ -8,21 +8,21 @@ import pytest
 HEAD = """
 import sys, time
 import pulsar
-from claimcheck.transports.pulsar._producer import Flushing
+from claimcheck.transports.pulsar._deadlines import BoundedProducer
 
 client = pulsar.Client(sys.argv[1], logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
 """
 
 AT_A_BATCHS_END = """
 producer = client.create_producer(sys.argv[2], batching_enabled=True, batching_max_publish_delay_ms=1)
-flushing, heard = Flushing(producer), []
+bounded, heard = BoundedProducer(producer, 60), []
 for _ in range(200):
     for _ in range(50):
         producer.send_async(b"x", lambda *answer: heard.append(answer))
     until = time.perf_counter() + 0.0015
     while time.perf_counter() < until:  # with the GIL, so that the batch's end has to wait for it
         pass
-    flushing.wait()
+    bounded.flush()
 client.close()
 print(len(heard))
 """
@@ -56,12 +56,12 @@ import os, signal, threading
 from claimcheck.transports.pulsar._errors import SendDeadlineError
 
 producer = client.create_producer(sys.argv[2], batching_enabled=False)
-flushing = Flushing(producer)
+bounded = BoundedProducer(producer, 60)
 producer.send_async(bytes(10_000), lambda *answer: None)
 interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
 threading.Timer(0.2, {end}).start()
 try:
-    flushing.wait()
+    bounded.flush()
 except (SendDeadlineError, KeyboardInterrupt) as error:
     print(type(error).__name__)
 """
@@ -89,7 +89,7 @@ def test_a_router_of_ones_own_is_no_deadlock(run, topic, pulsar_broker):
 
 @pytest.mark.parametrize(
     ("end", "expected"),
-    [("flushing.lose", "SendDeadlineError"), ("interrupt", "KeyboardInterrupt")],
+    [("bounded.lose", "SendDeadlineError"), ("interrupt", "KeyboardInterrupt")],
 )
 def test_a_program_ends_though_a_flush_never_will(run, topic, pulsar_broker, end, expected):
     pulsar_broker.request("PUT", f"persistent/public/default/{topic}")

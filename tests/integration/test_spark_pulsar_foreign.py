@@ -7,7 +7,7 @@ import pytest
 
 from claimcheck.errors import TransportError
 from claimcheck.spark.sources._pulsar.connection import Connection
-from claimcheck.spark.sources._pulsar.reader import Reading, _patiently, check_readable
+from claimcheck.spark.sources._pulsar.reader import ReadSettings, _patiently, check_readable
 from claimcheck.spark.sources._pulsar.stream import _settled
 from tests.spark.sources_rig import batches_of, failure, stream, values
 
@@ -159,7 +159,7 @@ def test_an_outage_is_waited_for_where_the_client_gives_up_at_once():
             raise TransportError("opening a reader failed") from error
         return "a reader"
 
-    assert _patiently(opened, Reading(connection=Connection(service_url="pulsar://127.0.0.1:1"))) == "a reader"
+    assert _patiently(opened, ReadSettings(connection=Connection(service_url="pulsar://127.0.0.1:1"))) == "a reader"
     assert answers == []
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from claimcheck._envelope import Envelope
 from claimcheck.errors import TransportError
-from claimcheck.transports.pulsar._admin import metadata_bytes, wire_limit
+from claimcheck.transports.pulsar._dead_letters import RedeliveryTracker
+from claimcheck.transports.pulsar._deadlines import Deadlines, Ticket
 from claimcheck.transports.pulsar._errors import SendDeadlineError, classify, error_of
 from claimcheck.transports.pulsar._message_ids import WholeMessageId, before, deserialize, natives, position_of
-from claimcheck.transports.pulsar._receiver import Receiving
-from claimcheck.transports.pulsar._redelivery_tracker import Redeliveries
-from claimcheck.transports.pulsar._send import Flight
-from claimcheck.transports.pulsar._send_deadlines import Deadlines, Ticket
+from claimcheck.transports.pulsar._receiver import Receiver
+from claimcheck.transports.pulsar._send import InFlightWindow
+from claimcheck.transports.pulsar._send_options import metadata_bytes, wire_limit
 
 OK = pulsar.Result.Ok
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
@@ -149,10 +149,10 @@ class Client:
 
 
 def flight(client, **options):
-    return Flight(client.send, topic="t", **{"window_bytes": 30, "deadline_seconds": 5.0, **options})
+    return InFlightWindow(client.send, topic="t", **{"window_bytes": 30, "deadline_seconds": 5.0, **options})
 
 
-class TestFlight:
+class TestInFlightWindow:
     def test_the_window_bounds_what_is_on_its_way(self):
         client, seen = Client(), []
         one, stop = flight(client), client.landing()
@@ -215,7 +215,7 @@ class TestFlight:
 
     def test_landed_is_called_once_when_the_last_one_has(self):
         client, landed = Client(), []
-        one = flight(client, landed=landed.append)
+        one = flight(client, landed=lambda: landed.append(one))
         one.launch(Envelope(b"x"))
         one.launch(Envelope(b"y"))
         client.land()
@@ -226,7 +226,7 @@ class TestFlight:
 
     def test_landed_is_called_even_if_all_had_landed_before(self):
         client, landed = Client(), []
-        one = flight(client, landed=landed.append)
+        one = flight(client, landed=lambda: landed.append(one))
         one.launch(Envelope(b"x"))
         client.land()
         one.close()
@@ -265,9 +265,9 @@ class TestDeadlines:
         deadlines.close()
 
 
-class TestRedeliveries:
+class TestRedeliveryTracker:
     def test_the_larger_number_counts_and_only_up_to_the_maximum(self):
-        counts = Redeliveries(2)
+        counts = RedeliveryTracker(2)
         assert counts.too_many(("t", (1, 0, 0)), 1) is None
         assert counts.too_many(("t", (1, 0, 0)), 2) == 2
         for _ in range(3):
@@ -276,13 +276,13 @@ class TestRedeliveries:
         assert counts.too_many(("u", (1, 0, 0)), 0) is None
 
     def test_without_a_maximum_nothing_is_kept(self):
-        counts = Redeliveries(None)
+        counts = RedeliveryTracker(None)
         counts.add(("t", (1, 0, 0)))
         assert not counts
         assert counts.too_many(("t", (1, 0, 0)), 99) is None
 
     def test_those_that_were_given_back_last_are_kept(self):
-        counts = Redeliveries(1)
+        counts = RedeliveryTracker(1)
         for entry in [0, *range(10_000), 0, 10_000]:
             counts.add(("t", (1, entry, 0)))
         assert len(counts._counts) == 10_000
@@ -290,7 +290,7 @@ class TestRedeliveries:
         assert counts.too_many(("t", (1, 1, 0)), 0) is None
 
     def test_what_is_acknowledged_is_forgotten(self):
-        counts = Redeliveries(1)
+        counts = RedeliveryTracker(1)
         for place in (("t", (1, 5, 0)), ("t", (1, 7, 0)), ("u", (1, 5, 0)), ("t", (1, 9, 0))):
             counts.add(place)
         counts.forget_up_to("t", (1, 7, 1 << 31))
@@ -298,20 +298,17 @@ class TestRedeliveries:
         assert list(counts._counts) == [("u", (1, 5, 0))]
 
 
-class Busy(Receiving):
+class Busy(Receiver):
     """Messages come without end, and no payload."""
 
     def __init__(self, clock):
         inbox = SimpleNamespace(take=lambda native: (), tick=lambda: (), pending_payloads=1)
-        super().__init__(self.receive, inbox, clock)
+        super().__init__(None, self.receive, inbox, clock)
         self.taken = 0
 
     def receive(self, timeout_millis=None):
         self._clock.now += 0.1
         self.taken += 1
-
-    def close(self):
-        """Nothing is open."""
 
     def _drop(self, dropped):
         """There is nothing."""

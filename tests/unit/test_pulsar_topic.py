@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from claimcheck.errors import ConfigError
-from claimcheck.stores.pulsar_topic import Gap, PulsarTopicStore, WebService
+from claimcheck.stores.pulsar_topic import Gap, PulsarTopicStore
+from claimcheck.transports.pulsar._admin import AdminClient
 
 
 class Clock:
@@ -69,9 +70,9 @@ def web(redirect=None):
 
 
 def retention(url):
-    service = WebService(url=url, token="a-secret", ca_file=None, validate_hostname=True, timeout_seconds=5)
-    assert "a-secret" not in repr(service)
-    return service.retention("orders")
+    admin = AdminClient(url, headers={"Authorization": "Bearer a-secret"}, timeout_seconds=5)
+    assert "a-secret" not in repr(admin)
+    return admin.retention("orders")
 
 
 def test_a_token_does_not_follow_a_redirect_to_another_host():

@@ -1,8 +1,7 @@
-"""Apache Pulsar: wrap the producer, consumer or reader that you have; payloads may then be of any size."""
+"""Apache Pulsar: wrappers for the client's producers, consumers and readers that take payloads of any size."""
 
 from claimcheck.transports.pulsar._admin import ask_limit
-from claimcheck.transports.pulsar._async_consumer import AsyncPulsarConsumer, AsyncPulsarReader
-from claimcheck.transports.pulsar._async_producer import AsyncPulsarProducer
+from claimcheck.transports.pulsar._asyncio import AsyncPulsarConsumer, AsyncPulsarProducer, AsyncPulsarReader
 from claimcheck.transports.pulsar._consumer import PulsarConsumer
 from claimcheck.transports.pulsar._errors import ChunkArgumentError, SendDeadlineError, SharedSubscriptionError
 from claimcheck.transports.pulsar._listener import listening

@@ -1,4 +1,4 @@
-"""Reads from the web service of a Pulsar broker (the admin REST API)."""
+"""A client for the web service of a Pulsar broker (the admin REST API)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from claimcheck import _hints as hints
 from claimcheck._validation import fail
-from claimcheck._wire_size import WireLimit, byte_length
 from claimcheck.errors import TransportError
 
 __all__ = [
@@ -23,11 +21,12 @@ __all__ = [
     "ask_limit",
     "full_name",
     "MAX_MESSAGE_BYTES",
-    "metadata_bytes",
     "topic_path",
     "trusting",
-    "wire_limit",
 ]
+
+MAX_MESSAGE_BYTES = 5 << 20
+"""The broker's default, 5 MiB."""
 
 _SECONDS = 10.0
 _MAX_BYTES = 16 << 20
@@ -49,7 +48,7 @@ class AdminClient:
     """GET requests to one web service. Certificates and host names are verified.
 
     Args:
-        url: Of the web service, for example ``https://broker:8443``.
+        url: The web service, for example ``https://broker:8443``.
         headers: Sent with every request, for example ``{"Authorization": "Bearer ..."}``. A redirect to another host
             or port is followed without them, one from https to http not at all.
         trust: For https; by default certificates are verified with the machine's own authorities.
@@ -110,12 +109,42 @@ class AdminClient:
         broker = int(settings["maxMessageSize"])
         return min(broker, int(self.get(f"{topic_path(topic)}/maxMessageSize") or broker))
 
+    def retention(self, topic: str) -> dict[str, int]:
+        """Return the retention policy of a topic, else that of its namespace; empty if neither has one.
+
+        Raises:
+            AdminError: There was no answer.
+        """
+        path = topic_path(topic)
+        namespace = "/".join(path.split("/")[1:3])
+        return self.get(f"{path}/retention") or self.get(f"namespaces/{namespace}/retention") or {}
+
     def _refused(self, path: str, error: urllib.error.HTTPError) -> str:
         text = f"the web service did not answer {path} ({error.code})"
         if self._headers and _origin(error.url) != _origin(self._url):
             host = urllib.parse.urlsplit(error.url).hostname
             text += f": it redirected to {host}, where the headers (a token, for example) are not sent"
         return text
+
+
+def ask_limit(
+    admin_url: str, topic: str, *, headers: Mapping[str, str] | None = None, ca_file: str | None = None
+) -> int:
+    """Ask a broker for the limit of one message: its own, or the topic's if that is less. Verifies certificates.
+
+    Args:
+        admin_url: The web service, for example ``http://localhost:8080``.
+        topic: With or without its ``persistent://tenant/namespace/``.
+        headers: Sent with the request, for example ``{"Authorization": "Bearer ..."}``; never to another host, even if
+            the web service redirects there.
+        ca_file: Certificates (PEM) of the authorities to trust; by default the machine's own.
+
+    Raises:
+        TransportError: The broker did not answer, or refused.
+        ConfigError: ``ca_file`` cannot be used.
+    """
+    trust = trusting(ca_file, option="ca_file")
+    return AdminClient(admin_url, headers=headers, trust=trust).max_message_bytes(topic)
 
 
 def full_name(topic: str) -> str:
@@ -163,71 +192,3 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urllib.parse.urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-
-
-MAX_MESSAGE_BYTES = 5 << 20
-"""The broker's default, 5 MiB."""
-
-_CHUNK_BYTES = 1 << 20  # large enough to be fast, and small enough for receiver queues that count messages
-_SPARE_BYTES = 1024  # a chunk leaves room for what a dead letter says of its origin
-_FIXED_BYTES = 10 + 7 + 7 + 3 + 12  # sequence id, publish time, uncompressed size, compression, schema version
-
-
-def metadata_bytes(key: Any, properties: Any) -> int:
-    """Bytes beside the payload, but for the producer's name and the rarer options; at most some 30 too many."""
-    size = _FIXED_BYTES + (_field(byte_length(key)) if key else 0)
-    for name, value in hints.pairs(properties):
-        size += _field(_field(byte_length(name)) + _field(byte_length(value)))
-    return size
-
-
-def wire_limit(max_message_bytes: int, *, producer_name: str, options: Mapping[str, Any]) -> WireLimit:
-    """Make the limit for one send.
-
-    Args:
-        max_message_bytes: Of the broker, or of the topic where that is less.
-        producer_name: Travels with every message.
-        options: Of the send, beside key and properties.
-    """
-    room = max_message_bytes - _field(byte_length(producer_name)) - sum(map(_option_bytes, options.items()))
-    return WireLimit(room, metadata_bytes, chunk_message_bytes=min(_CHUNK_BYTES, room - _SPARE_BYTES))
-
-
-def ask_limit(
-    admin_url: str, topic: str, *, headers: Mapping[str, str] | None = None, ca_file: str | None = None
-) -> int:
-    """Ask a broker for the limit of one message: the broker's own, or the topic's if that is less.
-
-    Certificates and host names are verified.
-
-    Args:
-        admin_url: Of the web service, for example ``http://localhost:8080``.
-        topic: With or without its ``persistent://tenant/namespace/``.
-        headers: Sent with the request, for example ``{"Authorization": "Bearer ..."}``; never to another host, even if
-            the web service redirects there.
-        ca_file: Certificates (PEM) of the authorities to trust; by default the machine's own.
-
-    Raises:
-        TransportError: The broker did not answer, or refused.
-        ConfigError: ``ca_file`` cannot be used.
-    """
-    trust = trusting(ca_file, option="ca_file")
-    return AdminClient(admin_url, headers=headers, trust=trust).max_message_bytes(topic)
-
-
-def _field(size: int) -> int:
-    """A field of this many bytes with its number, where that is below 16, and its length."""
-    return 1 + _varint_bytes(size) + size
-
-
-def _varint_bytes(number: int) -> int:
-    return max(1, -(-number.bit_length() // 7))
-
-
-def _option_bytes(option: tuple[str, Any]) -> int:
-    name, value = option
-    if value is None or value is False:
-        return 0
-    if name == "replication_clusters":
-        return sum(_field(byte_length(cluster)) for cluster in value)
-    return 1 + _field(byte_length(value)) if name == "ordering_key" else 12

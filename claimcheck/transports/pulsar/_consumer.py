@@ -1,34 +1,27 @@
-"""Receives payloads of any size from a consumer of the Pulsar client, whatever their writers made of them."""
+"""Receives payloads of any size from a consumer of the Pulsar client, whichever strategy their writers used."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck.errors import ClaimCheckError, ConfigError
-from claimcheck.transports._common.claimcheck_types import Resolves
 from claimcheck.transports._common.prefetch import Prefetch
-from claimcheck.transports.pulsar._dispatch import Inbox
+from claimcheck.transports.pulsar._dead_letters import DeadLetters, RedeliveryTracker
 from claimcheck.transports.pulsar._errors import SharedSubscriptionError, vendor
+from claimcheck.transports.pulsar._inbox import Inbox
 from claimcheck.transports.pulsar._message import PulsarMessage
-from claimcheck.transports.pulsar._message_ids import Place, WholeMessageId, id_of, natives, nowhere, position_of
-from claimcheck.transports.pulsar._receiver import Receiving
-from claimcheck.transports.pulsar._redelivery_tracker import (
-    Redeliveries,
-    check_dead_letters,
-    place_of,
-    put_aside,
-    tried_to_put_aside,
-)
+from claimcheck.transports.pulsar._message_ids import Place, id_of, natives, nowhere, position_of
+from claimcheck.transports.pulsar._receiver import Receiver
 
-__all__ = [
-    "PulsarConsumer",
-    "shared_refusal",
-]
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
+
+__all__ = ["ConsumerOptions", "PulsarConsumer"]
 
 _log = logging.getLogger(__name__)
 _SHARED = (
@@ -42,62 +35,43 @@ _MAY_BE_SHARED = (
 )
 
 
-def shared_refusal(consumer_type: Any, probe: Callable[[str], Any]) -> Callable[[str], ClaimCheckError | None]:
-    """Make the answer to the question whether chunks can be put together on a subscription.
+class ConsumerOptions(TypedDict, total=False):
+    """The options of a `PulsarConsumer`, which describes them."""
 
-    Args:
-        consumer_type: As its user says; ``None`` for an unknown one.
-        probe: Acknowledges nothing in a topic, in a way that subscriptions of several consumers refuse.
-    """
-    known: list[ClaimCheckError | None] = []
-
-    def refusal(topic: str) -> ClaimCheckError | None:
-        if not known:
-            known.append(_refusal(consumer_type, lambda: probe(topic)))
-        return known[0]
-
-    return refusal
+    consumer_type: Any
+    start_message_id_inclusive: bool
+    dead_letter_producer: Any
+    max_redeliveries: int | None
+    prefetch_bytes: int
+    prefetch_threads: int
+    clock: Callable[[], float]
 
 
-def _refusal(consumer_type: Any, probe: Callable[[], Any]) -> ClaimCheckError | None:
-    pulsar = vendor()
-    if consumer_type == pulsar.ConsumerType.Shared:
-        return SharedSubscriptionError(_SHARED)
-    if consumer_type is None:
-        try:
-            probe()
-        except pulsar.exceptions.CumulativeAcknowledgementNotAllowedError:
-            return SharedSubscriptionError(_MAY_BE_SHARED)
-        except pulsar.exceptions.PulsarException as error:
-            _log.debug("cannot tell the type of the subscription: %s", error)
-    return None
-
-
-class PulsarConsumer(Receiving):
-    """Has the methods of a `pulsar.Consumer`; each message that it returns is a whole payload.
+class PulsarConsumer(Receiver):
+    """Wraps a `pulsar.Consumer` and has its methods; each message that it returns is a whole payload.
 
     A chunk is acknowledged with its payload and never before; a negative acknowledgement redelivers all of its chunks.
 
     Every incomplete payload ends. When it expires or is evicted it is negatively acknowledged, and redelivered after
     the consumer's ``negative_ack_redelivery_delay_ms``, unless ``chunking.on_expire`` or ``on_evict`` says otherwise.
     After ``chunking.max_redeliveries`` redeliveries, or ``max_redeliveries`` if that is less, its messages go to the
-    dead letters if there is a ``dead_letter_producer``. Otherwise, or if that fails, they are returned as one message
-    whose data raises `IncompletePayloadError`: acknowledge it to be rid of them.
+    dead-letter topic if there is a ``dead_letter_producer``. Otherwise, or if that fails, they are returned as one
+    message whose data raises `IncompletePayloadError`; acknowledge it to end the redeliveries.
 
     Chunks need a subscription on which one consumer receives all of them: Exclusive, Failover or Key_Shared. Do not set
     the consumer's own ``dead_letter_policy``, which would split payloads; pass ``dead_letter_producer`` here.
 
     Args:
-        consumer: A `pulsar.Consumer`, without a message listener. For chunks, and to look ahead, it needs a
+        consumer: A `pulsar.Consumer`, without a message listener. For chunks, and to read ahead, it needs a
             ``receiver_queue_size`` of 1 or more, without which the client fails with `pulsar.InvalidConfiguration`.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         consumer_type: As it was subscribed. Without it, chunks are refused on a subscription that could be Shared,
-            which the client does not tell from Key_Shared.
+            which the client cannot distinguish from Key_Shared.
         start_message_id_inclusive: As it was subscribed; decides where `seek` goes.
         dead_letter_producer: A `pulsar.Producer` for payloads that were redelivered too often. It is not closed. With
             it, chunks are in memory twice until they are settled.
         max_redeliveries: How often a payload is redelivered, from 0; by default a negatively acknowledged payload is
-            redelivered without end. Every redelivery counts, of an incomplete payload too. On Exclusive and Failover
+            redelivered without end. Every redelivery counts, also of an incomplete payload. On Exclusive and Failover
             subscriptions, where the broker does not count, this object does, for the last 10,000 payloads.
         prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none.
         prefetch_threads: Payloads that are read ahead at once.
@@ -111,7 +85,7 @@ class PulsarConsumer(Receiving):
     def __init__(
         self,
         consumer: Any,
-        cc: Resolves,
+        cc: ClaimCheck,
         *,
         consumer_type: Any = None,
         start_message_id_inclusive: bool = False,
@@ -126,22 +100,20 @@ class PulsarConsumer(Receiving):
         check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
         check_int("prefetch_bytes", prefetch_bytes, minimum=0)
         check_int("prefetch_threads", prefetch_threads, minimum=1)
-        check_dead_letters(dead_letter_producer, max_redeliveries)
-        self._native = consumer
-        self._inclusive = start_message_id_inclusive
-        self._dead_letters = dead_letter_producer
-        self._redeliveries = Redeliveries(max_redeliveries)
+        self._dead_letters = DeadLetters(dead_letter_producer, max_redeliveries)
+        self._redeliveries = RedeliveryTracker(max_redeliveries)
         self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
-        refusal = shared_refusal(consumer_type, lambda topic: consumer.acknowledge_cumulative(nowhere(topic)))
-        keep = dead_letter_producer is not None
         self._looks_ahead = prefetch_bytes > 0
-        inbox = Inbox(cc, consumer._schema, refusal=refusal, sizes=self._looks_ahead, keep=keep, clock=clock)
-        super().__init__(consumer.receive, inbox, clock)
+        self._consumer_type = consumer_type
+        self._refusal: list[ClaimCheckError | None] = []  # of chunks, once it is known
+        keep = bool(self._dead_letters)
+        inbox = Inbox(cc, consumer._schema, refusal=self._refusal_of_chunks, keep=keep, clock=clock)
+        super().__init__(consumer, consumer.receive, inbox, clock, inclusive=start_message_id_inclusive)
 
     # Receiving -------------------------------------------------------------------------------------------------
 
     def receive(self, timeout_millis: int | None = None) -> PulsarMessage:
-        """Wait for the next payload. One that cannot be delivered is a message whose data raises the error.
+        """Wait for the next payload. The data of one that cannot be delivered raises the error.
 
         Args:
             timeout_millis: By default without end.
@@ -156,12 +128,12 @@ class PulsarConsumer(Receiving):
                 return plain
             self.take(native)
         message = self._wait(timeout_millis)
-        while self._prefetch.room and self._take_one_that_is_there():
+        while self._prefetch.room and self._take_available():
             pass
         return message
 
     def batch_receive(self) -> list[PulsarMessage]:
-        """Receive payloads as the consumer's batch policy says; it counts messages, of which a payload may be many."""
+        """Receive by the consumer's batch policy. It counts messages, of which a payload may have many."""
         for native in self._native.batch_receive():
             self.take(native)
         return list(iter(self.take_ready, None))
@@ -192,79 +164,74 @@ class PulsarConsumer(Receiving):
     def acknowledge_cumulative(self, message: Any) -> None:
         """Acknowledge everything up to a payload, but no message of one that is incomplete or not settled.
 
-        What lies behind the beginning of such a payload is acknowledged message by message.
+        Messages behind the beginning of such a payload are acknowledged individually.
 
         Args:
-            message: As `acknowledge` takes it.
+            message: See `acknowledge`.
 
         Raises:
             Exception: The client's own, for example on a Shared subscription.
         """
         message_id = id_of(message)
-        topic = message.topic_name() if message is not message_id else getattr(message_id, "topic", None)
-        acks = self._inbox.settle_up_to(message_id, topic, self._outcome_of(message))
-        if acks.cumulatively is not None:
-            self._native.acknowledge_cumulative(acks.cumulatively)
-            self._redeliveries.forget_up_to(topic or self.topic(), position_of(acks.cumulatively))
-        for native in acks.individually:
+        source = message.topic_name() if message is not message_id else getattr(message_id, "topic", None)
+        cumulatively, individually = self._inbox.settle_up_to(message_id, source, self._outcome_of(message))
+        topic = source or self.topic()
+        if cumulatively is not None:
+            self._native.acknowledge_cumulative(cumulatively)
+            self._redeliveries.forget_up_to(topic, position_of(cumulatively))
+        for native in individually:
             self._native.acknowledge(native)
-            self._redeliveries.forget((topic or self.topic(), position_of(native)))
+            self._redeliveries.forget((topic, position_of(native)))
         self.tick()
 
     def negative_acknowledge(self, message: Any) -> None:
-        """Give a payload back with all its messages; they are redelivered after the consumer's delay.
+        """Have a payload redelivered with all its messages, after the consumer's delay.
 
         One that was redelivered ``max_redeliveries`` times goes to the dead letters instead. Raises as `acknowledge`.
         """
         place = self._place_of(message)
         if isinstance(message, PulsarMessage):
             count = self._redeliveries.too_many(place, message.redelivery_count())
-            if count is not None and self._put_aside(message.natives, f"given back after {count} redeliveries"):
-                self.acknowledge(message)
+            if count is not None and self._try_dead_letter(message, f"given back after {count} redeliveries"):
                 return
         self._inbox.settle_own(place)
-        self._give_back(natives(id_of(message)), self._outcome_of(message), place)
+        self._redeliver(natives(id_of(message)), self._outcome_of(message), place)
 
     def dead_letter(self, message: PulsarMessage, *, reason: str = "rejected") -> None:
-        """Put a payload's messages aside, as they came, and acknowledge them.
+        """Send a payload's messages to the dead-letter topic, as they came, and acknowledge them.
 
         Raises:
-            ConfigError: There is no producer for dead letters.
+            ConfigError: There is no ``dead_letter_producer``.
             Exception: The client's own; nothing was acknowledged.
         """
-        if self._dead_letters is None:
+        if not self._dead_letters:
             raise ConfigError("there is no dead_letter_producer")
-        put_aside(self._dead_letters, message.natives, reason=reason)
+        self._dead_letters.send(message.natives, reason=reason)
         self.acknowledge(message)
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Have everything come again that is not acknowledged."""
+        """Have everything redelivered that is not acknowledged."""
         self.forget()
         self._native.redeliver_unacknowledged_messages()
 
-    # The rest of the client's consumer -------------------------------------------------------------------------
+    # The other methods of the client's consumer ----------------------------------------------------------------
 
     def seek(self, messageid: Any) -> None:
         """Go to a payload, or to a time in milliseconds; chunks from before never complete with chunks from after.
 
-        To a `WholeMessageId` it goes as the consumer was subscribed: so that this payload is the next, or the one
-        behind its last message.
+        With ``start_message_id_inclusive`` a `WholeMessageId` makes its payload the next one, else the one behind it.
         """
-        if isinstance(messageid, PulsarMessage):
-            messageid = messageid.message_id()
-        if isinstance(messageid, WholeMessageId):
-            messageid = messageid.first if self._inclusive else messageid.last
         self.forget()
-        self._native.seek(messageid)
+        self._native.seek(self._seek_target(messageid))
         self.forget()
         self._redeliveries.clear()
 
     def pause_message_listener(self) -> None:
-        """As the client has it."""
+        """See `pulsar.Consumer`."""
         self._native.pause_message_listener()
 
     def resume_message_listener(self) -> None:
-        """As the client has it."""
+        """See `pulsar.Consumer`."""
         self._native.resume_message_listener()
 
     def get_last_message_id(self) -> Any:
@@ -272,35 +239,22 @@ class PulsarConsumer(Receiving):
         return self._native.get_last_message_id()
 
     def unsubscribe(self) -> None:
-        """End the subscription; what is held is forgotten."""
+        """Delete the subscription, and forget what is held."""
         self._native.unsubscribe()
         self.forget()
 
-    def close(self) -> None:
-        """Close the consumer; what was not acknowledged comes again, to others."""
-        self.forget()
-        self._native.close()
-
-    def topic(self) -> Any:
-        """The topic's whole name."""
-        return self._native.topic()
-
     def subscription_name(self) -> Any:
-        """As it was subscribed."""
+        """The subscription's name."""
         return self._native.subscription_name()
 
     def consumer_name(self) -> Any:
-        """Given by its user or by the client."""
+        """The consumer's name, chosen by the application or by the client."""
         return self._native.consumer_name()
-
-    def is_connected(self) -> Any:
-        """Whether it is connected just now."""
-        return self._native.is_connected()
 
     def __repr__(self) -> str:
         return f"<PulsarConsumer {self.subscription_name()!r} of {self.topic()}, {self.pending_payloads} incomplete>"
 
-    # Looking ahead ---------------------------------------------------------------------------------------------
+    # Reading ahead ---------------------------------------------------------------------------------------------
 
     def take_ready(self) -> PulsarMessage | None:
         """Return the next payload that is complete; ``None`` without one."""
@@ -310,22 +264,21 @@ class PulsarConsumer(Receiving):
         return message
 
     def forget(self) -> None:
-        """Forget everything that is held; what was not acknowledged comes again."""
+        """Forget everything that is held; what was not acknowledged is redelivered."""
         super().forget()
         self._prefetch.forget()
 
-    # Within ----------------------------------------------------------------------------------------------------
-
-    def _take_one_that_is_there(self) -> bool:
+    def _take_available(self) -> bool:
         try:
             self.take(self._receive_within(0))
         except vendor().Timeout:
             return False
         return True
 
+    # Within ----------------------------------------------------------------------------------------------------
+
     def _keep(self, message: PulsarMessage) -> None:
-        if message.is_incomplete and self._put_aside(message.natives, f"incomplete: {message.error}"):
-            self.acknowledge(message)
+        if message.is_incomplete and self._try_dead_letter(message, f"incomplete: {message.error}"):
             return
         if self._looks_ahead:
             self._prefetch.add(message)
@@ -333,30 +286,56 @@ class PulsarConsumer(Receiving):
 
     def _drop(self, dropped: Dropped) -> None:
         """Take the configured action; what cannot be dead-lettered is reported to the application."""
-        ids = tuple(handle.facts.message_id for handle in dropped.handles)
+        ids = tuple(handle.message_id for handle in dropped.handles)
         place: Place = (dropped.source, dropped.positions[0])
-        count = max(handle.facts.redelivery_count for handle in dropped.handles)
+        count = max(handle.redelivery_count for handle in dropped.handles)
         if dropped.action == "ack":
             for message_id in ids:
                 self._native.acknowledge(message_id)
             self._inbox.settle(dropped, acked=True)
             self._redeliveries.forget(place)
         elif dropped.action == "redeliver" and self._redeliveries.too_many(place, count) is None:
-            self._give_back(ids, dropped, place)
+            self._redeliver(ids, dropped, place)
         else:
             self._keep(self._inbox.report(dropped))
 
-    def _give_back(self, ids: Iterable[Any], outcome: Outcome | None, place: Place) -> None:
+    def _redeliver(self, ids: Iterable[Any], outcome: Outcome | None, place: Place) -> None:
         for message_id in ids:
             self._native.negative_acknowledge(message_id)
         self._inbox.settle(outcome, acked=False)
         self._redeliveries.add(place)
 
-    def _put_aside(self, messages: tuple[Any, ...], reason: str) -> bool:
-        return tried_to_put_aside(self._dead_letters, messages, reason=reason, topic=self.topic())
+    def _try_dead_letter(self, message: PulsarMessage, reason: str) -> bool:
+        sent = self._dead_letters.try_send(message.natives, reason=reason, topic=self.topic())
+        if sent:
+            self.acknowledge(message)
+        return sent
 
     def _outcome_of(self, message: Any) -> Outcome | None:
         return message.outcome if isinstance(message, PulsarMessage) else self._inbox.find(message)
 
     def _place_of(self, message: Any) -> Place:
-        return place_of(message, self.topic())
+        """Return where a payload begins, for a message or its id; a native id may lack the topic."""
+        message_id = id_of(message)
+        topic = message.topic_name() if message is not message_id else getattr(message_id, "topic", None)
+        return topic or self.topic(), position_of(natives(message_id)[0])
+
+    def _refusal_of_chunks(self, topic: str) -> ClaimCheckError | None:
+        """Return why chunks cannot be put together on this subscription; ``None`` if they can."""
+        if not self._refusal:
+            self._refusal.append(self._shared_error(topic))
+        return self._refusal[0]
+
+    def _shared_error(self, topic: str) -> ClaimCheckError | None:
+        """Subscriptions of several consumers refuse cumulative acknowledgements, here of nothing."""
+        pulsar = vendor()
+        if self._consumer_type == pulsar.ConsumerType.Shared:
+            return SharedSubscriptionError(_SHARED)
+        if self._consumer_type is None:
+            try:
+                self._native.acknowledge_cumulative(nowhere(topic))
+            except pulsar.exceptions.CumulativeAcknowledgementNotAllowedError:
+                return SharedSubscriptionError(_MAY_BE_SHARED)
+            except pulsar.exceptions.PulsarException as error:
+                _log.debug("cannot tell the type of the subscription: %s", error)
+        return None

@@ -1,4 +1,4 @@
-"""What Pulsar refuses, and how it fails; which of its errors mean that a message is definitely not in the topic."""
+"""The transport's errors, and which of the client's errors mean that a message is definitely not in the topic."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = [
     "vendor",
 ]
 
-# Refused before the message was stored. Time-outs, lost connections and a closed producer are none of these: such
-# messages were found in the topic all the same.
+# Raised before the message was stored. Not so after time-outs, lost connections and on a closed producer: such
+# messages were found in the topic.
 _REFUSALS = {
     "AuthenticationError", "AuthorizationError", "CryptoError", "IncompatibleSchema", "InvalidConfiguration",
     "InvalidMessage", "InvalidTopicName", "InvalidUrl", "MemoryBufferIsFull", "MessageTooBig", "NotAllowedError",
@@ -28,26 +28,26 @@ _REFUSALS = {
 
 
 class SendDeadlineError(TransportError):
-    """The broker did not answer in time; the message may be in the topic, and what was stored for it stays.
+    """The broker did not answer in time; the message may be in the topic, and its stored payload is kept.
 
     If the *topic* has a lower limit than the producer knows about, the Pulsar client retries forever without reporting
     an error. The producer is unusable then: close it, since until then the broker keeps dropping the connection that it
-    shares with the client's other producers. Of a payload in chunks this is the ``__cause__`` of a `PartialSendError`.
+    shares with the client's other producers. For a payload in chunks this is the ``__cause__`` of a `PartialSendError`.
     """
 
     retryable = True
 
 
 class ChunkArgumentError(TransportError, ValueError):
-    """An argument of the send that cannot hold for a payload that goes as chunks. Nothing was sent."""
+    """An argument of a send that a payload in chunks cannot have. Nothing was sent."""
 
 
 class SharedSubscriptionError(TransportError):
-    """A chunk on a Shared subscription, where the others of its payload may go to other consumers."""
+    """A chunk on a Shared subscription, where other chunks of its payload may go to other consumers."""
 
 
 def vendor() -> Any:
-    """The client library.
+    """Return the client library.
 
     Raises:
         MissingDependencyError: It is not installed.
@@ -56,17 +56,18 @@ def vendor() -> Any:
 
 
 def classify(error: BaseException) -> Outcome:
-    """Whether an error of a send means that the message is not in the topic: only what is a refusal for certain."""
-    if isinstance(error, ChunkArgumentError | ValueError | TypeError):  # of the arguments, before anything was sent
+    """Return whether an error of a send means that the message is definitely not in the topic."""
+    if isinstance(error, ChunkArgumentError | ValueError | TypeError):  # about the arguments, before anything was sent
         return "failed"
-    result = getattr(error, "error", None)  # the asyncio client has one class for all
+    result = getattr(error, "error", None)  # the asyncio client has one class for all results
     name = result().name if callable(result) else type(error).__name__
     return "failed" if name in _REFUSALS else "unknown"
 
 
 def error_of(result: Any) -> Exception:
-    """The exception that a blocking call raises for a result that is not ``Ok``."""
+    """Return the exception that a blocking call raises for a result that is not ``Ok``."""
     exceptions = vendor().exceptions
-    name = "LookupError" if result.name == "LookupError" else result.name
-    error: Exception = getattr(exceptions, name, exceptions.PulsarException)(f"Pulsar error: Result{result.name}")
+    error: Exception = getattr(exceptions, result.name, exceptions.PulsarException)(
+        f"Pulsar error: Result{result.name}"
+    )
     return error

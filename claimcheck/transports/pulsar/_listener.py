@@ -1,17 +1,19 @@
-"""A listener that is given whole payloads, for ``subscribe(message_listener=...)`` and ``create_reader(...)``."""
+"""Listeners that receive whole payloads, for ``subscribe(message_listener=...)`` and ``create_reader(...)``."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from claimcheck.transports._common.claimcheck_types import Resolves
-from claimcheck.transports.pulsar._async_client import blocking
-from claimcheck.transports.pulsar._consumer import PulsarConsumer
+from claimcheck.transports.pulsar._consumer import ConsumerOptions, PulsarConsumer
 from claimcheck.transports.pulsar._message import PulsarMessage
 from claimcheck.transports.pulsar._reader import PulsarReader
+from claimcheck.transports.pulsar._receiver import blocking
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 __all__ = ["listening"]
 
@@ -19,17 +21,17 @@ _log = logging.getLogger(__name__)
 
 
 def listening(
-    listener: Callable[[Any, PulsarMessage], object], cc: Resolves, **options: Any
+    listener: Callable[[Any, PulsarMessage], object], cc: ClaimCheck, **options: Unpack[ConsumerOptions]
 ) -> Callable[[Any, Any], None]:
     """Make the ``message_listener`` of a native consumer, or the ``reader_listener`` of a native reader.
 
-    It is called by the client's thread for each payload; what it raises is logged, and the message is neither
-    acknowledged nor given back by that. Chunks that have waited too long expire when the next message comes.
+    The client's thread calls the listener for each payload. Its exceptions are logged; they neither acknowledge the
+    message nor have it redelivered. Chunks that have waited too long expire when the next message comes.
 
     Args:
-        listener: Gets a `PulsarConsumer`, for acknowledgements, or a `PulsarReader`; and the payload.
+        listener: Receives a `PulsarConsumer`, for acknowledgements, or a `PulsarReader`; and the payload.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        options: As of `PulsarConsumer` or `PulsarReader`.
+        options: See `PulsarConsumer`; for a reader only those that `PulsarReader` has, too.
     """
     made: list[PulsarConsumer | PulsarReader] = []
     lock = threading.Lock()
@@ -48,8 +50,8 @@ def listening(
     return native_listener
 
 
-def _wrapped(native: Any, schema: Any, cc: Resolves, options: dict[str, Any]) -> PulsarConsumer | PulsarReader:
-    """The client leaves the schema out here, and puts readers, too, into a consumer."""
+def _wrapped(native: Any, schema: Any, cc: ClaimCheck, options: Any) -> PulsarConsumer | PulsarReader:
+    """Wrap what the client passes to a listener: a consumer without its schema, also for a reader."""
     native._schema = schema
     if not hasattr(native._consumer, "read_next"):
         return PulsarConsumer(native, cc, **options)

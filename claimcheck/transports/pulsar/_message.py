@@ -1,4 +1,4 @@
-"""What a reader of payloads is given: a message with everything that the native one has, and the whole payload."""
+"""Received messages: everything that a native message has, with the whole payload."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from claimcheck.errors import ClaimCheckError, IncompletePayloadError
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.pulsar._message_ids import WholeMessageId
 
-__all__ = ["Facts", "Handle", "PulsarMessage"]
+__all__ = ["MessageMetadata", "PulsarMessage"]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """The metadata of a native message: kept in its place, so that its bytes can be freed."""
+class MessageMetadata:
+    """The metadata of a native message, kept instead of it so that its data can be freed.
+
+    Attributes:
+        native: The message itself, if it may have to be sent on as a dead letter.
+    """
 
     message_id: Any
     topic_name: str
@@ -30,12 +34,11 @@ class Facts:
     schema_version: bytes
     int_schema_version: int
     producer_name: str
+    native: Any = None
 
     @classmethod
-    def of(cls, native: Any, properties: dict[str, str]) -> Facts:
-        """Read the metadata, with these properties."""
-        inner = native._message
-        version = getattr(inner, "int_schema_version", int)
+    def of(cls, native: Any, properties: dict[str, str], *, keep: bool = False) -> MessageMetadata:
+        """Read the metadata of a message, with these properties; ``keep`` keeps the message, too."""
         return cls(
             message_id=native.message_id(),
             topic_name=native.topic_name(),
@@ -46,34 +49,22 @@ class Facts:
             event_timestamp=native.event_timestamp(),
             redelivery_count=native.redelivery_count(),
             schema_version=native.schema_version(),
-            int_schema_version=version(),
+            int_schema_version=getattr(native._message, "int_schema_version", int)(),
             producer_name=native.producer_name(),
+            native=native if keep else None,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """One native message of a payload.
-
-    Attributes:
-        facts: What it says of itself.
-        native: The message itself, where it may have to be sent on as a dead letter.
-    """
-
-    facts: Facts
-    native: Any = None
-
-
 class PulsarMessage:
-    """One payload, received. Its methods are those of `pulsar.Message`.
+    """One received payload. Its methods are those of `pulsar.Message`.
 
-    `data` and `value` raise what is wrong with *this* payload, so that it can be acknowledged, given back or put aside
-    by whoever received it; no other message is stopped by it.
+    `data` and `value` raise the error of *this* payload, so that the receiver can acknowledge it, negatively
+    acknowledge it or dead-letter it; other messages are not affected.
 
     Args:
-        native: The native message; of chunks none, they are in the outcome.
+        native: The native message; ``None`` for chunks, which are in the outcome.
         schema: The consumer's.
-        payload: Where it is known: for a plain message its own bytes.
+        payload: The payload, if it is known: for a plain message its own data.
         stored: A payload in a store.
         outcome: Of a payload in chunks.
         error: Why there is no payload.
@@ -96,7 +87,7 @@ class PulsarMessage:
         self._payload = payload
         self._stored = stored
         self._error = error
-        self._first: Facts | None = None
+        self._first: MessageMetadata | None = None
         self.outcome = outcome
 
     def data(self) -> bytes:
@@ -119,7 +110,7 @@ class PulsarMessage:
         """The payload, decoded by the consumer's schema. Raises as `data` does, and as the schema does."""
         if self.has_null_value():
             return self._native.value()
-        return self._schema.decode_message(_Decodable(self.data(), self._facts))
+        return self._schema.decode_message(self)
 
     @property
     def error(self) -> ClaimCheckError | None:
@@ -134,73 +125,77 @@ class PulsarMessage:
         """The native id; a `WholeMessageId` for chunks."""
         if self.outcome is None:
             return self._native.message_id()
-        return WholeMessageId(tuple(handle.facts.message_id for handle in self.outcome.handles), self.topic_name())
+        return WholeMessageId(tuple(handle.message_id for handle in self.outcome.handles), self.topic_name())
 
     def properties(self) -> dict[str, str]:
-        """The properties that the sender gave, without our hints."""
+        """The sender's properties, without our hints."""
         if self.outcome is None:
             return dict(hints.strip(self._native.properties()))
-        return dict(hints.strip(self._facts.properties, uuid=self.outcome.uuid))
+        return dict(hints.strip(self._metadata.properties, uuid=self.outcome.uuid))
 
     def partition_key(self) -> str:
-        """The key that the sender gave, empty without one."""
+        """The sender's key, empty without one."""
         if self.outcome is None:
             return str(self._native.partition_key())
-        key = self._facts.partition_key
+        key = self._metadata.partition_key
         return "" if key == self.outcome.uuid else key
 
     def ordering_key(self) -> str:
         """The ordering key, empty without one."""
-        return self._facts.ordering_key
+        return self._metadata.ordering_key
 
     def publish_timestamp(self) -> int:
-        """When it was sent, in milliseconds since 1970; of chunks the first."""
-        return self._facts.publish_timestamp
+        """When it was sent, in milliseconds since 1970; for chunks, the first."""
+        return self._metadata.publish_timestamp
 
     def event_timestamp(self) -> int:
-        """What the sender said of its time, in milliseconds since 1970; 0 for nothing."""
-        return self._facts.event_timestamp
+        """The sender's event time, in milliseconds since 1970; 0 without one."""
+        return self._metadata.event_timestamp
 
     def topic_name(self) -> str:
         """The topic's whole name, with its partition."""
-        return str(self._native.topic_name()) if self.outcome is None else self._facts.topic_name
+        return str(self._native.topic_name()) if self.outcome is None else self._metadata.topic_name
 
     def redelivery_count(self) -> int:
-        """How often it came before, as far as the broker knows; of chunks the most."""
+        """How often it was redelivered, by the broker's count; for chunks, the highest."""
         if self.outcome is None:
             return int(self._native.redelivery_count())
-        counts: list[int] = [handle.facts.redelivery_count for handle in self.outcome.handles]
+        counts: list[int] = [handle.redelivery_count for handle in self.outcome.handles]
         return max(counts)
 
     def schema_version(self) -> bytes:
-        """The version of the schema, as the native message has it."""
-        return self._facts.schema_version
+        """The version of the schema that it was sent with."""
+        return self._metadata.schema_version
+
+    def int_schema_version(self) -> int:
+        """The same as a number, for schemas that decode this message."""
+        return self._metadata.int_schema_version
 
     def producer_name(self) -> str:
-        """Who sent it."""
-        return self._facts.producer_name
+        """The name of the producer that sent it."""
+        return self._metadata.producer_name
 
     def has_null_value(self) -> bool:
         """Whether it is a tombstone."""
         return self.outcome is None and bool(self._native.has_null_value())
 
     def encryption_context(self) -> Any:
-        """As the native message has it; ``None`` for chunks."""
+        """The native message's; ``None`` for chunks."""
         return None if self.outcome is not None else self._native.encryption_context()
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether these are messages that did not become a payload, and will not be given back again."""
+        """Whether it stands for messages that did not become a payload and will not be redelivered again."""
         return self.outcome is not None and isinstance(self._error, IncompletePayloadError)
 
     @property
     def is_read(self) -> bool:
-        """Whether `data` answers on an event loop without waiting for a store."""
+        """Whether `data` returns on an event loop without waiting for a store."""
         return self._stored is None or self._stored.is_read
 
     @property
     def stored_bytes(self) -> int:
-        """Size of a payload in a store, where it is known; else 0."""
+        """Size of a stored payload, if it is known; else 0."""
         return 0 if self._stored is None else self._stored.size
 
     @property
@@ -209,66 +204,36 @@ class PulsarMessage:
         return self.stored_bytes or len(self._payload or b"")
 
     def fetch(self, executor: Executor) -> None:
-        """Start reading a stored payload in another thread; `data` waits for that."""
+        """Start reading a stored payload in another thread; `data` waits for the result."""
         if self._stored is not None:
             self._stored.prefetch(executor)
 
     def read(self) -> None:
-        """Read a stored payload in a thread, on behalf of an event loop, where `data` then answers at once."""
+        """Read a stored payload for an event loop, on which `data` then returns at once; call it in a thread."""
         if self._stored is not None:
             self._stored.read()
 
     @property
     def native(self) -> Any:
-        """The native message, where it is one."""
+        """The native message; ``None`` for chunks."""
         return self._native
 
     @property
     def natives(self) -> tuple[Any, ...]:
-        """The native messages, to be sent on as they are; ``None`` among them where they were not kept."""
+        """The native messages, to be sent on unchanged; ``None`` for chunks that were not kept."""
         return (self._native,) if self.outcome is None else tuple(handle.native for handle in self.outcome.handles)
 
     def __repr__(self) -> str:
         state = f"failed: {type(self._error).__name__}" if self._error else "received"
         return f"<PulsarMessage {self.message_id()} of {self.topic_name()}, {state}>"
 
-    # Within ----------------------------------------------------------------------------------------------------
-
     @property
-    def _facts(self) -> Facts:
-        """What the native message says of itself; of chunks the first."""
+    def _metadata(self) -> MessageMetadata:
+        """The native message's metadata; for chunks, that of the first."""
         if self._first is None:
             if self.outcome is None:
-                self._first = Facts.of(self._native, self._native.properties())
+                self._first = MessageMetadata.of(self._native, self._native.properties())
             else:
                 slots = sorted(self.outcome.slots, key=lambda slot: slot.position)
-                self._first = next((s for s in slots if s.handle.facts.properties), slots[0]).handle.facts
+                self._first = next((s for s in slots if s.handle.properties), slots[0]).handle
         return self._first
-
-
-class _Decodable:
-    """What a schema wants of a native message."""
-
-    def __init__(self, payload: bytes, facts: Facts) -> None:
-        self._payload = payload
-        self._facts = facts
-
-    def data(self) -> bytes:
-        """The payload in place of the message's own bytes."""
-        return self._payload
-
-    def int_schema_version(self) -> int:
-        """For schemas that have versions."""
-        return self._facts.int_schema_version
-
-    def schema_version(self) -> bytes:
-        """For schemas that have versions."""
-        return self._facts.schema_version
-
-    def topic_name(self) -> str:
-        """For schemas that have versions."""
-        return self._facts.topic_name
-
-    def message_id(self) -> Any:
-        """For the error texts of schemas."""
-        return self._facts.message_id

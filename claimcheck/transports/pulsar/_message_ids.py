@@ -1,6 +1,7 @@
-"""The id of a payload that travelled as several messages: all of their ids, as one value.
+"""The id of a payload that was sent as several messages: the ids of all of them, as one value.
 
-Pulsar's own id of a chunked message keeps two of them; acknowledged in another process, the rest would stay behind.
+Pulsar's own id of a chunked message contains only two of them; acknowledged in another process, it would leave the
+other messages unacknowledged.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ Place = tuple[Any, Position]
 
 @functools.total_ordering
 class WholeMessageId:
-    """Of one payload; accepted wherever the wrappers take an id.
+    """The id of one payload; the wrappers accept it wherever they take an id.
 
-    It compares with native ids, too, by its last message, where it stands on the left: theirs refuse all strangers.
+    On the left of a comparison it compares with native ids, too, by its last message; native ids on the left raise.
 
     Attributes:
         ids: The native ids of all its messages, lowest first; at least one.
-        topic: Where they are.
+        topic: Their topic.
     """
 
     def __init__(self, ids: tuple[Any, ...], topic: str) -> None:
@@ -40,14 +41,14 @@ class WholeMessageId:
 
     @classmethod
     def of_sent(cls, ids: tuple[Any, ...], topic: str) -> WholeMessageId:
-        """Make it of what a producer was told, which names the partition by its number only."""
+        """Make it from the ids that a send returned, which contain the partition's number but not its name."""
         partition = ids[0].partition()
         where = topic if partition < 0 or "-partition-" in topic else f"{topic}-partition-{partition}"
         return cls(tuple(_native(where, i.partition(), *_place(i)) for i in ids), where)
 
     @property
     def first(self) -> Any:
-        """The native id of its first message: where a reader has to begin to get it whole."""
+        """The native id of its first message, where a reader has to begin."""
         return self.ids[0]
 
     @property
@@ -56,33 +57,33 @@ class WholeMessageId:
         return self.ids[-1]
 
     def ledger_id(self) -> int:
-        """Of the last message."""
+        """The last message's."""
         return int(self.last.ledger_id())
 
     def entry_id(self) -> int:
-        """Of the last message."""
+        """The last message's."""
         return int(self.last.entry_id())
 
     def batch_index(self) -> int:
-        """Of the last message."""
+        """The last message's."""
         return int(self.last.batch_index())
 
     def partition(self) -> int:
-        """The topic's partition, -1 where it has none."""
+        """The topic's partition, -1 if it has none."""
         return int(self.last.partition())
 
     def serialize(self) -> bytes:
-        """Return bytes from which `deserialize` makes it again, in another process, too."""
+        """Return bytes for `deserialize`, in this or another process."""
         topic = self.topic.encode()
         parts = [_ID.pack(i.partition(), i.ledger_id(), i.entry_id(), i.batch_index()) for i in self.ids]
         return b"".join([_MARK, struct.pack(">H", len(topic)), topic, *parts])
 
     @staticmethod
     def deserialize(data: bytes) -> WholeMessageId:
-        """Make an id again from what `serialize` returned.
+        """Make an id from what `serialize` returned.
 
         Raises:
-            TransportError: These are other bytes.
+            TransportError: These bytes are not from `serialize`.
         """
         try:
             (length,) = struct.unpack_from(">H", data, len(_MARK))
@@ -119,7 +120,7 @@ class WholeMessageId:
 
 
 def deserialize(data: bytes, topic: str | None = None) -> Any:
-    """Make an id again, native or of a whole payload, from what its ``serialize`` returned.
+    """Make an id, native or of a whole payload, from what its ``serialize`` returned.
 
     Args:
         data: The bytes.
@@ -131,29 +132,29 @@ def deserialize(data: bytes, topic: str | None = None) -> Any:
 
 
 def id_of(message: Any) -> Any:
-    """The id of a message, or the id itself."""
+    """Return the id of a message; an id unchanged."""
     return message.message_id() if callable(getattr(message, "message_id", None)) else message
 
 
 def natives(message_id: Any) -> tuple[Any, ...]:
-    """All native ids that an id stands for."""
+    """Return all native ids that an id stands for."""
     return message_id.ids if isinstance(message_id, WholeMessageId) else (message_id,)
 
 
 def position_of(message_id: Any) -> Position:
-    """The place within a topic; a whole entry comes behind each of its messages."""
+    """Return the position within a topic; a whole entry comes after each message of its batch."""
     batch_index = message_id.batch_index()
     return message_id.ledger_id(), message_id.entry_id(), batch_index if batch_index >= 0 else 1 << 31
 
 
 def before(position: Position, partition: int, topic: str) -> Any | None:
-    """The id of the entry before a position; ``None`` where that lies in another ledger, which is not known."""
+    """Return the id of the entry before a position; ``None`` if that is in another, unknown ledger."""
     ledger, entry, _ = position
     return _native(topic, partition, ledger, entry - 1, -1) if entry > 0 else None
 
 
 def nowhere(topic: str) -> Any:
-    """An id of a topic that stands before all messages."""
+    """Return an id that is before all messages of a topic."""
     return _native(topic, -1, -1, -1, -1)
 
 

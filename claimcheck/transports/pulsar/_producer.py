@@ -2,129 +2,59 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
 from claimcheck._validation import check_cc, check_int, check_seconds
 from claimcheck._wire_size import WireLimit
-from claimcheck.transports._common.claimcheck_types import Offloads
 from claimcheck.transports._common.rollback_worker import Undoing
-from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, ask_limit, wire_limit
-from claimcheck.transports.pulsar._errors import SendDeadlineError, classify, error_of, vendor
-from claimcheck.transports.pulsar._send import Line, Sending, no_id
-from claimcheck.transports.pulsar._send_deadlines import Deadlines, Ticket
-from claimcheck.transports.pulsar._send_options import given_options, without_schema
+from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, ask_limit
+from claimcheck.transports.pulsar._deadlines import BoundedProducer, SendCallback, Ticket, no_id
+from claimcheck.transports.pulsar._errors import classify, error_of, vendor
+from claimcheck.transports.pulsar._send import PayloadSend, SendSettings, without_schema
+from claimcheck.transports.pulsar._send_options import given_options, wire_limit
 
-__all__ = [
-    "DEADLINE_SECONDS",
-    "Flushing",
-    "PulsarProducer",
-    "WINDOW_BYTES",
-]
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
-_LEAVE_SECONDS = 5.0
+__all__ = ["ProducerOptions", "PulsarProducer"]
 
-_waiting: dict[threading.Thread, Any] = {}  # on the client, for what was sent with these producers
+_WINDOW_BYTES = 16 << 20
+_DEADLINE_SECONDS = 60.0
 
 
-class Flushing:
-    """Flushes one producer, until it is lost.
+class ProducerOptions(TypedDict, total=False):
+    """The options of a `PulsarProducer`, which describes them."""
 
-    Args:
-        producer: A native producer.
-    """
-
-    def __init__(self, producer: Any) -> None:
-        self._native = producer
-        self._changed = threading.Condition()
-        self._lost = False
-
-    def lose(self) -> None:
-        """Say that a message has had no answer in time: the client will not get beyond it."""
-        with self._changed:
-            self._lost = True
-            self._changed.notify_all()
-
-    def wait(self) -> None:
-        """Wait until everything that was sent is in the topic.
-
-        Raises:
-            SendDeadlineError: The producer is lost, or was lost meanwhile.
-            Exception: The client's own.
-        """
-        heard: list[Exception | None] = []
-        if not self._lost:
-            self._start(heard)
-        with self._changed:
-            self._changed.wait_for(lambda: heard or self._lost)
-        if not heard:
-            raise SendDeadlineError(f"{self._native.topic()}: a message has no answer, and nothing passes it")
-        if heard[0] is not None:
-            raise heard[0]
-
-    def _start(self, heard: list[Exception | None]) -> None:
-        """Flush in a thread of its own, which may be left waiting.
-
-        The client's ``flush_async`` needs none, but it waits for the producer's lock with the GIL in its hands, while
-        the thread that ends a batch has that lock and waits for the GIL: the whole process stands still.
-        """
-        thread = threading.Thread(target=self._flush, args=(heard,), name="claimcheck-pulsar-flush", daemon=True)
-        _waiting[thread] = self._native
-        thread.start()
-
-    def _flush(self, heard: list[Exception | None]) -> None:
-        error: Exception | None = None
-        try:
-            self._native.flush()
-        except Exception as caught:
-            error = caught
-        del _waiting[threading.current_thread()]
-        with self._changed:
-            heard.append(error)
-            self._changed.notify_all()
-
-
-@atexit.register
-def _leave() -> None:
-    """End what is still waited for: the interpreter aborts if it ends while threads are within the client."""
-    for thread, producer in list(_waiting.items()):
-        if thread.is_alive():  # not so in a forked child, which has the entry only
-            with contextlib.suppress(Exception):
-                producer.close()
-            thread.join(_LEAVE_SECONDS)
-
-
-WINDOW_BYTES = 16 << 20
-DEADLINE_SECONDS = 60.0
-
-Callback = Callable[[Any, Any], None]
+    max_message_bytes: int
+    admin_url: str | None
+    admin_headers: Mapping[str, str] | None
+    admin_ca_file: str | None
+    window_bytes: int
+    deadline_seconds: float
 
 
 class PulsarProducer:
-    """Has the methods of a `pulsar.Producer`, and sends payloads that are too large for it. Safe under threads.
+    """Wraps a `pulsar.Producer`, has its methods, and sends payloads of any size. Thread-safe.
 
-    The producer stays as it is: batching, compression, encryption, routing and schema are its own. Encryption
-    covers messages; the payload that a pointer names is stored unencrypted. Leave its ``chunking_enabled`` off. A
-    router of your own must send messages with one key to one partition.
+    Batching, compression, encryption, routing and schema are those of the wrapped producer. Encryption covers messages
+    only: the payload that a pointer names is stored unencrypted. Leave ``chunking_enabled`` off. A custom router must
+    send messages with one key to one partition.
 
     Args:
         producer: A `pulsar.Producer`.
         cc: A `claimcheck.ClaimCheck`.
-        max_message_bytes: What the broker takes in one message, if it is not Pulsar's default. Where the producer
-            encrypts, 1 KiB less: its keys travel with every message.
-        admin_url: The broker's web service, to be asked for that instead; a limit of the topic's own is found, too.
-        admin_headers: Sent with that request, for example with a token; never to another host.
+        max_message_bytes: The broker's limit of one message, if it is not Pulsar's default. If the producer encrypts,
+            1 KiB less: its keys travel with every message.
+        admin_url: The broker's web service. It is asked for the limit, and for that of the topic.
+        admin_headers: Sent with that request, for example a token; never to another host.
         admin_ca_file: Certificates (PEM) of the authorities to trust for an ``admin_url`` with https; by default the
             machine's own.
-        window_bytes: Of the chunks of one payload, on their way at once.
+        window_bytes: The most bytes of one payload's chunks that are in flight at once.
         deadline_seconds: For the answer to one message; more than the producer's ``send_timeout_millis``.
 
     Raises:
@@ -135,14 +65,14 @@ class PulsarProducer:
     def __init__(
         self,
         producer: Any,
-        cc: Offloads,
+        cc: ClaimCheck,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin_url: str | None = None,
         admin_headers: Mapping[str, str] | None = None,
         admin_ca_file: str | None = None,
-        window_bytes: int = WINDOW_BYTES,
-        deadline_seconds: float = DEADLINE_SECONDS,
+        window_bytes: int = _WINDOW_BYTES,
+        deadline_seconds: float = _DEADLINE_SECONDS,
     ) -> None:
         check_cc(cc)
         check_int("max_message_bytes", max_message_bytes, minimum=1)
@@ -153,7 +83,7 @@ class PulsarProducer:
         self._raw = without_schema(producer)
         self._schema = producer._schema
         self._topic: str = producer.topic()
-        # Asked once: partitioned producers tell it under a lock, with which a router in Python waits for the GIL.
+        # Read once: partitioned producers read it under a lock, with which a router in Python waits for the GIL.
         self._name: str = producer.producer_name()
         self._max_message_bytes = max_message_bytes
         if admin_url:
@@ -165,15 +95,15 @@ class PulsarProducer:
         self._is_encoded = isinstance(self._schema, vendor().schema.BytesSchema)
         self._undoing = Undoing()
         self._closed = False
-        self._flushing = Flushing(producer)
-        self._deadlines = Deadlines(deadline_seconds, self._overdue)
-        self._line = Line(
+        self._bounded = BoundedProducer(producer, deadline_seconds)
+        self._watch = self._bounded.watch
+        self._settings = SendSettings(
             raw=self._raw,
             topic=self._topic,
             window_bytes=window_bytes,
             deadline_seconds=deadline_seconds,
             undoing=self._undoing,
-            late=self._flushing.lose,
+            late=self._bounded.lose,
         )
 
     def send(
@@ -189,18 +119,18 @@ class PulsarProducer:
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
     ) -> Any:
-        """Send one payload and wait until the broker has it; arguments as of `pulsar.Producer.send`.
+        """Send one payload and wait until the broker has it; arguments as for `pulsar.Producer.send`.
 
         Args:
-            content: What the producer's schema encodes; without one bytes-like, or a readable binary file. ``None`` is
-                a tombstone.
-            properties: Names beginning with ``claimcheck-`` are ours.
-            partition_key: Chunks of a payload without one get its uuid, which readers take away again.
-            ordering_key: As the client has it; as are all the others.
+            content: A value for the producer's schema; without a schema bytes-like, or a readable binary file. ``None``
+                is a tombstone.
+            properties: Names beginning with ``claimcheck-`` are reserved.
+            partition_key: Chunks of a payload without one have its uuid as their key, which readers remove.
+            ordering_key: See `pulsar.Producer.send`.
             sequence_id: Not with chunks: the broker would filter all but one.
-            replication_clusters: As the client has it.
-            disable_replication: As the client has it.
-            event_timestamp: As the client has it.
+            replication_clusters: See `pulsar.Producer.send`.
+            disable_replication: See `pulsar.Producer.send`.
+            event_timestamp: See `pulsar.Producer.send`.
             deliver_at: Not with chunks.
             deliver_after: Not with chunks.
 
@@ -209,12 +139,12 @@ class PulsarProducer:
 
         Raises:
             ChunkArgumentError: An argument that chunks cannot have. Nothing was sent.
-            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed where it could.
-            SendDeadlineError: No answer in time; it may have been sent. Close this producer: until then the broker
-                keeps dropping the connection that it shares with the client's other producers. Of chunks it is the
-                ``__cause__`` of the `PartialSendError`.
+            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed if it could be sent.
+            SendDeadlineError: No answer in time; the message may be in the topic. Close this producer: until then the
+                broker keeps dropping the connection that it shares with the client's other producers. For chunks it is
+                the ``__cause__`` of the `PartialSendError`.
             pulsar.AlreadyClosed: This producer was closed; nothing was stored.
-            Exception: The client's own, unchanged; what was stored is deleted if it was definitely not sent.
+            Exception: The client's own, unchanged; what was stored is deleted if the send definitely failed.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
         options = given_options(
@@ -230,7 +160,7 @@ class PulsarProducer:
     def send_async(
         self,
         content: Any,
-        callback: Callback,
+        callback: SendCallback,
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
         ordering_key: str | None = None,
@@ -241,14 +171,15 @@ class PulsarProducer:
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
     ) -> None:
-        """Send one payload and return before the broker has it; arguments as of `send`.
+        """Send one payload and return before the broker has it; arguments as for `send`.
 
-        What is stored is stored before this returns, and chunks are given to the client one by one as those before
-        them land. The callback is called once, by the client's thread, with a `pulsar.Result` and the id; an exception
-        in it is logged. Where the broker never answers it is called with ``Result.Timeout`` after ``deadline_seconds``.
+        The payload is stored before this returns; chunks are passed to the client one by one as earlier ones land. The
+        callback is called once, by the client's thread, with a `pulsar.Result` and the id; an exception in it is
+        logged. If the broker does not answer, it is called with ``Result.Timeout`` after ``deadline_seconds``.
 
         Raises:
-            ChunkArgumentError: As `send`, and as every `ClaimCheckError`: nothing was sent, nobody is called.
+            ChunkArgumentError: As `send`. After this and any other `ClaimCheckError` nothing was sent, and the callback
+                is not called.
         """
         options = given_options(
             ordering_key, sequence_id, replication_clusters, disable_replication, event_timestamp, deliver_at,
@@ -257,13 +188,13 @@ class PulsarProducer:
         ticket = Ticket(callback)
         if not options and (plain := self._plain(content, properties, partition_key)) is not None:
             self._raw.send_async(plain, ticket, properties=properties, partition_key=partition_key)
-            self._deadlines.watch(ticket)
+            self._watch(ticket)
             return
         if self._closed:
             ticket(vendor().Result.AlreadyClosed, no_id())
             return
         self._prepared(content, properties, partition_key, options).launch_for(ticket)
-        self._deadlines.watch(ticket)
+        self._watch(ticket)
 
     def prepare(
         self,
@@ -271,52 +202,49 @@ class PulsarProducer:
         properties: dict[str, str] | None,
         partition_key: str | None,
         *options: Any,
-    ) -> Sending:
-        """Store or cut one payload, for whoever launches it himself; arguments in the order of `send`. Raises as it."""
+    ) -> PayloadSend:
+        """Store or cut one payload, for the caller to launch; arguments in the order of `send`. Raises as `send`."""
         return self._prepared(content, properties, partition_key, given_options(*options))
 
     def sends_plain(self, content: Any, properties: dict[str, str] | None, partition_key: str | None) -> bool:
-        """Whether this payload would go as it is, with nothing stored and nothing to wait for."""
+        """Whether this payload would go unchanged, without any I/O of ours."""
         return self._plain(content, properties, partition_key) is not None
 
     def flush(self) -> None:
-        """Wait until everything that was sent is in the topic, and what failed is undone.
+        """Wait until everything that was sent is in the topic, and what failed is rolled back.
 
         Raises:
-            SendDeadlineError: A message has no answer; the client gets beyond it no more.
+            SendDeadlineError: A message has no answer; the client sends nothing after it.
             Exception: The client's own.
         """
-        self._flushing.wait()
+        self._bounded.flush()
         self._undoing.wait()
 
     def close(self) -> None:
-        """Flush and close: closed with messages on their way, the client reports failures for what was stored.
+        """Flush and close: if messages were in flight, the client would report failures for what is in the topic.
 
-        A producer that is lost, since a message has had no answer in time, is closed without.
+        A producer that is lost, because a message has had no answer in time, is not flushed.
         """
-        with suppress(vendor().exceptions.PulsarException, SendDeadlineError):  # whoever sent them hears of it
-            self._flushing.wait()
         self._closed = True
         try:
-            self._native.close()
+            self._bounded.close()
         finally:
             self._undoing.close()
-            self._deadlines.close()
 
     def topic(self) -> Any:
         """The topic's whole name."""
         return self._native.topic()
 
     def producer_name(self) -> Any:
-        """The producer's name, given by its user or by the broker."""
+        """The producer's name, chosen by the application or by the broker."""
         return self._name
 
     def last_sequence_id(self) -> Any:
-        """Of the last message in the topic; chunks have one each."""
+        """The sequence id of the last message in the topic; each chunk has one."""
         return self._native.last_sequence_id()
 
     def is_connected(self) -> Any:
-        """Whether it is connected just now."""
+        """Whether the producer is connected at the moment."""
         return self._native.is_connected()
 
     def __enter__(self) -> Self:
@@ -330,10 +258,8 @@ class PulsarProducer:
     def __repr__(self) -> str:
         return f"<PulsarProducer of {self._topic}, messages up to {self._max_message_bytes} bytes>"
 
-    # Within ----------------------------------------------------------------------------------------------------
-
     def _plain(self, content: Any, properties: Any, key: Any) -> bytes | None:
-        """The message of a small payload that nobody could take for an envelope, which most are."""
+        """Return the message of a small payload that does not look like an envelope; ``None`` for all others."""
         data = content if self._is_encoded else self._encode(content)
         if type(data) is not bytes or data.startswith(self._header):
             return None
@@ -343,20 +269,16 @@ class PulsarProducer:
         return data if small and not hints.is_ours(properties) else None
 
     def _send_plain(self, envelope: Envelope) -> Any:
-        flight = self._line.flight({})
-        flight.launch(envelope)
-        return flight.wait()[0]
-
-    def _overdue(self) -> tuple[Any, Any]:
-        self._flushing.lose()
-        return vendor().Result.Timeout, no_id()
+        window = self._settings.window({})
+        window.launch(envelope)
+        return window.wait()[0]
 
     def _encode(self, content: Any) -> Any:
         return content if content is None or self._is_encoded else self._schema.encode(content)
 
-    def _prepared(self, content: Any, properties: Any, key: Any, options: Mapping[str, Any]) -> Sending:
-        """Store or cut a payload, so that nothing is left but to launch it."""
-        if self._closed:  # known to be refused, where the client says no more than that it may be
+    def _prepared(self, content: Any, properties: Any, key: Any, options: Mapping[str, Any]) -> PayloadSend:
+        """Store or cut a payload, so that it only remains to launch it."""
+        if self._closed:  # a definite refusal, where the client's own error leaves the outcome unknown
             raise error_of(vendor().Result.AlreadyClosed)
         block = self._cc.outbound(
             self._encode(content),
@@ -367,7 +289,7 @@ class PulsarProducer:
             text_key=True,
             classify=classify,
         )
-        return Sending(self._line, block.__enter__(), options)
+        return PayloadSend(self._settings, block.__enter__(), options)
 
     def _limit_for(self, options: Mapping[str, Any]) -> WireLimit:
         return wire_limit(self._max_message_bytes, producer_name=self._name, options=options)

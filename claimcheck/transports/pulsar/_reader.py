@@ -6,33 +6,41 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._resolver import Dropped
 from claimcheck._validation import check_cc, check_type
-from claimcheck.transports._common.claimcheck_types import Resolves
-from claimcheck.transports.pulsar._dispatch import Inbox
+from claimcheck.transports.pulsar._inbox import Inbox
 from claimcheck.transports.pulsar._message import PulsarMessage
-from claimcheck.transports.pulsar._message_ids import WholeMessageId
-from claimcheck.transports.pulsar._receiver import Receiving
+from claimcheck.transports.pulsar._receiver import Receiver
 
-__all__ = ["PulsarReader"]
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
+
+__all__ = ["PulsarReader", "ReaderOptions"]
 
 _log = logging.getLogger(__name__)
 _REMEMBERED = 10_000  # incomplete payloads that were reported
 
 
-class PulsarReader(Receiving):
-    """Has the methods of a `pulsar.Reader`; each message that it returns is a whole payload.
+class ReaderOptions(TypedDict, total=False):
+    """The options of a `PulsarReader`, which describes them."""
 
-    Started in the middle of a payload's chunks it does not return that payload. A reader cannot give chunks back: a
-    payload that is still incomplete after ``chunking.expire_after_seconds``, or is evicted, is returned once, as a
-    message whose data raises `IncompletePayloadError`, unless ``on_expire`` or ``on_evict`` is ``ack``.
+    start_message_id_inclusive: bool
+    clock: Callable[[], float]
+
+
+class PulsarReader(Receiver):
+    """Wraps a `pulsar.Reader` and has its methods; each message that it returns is a whole payload.
+
+    A reader that starts in the middle of a payload's chunks does not return that payload. A reader cannot have chunks
+    redelivered: a payload that is still incomplete after ``chunking.expire_after_seconds``, or is evicted, is returned
+    once, as a message whose data raises `IncompletePayloadError`, unless ``on_expire`` or ``on_evict`` is ``ack``.
 
     Args:
         reader: A `pulsar.Reader`, without a listener.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        start_message_id_inclusive: As it was created; decides where `seek` goes.
+        start_message_id_inclusive: As the reader was created with; decides where `seek` goes.
         clock: Seconds, monotonic.
 
     Raises:
@@ -42,20 +50,19 @@ class PulsarReader(Receiving):
     def __init__(
         self,
         reader: Any,
-        cc: Resolves,
+        cc: ClaimCheck,
         *,
         start_message_id_inclusive: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_type("reader", reader, valid=hasattr(reader, "_reader"), expected="a pulsar.Reader")
         check_cc(cc)
-        self._native = reader
-        self._inclusive = start_message_id_inclusive
         self._reported: OrderedDict[Any, None] = OrderedDict()
-        super().__init__(reader.read_next, Inbox(cc, reader._schema, clock=clock), clock)
+        inbox = Inbox(cc, reader._schema, clock=clock)
+        super().__init__(reader, reader.read_next, inbox, clock, inclusive=start_message_id_inclusive)
 
     def read_next(self, timeout_millis: int | None = None) -> PulsarMessage:
-        """Wait for the next payload. One that cannot be delivered is a message whose data raises the error.
+        """Wait for the next payload. The data of one that cannot be delivered raises the error.
 
         Args:
             timeout_millis: By default without end.
@@ -74,34 +81,14 @@ class PulsarReader(Receiving):
     def seek(self, messageid: Any) -> None:
         """Go to a payload, or to a time in milliseconds; chunks from before never complete with chunks from after.
 
-        To a `WholeMessageId` it goes as the reader was created: so that this payload is the next, or the one behind its
-        last message.
+        With ``start_message_id_inclusive`` a `WholeMessageId` makes its payload the next one, else the one behind it.
         """
-        if isinstance(messageid, PulsarMessage):
-            messageid = messageid.message_id()
-        if isinstance(messageid, WholeMessageId):
-            messageid = messageid.first if self._inclusive else messageid.last
-        self._native.seek(messageid)
+        self._native.seek(self._seek_target(messageid))
         self.forget()
         self._reported.clear()
 
-    def close(self) -> None:
-        """Close the reader."""
-        self.forget()
-        self._native.close()
-
-    def topic(self) -> Any:
-        """The topic's whole name."""
-        return self._native.topic()
-
-    def is_connected(self) -> Any:
-        """Whether it is connected just now."""
-        return self._native.is_connected()
-
     def __repr__(self) -> str:
-        return f"<PulsarReader of {self.topic()}, {self._inbox.pending_payloads} payloads incomplete>"
-
-    # Within ----------------------------------------------------------------------------------------------------
+        return f"<PulsarReader of {self.topic()}, {self.pending_payloads} payloads incomplete>"
 
     def _drop(self, dropped: Dropped) -> None:
         if dropped.action != "ack":

@@ -1,4 +1,4 @@
-"""A payload that needs more than a message of its own: what was stored or cut for it, its flight, its failures."""
+"""Sends a payload that was stored or cut into chunks: in-flight window, results, failures."""
 
 from __future__ import annotations
 
@@ -13,45 +13,43 @@ from typing import Any
 from claimcheck._envelope import Envelope
 from claimcheck._outbound import Outbound
 from claimcheck._sending import SendLedger
+from claimcheck._validation import check_type
 from claimcheck.transports._common.rollback_worker import Undoing
+from claimcheck.transports.pulsar._deadlines import SendCallback, Ticket, no_id
 from claimcheck.transports.pulsar._errors import SendDeadlineError, error_of, vendor
 from claimcheck.transports.pulsar._message_ids import WholeMessageId
-from claimcheck.transports.pulsar._send_deadlines import Ticket
-from claimcheck.transports.pulsar._send_options import check_options, native_bytes
+from claimcheck.transports.pulsar._send_options import check_options
 
-__all__ = [
-    "Flight",
-    "Line",
-    "no_id",
-    "Sending",
-]
+__all__ = ["InFlightWindow", "PayloadSend", "SendSettings", "without_schema"]
 
+_log = logging.getLogger(__name__)
 _QUEUE_IS_FULL = "ProducerQueueIsFull"
+_ABORT_SECONDS = 5.0
 
 
-class Flight:
-    """Sends messages and records in a ledger what becomes of them; one thread launches, the client's reports results.
+class InFlightWindow:
+    """Sends messages and records their results in a ledger. One thread launches; the client's thread reports results.
 
     Args:
-        send: Hands one envelope to the client, with a callback for the result and the id.
+        send: Passes one envelope to the client, with a callback for the result and the id.
         topic: For error texts.
-        window_bytes: On their way at once; one message always may be.
+        window_bytes: The most bytes in flight at once; one message is always allowed.
         deadline_seconds: For each message, from its launch.
         ledger: Of the payload; its results are message ids.
-        landed: Called by the client's thread when the last message of a flight that was `closed` has landed.
-        late: Called when the time of a message is up.
+        landed: Called by the client's thread when the last message has its result, after `close`.
+        late: Called when a message has had no answer in time.
         clock: Seconds, monotonic.
     """
 
     def __init__(
         self,
-        send: Callable[[Envelope, Callable[[Any, Any], None]], None],
+        send: Callable[[Envelope, SendCallback], None],
         *,
         topic: str,
         window_bytes: int,
         deadline_seconds: float,
         ledger: SendLedger | None = None,
-        landed: Callable[[Flight], None] | None = None,
+        landed: Callable[[], None] | None = None,
         late: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,10 +62,10 @@ class Flight:
         self._on_late = late
         self._clock = clock
         self._changed = threading.Condition()
-        self._flying: dict[int, tuple[float, int]] = {}  # launched when, and how large
-        self._again: list[tuple[int, Envelope, int]] = []  # the client's queue was full, with so many of ours in it
+        self._flying: dict[int, tuple[float, int]] = {}  # launch time and size
+        self._again: list[tuple[int, Envelope, int]] = []  # refused: the client's queue was full, with so many of ours
         self._closed = False
-        self.launched = 0  # that the client took
+        self.launched = 0  # messages that the client accepted
         self.result: Any = None  # of the first message that failed
 
     def launch(self, envelope: Envelope) -> None:
@@ -85,23 +83,23 @@ class Flight:
         self.launched += 1
 
     def wait(self) -> list[Any]:
-        """Wait until every message has landed, and return their ids in order.
+        """Wait until every message is in the topic, and return their ids in order.
 
         Raises:
             SendDeadlineError: One has no answer.
-            Exception: The first error that one met; all others have landed, too, or their time is up.
+            Exception: The first error of a message; all others have their results, too, or are overdue.
         """
         with self._changed:
             self._wait(lambda: not self._flying)
         return self._ledger.results
 
     def drain(self) -> None:
-        """Wait until the client has taken all of them. Raises as `launch` does."""
+        """Wait until the client has accepted all messages. Raises as `launch` does."""
         with self._changed:
             self._wait(lambda: True)
 
     def settle(self) -> None:
-        """After an error: wait for the messages that are still on their way, as long as they have time."""
+        """After an error: wait for the results of the messages in flight, until they are overdue."""
         with self._changed:
             while self._flying and (left := self._left()) > 0:
                 self._changed.wait(left)
@@ -109,14 +107,12 @@ class Flight:
                 self._on_late()
 
     def close(self) -> None:
-        """Say that nothing more will be launched: from now on it may have landed."""
+        """Declare that nothing more will be launched; ``landed`` may be called from now on."""
         with self._changed:
             self._closed = True
             done = not self._flying
         if done and self._on_landed is not None:
-            self._on_landed(self)
-
-    # Within ----------------------------------------------------------------------------------------------------
+            self._on_landed()
 
     def _launch(self, number: int, envelope: Envelope) -> None:
         with self._changed:
@@ -130,10 +126,10 @@ class Flight:
             raise
 
     def _landed(self, number: int, envelope: Envelope, result: Any, message_id: Any) -> None:
-        """In the client's own thread: an exception here would end the process."""
+        """Record a result, in the client's thread: an exception here would end the process."""
         with self._changed:
             self._flying.pop(number, None)
-            if result.name == "Ok":  # several times as fast as to compare members
+            if result.name == "Ok":  # several times as fast as a comparison of the members
                 self._ledger.acknowledged(number, message_id)
             elif result.name == _QUEUE_IS_FULL and self._flying and not self._closed:
                 self._again.append((number, envelope, len(self._flying)))
@@ -144,7 +140,7 @@ class Flight:
             done = self._closed and not self._flying
             self._changed.notify_all()
         if done and self._on_landed is not None:
-            self._on_landed(self)
+            self._on_landed()
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         while True:
@@ -175,27 +171,22 @@ class Flight:
 
     def _left(self) -> float:
         """Seconds until the oldest message is overdue."""
-        begun = min(when for when, _ in self._flying.values())
-        return begun + self._deadline_seconds - self._clock()
+        return min(when for when, _ in self._flying.values()) + self._deadline_seconds - self._clock()
 
     def _bytes(self) -> int:
         return sum(size for _, size in self._flying.values())
 
 
-_log = logging.getLogger(__name__)
-_ABORT_SECONDS = 5.0
-
-
 @dataclass(frozen=True, slots=True)
-class Line:
+class SendSettings:
     """What all sends of one producer have in common.
 
     Attributes:
-        raw: The native producer, for bytes as they are.
+        raw: The native producer without its schema.
         topic: Its topic.
-        window_bytes: Of the chunks of one payload, on their way at once.
+        window_bytes: The most bytes of one payload's chunks that are in flight at once.
         deadline_seconds: For the answer to one message.
-        undoing: Where the client's thread leaves what it must not do.
+        undoing: Runs what the client's thread must not run.
         late: Called when a message has had no answer in time.
     """
 
@@ -206,100 +197,92 @@ class Line:
     undoing: Undoing
     late: Callable[[], None]
 
-    def flight(
+    def window(
         self,
         options: Mapping[str, Any],
         ledger: SendLedger | None = None,
-        landed: Callable[[Flight], None] | None = None,
-    ) -> Flight:
-        """Begin one."""
-
-        def send(envelope: Envelope, callback: Callable[[Any, Any], None]) -> None:
-            self.give(envelope, callback, options)
-
-        return Flight(
-            send,
-            ledger=ledger,
+        landed: Callable[[], None] | None = None,
+    ) -> InFlightWindow:
+        """Open the window for one payload, whose messages are sent with these options."""
+        return InFlightWindow(
+            lambda envelope, callback: self.send_native(envelope, callback, options),
             topic=self.topic,
             window_bytes=self.window_bytes,
             deadline_seconds=self.deadline_seconds,
+            ledger=ledger,
             landed=landed,
             late=self.late,
         )
 
-    def give(self, envelope: Envelope, callback: Callable[[Any, Any], None], options: Mapping[str, Any]) -> None:
-        """Give one message to the client."""
-        self.raw.send_async(
-            native_bytes(envelope), callback, properties=envelope.headers, partition_key=envelope.key, **options
-        )
+    def send_native(self, envelope: Envelope, callback: SendCallback, options: Mapping[str, Any]) -> None:
+        """Pass one message to the client, which accepts no other bytes-like objects than ``bytes``."""
+        data = envelope.data
+        if data is not None and type(data) is not bytes:
+            data = bytes(data)
+        self.raw.send_async(data, callback, properties=envelope.headers, partition_key=envelope.key, **options)
 
 
-class Sending:
-    """Either `launch` and `wait`, or `launch_for` a ticket, once.
+class PayloadSend:
+    """One payload. Call either `launch` and `wait`, or `launch_for`, once.
 
     Args:
-        line: Of the producer.
-        out: What the strategy made of the payload.
+        settings: Of the producer.
+        out: The payload's messages, as the strategy made them.
         options: Of the send.
     """
 
-    def __init__(self, line: Line, out: Outbound, options: Mapping[str, Any]) -> None:
-        self._line = line
+    def __init__(self, settings: SendSettings, out: Outbound, options: Mapping[str, Any]) -> None:
+        self._settings = settings
         self._out = out
         self._options = options
-        self._flight = line.flight(options, out.ledger)
+        self._window = settings.window(options, out.ledger)
 
     def launch(self) -> None:
-        """Hand all messages to the client, chunks one by one as earlier ones are answered. Raises as `wait`."""
+        """Pass all messages to the client, chunks one by one as earlier ones land. Raises as `wait`."""
         with self._breaking_off():
             self._launch_all()
 
     def wait(self) -> Any:
-        """Wait until everything that was launched is in the topic.
-
-        Returns:
-            The id.
+        """Wait until all messages are in the topic, and return the payload's id.
 
         Raises:
-            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed where it could.
-            Exception: The client's own; what was stored is deleted if it was definitely not sent.
+            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed if it could be sent.
+            Exception: The client's own; what was stored is deleted if the send definitely failed.
         """
         with self._breaking_off():
-            ids = self._flight.wait()
+            ids = self._window.wait()
         self._out.finish()
         return self._id(ids)
 
     def drop(self) -> None:
-        """Instead of launching it: delete what was stored."""
-        with contextlib.suppress(Exception):  # it is in the log, and expires
+        """Delete what was stored, instead of launching it."""
+        with contextlib.suppress(Exception):  # was logged; the stored payload expires
             self._out.settle(None)
 
     def launch_for(self, ticket: Ticket) -> None:
-        """Hand all messages to the client; the ticket is called when the last of them has its answer.
+        """Pass all messages to the client; the ticket is called when the last of them has its result.
 
         Raises:
             Exception: Nothing was launched, and the ticket is not called; nor is it after a `KeyboardInterrupt`.
         """
-        flight = self._flight = self._line.flight(
-            self._options, self._out.ledger, landed=lambda _: self._landed(ticket)
+        window = self._window = self._settings.window(
+            self._options, self._out.ledger, landed=lambda: self._landed(ticket)
         )
         ticket.late = self._late
         try:
             self._launch_all()
         except BaseException as error:
-            if not flight.launched or not isinstance(error, Exception):  # nobody will call the ticket
+            if not window.launched or not isinstance(error, Exception):  # the ticket will not be called
                 self._break_off(error)
                 raise
             self._out.ledger.stopped(error)
-        flight.close()
-
-    # Within ----------------------------------------------------------------------------------------------------
+        window.close()
 
     def _launch_all(self) -> None:
         check_options(self._out, self._options)
         for envelope in self._out.messages:
-            self._flight.launch(envelope)
-        self._flight.drain()
+            self._window.launch(envelope)
+        self._window.drain()
 
     @contextlib.contextmanager
     def _breaking_off(self) -> Iterator[None]:
@@ -311,43 +294,46 @@ class Sending:
 
     def _break_off(self, error: BaseException) -> None:
         if isinstance(error, Exception):
-            self._flight.settle()
-        # After an interrupt the program is to end, and a producer without answers answers this neither.
+            self._window.settle()
+        # After an interrupt the program is to end, and a lost producer gets no answer to the abort envelope either.
         waits = isinstance(error, Exception) and not isinstance(error, SendDeadlineError)
         self._out.break_off(error, lambda abort: self._send_abort(abort, _ABORT_SECONDS if waits else 0))
 
     def _send_abort(self, abort: Envelope, seconds: float = _ABORT_SECONDS) -> None:
-        heard = threading.Event()
-        self._line.give(abort, lambda result, message_id: heard.set(), self._options)
-        heard.wait(seconds)
+        answered = threading.Event()
+        self._settings.send_native(abort, lambda result, message_id: answered.set(), self._options)
+        answered.wait(seconds)
 
     def _landed(self, ticket: Ticket) -> None:
-        """In the client's thread, which must neither wait nor see an exception."""
+        """Finish, in the client's thread, which must neither wait nor see an exception."""
         if self._out.ledger.error is None:
             self._out.finish()
             ticket(vendor().Result.Ok, self._id(self._out.ledger.results))
             return
-        self._line.undoing.submit(self._failed)
-        ticket(self._flight.result or vendor().Result.UnknownError, no_id())
+        self._settings.undoing.submit(self._failed)
+        ticket(self._window.result or vendor().Result.UnknownError, no_id())
 
     def _failed(self) -> None:
         self._out.tell_readers(self._send_abort)
         self._out.finish()
 
     def _late(self) -> None:
-        """The ticket's time is up; in the thread of the deadlines."""
-        text = f"{self._line.topic}: no answer in {self._line.deadline_seconds:g} s"
-        self._out.ledger.stopped(SendDeadlineError(text, destination=self._line.topic))
+        """Finish in the thread of the deadlines: the ticket expired."""
+        text = f"{self._settings.topic}: no answer in {self._settings.deadline_seconds:g} s"
+        self._out.ledger.stopped(SendDeadlineError(text, destination=self._settings.topic))
         self._out.finish()
 
     def _id(self, ids: list[Any]) -> Any:
+        topic = self._settings.topic
         if any(message_id.ledger_id() < 0 for message_id in ids):
-            _log.warning(
-                "%s: stored, but the broker's deduplication did not say where; the id has no place", self._line.topic
-            )
-        return ids[0] if self._out.uuid is None else WholeMessageId.of_sent(tuple(ids), self._line.topic)
+            _log.warning("%s: stored, but the broker's deduplication returned no position for the id", topic)
+        return ids[0] if self._out.uuid is None else WholeMessageId.of_sent(tuple(ids), topic)
 
 
-def no_id() -> Any:
-    """The id of a message that has no place."""
-    return vendor().MessageId(-1, -1, -1, -1)._msg_id
+def without_schema(producer: Any) -> Any:
+    """Return the same native producer for bytes that are encoded already."""
+    pulsar = vendor()
+    check_type("producer", producer, valid=hasattr(producer, "_producer"), expected="a pulsar.Producer")
+    raw = pulsar.Producer()
+    raw._producer, raw._schema, raw._client = producer._producer, pulsar.schema.BytesSchema(), producer._client
+    return raw

@@ -1,30 +1,24 @@
-"""One client per process for each broker, and what its failures are called."""
+"""The Pulsar client, one per process and broker, the web service, and the errors of both."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import ssl
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from claimcheck.errors import TransportError
+from claimcheck.errors import ConfigError, TransportError
 from claimcheck.spark.sources._errors import AccessError
 from claimcheck.spark.sources._pulsar.connection import Connection
 from claimcheck.spark.sources._pulsar.handshake import Refusal, refusal
+from claimcheck.transports.pulsar._admin import AdminClient, AdminError, topic_path
 from claimcheck.transports.pulsar._errors import vendor
 
-__all__ = [
-    "again",
-    "check_token",
-    "client_for",
-    "in_our_words",
-    "not_trusted",
-    "open_client",
-    "our_words",
-    "why",
-]
+__all__ = ["ask_limit", "check_topic", "client_errors", "client_for", "open_client", "retry", "transport_error"]
 
 T = TypeVar("T")
 
@@ -44,15 +38,15 @@ def client_for(connection: Connection) -> Any:
 
 
 def open_client(connection: Connection) -> Any:
-    """Open a client of one's own, to be closed. It connects at first use.
+    """Open a client, which the caller closes. It connects at first use.
 
     Raises:
-        AccessError: The broker refuses the token. A client would go on trying, and would not say why.
-        ConfigError: There is no token, or no certificates, where they were said to be.
+        AccessError: The broker refuses the token. A client would keep trying, and would not report the reason.
+        ConfigError: The token or the certificates are not where the options say.
     """
     pulsar = vendor()
     token = connection.token()
-    check_token(connection)
+    _check_token(connection)
     return pulsar.Client(
         connection.service_url,
         authentication=pulsar.AuthenticationToken(token) if token else None,
@@ -65,41 +59,41 @@ def open_client(connection: Connection) -> Any:
     )
 
 
-def again(asked: Callable[[], T], *, passing: Callable[[Exception], bool], seconds: float) -> T:
-    """Ask until there is an answer, or an error that does not pass.
+def retry(call: Callable[[], T], *, transient: Callable[[Exception], bool], seconds: float) -> T:
+    """Call until it returns, or raises an error that is not transient.
 
     Args:
-        asked: Asks once.
-        passing: Whether an error may be gone the next time.
+        call: Tries once.
+        transient: Whether an error may be gone at the next call.
         seconds: For how long; then the last error is raised.
     """
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return asked()
+            return call()
         except Exception as error:
-            if not passing(error) or time.monotonic() > deadline:
+            if not transient(error) or time.monotonic() > deadline:
                 raise
         time.sleep(_PAUSE_SECONDS)
 
 
 @contextlib.contextmanager
-def in_our_words(connection: Connection, topic: str, what: str) -> Iterator[None]:
-    """Turn an error of the client into ours, with the topic, what was being done, and why nobody got in."""
+def client_errors(connection: Connection, topic: str, what: str) -> Iterator[None]:
+    """Convert errors of the client into ours, with the topic, the operation, and why access was refused."""
     try:
         yield
     except vendor().exceptions.PulsarException as error:
-        raise our_words(connection, topic, f"{what} failed", error) from error
+        raise transport_error(connection, topic, f"{what} failed", error) from error
 
 
-def our_words(connection: Connection, topic: str, what: str, error: Exception) -> TransportError:
-    """Make an error of ours of one of the client."""
+def transport_error(connection: Connection, topic: str, what: str, error: Exception) -> TransportError:
+    """Return our error for an error of the client."""
     kinds = vendor().exceptions
     text = f"{topic}: {what}: {type(error).__name__}"
     if isinstance(error, kinds.AuthorizationError):
         return AccessError(f"{text}. Who the token is for may not do that with this topic", destination=topic)
     if isinstance(error, kinds.Timeout | kinds.ConnectError | kinds.AuthenticationError):
-        access = why(connection, text)
+        access = _access_error(connection, text)
         if access is not None:
             access.destination = topic
             return access
@@ -112,44 +106,38 @@ def our_words(connection: Connection, topic: str, what: str, error: Exception) -
     return wrapped
 
 
-def check_token(connection: Connection) -> None:
-    """Make sure that the broker takes the token; who is not there, or not trusted, is left to the client.
+def _check_token(connection: Connection) -> None:
+    """Check that the broker accepts the token; unreachable and untrusted brokers are left to the client.
 
     Raises:
         AccessError: It does not.
-        ConfigError: There is no token, or no certificates, where they were said to be.
+        ConfigError: The token or the certificates are not where the options say.
     """
     found = _ask(connection)
     if found is not None and found[0] is Refusal.TOKEN:
         raise _refused(connection, "authTokenEnv")
 
 
-def why(connection: Connection, before: str) -> AccessError | None:
-    """Find out why the client did not get in; ``None`` where it could have.
+def _access_error(connection: Connection, before: str) -> AccessError | None:
+    """Return why the broker refuses the connection; ``None`` if it does not.
 
     Args:
-        connection: As the client has it.
-        before: What went wrong.
+        connection: The client's.
+        before: What failed, for the error's text.
 
     Raises:
-        ConfigError: There is no token, or no certificates, where they were said to be.
+        ConfigError: The token or the certificates are not where the options say.
     """
     found = _ask(connection)
     if found is None:
         return None
     if found[0] is Refusal.CERTIFICATE:
-        return not_trusted(connection.hosts, found[1], before)
+        return _not_trusted(connection.hosts, found[1], before)
     return _refused(connection, before)
 
 
-def not_trusted(where: str, said: str, before: str) -> AccessError:
-    """Make the error for a certificate.
-
-    Args:
-        where: Whose it is.
-        said: What is wrong with it.
-        before: What went wrong.
-    """
+def _not_trusted(where: str, said: str, before: str) -> AccessError:
+    """Return the error for a certificate of ``where``, with the reason and what failed before."""
     return AccessError(
         f"{before}. The certificate of {where} is not trusted: {said}. tlsTrustCertsFilePath names a file with the "
         "certificates to trust, on the driver and on every executor; the URL has to name the host as they do"
@@ -175,3 +163,64 @@ def _ask(connection: Connection) -> tuple[Refusal, str] | None:
 
     wants_tls = connection.service_url.startswith("pulsar+ssl:")
     return refusal(connection.service_url, connection.token(), connection.trust(certifi.where()) if wants_tls else None)
+
+
+# The web service ----------------------------------------------------------------------------------------------------
+
+
+def check_topic(connection: Connection, topic: str) -> None:
+    """Check that a topic exists, if there is an ``adminUrl``; clients would create it.
+
+    Raises:
+        ConfigError: It does not exist.
+        AccessError: The web service refuses the token, or its certificate is not trusted.
+        TransportError: It did not answer.
+    """
+    if connection.admin_url is None:
+        return
+    path = topic_path(topic)
+    admin = _admin(connection)
+    try:
+        metadata = admin.get(f"{path}/partitions")
+        missing = metadata is None or (not metadata.get("partitions") and admin.get(f"{path}/stats") is None)
+    except AdminError as error:
+        raise _explained(connection, error) from error
+    if missing:
+        raise ConfigError(
+            f"topic: found {topic}, which is not there, expected the name of a topic that is",
+            path="topic",
+            found=topic,
+            expected="the name of a topic that is there",
+        )
+
+
+def ask_limit(connection: Connection, topic: str) -> int:
+    """Return the limit of one message: the broker's own, or the topic's if that is less.
+
+    Raises:
+        AccessError: It refuses the token, or its certificate is not trusted.
+        TransportError: It did not answer.
+    """
+    try:
+        return _admin(connection).max_message_bytes(topic)
+    except AdminError as error:
+        raise _explained(connection, error) from error
+
+
+def _admin(connection: Connection) -> AdminClient:
+    token, url = connection.token(), connection.admin_url or ""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return AdminClient(url, headers=headers, trust=connection.trust(None) if url.startswith("https:") else None)
+
+
+def _explained(connection: Connection, error: AdminError) -> TransportError:
+    text = f"adminUrl: {error}"
+    reason: Any = getattr(error.__cause__, "reason", None)
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return _not_trusted(
+            urllib.parse.urlsplit(connection.admin_url or "").hostname or "", reason.verify_message, text
+        )
+    if error.status in (401, 403):  # 401 also for a valid token that lacks the permission
+        forbidden = AccessError(f"{text}: the token's role lacks the permission. Without adminUrl no request is made")
+        return _access_error(connection, text) or forbidden
+    return TransportError(text)

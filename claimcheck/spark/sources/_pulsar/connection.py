@@ -1,4 +1,4 @@
-"""What a source and a sink are told about the broker, and whom they trust. No I/O but for the file of certificates."""
+"""The connection options of sources and sinks. No I/O except to read the file of certificates."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ CONNECTION_OPTIONS: dict[str, Kind] = {
     "operationTimeoutSeconds": SECONDS,
     "ioThreads": COUNT,
 }
-"""What a source and a sink are told alike."""
+"""The options that sources and sinks share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Where a broker is and how to get in; of secrets the names only, so that it may travel with a plan.
+    """A broker's addresses and credentials; the name of the token's variable only, so that it can be part of a plan.
 
     Attributes:
-        service_url: For clients.
-        admin_url: Of the web service, where it may be asked.
+        service_url: The broker, for clients.
+        admin_url: The web service, if it may be used.
         token_env: The environment variable that holds the token, in the process that connects.
         trust_certs: Path of the certificates to trust.
-        allow_insecure: Whether a certificate that nobody trusts will do.
+        allow_insecure: Whether untrusted certificates are accepted.
         validate_hostname: Whether the certificate has to name the host.
         timeout_seconds: For one request.
-        io_threads: Of the client.
+        io_threads: I/O threads of the client.
     """
 
     service_url: str
@@ -57,11 +57,11 @@ class Connection:
 
     @property
     def hosts(self) -> str:
-        """Of the brokers, with their ports, for people to read."""
+        """The brokers' hosts and ports, for error messages."""
         return ", ".join(f"{host}:{port}" for host, port in hosts_of(self.service_url))
 
     def token(self) -> str | None:
-        """Look the token up, here and now.
+        """Return the token from this process's environment.
 
         Raises:
             ConfigError: The variable is not set in this process.
@@ -78,10 +78,10 @@ class Connection:
         return os.environ[self.token_env]
 
     def trust(self, default: str | None) -> ssl.SSLContext:
-        """Say in Python's words whom the client trusts.
+        """Return an SSL context that trusts what the client trusts.
 
         Args:
-            default: Path of the certificates to trust where none are named; ``None`` for the machine's own.
+            default: Path of the certificates to trust if none are named; ``None`` for the machine's own.
 
         Raises:
             ConfigError: The file with the certificates cannot be read in this process.
@@ -109,10 +109,10 @@ class Connection:
 
 
 def connection_of(values: dict[str, Any]) -> Connection:
-    """Make a connection of options that were checked.
+    """Return the connection that parsed options describe.
 
     Raises:
-        ConfigError: There is no ``serviceUrl``, or it is none.
+        ConfigError: ``serviceUrl`` or ``adminUrl`` is missing or not valid.
     """
     url = values.get("serviceUrl")
     if url is None or not _SERVICE_URL.fullmatch(url) or any(port > 65535 for _, port in hosts_of(url)):

@@ -1,7 +1,10 @@
-"""Asks a broker whether it lets somebody in: the client goes on trying, and has no more to say than ``Timeout``.
+"""Tells a refused token from a time-out, with the first frame of Pulsar's protocol.
 
-The first frame of Pulsar's protocol, and no more than is needed of the answer. The token goes where the client would
-send it, too, and only there: over TLS to nobody whose certificate is not trusted.
+The Pulsar client cannot: when a broker refuses a token, or requires one, the client reconnects until its operation
+times out, raises ``Timeout`` as for a broker that does not exist, and logs no other reason at warning level (measured
+with client 3.13 and broker 4.2). The web service could tell, but ``adminUrl`` is optional.
+
+The token is sent only where the client would send it, over TLS only to a broker whose certificate is trusted.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Iterator
 
 __all__ = ["Refusal", "hosts_of", "refusal"]
 
-_SECONDS = 5.0  # for each step; who is slower is asked by the client alone
+_SECONDS = 5.0  # for each step; a slower broker is left to the client
 _PLACE = re.compile(r"(?P<host>\[[^\]]+\]|[^\[\]:]+)(?::(?P<port>\d+))?")
 _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 _MAX_ANSWER_BYTES = 1 << 16
@@ -24,22 +27,22 @@ _PROTOCOL = 19
 
 
 class Refusal(enum.Enum):
-    """Why nobody gets in."""
+    """Why a broker cannot be used."""
 
-    TOKEN = "the broker refuses who asks"
+    TOKEN = "the broker refuses the token"
     CERTIFICATE = "its certificate is not trusted"
 
 
 def refusal(url: str, token: str | None, tls: ssl.SSLContext | None) -> tuple[Refusal, str] | None:
-    """Knock at the first host of a service URL that answers.
+    """Connect to the first host of a service URL that answers.
 
     Args:
         url: With one host or several.
-        token: What it would be asked with.
-        tls: Whom to trust, where the URL wants TLS.
+        token: The token to send, if any.
+        tls: The certificates to trust, if the URL requires TLS.
 
     Returns:
-        Why it says no, and what there is to be said about it; ``None`` where it does not, or nobody is at home.
+        Why the broker refuses the connection, with a detail; ``None`` if it does not, or no host answers.
     """
     for host, port in hosts_of(url):
         try:
@@ -56,7 +59,7 @@ def refusal(url: str, token: str | None, tls: ssl.SSLContext | None) -> tuple[Re
 
 
 def hosts_of(url: str) -> list[tuple[str, int]]:
-    """Take a service URL apart: ``pulsar://a:6650,b`` has two hosts."""
+    """Return the hosts and ports of a service URL: ``pulsar://a:6650,b`` has two."""
     scheme, _, places = url.partition("://")
     found = (_PLACE.fullmatch(place) for place in places.rstrip("/").split(","))
     return [(each["host"].strip("[]"), int(each["port"] or _PORTS[scheme])) for each in found if each]
@@ -73,12 +76,12 @@ def _asked(line: socket.socket, token: str | None) -> tuple[Refusal, str] | None
 
 
 def _connect(token: str | None) -> bytes:
-    """`CommandConnect`: who we are, and with what we would come in."""
+    """Encode `CommandConnect`: client version, protocol version and token."""
     fields = _text(1, b"claimcheck") + _number(4, _PROTOCOL)
     return fields if token is None else fields + _text(3, token.encode()) + _text(5, b"token")
 
 
-# Protobuf, as far as it goes here --------------------------------------------------------------------------------
+# Protobuf, as far as it is needed here --------------------------------------------------------------------------------
 
 
 def _frame(command: bytes) -> bytes:
@@ -110,7 +113,7 @@ def _varint(value: int) -> bytes:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and texts by their field; a message that has anything else is refused."""
+    """Yield numbers and texts with their fields; raise `ValueError` for anything else."""
     at = 0
     while at < len(message):
         tag, at = _read_varint(message, at)
@@ -139,6 +142,6 @@ def _exactly(line: socket.socket, size: int) -> bytes:
     while len(found) < size:
         more = line.recv(size - len(found))
         if not more:
-            raise ConnectionError("no more")
+            raise ConnectionError("the broker closed the connection")
         found += more
     return found

@@ -1,11 +1,12 @@
-"""Reads a stretch of one partition, as messages and as Arrow batches. Nothing here changes anything in the broker."""
+"""Reads a range of one partition, as messages and as Arrow batches. Nothing here changes anything in the broker."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,23 +15,28 @@ from pyspark.sql.datasource import InputPartition
 
 from claimcheck.spark._columns import MAP_TYPE
 from claimcheck.spark.sources._errors import AccessError, DataLossError, ForeignMessageError
-from claimcheck.spark.sources._pulsar.client import again, client_for, in_our_words, our_words
+from claimcheck.spark.sources._pulsar.client import client_errors, client_for, retry, transport_error
 from claimcheck.spark.sources._pulsar.connection import Connection
-from claimcheck.spark.sources._pulsar.offsets import NOTHING, Position, split_name
 from claimcheck.transports.pulsar._errors import vendor
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    "as_it_is",
+    "COLUMNS",
+    "NOTHING",
+    "Found",
+    "Offsets",
+    "Position",
+    "ReadSettings",
+    "Stretch",
     "batch_of",
     "check_readable",
-    "COLUMNS",
-    "Found",
+    "from_json",
     "read_messages",
-    "Reading",
-    "Stretch",
+    "split_name",
+    "to_json",
+    "unfiltered",
 ]
 
 _BATCH_ROWS = 8192
@@ -39,13 +45,40 @@ _PER_MESSAGE_BYTES = 100
 
 _log = logging.getLogger(__name__)
 
+Position = tuple[int, int]
+"""Ledger and entry, both from 0. A batch is one entry: it is read as a whole."""
+
+Offsets = dict[str, Position]
+"""The last entry that was read, by the full name of a partition; partitions without one were not read yet."""
+
+NOTHING: Position = (-1, -1)
+"""Before all entries."""
+
+_PARTITION = re.compile(r"(.+)-partition-(\d+)")
+
+
+def from_json(value: Mapping[str, Any]) -> Offsets:
+    """Return the offsets of a checkpoint."""
+    return {name: (int(ledger), int(entry)) for name, (ledger, entry) in value.items()}
+
+
+def to_json(offsets: Offsets) -> dict[str, list[int]]:
+    """Return offsets for a checkpoint, always in the same order: Spark compares texts."""
+    return {name: list(offsets[name]) for name in sorted(offsets)}
+
+
+def split_name(partition: str) -> tuple[str, int]:
+    """Split the name of a partition into the topic's name and the partition's number, -1 without one."""
+    found = _PARTITION.fullmatch(partition)
+    return (found[1], int(found[2])) if found else (partition, -1)
+
 
 class Stretch(InputPartition):
-    """What one task reads: of one partition what comes after ``start``, up to and with ``end``.
+    """What one task reads: the entries of one partition after ``start``, up to and including ``end``.
 
     Args:
         partition: The partition's full name.
-        start: The last entry that was read before, which has to be there still; `NOTHING` to begin with what there is.
+        start: The last entry that was read before, which must still exist; `NOTHING` to begin with the first.
         end: The last entry to read.
     """
 
@@ -58,14 +91,14 @@ class Stretch(InputPartition):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ReadSettings:
     """How to read.
 
     Attributes:
-        connection: Where.
-        timeout_seconds: For the next message; longer than any outage of the broker that is to be lived through.
+        connection: The broker.
+        timeout_seconds: For the next message; longer than any outage of the broker that the query should survive.
         queue: Messages that the client fetches ahead.
-        fail_on_loss: Whether what is gone from under a checkpoint is an error, or just a line in the log.
+        fail_on_loss: Whether messages that were deleted before they were read are an error, or only logged.
     """
 
     connection: Connection
@@ -74,10 +107,10 @@ class Reading:
     fail_on_loss: bool = True
 
     def lost(self, partition: str, what: str) -> None:
-        """Say that messages are gone that this query has not read, or may be.
+        """Report that messages were, or may have been, deleted before this query read them.
 
         Raises:
-            DataLossError: That is an error, as it is unless the query was told to be careless.
+            DataLossError: Unless ``fail_on_loss`` is false.
         """
         text = (
             f"{partition}: {what}. Has another query the same subscription, was it removed, or did a time-to-live or a "
@@ -88,10 +121,10 @@ class Reading:
         _log.warning("%s", text)
 
     def batches(self, stretch: Stretch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Read a stretch in this process.
+        """Read a range in this process.
 
         Raises:
-            DataLossError: What it begins with is gone.
+            DataLossError: Its first entries were deleted.
             TransportError: The broker did not answer in time.
         """
         topic = split_name(stretch.partition)
@@ -107,17 +140,17 @@ class Reading:
             yield batch_of(found, topic, schema)
 
 
-def read_messages(client: Any, stretch: Stretch, reading: Reading) -> Iterator[Found]:
-    """Go through the messages of a stretch in order, every entry as a whole. Raises as `Reading.batches` does."""
+def read_messages(client: Any, stretch: Stretch, reading: ReadSettings) -> Iterator[Found]:
+    """Yield the messages of a range in order, every entry as a whole. Raises as `ReadSettings.batches` does."""
     with _opened(client, stretch, reading) as reader:
         if not _ask(reader._reader.has_message_available, stretch, reading):
-            _lost(stretch, None, reading)  # of a topic that was emptied nothing would ever come
+            _lost(stretch, None, reading)  # no message would come from an empty topic
             return
         yield from _until_end(reader, stretch, reading)
 
 
 @contextlib.contextmanager
-def _opened(client: Any, stretch: Stretch, reading: Reading) -> Iterator[Any]:
+def _opened(client: Any, stretch: Stretch, reading: ReadSettings) -> Iterator[Any]:
     ledger, entry = stretch.start
     begin = vendor().MessageId.earliest
     if stretch.start != NOTHING:
@@ -130,28 +163,28 @@ def _opened(client: Any, stretch: Stretch, reading: Reading) -> Iterator[Any]:
             reader.close()
 
 
-def _open_at(client: Any, stretch: Stretch, begin: Any, reading: Reading) -> Any:
-    with in_our_words(reading.connection, stretch.partition, "opening a reader"):
-        # Inclusive: what was read last comes again, and proves by it that nothing behind it was removed.
+def _open_at(client: Any, stretch: Stretch, begin: Any, reading: ReadSettings) -> Any:
+    with client_errors(reading.connection, stretch.partition, "opening a reader"):
+        # Inclusive: the entry that was read last comes again, which proves that nothing after it was deleted.
         return client.create_reader(
             stretch.partition,
             begin,
             start_message_id_inclusive=True,
             receiver_queue_size=reading.queue,
-            **as_it_is(),
+            **unfiltered(),
         )
 
 
-def _patiently(opened: Callable[[], Any], reading: Reading) -> Any:
-    """A client that is refused a connection says so at once; an outage is waited for all the same."""
+def _patiently(opened: Callable[[], Any], reading: ReadSettings) -> Any:
+    """The client raises at once when a connection is refused; wait for the end of an outage all the same."""
 
-    def passing(error: Exception) -> bool:
+    def transient(error: Exception) -> bool:
         return isinstance(error.__cause__, vendor().exceptions.ConnectError) and not isinstance(error, AccessError)
 
-    return again(opened, passing=passing, seconds=reading.timeout_seconds)
+    return retry(opened, transient=transient, seconds=reading.timeout_seconds)
 
 
-def _until_end(reader: Any, stretch: Stretch, reading: Reading) -> Iterator[Found]:
+def _until_end(reader: Any, stretch: Stretch, reading: ReadSettings) -> Iterator[Found]:
     start, end, millis = stretch.start, stretch.end, _millis(reading)
     read, more = reader._reader.read_next, reader._reader.has_message_available
     proven, before = False, start
@@ -165,31 +198,31 @@ def _until_end(reader: Any, stretch: Stretch, reading: Reading) -> Iterator[Foun
         if not proven:
             proven = _prove(position, stretch, reading)
         if position > end:
-            if before != end:  # which has not come: it may be a part of this
+            if before != end:  # which did not come: it may be a part of this message
                 check_readable(message, message_id, stretch.partition)
             return
         if position > start:
             check_readable(message, message_id, stretch.partition)
             yield position, message_id, message
         before = position
-        # The end may be the topic's, where no next message tells that its batch is over; most have no batch.
+        # At the topic's end no next message shows that the batch is complete; most messages have no batch.
         if position == end and (message_id.batch_index() < 0 or not _ask(more, stretch, reading)):
             return
 
 
-def _prove(position: Position, stretch: Stretch, reading: Reading) -> bool:
-    """What comes first is what was read last; where nothing was, it is at least not behind all that was to be read."""
+def _prove(position: Position, stretch: Stretch, reading: ReadSettings) -> bool:
+    """Check that the first message is the one that was read last, or, for a first read, not after the range."""
     if position > stretch.end if stretch.start == NOTHING else position != stretch.start:
         _lost(stretch, position, reading)
     return True
 
 
-def _ask(more: Any, stretch: Stretch, reading: Reading) -> bool:
-    with in_our_words(reading.connection, stretch.partition, "asking for more"):
+def _ask(more: Any, stretch: Stretch, reading: ReadSettings) -> bool:
+    with client_errors(reading.connection, stretch.partition, "asking for more"):
         return bool(more())
 
 
-def _lost(stretch: Stretch, found: Position | None, reading: Reading) -> None:
+def _lost(stretch: Stretch, found: Position | None, reading: ReadSettings) -> None:
     gone = (
         f"entry {stretch.start}, up to which this query has read, is gone, so that messages behind it may be gone, too"
     )
@@ -198,7 +231,7 @@ def _lost(stretch: Stretch, found: Position | None, reading: Reading) -> None:
     reading.lost(stretch.partition, f"{gone}; the topic goes on with {found or 'nothing'}")
 
 
-def _silent(stretch: Stretch, reading: Reading, error: Exception) -> NoReturn:
+def _silent(stretch: Stretch, reading: ReadSettings, error: Exception) -> NoReturn:
     if not isinstance(error, vendor().exceptions.PulsarException):
         raise error
     what = (
@@ -207,12 +240,12 @@ def _silent(stretch: Stretch, reading: Reading, error: Exception) -> NoReturn:
     )
     if not isinstance(error, vendor().exceptions.Timeout):
         what = "reading failed"
-    wrapped = our_words(reading.connection, stretch.partition, what, error)
+    wrapped = transport_error(reading.connection, stretch.partition, what, error)
     wrapped.retryable = not isinstance(wrapped, AccessError)
     raise wrapped from error
 
 
-def _millis(reading: Reading) -> int:
+def _millis(reading: ReadSettings) -> int:
     return math.ceil(reading.timeout_seconds * 1000)
 
 
@@ -230,16 +263,16 @@ COLUMNS = {
     "producer_name": "string",
     "properties": MAP_TYPE,
 }
-"""One row per message."""
+"""The columns; one row per message."""
 
 Found = tuple[Position, Any, Any]
-"""Where a message was found, its id, and the message, as the client's own core gives them."""
+"""The position, id and inner message of the client's C++ core."""
 
 _LAST_MILLIS = 253_402_300_799_999  # of the year 9999, behind which neither Python nor Spark's texts have times
 
 
 def batch_of(found: Sequence[Found], topic: tuple[str, int], schema: pa.Schema) -> pa.RecordBatch:
-    """Column by column, and only those that are asked for: the loops are the interpreter's own."""
+    """Convert messages into a batch of the schema's columns, column by column, which is fastest."""
     import pyarrow as pa
 
     arrays = [_column(field, found, topic) for field in schema]
@@ -286,7 +319,7 @@ def _values(name: str, found: Sequence[Found]) -> list[Any]:
 
 
 def _moment(millis: int) -> int | None:
-    """Whatever a producer has set: nothing, or nanoseconds by mistake, is no time."""
+    """Return an event time; ``None`` for what is none: 0, or nanoseconds by mistake."""
     return millis if 0 < millis <= _LAST_MILLIS else None
 
 
@@ -310,18 +343,18 @@ def _properties(each: list[dict[str, str]], kind: pa.DataType) -> pa.Array:
 _FIRST_CHUNK = b"\x3a"  # field 7 of `MessageIdData` (Pulsar's protocol): where a payload in chunks begins
 
 
-def as_it_is() -> dict[str, Any]:
-    """Arguments for a reader or consumer that hands out what it cannot decrypt; by default it is passed over."""
+def unfiltered() -> dict[str, Any]:
+    """Return arguments for a reader or consumer that returns what it cannot decrypt, instead of skipping it."""
     return {"crypto_failure_action": vendor().ConsumerCryptoFailureAction.CONSUME}
 
 
 def check_readable(message: Any, message_id: Any, partition: str) -> None:
-    """Refuse what is not read here.
+    """Raise for messages that this source does not read.
 
     Args:
-        message: As the client's own core gives it, read by `as_it_is`.
+        message: The inner message of the client's core, read with `unfiltered`.
         message_id: Its id.
-        partition: Where it is.
+        partition: Its partition.
 
     Raises:
         ForeignMessageError: It is encrypted, or was sent in chunks of the client's own.

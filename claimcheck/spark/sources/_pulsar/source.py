@@ -32,11 +32,17 @@ from claimcheck.spark.sources._options import (
     require,
     sink_config,
 )
-from claimcheck.spark.sources._pulsar.admin import check_topic
-from claimcheck.spark.sources._pulsar.client import client_for, in_our_words
+from claimcheck.spark.sources._pulsar.client import check_topic, client_errors, client_for
 from claimcheck.spark.sources._pulsar.connection import CONNECTION_OPTIONS, Connection, connection_of
-from claimcheck.spark.sources._pulsar.offsets import NOTHING, Position, split_name
-from claimcheck.spark.sources._pulsar.reader import COLUMNS, Reading, Stretch, as_it_is
+from claimcheck.spark.sources._pulsar.reader import (
+    COLUMNS,
+    NOTHING,
+    Position,
+    ReadSettings,
+    Stretch,
+    split_name,
+    unfiltered,
+)
 from claimcheck.spark.sources._pulsar.stream import PulsarStreamReader, StreamPlan
 from claimcheck.spark.sources._pulsar.writer import PulsarSink, PulsarStreamWriter, PulsarWriter
 from claimcheck.spark.sources._rows import Columns
@@ -70,7 +76,7 @@ _WRITE_OPTIONS = CONNECTION_OPTIONS | {
 
 
 class PulsarSource(DataSource):
-    """Made by Spark wherever it needs one; opens nothing."""
+    """Spark creates it wherever it needs one; it opens no connection."""
 
     relative_paths: ClassVar[bool] = True
 
@@ -80,12 +86,12 @@ class PulsarSource(DataSource):
         return "claimcheck_pulsar"
 
     def schema(self) -> str:
-        """All columns; a query may give a schema with fewer of them, and is quicker then."""
-        _read_values(self.options)  # what is wrong is said at `load`, not when the query runs
+        """All columns; a query whose schema has fewer of them is faster."""
+        _read_values(self.options)  # raises errors at `load`, not when the query runs
         return as_ddl(COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make what reads topics once, from their beginning to their end."""
+        """Return the reader of batch queries, which reads topics from their beginning to their end."""
         values = _read_values(self.options)
         for name in ("maxRowsPerTrigger", "maxPayloadBytesPerTrigger", "subscription"):
             if name in values:
@@ -95,7 +101,7 @@ class PulsarSource(DataSource):
         return PulsarReader(_topics(values), _reading(values), check_columns(schema, COLUMNS))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Make what reads topics on and on."""
+        """Return the reader of streaming queries."""
         values = _read_values(self.options)
         expected = "a name that is this query's own, and the same after every restart: Pulsar keeps data under it"
         config = values.get("config")
@@ -110,12 +116,12 @@ class PulsarSource(DataSource):
         return PulsarStreamReader(plan, check_columns(schema, COLUMNS))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Make what sends the rows of a batch."""
+        """Return the writer of a batch."""
         refuse_overwrite(overwrite)
         return PulsarWriter(self._sink(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Make what sends the rows of a stream."""
+        """Return the writer of a stream."""
         return PulsarStreamWriter(self._sink(schema))
 
     def _sink(self, schema: StructType) -> PulsarSink:
@@ -133,7 +139,7 @@ class PulsarSource(DataSource):
 
 
 class ClusterPulsarSource(PulsarSource):
-    """The same on a cluster, where relative paths are refused."""
+    """The same source on a cluster, where relative paths are refused."""
 
     relative_paths = False
 
@@ -141,33 +147,33 @@ class ClusterPulsarSource(PulsarSource):
 class PulsarReader(DataSourceReader):
     """Reads what the topics hold when the query is planned."""
 
-    def __init__(self, topics: tuple[str, ...], reading: Reading, schema: StructType) -> None:
+    def __init__(self, topics: tuple[str, ...], reading: ReadSettings, schema: StructType) -> None:
         self._topics, self._reading, self._schema = topics, reading, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Make a task for each partition that is not empty. No subscription is made, and so none is left behind."""
+        """Return a task for each partition that is not empty. No subscription is created."""
         client = client_for(self._reading.connection)
         stretches = []
         for topic in self._topics:
             check_topic(self._reading.connection, topic)
-            with in_our_words(self._reading.connection, topic, "asking for its partitions"):
+            with client_errors(self._reading.connection, topic, "asking for its partitions"):
                 names = client.get_topic_partitions(topic)
             ends = {name: _end(client, name, self._reading) for name in names}
             stretches += [Stretch(name, NOTHING, end) for name, end in ends.items() if end != NOTHING]
         return stretches
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one stretch, on an executor; nothing where all topics are empty."""
+        """Read one range, on an executor; nothing if all topics are empty."""
         if isinstance(partition, Stretch):
             return self._reading.batches(partition, arrow_schema(self._schema))
         return iter(())
 
 
-def _end(client: Any, partition: str, reading: Reading) -> Position:
+def _end(client: Any, partition: str, reading: ReadSettings) -> Position:
     pulsar = vendor()
-    with in_our_words(reading.connection, partition, "asking for its last message"):
+    with client_errors(reading.connection, partition, "asking for its last message"):
         reader = client.create_reader(
-            partition, pulsar.MessageId.latest, start_message_id_inclusive=True, receiver_queue_size=1, **as_it_is()
+            partition, pulsar.MessageId.latest, start_message_id_inclusive=True, receiver_queue_size=1, **unfiltered()
         )
         try:
             if not reader.has_message_available():
@@ -198,10 +204,10 @@ def _topics(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _reading(values: dict[str, Any]) -> Reading:
+def _reading(values: dict[str, Any]) -> ReadSettings:
     timeout = values.get("readTimeoutSeconds", 60.0)
     connection = connection_of({"operationTimeoutSeconds": timeout, **values})
-    return Reading(
+    return ReadSettings(
         connection=connection,
         timeout_seconds=timeout,
         queue=values.get("receiverQueueSize", 1000),

@@ -1,8 +1,8 @@
-"""Sends rows to Pulsar: as they are, or offloaded where a configuration says so. At least once.
+"""Sends rows to Pulsar, at least once: unchanged, or offloaded with a configuration.
 
-A task is done when the broker has all of its messages. What was sent cannot be called back: when Spark tries a task
-again, or ends the job, rows that the first attempt has sent are sent twice, or stay. What was stored for a row whose
-send definitely failed is removed at once.
+A task is done when the broker has all of its messages. Messages cannot be withdrawn: if Spark retries a task, or ends
+the job, rows that the first attempt sent are sent twice, or stay. The stored payload of a row whose send definitely
+failed is deleted at once.
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from claimcheck.config import Config
-from claimcheck.errors import ClaimCheckError, TransportError
+from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._worker import claim_check
-from claimcheck.spark.sources._pulsar.admin import ask_limit
-from claimcheck.spark.sources._pulsar.client import client_for, in_our_words
+from claimcheck.spark.sources._pulsar.client import ask_limit, client_errors, client_for
 from claimcheck.spark.sources._pulsar.connection import Connection
 from claimcheck.spark.sources._rows import Columns, Row, as_text
+from claimcheck.transports.pulsar._deadlines import BoundedProducer
 from claimcheck.transports.pulsar._errors import error_of, vendor
-from claimcheck.transports.pulsar._producer import Flushing, PulsarProducer
-from claimcheck.transports.pulsar._send import no_id
-from claimcheck.transports.pulsar._send_deadlines import Deadlines, Ticket
+from claimcheck.transports.pulsar._producer import PulsarProducer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +35,6 @@ __all__ = [
     "PulsarSink",
     "PulsarStreamWriter",
     "PulsarWriter",
-    "Sends",
     "Sent",
 ]
 
@@ -47,10 +43,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """What a task has sent.
+    """The result of a task.
 
     Attributes:
-        rows: How many.
+        rows: How many rows it sent.
     """
 
     rows: int
@@ -58,14 +54,14 @@ class Sent(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarSink:
-    """What a sink was told; a value that pickles.
+    """The options of a sink. Can be pickled.
 
     Attributes:
-        connection: Where.
-        columns: Of the rows.
-        config: Offloads what is too large; without it rows go as they are.
-        max_message_bytes: What the broker takes in one message.
-        timeout_seconds: For the answer to one message; an outage that is shorter is waited for.
+        connection: The broker.
+        columns: The columns of the rows.
+        config: For payloads that are too large; without it rows are sent unchanged.
+        max_message_bytes: The broker's limit of one message.
+        timeout_seconds: For the answer to one message; longer than any outage that the query should survive.
     """
 
     connection: Connection
@@ -78,7 +74,7 @@ class PulsarSink:
         """Send the rows of a task and wait until the broker has all of them.
 
         Raises:
-            RowSendError: A row was refused, or had no answer.
+            RowSendError: The broker refused a row, or did not answer.
             ClaimCheckError: A row could not be offloaded; a note names it.
         """
         sending = _Sending(self)
@@ -91,19 +87,19 @@ class PulsarSink:
 
 
 class _Sending:
-    """The producers of one task, one for each topic, and the rows that have no answer yet."""
+    """The producers of one task, one for each topic, and its rows in flight."""
 
     def __init__(self, sink: PulsarSink) -> None:
         self._sink = sink
         self._client = client_for(sink.connection)
-        self._producers: dict[str, Sends] = {}
+        self._producers: dict[str, BoundedProducer | PulsarProducer] = {}
         self._changed = threading.Condition()
         self._waiting = 0
         self._failed: list[tuple[Row, Any]] = []
         self._ok = vendor().Result.Ok
 
     def send(self, row: Row) -> int:
-        """Give one row to the client; gives 1, to be counted."""
+        """Send one row; returns 1, for a sum."""
         if self._failed:
             self._raise()
         properties = {name: as_text(row, f"header {name!r}", value) or "" for name, value in row.headers}
@@ -132,7 +128,7 @@ class _Sending:
             self._raise()
 
     def close(self) -> None:
-        """Leave the topics; what failed is undone by then."""
+        """Close the producers. Failed sends are rolled back by then."""
         for topic, producer in self._producers.items():
             try:
                 producer.close()
@@ -140,7 +136,7 @@ class _Sending:
                 _log.warning("%s: closing a producer failed: %s", topic, type(error).__name__)
 
     def _heard(self, row: Row, result: Any, message_id: Any) -> None:
-        """In the client's own thread."""
+        """Record a result, in the client's thread."""
         if result != self._ok:
             self._failed.append((row, result))
         self._count(-1)
@@ -156,7 +152,7 @@ class _Sending:
 
     @contextlib.contextmanager
     def _of(self, row: Row) -> Iterator[None]:
-        """Say of an error which row it is about."""
+        """Add the row to errors."""
         try:
             yield
         except ClaimCheckError as error:
@@ -175,7 +171,7 @@ class _Sending:
             f"limit with maxMessageBytes, or have it asked with adminUrl{more}"
         )
 
-    def _open(self, topic: str) -> Sends:
+    def _open(self, topic: str) -> BoundedProducer | PulsarProducer:
         sink = self._sink
         self._producers[topic] = open_producer(
             self._client,
@@ -199,7 +195,7 @@ class PulsarWriter(DataSourceArrowWriter):
         return self._sink.send(iterator)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Say in the log what is in the topic all the same."""
+        """Log how many rows stay in the topics."""
         _say(messages)
 
 
@@ -214,37 +210,18 @@ class PulsarStreamWriter(DataSourceStreamArrowWriter):
         return self._sink.send(iterator)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Say in the log what is in the topic all the same."""
+        """Log how many rows stay in the topics."""
         _say(messages)
 
 
 def _say(messages: Iterable[WriterCommitMessage | None]) -> None:
     sent = sum(message.rows for message in messages if isinstance(message, Sent))
-    _log.warning("the job was ended; %d rows of tasks that were done stay in their topics", sent)
+    _log.warning("the job was aborted; %d rows of completed tasks stay in their topics", sent)
 
 
 _BATCH_BYTES = 128 << 10  # the client's own default
 _BATCH_MESSAGES = 1000
 _GRACE_SECONDS = 30.0
-
-
-class Sends(Protocol):
-    """The part of a producer that is needed here."""
-
-    def send_async(
-        self,
-        content: bytes | None,
-        callback: Callable[[Any, Any], None],
-        properties: dict[str, str] | None = None,
-        partition_key: str | None = None,
-    ) -> None:
-        """Send, and have the callback called once, by the client's thread."""
-
-    def flush(self) -> None:
-        """Wait until everything is answered."""
-
-    def close(self) -> None:
-        """Flush and close."""
 
 
 def open_producer(
@@ -255,65 +232,30 @@ def open_producer(
     config: Config | None,
     max_message_bytes: int,
     timeout_seconds: float,
-) -> Sends:
+) -> BoundedProducer | PulsarProducer:
     """Open a producer, which batches.
 
     Args:
-        client: To open it with.
-        topic: Where to.
-        connection: Knows whom to ask for the limit, if anybody.
-        config: Offloads; without it everything goes as it is.
-        max_message_bytes: What the broker takes in one message, where nobody is asked.
+        client: A native client.
+        topic: The topic.
+        connection: Its web service, if any, is asked for the limit of one message.
+        config: For payloads that are too large; without it rows are sent unchanged.
+        max_message_bytes: The limit, without a web service.
         timeout_seconds: For the answer to one message.
     """
     limit = max_message_bytes if connection.admin_url is None else ask_limit(connection, topic)
-    with in_our_words(connection, topic, "opening a producer"):
+    with client_errors(connection, topic, "opening a producer"):
         native = client.create_producer(
             topic,
             send_timeout_millis=max(1, round(timeout_seconds * 1000)),
             block_if_queue_full=True,
             batching_enabled=True,
-            # A batch is one message to the broker, and may not be over the limit that each of its messages obeys. The
-            # client counts payloads only: three quarters are left for keys and properties, 768 bytes for each.
+            # The broker's limit applies to a whole batch. The client counts payloads only: three quarters of the limit
+            # are left for keys and properties, 768 bytes for each message.
             batching_max_allowed_size_in_bytes=max(1, min(_BATCH_BYTES, limit // 4)),
             batching_max_messages=max(2, min(_BATCH_MESSAGES, limit // 1024)),
         )
     deadline = timeout_seconds + _GRACE_SECONDS
     if config is None:
-        return _Plain(native, deadline)
+        return BoundedProducer(native, deadline)
     return PulsarProducer(native, claim_check(config), max_message_bytes=limit, deadline_seconds=deadline)
-
-
-class _Plain:
-    """The client's own producer, which would wait for ever where a topic has a limit of its own."""
-
-    def __init__(self, native: Any, deadline_seconds: float) -> None:
-        self._native = native
-        self._flushing = Flushing(native)
-        self._deadlines = Deadlines(deadline_seconds, self._overdue)
-
-    def send_async(
-        self,
-        content: bytes | None,
-        callback: Callable[[Any, Any], None],
-        properties: dict[str, str] | None = None,
-        partition_key: str | None = None,
-    ) -> None:
-        ticket = Ticket(callback)
-        self._native.send_async(content, ticket, properties=properties, partition_key=partition_key)
-        self._deadlines.watch(ticket)
-
-    def flush(self) -> None:
-        self._flushing.wait()
-
-    def close(self) -> None:
-        with suppress(vendor().exceptions.PulsarException, TransportError):
-            self._flushing.wait()
-        try:
-            self._native.close()
-        finally:
-            self._deadlines.close()
-
-    def _overdue(self) -> tuple[Any, Any]:
-        self._flushing.lose()
-        return vendor().Result.Timeout, no_id()

@@ -1,4 +1,4 @@
-"""From native messages to payloads: what consumers and readers do alike, without any call of the client."""
+"""Turns native messages into payloads, for consumers and readers, without any call of the client."""
 
 from __future__ import annotations
 
@@ -6,42 +6,29 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from claimcheck import _hints as hints
 from claimcheck._acknowledgement import CumulativeAcks
-from claimcheck._envelope import Chunk, Literal, Plain, PointerData, decode
-from claimcheck._payload import crc32_of
+from claimcheck._envelope import Abort, Chunk
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
-from claimcheck.errors import ClaimCheckError, EnvelopeError
-from claimcheck.transports._common.claimcheck_types import Resolves
+from claimcheck.errors import ClaimCheckError
+from claimcheck.transports._common.dispatch import dispatch
 from claimcheck.transports._common.stored_payload import StoredPayload
-from claimcheck.transports.pulsar._message import Facts, Handle, PulsarMessage
+from claimcheck.transports.pulsar._message import MessageMetadata, PulsarMessage
 from claimcheck.transports.pulsar._message_ids import Place, Position, WholeMessageId, before, natives, position_of
 
-__all__ = ["Arrival", "Inbox", "NativeAcks"]
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
+__all__ = ["Arrival", "Inbox"]
 
 Arrival = PulsarMessage | Dropped
-"""A payload for the application, or messages that became none, with the action to take on them."""
-
-
-@dataclass(frozen=True, slots=True)
-class NativeAcks:
-    """The native ids to acknowledge for one cumulative acknowledgement.
-
-    Attributes:
-        cumulatively: ``None`` where nothing before the oldest unsettled payload is known.
-        individually: The messages behind that payload.
-    """
-
-    cumulatively: Any | None
-    individually: tuple[Any, ...]
+"""A payload for the application, or messages that became no payload, with the action to take on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """A chunked payload that was delivered and is not settled. ``end``: the message that completed it."""
+    """A chunked payload that was delivered and is not settled. ``end``: where it was completed, before duplicates."""
 
     outcome: Outcome
     end: Position
@@ -55,19 +42,17 @@ class Inbox:
     Args:
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         schema: The consumer's.
-        refusal: Returns why chunks from a topic cannot be put together; called for each chunk.
-        sizes: Whether messages need to know the sizes of their stored payloads.
-        keep: Whether to keep native messages until they are settled, to send them on as dead letters.
+        refusal: Returns why chunks from a topic cannot be put together, or ``None``; called for each chunk.
+        keep: Whether to keep native chunks until they are settled, to send them on as dead letters.
         clock: Seconds, monotonic.
     """
 
     def __init__(
         self,
-        cc: Resolves,
+        cc: ClaimCheck,
         schema: Any,
         *,
         refusal: Callable[[str], ClaimCheckError | None] = lambda topic: None,
-        sizes: bool = False,
         keep: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,14 +60,13 @@ class Inbox:
         self._schema = schema
         self._header = cc.config.header
         self._refusal = refusal
-        self._sizes = sizes
         self._keep = keep
         self._resolver = cc.resolver(clock=clock)
         self._lock = threading.RLock()
         self._behind: dict[Any, CumulativeAcks] = {}  # by topic, while chunks from it are not settled
         self._delivered: dict[Place, _Delivery] = {}  # by the payload's first message
         self._by_chunk: dict[Place, Outcome] = {}  # the same payloads, by each of their messages
-        self._previous: Any = None  # the last native message, and
+        self._previous: Any = None  # the last native message
         self._in_batch_before: dict[Place, Any] = {}  # of an unsettled chunk: the id before it in its batch
 
     @property
@@ -97,7 +81,7 @@ class Inbox:
 
     @property
     def has_unsettled_chunks(self) -> bool:
-        """Whether any chunk is held, delivered and not settled, or given back and not received again."""
+        """Whether any chunk is held, delivered and not settled, or to be redelivered."""
         return bool(self._behind)
 
     def plain(self, native: Any) -> PulsarMessage | None:
@@ -109,23 +93,20 @@ class Inbox:
         return PulsarMessage(native, self._schema, data)
 
     def take(self, native: Any) -> Sequence[Arrival]:
-        """Take one message and return what came of it: often the payload, of a chunk perhaps nothing yet."""
+        """Take one message and return its payload, or what it completed: for a chunk often nothing."""
         data = native.data()
         if not data.startswith(self._header):
             return (self._own(native, payload=data),)
-        try:
-            envelope = decode(data, header=self._header)
-        except EnvelopeError as error:
-            return (self._own(native, error=error),)
-        if isinstance(envelope, PointerData):
-            size = self._size(data) if self._sizes else 0
-            return (self._own(native, stored=StoredPayload(lambda: self._load(native, data), size=size)),)
-        if isinstance(envelope, (Literal, Plain)):  # a plain one is the header alone
-            return (self._own(native, payload=bytes(envelope.payload)),)
-        refusal = self._refusal(native.topic_name())
-        if refusal is not None:
-            return (self._own(native, error=refusal),)
-        return self._chunk(native, data, is_first=isinstance(envelope, Chunk) and envelope.position == 0)
+        content = dispatch(self._cc, data, native.properties)
+        if isinstance(content, Chunk | Abort):
+            if (refusal := self._refusal(native.topic_name())) is None:
+                return self._chunk(native, content)
+            content = refusal
+        if isinstance(content, ClaimCheckError):
+            return (self._own(native, error=content),)
+        if isinstance(content, StoredPayload):
+            return (self._own(native, stored=content),)
+        return (self._own(native, payload=bytes(content.payload)),)
 
     def tick(self) -> Sequence[Arrival]:
         """Expire chunks that have waited too long."""
@@ -138,7 +119,7 @@ class Inbox:
             return self._deliver(dropped.as_failed())
 
     def settle(self, outcome: Outcome | None, *, acked: bool) -> None:
-        """Mark the messages of a chunked payload as acknowledged, or as given back; ``None`` is ignored."""
+        """Mark the messages of a chunked payload as acknowledged or negatively acknowledged; ``None`` is ignored."""
         if outcome is None:
             return
         with self._lock:
@@ -155,7 +136,7 @@ class Inbox:
                 self._behind.pop(outcome.source, None)
 
     def settle_own(self, place: Place) -> None:
-        """Forget a message that is its own payload: it was acknowledged, or given back, on its own."""
+        """Forget a message that is its own payload: it was acknowledged, or negatively acknowledged."""
         with self._lock:
             behind = self._behind.get(place[0])
             if behind is not None:
@@ -167,15 +148,21 @@ class Inbox:
             delivery = self._delivery_of(message_id)
             return None if delivery is None else delivery.outcome
 
-    def settle_up_to(self, message_id: Any, topic: str | None, outcome: Outcome | None = None) -> NativeAcks:
-        """Mark everything up to a payload as acknowledged, and return what to acknowledge at the broker.
+    def settle_up_to(
+        self, message_id: Any, topic: str | None, outcome: Outcome | None = None
+    ) -> tuple[Any | None, tuple[Any, ...]]:
+        """Mark everything up to a payload as acknowledged, and return the native ids to acknowledge.
 
-        Left out is every message of a payload that is incomplete, or delivered behind this one, or given back.
+        No message is acknowledged of a payload that is incomplete, was delivered later, or is to be redelivered.
 
         Args:
             message_id: Of the payload.
             topic: Its topic; ``None`` for the only one.
             outcome: The payload, if it came in chunks; settled in any case.
+
+        Returns:
+            The id to acknowledge cumulatively, ``None`` if nothing before the oldest unsettled payload is known, and
+            the ids behind that payload, to be acknowledged individually.
         """
         with self._lock:
             source = next(iter(self._behind), "") if topic is None else topic
@@ -190,10 +177,10 @@ class Inbox:
             if plan.before is not None:
                 known = self._in_batch_before.get((source, plan.before))
                 target_id = known or before(plan.before, message_id.partition(), source)
-        return NativeAcks(target_id, plan.individually)
+        return target_id, plan.individually
 
     def clear(self) -> None:
-        """Forget all chunks: what was not acknowledged comes again."""
+        """Forget all chunks: what was not acknowledged is redelivered."""
         with self._lock:
             self._resolver.clear()
             for known in (self._delivered, self._by_chunk, self._behind, self._in_batch_before):
@@ -221,31 +208,38 @@ class Inbox:
         delivery = self._delivery_of(message_id)
         if delivery is None:
             return position_of(message_id), natives(message_id)[-1]
-        ids = (slot.handle.facts.message_id for slot in delivery.outcome.slots if slot.position == delivery.end)
+        ids = (slot.handle.message_id for slot in delivery.outcome.slots if slot.position == delivery.end)
         return delivery.end, next(ids)
 
     def _settled(self, outcome: Outcome) -> list[tuple[Position, Any]]:
         self.settle(outcome, acked=True)
-        return [(slot.position, slot.handle.facts.message_id) for slot in outcome.slots]
+        return [(slot.position, slot.handle.message_id) for slot in outcome.slots]
 
     def _delivery_of(self, message_id: Any) -> _Delivery | None:
         if not isinstance(message_id, WholeMessageId):
             return None
         return self._delivered.get((message_id.topic, position_of(message_id.first)))
 
-    def _chunk(self, native: Any, data: bytes, *, is_first: bool) -> Sequence[Arrival]:
+    def _chunk(self, native: Any, envelope: Chunk | Abort) -> Sequence[Arrival]:
         properties = native.properties()
-        facts = Facts.of(native, properties if is_first else {})  # they can be larger than the pieces
-        handle = Handle(facts, native if self._keep else None)
-        place = facts.topic_name, position_of(facts.message_id)
+        is_first = isinstance(envelope, Chunk) and envelope.position == 0
+        # The properties can be larger than the chunk's data: only those of the first are kept.
+        handle = MessageMetadata.of(native, properties if is_first else {}, keep=self._keep)
+        place = handle.topic_name, position_of(handle.message_id)
         with self._lock:
-            self._behind.setdefault(facts.topic_name, CumulativeAcks())
-            self._note_batch(place, facts.message_id)
-            # The broker delivers again by itself what was delivered and not acknowledged: that is another attempt.
+            self._behind.setdefault(handle.topic_name, CumulativeAcks())
+            self._note_batch(place, handle.message_id)
+            # The broker may redeliver on its own what was delivered and not acknowledged: that is another attempt.
             self.settle(self._by_chunk.get(place), acked=False)
             self._previous = native
             outcomes = self._resolver.feed(
-                *place, data, headers=properties, key=facts.partition_key, handle=handle, writer=facts.producer_name
+                *place,
+                None,
+                headers=properties,
+                key=handle.partition_key,
+                handle=handle,
+                writer=handle.producer_name,
+                envelope=envelope,
             )
             return self._arrivals(outcomes)
 
@@ -269,18 +263,6 @@ class Inbox:
         self._delivered[_place(kept)] = _Delivery(kept, kept.positions[-1])
         self._by_chunk.update(dict.fromkeys(_places(kept), kept))
         return PulsarMessage(None, self._schema, outcome=kept, payload=payload, error=error)
-
-    def _size(self, data: bytes) -> int:
-        try:
-            pointer = self._cc.pointer(data)
-        except ClaimCheckError:  # `data` says so
-            return 0
-        return (pointer.size or 0) if pointer is not None else 0
-
-    def _load(self, native: Any, data: bytes) -> bytes:
-        payload: bytes = self._cc.resolve(data)
-        hints.check(hints.declared(native.properties()), size=len(payload), checksum=lambda: crc32_of(payload))
-        return payload
 
 
 def _places(outcome: Outcome) -> list[Place]:
