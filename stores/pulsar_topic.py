@@ -34,10 +34,7 @@ from claimcheck.stores._tls import CaFile, check_ca_file
 from claimcheck.transports.pulsar._errors import SendDeadlineError
 from claimcheck.transports.pulsar._send import Flight
 
-__all__ = [
-    "PulsarTopicStore",
-    "WebService",
-]
+__all__ = ["PulsarTopicStore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,12 +264,12 @@ class PulsarTopicStore(Store):
     # Within ----------------------------------------------------------------------------------------------------
 
     def _client(self) -> Any:
-        return self._open()[0]
+        return self._connected()[0]
 
     def _producer(self) -> Any:
-        return self._open()[1]
+        return self._connected()[1]
 
-    def _open(self) -> tuple[Any, Any]:
+    def _connected(self) -> tuple[Any, Any]:
         with self._lock:
             if self._opened is None:
                 pulsar = self._vendor()
