@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import threading
@@ -12,18 +13,18 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 
+from claimcheck import _pointer as pointers
 from claimcheck import config as configuration
 from claimcheck._decorator import OutboundBlock, ProduceCall, decorate
 from claimcheck._envelope import Abort, Buffer, Chunk, Literal, Plain, PointerData, decode, encode_pointer
 from claimcheck._pointer import Pointer
-from claimcheck._registry import STRATEGIES, build_store, check_store, load_class
+from claimcheck._registry import STRATEGIES, UNUSABLE, build_store, check_store, load_class, unusable
 from claimcheck._resolver import Resolver
 from claimcheck._sending import Classifier
 from claimcheck._signing import Seal
 from claimcheck._store import Store, StoreContext
 from claimcheck._strategy import Breaker, Message, Strategy, StrategyContext
 from claimcheck._threads import in_thread
-from claimcheck._unusable_stores import UNUSABLE, FollowedFile, unusable
 from claimcheck._validation import fail
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config
@@ -201,7 +202,7 @@ class ClaimCheck:
 
         For payloads that were written with `Store.write`; every other way of sending does this by itself.
         """
-        return encode_pointer(self._current().seal.sign(pointer), header=self.config.header)
+        return encode_pointer(self._sign(pointer), header=self.config.header)
 
     # Reading ---------------------------------------------------------------------------------------------------
 
@@ -371,8 +372,8 @@ class ClaimCheck:
         pause = config.hybrid.retry_store_after_seconds
         return StrategyContext(
             config=config,
-            store=lambda: self.store(name or ""),
-            seal=lambda pointer: self._current().seal.sign(pointer),
+            store=functools.partial(self.store, name or ""),
+            seal=self._sign if config.signing.key_id else pointers.encode,
             breaker=breakers.setdefault((name, pause), Breaker(retry_after_seconds=pause)),
             hooks=self._hooks,
         )
@@ -409,6 +410,9 @@ class ClaimCheck:
             )
         return envelope
 
+    def _sign(self, pointer: Pointer) -> bytes:
+        return self._current().seal.sign(pointer)
+
     def _accept(self, data: bytes) -> Pointer:
         return self._current().seal.accept(data)
 
@@ -418,7 +422,7 @@ class ClaimCheck:
     def _open_payload(self, pointer: Pointer) -> BinaryIO:
         name = self._current().seal.store_name(pointer)
         try:
-            return FollowedFile.opened(self.store(name).open(pointer), name, pointer)
+            return self.store(name)._file(pointer, from_message=True)
         except UNUSABLE as error:
             raise unusable(name, pointer, error) from error
 

@@ -172,52 +172,62 @@ class _Sender:
         self._plan = plan
         self._classify = classify
         self._text_key = call.key is not None and _wants_text(signature.parameters[call.key])
-        self._arguments = tuple(
-            _Argument.of(signature, name) for name in (call.payload, call.destination, call.key, call.headers)
-        )
+        self._name = _name_of(function)
+        self._payload = _Argument.of(signature, call.payload)
+        self._destination = _Argument.of(signature, call.destination)
+        self._key = _Argument.of(signature, call.key)
+        self._headers = _Argument.of(signature, call.headers)
 
-    def passes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the call may go on as it is: a small payload that nobody could take for an envelope.
+    def passes(self, plan: tuple[Strategy, int, WireLimit], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the call may go on as it is: a small payload that cannot be taken for an envelope.
 
         Most payloads are such: this decides in a few microseconds, without binding the arguments to the signature.
         """
-        payload, destination, key, headers = (argument.find(args, kwargs) for argument in self._arguments)
-        if type(payload) is not bytes or hints.is_ours(headers):
+        strategy, threshold, limit = plan
+        payload = self._payload.find(args, kwargs)
+        if type(payload) is not bytes or len(payload) > threshold or payload.startswith(strategy._header):
             return False
-        strategy, threshold, limit = self._plan(self._destination(destination))
-        if len(payload) + limit.overhead(key, headers) > threshold:
+        headers = self._headers.find(args, kwargs)
+        if headers is not None and hints.is_ours(headers):
             return False
-        return not payload.startswith(strategy.context.config.header)
+        return len(payload) + limit.overhead(self._key.find(args, kwargs), headers) <= threshold
 
     def send(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.passes(args, kwargs):
+        topic = self._topic(args, kwargs)
+        plan = self._plan(topic)
+        if self.passes(plan, args, kwargs):
             return self._function(*args, **kwargs)
-        bound, strategy, message = self._prepare(args, kwargs)
+        bound, strategy, message = self._prepare(topic, plan, args, kwargs)
         produce = functools.partial(self._produce_now, bound)
         out = _bound(strategy.offload(message), strategy, message, self._classify)
         out.send(produce)
         return follow(out, produce)
 
     async def send_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.passes(args, kwargs):
+        topic = self._topic(args, kwargs)
+        plan = self._plan(topic)
+        if self.passes(plan, args, kwargs):
             return await self._function(*args, **kwargs)
-        bound, strategy, message = self._prepare(args, kwargs)
+        bound, strategy, message = self._prepare(topic, plan, args, kwargs)
         produce = cast("Callable[[Envelope], Coroutine[Any, Any, Any]]", functools.partial(self._produce, bound))
         out = _bound(await offload_async(strategy, message), strategy, message, self._classify)
         await out.send_async(produce)
         return follow(out, produce)
 
     def _prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        topic: str,
+        plan: tuple[Strategy, int, WireLimit],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[inspect.BoundArguments, Strategy, Message]:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given, call = bound.arguments, self._call
-        destination = self._destination(given[call.destination] if call.destination else None)
-        strategy, threshold, limit = self._plan(destination)
+        strategy, threshold, limit = plan
         message = Message(
             payload=given[call.payload],
-            destination=destination,
+            destination=topic,
             key=given[call.key] if call.key else None,
             headers=given[call.headers] if call.headers else None,
             threshold=threshold,
@@ -227,14 +237,15 @@ class _Sender:
         )
         return bound, strategy, message
 
-    def _destination(self, given: Any) -> str:
-        return _name_of(self._function) if given is None else str(given)
+    def _topic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        given = self._destination.find(args, kwargs)
+        return self._name if given is None else str(given)
 
     def _produce_now(self, bound: inspect.BoundArguments, envelope: Envelope) -> Any:
         result = self._produce(bound, envelope)
         if inspect.iscoroutine(result):
             result.close()  # nothing of it has run
-            raise ConfigError(f"{_name_of(self._function)} returns a coroutine: decorate an 'async def' instead")
+            raise ConfigError(f"{self._name} returns a coroutine: decorate an 'async def' instead")
         return result
 
     def _produce(self, bound: inspect.BoundArguments, envelope: Envelope) -> Any:
@@ -251,7 +262,7 @@ class _Sender:
 
 @dataclass(frozen=True, slots=True)
 class _Argument:
-    """Where one parameter's value is found in a call, without binding the others."""
+    """The place of one parameter's value in a call, found without binding the others."""
 
     name: str | None
     index: int = -1

@@ -1,18 +1,17 @@
-"""What an error holds on to: its traceback keeps the local variables of every function that it came through."""
+"""Frees what the traceback of an error refers to: the local variables of every function that the error passed."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from types import TracebackType
+import traceback
 
-__all__ = ["let_go"]
+__all__ = ["clear_frames"]
 
 
-def let_go(error: BaseException) -> None:
-    """Clear the locals of the functions that have ended with an error, and with those that it came from.
+def clear_frames(error: BaseException) -> None:
+    """Clear the local variables of all finished functions in the tracebacks of an error and of its causes.
 
-    Among them are buffers as large as payloads, and errors are kept: in logs, in lists of dead letters, by whoever
-    reports them. Where each function stood is still to be seen.
+    They include buffers as large as payloads, and errors are kept: in logs, in lists of dead letters, by error
+    reporting. The tracebacks still show file and line.
     """
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
@@ -20,12 +19,5 @@ def let_go(error: BaseException) -> None:
         one = pending.pop()
         if one is not None and id(one) not in seen:
             seen.add(id(one))
-            _clear(one.__traceback__)
+            traceback.clear_frames(one.__traceback__)
             pending += [one.__cause__, one.__context__]
-
-
-def _clear(trace: TracebackType | None) -> None:
-    while trace is not None:
-        with suppress(RuntimeError):  # it has not ended
-            trace.tb_frame.clear()
-        trace = trace.tb_next

@@ -222,7 +222,7 @@ class Outbound:
         try:
             self._keep_or_delete(verdict)
         finally:
-            if self._hooks and not self._as_is:
+            if self._hooks.listeners and not self._as_is:
                 self._hooks.emit(self.ledger.event(self._destination))
             self.ledger.forget_errors()
         return verdict

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from claimcheck import _checksum as checksum
 from claimcheck._envelope import Buffer, as_view
-from claimcheck._threads import check_interrupt
+from claimcheck._threads import STOP, check_interrupt
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
 
 __all__ = ["Payload", "Readable", "Source", "as_view", "crc32_of", "crc32_text", "is_file", "remaining_bytes"]
@@ -44,9 +44,10 @@ def remaining_bytes(payload: Payload) -> int | None:
         PayloadTypeError: Neither bytes-like nor a readable binary file.
         PayloadError: A closed file.
     """
-    if not is_file(payload):
-        return len(as_view(payload))
-    file: Any = payload
+    return _file_bytes(payload) if is_file(payload) else len(as_view(payload))
+
+
+def _file_bytes(file: Any) -> int | None:
     if isinstance(file, io.TextIOBase):
         _text_file(file)
     try:
@@ -98,12 +99,12 @@ class Source:
     """
 
     def __init__(self, payload: Payload, *, limit: int, limit_name: str = "limits.max_payload_bytes") -> None:
-        self.size = remaining_bytes(payload)
+        self._file: Any = payload if is_file(payload) else None
+        self.view = as_view(payload) if self._file is None else None
+        self.size = _file_bytes(payload) if self.view is None else len(self.view)
         self.taken = 0
         self._crc32 = 0
         self._last = memoryview(b"")  # handed out, and not checksummed yet
-        self.view = None if is_file(payload) else as_view(payload)
-        self._file: Any = payload if is_file(payload) else None
         self._limit = limit
         self._limit_name = limit_name
         self._checksummed = True
@@ -113,7 +114,8 @@ class Source:
     @property
     def checksum(self) -> str:
         """Of the bytes handed out so far, as ``crc32:`` and eight hexadecimal digits."""
-        self._look_at_last()
+        self._crc32 = checksum.crc32(self._last, self._crc32)
+        self._last = memoryview(b"")
         return crc32_text(self._crc32)
 
     @property
@@ -131,14 +133,18 @@ class Source:
             PayloadTooLargeError: A file that cannot seek proved longer than the limit.
             PayloadError: The file failed, was closed, or ended before the size it had at the start.
         """
-        pieces = self._from_file(piece_bytes) if self.view is None else self._from_view(self.view, piece_bytes)
-        for piece in pieces:
-            check_interrupt()
+        view = self.view
+        while True:
+            piece = self._file_piece(piece_bytes) if view is None else view[self.taken : self.taken + piece_bytes]
+            if not len(piece):
+                break
+            if STOP.get() is not None:
+                check_interrupt()
             self.taken += len(piece)
             if self.taken > self._limit:
                 self._too_large(self.taken)
             if self._checksummed:
-                self._look_at_last()
+                self._crc32 = checksum.crc32(self._last, self._crc32)
                 self._last = piece
             yield piece
         self.size = self.taken
@@ -159,24 +165,13 @@ class Source:
             pass
         return self.view
 
-    def _look_at_last(self) -> None:
-        self._crc32 = checksum.crc32(self._last, self._crc32)
-        self._last = memoryview(b"")
-
-    def _from_view(self, view: memoryview, piece_bytes: int) -> Iterator[memoryview]:
-        for start in range(0, len(view), piece_bytes):
-            yield view[start : start + piece_bytes]
-
-    def _from_file(self, piece_bytes: int) -> Iterator[memoryview]:
-        left = self.size
-        while left is None or left > 0:
-            piece = self._read(piece_bytes if left is None else min(piece_bytes, left))
-            if not piece:
-                break
-            left = None if left is None else left - len(piece)
-            yield memoryview(piece)
-        if left:
+    def _file_piece(self, piece_bytes: int) -> memoryview:
+        """Read the next piece of the file; an empty one at its end."""
+        left = None if self.size is None else self.size - self.taken
+        piece = self._read(piece_bytes if left is None else min(piece_bytes, left)) if left != 0 else b""
+        if left and not piece:
             raise PayloadError(f"the payload's file shrank while it was read: {left} of {self.size} bytes are missing")
+        return memoryview(piece)
 
     def _read(self, size: int) -> Buffer:
         """Read exactly ``size`` bytes, or what is left; raw files may give less than they are asked for."""

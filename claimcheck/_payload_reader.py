@@ -7,24 +7,25 @@ import functools
 import io
 import mmap
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeVar
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from claimcheck import _checksum as checksum
 from claimcheck._envelope import Buffer, as_view
-from claimcheck._error_frames import let_go
+from claimcheck._error_frames import clear_frames
 from claimcheck._payload import crc32_text
 from claimcheck._pointer import Pointer
+from claimcheck._registry import UNUSABLE, unusable
 from claimcheck._threads import check_interrupt
 from claimcheck.errors import IntegrityError, PayloadTooLargeError, PayloadTypeError
 
+if TYPE_CHECKING:
+    from claimcheck._store import Store
+
 __all__ = [
-    "check_size",
     "differs",
     "fill",
     "FreshBytes",
-    "Origin",
     "PayloadReader",
     "PieceReader",
     "read_range",
@@ -41,8 +42,8 @@ _HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the proce
 class FreshBytes:
     """Room for exactly one payload; a context manager around its filling.
 
-    ``bytes(n)`` is zero pages that cost nothing before they are touched, `io.BytesIO` adopts it because nobody else
-    knows it, and gives it back as it is: one payload of memory at the peak, and no pass over it but the filling.
+    ``bytes(n)`` is zero pages that cost nothing before they are touched. `io.BytesIO` adopts it because it has the only
+    reference, and returns it uncopied: one payload of memory at the peak, and no pass over it but the filling.
 
     Attributes:
         view: Where the payload goes; released when the block is left.
@@ -64,7 +65,7 @@ class FreshBytes:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.view.release()
-        if error is not None:  # which may live long, and knows of this object
+        if error is not None:  # its traceback refers to this object, and may live long
             self._box = io.BytesIO()
 
 
@@ -89,14 +90,14 @@ def _madvise() -> Callable[[int, int, int], int]:
 
 
 STEP_BYTES = 256 << 10
-"""What is read at a time: little enough to lie in the processor's cache still while it is checksummed."""
+"""Bytes per read: few enough to be in the processor's cache still when they are checksummed."""
 
 TRUSTED_BYTES = 64 << 20
-"""Up to here a declared size is allocated at once; above it the medium has to confirm it first."""
+"""Declared sizes up to this are allocated at once; for larger ones the medium has to confirm the size first."""
 
 
 class Reader(Protocol):
-    """A raw binary file, as far as it takes one to read a payload."""
+    """The methods of a raw binary file that are needed to read a payload."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
         """Fill the beginning of a buffer, which is never empty; 0 only at the end."""
@@ -130,7 +131,7 @@ class PieceReader:
         return count
 
     def whole(self, size: int) -> bytes | None:
-        """Return the first piece, uncopied, if it is all that is asked for."""
+        """Return the first piece, uncopied, if it has exactly ``size`` bytes."""
         if not self._next() or type(self._piece) is not bytes or not len(self._rest) == len(self._piece) == size:
             return None
         self._rest = memoryview(b"")
@@ -155,7 +156,7 @@ class PieceReader:
 
 
 def fill(source: Reader, view: memoryview) -> int:
-    """Read until the buffer is full or the source ends; gives the number of bytes."""
+    """Read until the buffer is full or the source ends; returns the number of bytes."""
     done = 0
     while done < len(view) and (count := source.readinto(view[done : done + STEP_BYTES])):
         done += count
@@ -166,7 +167,7 @@ def writable_view(buffer: Buffer) -> memoryview:
     """Look at a buffer as bytes that can be changed.
 
     Raises:
-        PayloadTypeError: It is none, is read-only, or does not lie in one piece.
+        PayloadTypeError: It is no buffer, is read-only, or is not contiguous.
     """
     try:
         view = memoryview(buffer)
@@ -178,18 +179,8 @@ def writable_view(buffer: Buffer) -> memoryview:
     raise PayloadTypeError(f"cannot read into {type(buffer).__name__}: {why}")
 
 
-def check_size(pointer: Pointer, actual: int, *, store: str) -> None:
-    """Compare the size of what is stored with the pointer's, before any of it is read.
-
-    Raises:
-        IntegrityError: They differ.
-    """
-    if pointer.size is not None and pointer.size != actual:
-        differs(pointer, "size", pointer.size, actual, store)
-
-
 def differs(pointer: Pointer, what: str, expected: int | str, actual: int | str, store: str) -> NoReturn:
-    """Raise the error for a payload that is not what its pointer says."""
+    """Raise the error for a payload that differs from its pointer."""
     raise IntegrityError(
         f"store {store!r}: {pointer.key!r} has another {what} than its pointer: expected {expected}, found {actual}",
         store=store,
@@ -206,39 +197,24 @@ _GROWTH = 4
 _MAX_RUN_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a payload is read from.
-
-    Attributes:
-        pointer: What it must be.
-        opened: Gives a `Reader` of the bytes from the first number up to the second, ``None`` for all there are.
-        operation: Entered at the first read, left with the error or when there is nothing more to read.
-        translated: Around each access: turns the medium's errors into ours.
-        store: The store's name.
-        limit: Bytes that a payload of undeclared size may have.
-        exact: Whether ``opened`` can begin anywhere at no cost, and knows that the declared size is right.
-    """
-
-    pointer: Pointer
-    opened: Callable[[int, int | None], Reader]
-    operation: Callable[[], AbstractContextManager[None]]
-    translated: Callable[[], AbstractContextManager[None]]
-    store: str
-    limit: int
-    exact: bool
-
-
 class PayloadReader(io.RawIOBase):
     """A payload as a raw file; the bytes that complete it are handed out only when size and checksum proved right.
 
     Once reading has failed, or was interrupted, it fails again with the same error: a broken payload never looks like
     a short one.
+
+    Args:
+        store: The store to read from; its `Store.check` has accepted the pointer.
+        pointer: Of the payload.
+        from_message: Whether a message named the pointer. A store that this process cannot use is then an error of the
+            message; drivers are imported at the first read.
     """
 
-    def __init__(self, origin: Origin) -> None:
-        self._origin = origin
-        self._size = origin.pointer.size
+    def __init__(self, store: Store, pointer: Pointer, *, from_message: bool = False) -> None:
+        self._store = store
+        self._pointer = pointer
+        self._from_message = from_message
+        self._size = pointer.size
         self._stack = ExitStack()
         self._source: Reader | None = None
         self._checked = 0
@@ -260,9 +236,9 @@ class PayloadReader(io.RawIOBase):
         return self._guarded(lambda: self._fill(view))
 
     def readall(self) -> bytes:
-        """Return what is left, in one allocation where the size can be believed."""
+        """Return the rest of the payload, in one allocation where the declared size can be trusted."""
         left = self._left()
-        if left is None or (left > TRUSTED_BYTES and not self._origin.exact):
+        if left is None or (left > TRUSTED_BYTES and not self.seekable()):
             return self._grown()
         whole = self._guarded(self._whole)
         if whole is not None:
@@ -284,12 +260,15 @@ class PayloadReader(io.RawIOBase):
         if self._error is not None:
             raise self._error
         try:
-            with self._origin.translated():
+            with self._store._translated(self._pointer, "read"):
                 return read()
         except BaseException as error:
             self._error = error
             self._stack.__exit__(type(error), error, error.__traceback__)
-            let_go(error)
+            clear_frames(error)
+            if self._from_message and isinstance(error, UNUSABLE):
+                self._error = unusable(self._store.name, self._pointer, error)
+                raise self._error from error
             raise
 
     def _fill(self, view: memoryview) -> int:
@@ -311,25 +290,25 @@ class PayloadReader(io.RawIOBase):
 
     def _begun(self) -> Reader:
         if self._source is None:
-            self._stack.enter_context(self._origin.operation())
-            self._source = self._origin.opened(0, self._size)
+            self._stack.enter_context(self._store._operation("read", self._pointer, self._size))
+            self._source = self._store._open(self._pointer, 0, self._size)
             self._stack.callback(self._source.close)
         return self._source
 
     def _count(self, piece: Buffer) -> None:
         self._checked += len(piece)
         self._crc = checksum.crc32(piece, self._crc)
-        if self._size is None and self._checked > self._origin.limit:
+        if self._size is None and self._checked > self._store.context.max_payload_bytes:
             self._too_long()
 
     def _finish(self) -> None:
-        pointer, found = self._origin.pointer, crc32_text(self._crc)
+        pointer, store, found = self._pointer, self._store.name, crc32_text(self._crc)
         if self._size is not None and self._checked < self._size:
-            differs(pointer, "size", self._size, self._checked, self._origin.store)
+            differs(pointer, "size", self._size, self._checked, store)
         if self._size is not None and self._begun().readinto(memoryview(bytearray(1))):
-            differs(pointer, "size", self._size, f"at least {self._size + 1}", self._origin.store)
+            differs(pointer, "size", self._size, f"at least {self._size + 1}", store)
         if pointer.checksum is not None and pointer.checksum != found:
-            differs(pointer, "checksum", pointer.checksum, found, self._origin.store)
+            differs(pointer, "checksum", pointer.checksum, found, store)
         self._verified = True
         self._stack.close()
 
@@ -337,7 +316,7 @@ class PayloadReader(io.RawIOBase):
         return None if self._size is None else self._size - self._checked
 
     def _whole(self) -> bytes | None:
-        """A payload that the store has as one ``bytes`` goes through as it is."""
+        """Return the payload uncopied where the store yields it as one ``bytes`` object."""
         if self._checked or self._verified or self._size is None:
             return None
         source = self._begun()
@@ -355,20 +334,20 @@ class PayloadReader(io.RawIOBase):
         return box.getvalue()
 
     def _too_long(self) -> NoReturn:
-        pointer, store, limit = self._origin.pointer, self._origin.store, self._origin.limit
-        text = f"store {store!r}: {pointer.key!r} is longer than limits.max_payload_bytes ({limit})"
-        raise PayloadTooLargeError(text, store=store, key=pointer.key, size=self._checked, limit=limit)
+        store, key, limit = self._store.name, self._pointer.key, self._store.context.max_payload_bytes
+        text = f"store {store!r}: {key!r} is longer than limits.max_payload_bytes ({limit})"
+        raise PayloadTooLargeError(text, store=store, key=key, size=self._checked, limit=limit)
 
 
 class SeekableReader(PayloadReader):
-    """The same for a medium that can begin anywhere.
+    """A `PayloadReader` of a store that can read from any position.
 
-    Read from start to end it is verified on the way. Before it hands out anything from another place, it verifies
-    the rest of the payload, once; from then on it reads what it is asked for and no more.
+    A payload that is read from start to end is verified on the way. Before the first bytes from any other position are
+    returned, the rest of the payload is read and verified, once; from then on only the requested bytes are read.
     """
 
-    def __init__(self, origin: Origin) -> None:
-        super().__init__(origin)
+    def __init__(self, store: Store, pointer: Pointer, *, from_message: bool = False) -> None:
+        super().__init__(store, pointer, from_message=from_message)
         self._position = 0
         self._run = _NOTHING  # where it was sought to: one range of the payload, and the next where it goes on
         self._run_at = self._run_end = -1
@@ -383,7 +362,7 @@ class SeekableReader(PayloadReader):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a place, as files do; nothing is read yet."""
+        """Change the position, as files do; nothing is read yet."""
         bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size or 0}
         if whence not in bases or bases[whence] + offset < 0:
             raise ValueError(f"cannot seek to {offset} from {whence}")
@@ -420,20 +399,20 @@ class SeekableReader(PayloadReader):
         if self._position != self._run_at or self._run_at == self._run_end:
             self._begin_run(len(view))
         view = view[: self._run_end - self._run_at]
-        count = _filled(self._run, view, self._origin)
+        count = _filled(self._run, view, self._pointer, self._store.name)
         self._run_at += count
         if self._run_at == self._run_end:
             self._end_run()
         return count
 
     def _begin_run(self, wanted: int) -> None:
-        """Ask for what is wanted now; whoever reads on will go on: each range is larger than the one before."""
+        """Open the range that is read now; consecutive reads open larger and larger ranges."""
         self._end_run()
         goes_on = self._position == self._run_end
         self._run_bytes = min(self._run_bytes * _GROWTH, _MAX_RUN_BYTES) if goes_on else wanted
         self._run_at = self._position
         self._run_end = min(self._position + max(wanted, self._run_bytes), self._size or 0)
-        self._run = self._origin.opened(self._run_at, self._run_end)
+        self._run = self._store._open(self._pointer, self._run_at, self._run_end)
 
     def _left(self) -> int | None:
         return max(0, (self._size or 0) - self._position)
@@ -444,18 +423,19 @@ class SeekableReader(PayloadReader):
         return whole
 
 
-def read_range(origin: Origin, start: int, stop: int) -> bytes:
+def read_range(store: Store, pointer: Pointer, start: int, stop: int) -> bytes:
     """Read one part of a payload; its size is verified, its checksum cannot be."""
-    with FreshBytes(max(0, stop - start)) as fresh, origin.operation(), origin.translated():
+    operation, translated = store._operation("read", pointer, pointer.size), store._translated(pointer, "read")
+    with FreshBytes(max(0, stop - start)) as fresh, operation, translated:
         if len(fresh.view):
-            with closing(origin.opened(start, stop)) as source:
-                _filled(source, fresh.view, origin)
+            with closing(store._open(pointer, start, stop)) as source:
+                _filled(source, fresh.view, pointer, store.name)
     return fresh.payload
 
 
-def _filled(source: Reader, view: memoryview, origin: Origin) -> int:
-    """Read until the buffer is full; a source that ends earlier is not the payload that it was."""
+def _filled(source: Reader, view: memoryview, pointer: Pointer, store: str) -> int:
+    """Read until the buffer is full; a source that ends earlier is an error."""
     count = fill(source, view)
     if count < len(view):
-        differs(origin.pointer, "size", origin.pointer.size or 0, "less", origin.store)
+        differs(pointer, "size", pointer.size or 0, "less", store)
     return count

@@ -1,7 +1,7 @@
 """Names to classes: the only place that turns a word of the configuration into code.
 
 Built-in names map to strings, so that nothing is imported before its name is used, and they work without package
-metadata (a zip on a Spark worker). Strangers register an entry point in the group ``claimcheck.stores`` or
+metadata (a zip on a Spark worker). Third parties register an entry point in the group ``claimcheck.stores`` or
 ``claimcheck.strategies``, or write ``module:Class`` as the type.
 """
 
@@ -14,11 +14,28 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from claimcheck._pointer import Pointer
 from claimcheck._validation import Option, check_options, fail, options_of, without_secrets
 from claimcheck.config import StoreConfig, expand
-from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError, StoreError, StoreUnavailableError
+from claimcheck.errors import (
+    ClaimCheckError,
+    ConfigError,
+    MissingDependencyError,
+    PointerRejectedError,
+    StoreError,
+    StoreUnavailableError,
+)
 
-__all__ = ["STORES", "STRATEGIES", "build_store", "check_store", "import_vendor", "load_class"]
+__all__ = [
+    "STORES",
+    "STRATEGIES",
+    "UNUSABLE",
+    "build_store",
+    "check_store",
+    "import_vendor",
+    "load_class",
+    "unusable",
+]
 
 STORES = {
     "filesystem": "claimcheck.stores.filesystem:FilesystemStore",
@@ -28,13 +45,16 @@ STORES = {
     "redis": "claimcheck.stores.redis:RedisStore",
     "s3": "claimcheck.stores.s3:S3Store",
 }
-_STORE = "claimcheck._store:Store"  # a name here, too: what this module makes stands above it
+_STORE = "claimcheck._store:Store"  # a name, because that module is above this one
 STRATEGIES = {
     "chunking": "claimcheck._strategies.chunking:ChunkingStrategy",
     "external": "claimcheck._strategies.external:ExternalStrategy",
     "hybrid": "claimcheck._strategies.hybrid:HybridStrategy",
     "inline": "claimcheck._strategies.inline:InlineStrategy",
 }
+
+UNUSABLE = (ConfigError, MissingDependencyError)
+"""What a store raises in a process that has not its driver, or a variable of its configuration."""
 
 
 def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) -> type[Any]:
@@ -68,7 +88,7 @@ def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) 
 
 
 def _entry_point(name: str, group: str) -> str:
-    from importlib.metadata import entry_points  # slow to import, and only strangers' names need it
+    from importlib.metadata import entry_points  # slow to import, and needed for third-party names only
 
     return next((found.value for found in entry_points(group=group, name=name)), name)
 
@@ -116,7 +136,7 @@ def _store_class(config: StoreConfig, path: str) -> tuple[type[Any], Mapping[str
         fail(f"{path}.type", found=repr(config.type), expected="a class below claimcheck.Store with all of its methods")
     try:
         return cls, options_of(cls)
-    except Exception as exc:  # annotations are a stranger's code, too
+    except Exception as exc:  # annotations are third-party code, too
         text = f"{path}.type: cannot read the options of {config.type!r}: {type(exc).__name__}: {exc}"
         raise ConfigError(text, path=f"{path}.type", found=config.type) from exc
 
@@ -139,6 +159,16 @@ def _construction_error(path: str, error: Exception) -> ClaimCheckError:
     if isinstance(error, (ConnectionError, TimeoutError)):
         return StoreUnavailableError(text, store=store)
     return StoreError(text, store=store) if isinstance(error, OSError) else ConfigError(text, path=path)
+
+
+def unusable(store: str, pointer: Pointer, error: ClaimCheckError) -> PointerRejectedError:
+    """Return the error for a message whose pointer names a store that this process cannot use.
+
+    The sender of a pointer chooses which of the configured stores is opened. Where that store raises one of `UNUSABLE`,
+    the error has to name the message, because this process may have no other use for the store.
+    """
+    text = f"the pointer to {pointer.key[:200]!r} names the store {store!r}, which this process cannot use: {error}"
+    return PointerRejectedError(text, reason="store", store=store, key=pointer.key)
 
 
 def import_vendor(module: str, *, extra: str) -> ModuleType:

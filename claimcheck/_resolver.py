@@ -20,7 +20,7 @@ from claimcheck._assembler import Assembled, Assembler, Broken, Event, Identity,
 from claimcheck._assembler import Dropped as DroppedChunks
 from claimcheck._checksum import content_hash
 from claimcheck._envelope import HEADER, Abort, Buffer, Chunk, Kind, Literal, Plain, PointerData, decode
-from claimcheck._error_frames import let_go
+from claimcheck._error_frames import clear_frames
 from claimcheck._payload import as_view, crc32_of, crc32_text
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError
@@ -381,7 +381,7 @@ def _join(pieces: list[memoryview]) -> bytes:
 
 
 def _typed(error: Exception) -> ClaimCheckError:
-    let_go(error)
+    clear_frames(error)
     if isinstance(error, ClaimCheckError):
         return error
     typed = ClaimCheckError(f"the message could not be resolved: {type(error).__name__}: {str(error)[:200]}")

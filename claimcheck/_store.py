@@ -1,15 +1,16 @@
-"""Where payloads rest: the contract of a store, and everything that all stores have in common.
+"""`Store`, the base class of all stores: its contract, and everything that stores have in common.
 
 A store author subclasses `Store` and writes three methods::
 
     class TapeStore(Store):
-        def __init__(self, *, drive: int) -> None: ...             # the options, as they stand in YAML
+        def __init__(self, *, drive: int) -> None: ...             # the options, as in YAML
         def _write(self, pointer, source): ...                      # for piece in source: ...
         def _read(self, pointer): ...                               # yield the pieces, in order
-        def _delete(self, pointer): ...                             # gone already is fine
+        def _delete(self, pointer): ...                             # an entry that is missing is no error
 
-The base class makes the keys, counts, checks, verifies, undoes failed writes, maps errors and tells the hooks.
-``claimcheck.testing.StoreConformance`` shows whether a new store keeps the promises.
+A store whose medium can read from any position implements ``_open`` instead of ``_read``. The base class makes keys,
+counts, checks, verifies, deletes what a failed write left, maps errors and calls the hooks.
+``claimcheck.testing.StoreConformance`` tests whether a new store keeps the contract.
 """
 
 from __future__ import annotations
@@ -20,25 +21,23 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar, NoReturn
 
 from claimcheck._envelope import Buffer
-from claimcheck._keys import is_key, slug
 from claimcheck._payload import Payload, Source, is_file
 from claimcheck._payload_reader import (
-    Origin,
     PayloadReader,
     PieceReader,
     Reader,
     SeekableReader,
-    check_size,
+    differs,
     read_range,
     writable_view,
 )
-from claimcheck._pointer import Pointer
+from claimcheck._pointer import Pointer, is_key, slug
 from claimcheck._threads import in_thread
 from claimcheck._validation import MAX_SECONDS, fail, without_secrets
 from claimcheck.errors import (
@@ -54,11 +53,10 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.hooks import Hooks
+from claimcheck.hooks import Hooks, Operation
 
 __all__ = [
     "MAX_SEGMENTS",
-    "Medium",
     "RangeStore",
     "Store",
     "StoreContext",
@@ -67,15 +65,20 @@ __all__ = [
 MAX_SEGMENTS = 1_000_000
 """The most segments that a payload may have."""
 
+_log = logging.getLogger(__name__)
+_PIECE_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 17  # of files: larger reads bypass the buffer
+_UNWATCHED = nullcontext()
+
 
 @dataclass(frozen=True, slots=True)
 class StoreContext:
-    """What a store is told by whoever opens it.
+    """The surroundings of a store, set by the code that opens it.
 
     Attributes:
         name: Its name in the configuration.
         max_payload_bytes: Larger payloads are neither written nor read.
-        hooks: Who hears of operations.
+        hooks: Called with an event for each operation.
         clock: Seconds since 1970.
         new_uuid: Makes keys unique.
     """
@@ -87,14 +90,17 @@ class StoreContext:
     new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
 
 
-class Medium(ABC):
-    """The lower half of every `claimcheck.Store`: what is different from one medium to the next.
+class Store(ABC):
+    """Base of all stores. Safe under threads; one instance serves one process.
+
+    Subclass it and implement ``_write``, ``_delete``, and either ``_read`` or ``_open``. Methods whose names begin with
+    ``a`` do the same in a thread, for an event loop.
 
     Attributes:
         prefix: What every key of this store begins with; pointers to anything else are refused.
         max_key_bytes: The longest key that the medium can have, in UTF-8; longer ones are refused before any I/O.
         segment_bytes: Size of the pieces that a payload is stored in; ``None`` for one piece.
-        ttl_seconds: How long a payload lives; ``None`` for ever.
+        ttl_seconds: The lifetime of a payload; ``None`` for no limit.
         pointer_version: Of the pointers that `write` returns.
         reads_v1: Whether pointers of version 1, which name no store and no size, are followed.
         context: Name, limits, hooks and clock; set once, before use.
@@ -107,44 +113,68 @@ class Medium(ABC):
     pointer_version: int = 2
     reads_v1: bool = False
     context: StoreContext = StoreContext()
+    _seekable: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._seekable = cls._open is not Store._open
+        if cls._read in (Store._read, _no_read):
+            cls._read = Store._read if cls._seekable else _no_read  # type: ignore[method-assign]
 
     # What an author writes -------------------------------------------------------------------------------------
 
     @abstractmethod
     def _write(self, pointer: Pointer, source: Source) -> str | None:
-        """Put the payload under ``pointer.key``, readable when this returns, until ``pointer.expires_ms``.
+        """Store the payload under ``pointer.key``, readable when this returns, until ``pointer.expires_ms``.
 
-        Size and checksum are not in the pointer yet; ``source.size`` is there unless a file cannot seek. Whatever is
-        raised here is followed by `_delete`, unless `_wrote_nothing` knows better. A key that comes again, by
-        ``write(identity=...)``, brings the same payload: it is written over, or refused with a `KeyTakenError`.
+        The pointer has no size and no checksum yet; ``source.size`` is known unless a file cannot seek. After any
+        error `_delete` is called, unless `_wrote_nothing` returns true. ``write(identity=...)`` may pass the same key
+        again, with the same payload: overwrite it, or raise a `KeyTakenError`.
 
         Returns:
-            The key that readers need, where the medium has a say in it, such as a log with its positions; else nothing.
+            The key that readers need, where the medium determines it, such as a log with its positions; else nothing.
         """
 
-    @abstractmethod
     def _read(self, pointer: Pointer) -> Iterable[Buffer]:
-        """Give the payload's bytes in order; a piece may be reused once the next one is asked for."""
+        """Yield the payload's bytes in order; a piece may be reused once the next one is requested.
+
+        Not needed where `_open` is implemented.
+        """
+        buffer = memoryview(bytearray(_PIECE_BYTES))
+        with closing(self._open(pointer, 0, pointer.size)) as reader:
+            while count := reader.readinto(buffer):
+                yield buffer[:count]
+
+    def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
+        """Return a `Reader` of the bytes from ``start`` up to ``stop``.
+
+        Implement it instead of `_read` where the medium can read from any position: files of the store can then seek,
+        and a range costs no more than its own bytes. ``stop`` is the payload's end unless a range is read. With a
+        pointer of version 1 it is ``None``, and the result may be a `PieceReader`. Where the medium knows the stored
+        size, call `check_size` before.
+        """
+        return PieceReader(self._read(pointer), start=start)
 
     @abstractmethod
     def _delete(self, pointer: Pointer) -> None:
-        """Remove the payload, whole or in part, and nothing else; what is gone already is no error."""
+        """Delete the payload, whole or in part, and nothing else; a payload that is missing is no error."""
 
-    def _reach(self) -> None:  # noqa: B027 - most media show soon enough that they are not there
-        """Raise if the medium cannot be reached; asked before each write, and not followed by `_delete`.
+    def _reach(self) -> None:  # noqa: B027 - with most media `_write` fails soon enough
+        """Raise if the medium cannot be reached; called before each write, and not followed by `_delete`.
 
-        For media where undoing a write that never began would only wait once more for a server that is not there.
+        For media where deleting what was never written would only wait once more for the same server.
         """
 
     def _wrote_nothing(self, error: BaseException) -> bool:
-        """Whether an error of `_write`, translated already, leaves nothing to delete. Extend with ``super()``.
+        """Whether nothing has to be deleted after this error of `_write`, translated already. Extend with ``super()``.
 
-        True here for a `KeyTakenError`, because nothing there is ours, a missing driver and a wrong configuration.
+        True here for a `KeyTakenError`, because another write owns the entry, a missing driver and a wrong
+        configuration.
         """
         return isinstance(error, (KeyTakenError, MissingDependencyError, ConfigError))
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
-        """Say which of our errors a vendor's error is; ``None`` for no idea. Extend with ``super()``."""
+        """Return the `StoreError` class for a vendor's error, ``None`` for the base class. Extend with ``super()``."""
         if isinstance(error, FileNotFoundError):
             return PayloadNotFoundError
         if isinstance(error, (ConnectionError, TimeoutError)):
@@ -152,8 +182,10 @@ class Medium(ABC):
         return None
 
     def _words(self, error: Exception) -> str:
-        """Say what a vendor's error says, for people."""
+        """Return the message of a vendor's error."""
         return str(error)
+
+    # What a store may refine -----------------------------------------------------------------------------------
 
     def close(self) -> None:  # noqa: B027 - most stores hold nothing
         """Release connections. Payloads stay. A closed store may open again at the next use."""
@@ -164,16 +196,16 @@ class Medium(ABC):
         return self.context.name
 
     def check(self, pointer: Pointer) -> None:
-        """Refuse what this store must not follow: another store's pointer, a key out of scope, absurd sizes.
+        """Refuse what this store must not follow: another store's pointer, a key out of scope, implausible sizes.
 
         Raises:
-            PointerRejectedError: With the reason in one word; also for what is no pointer at all.
+            PointerRejectedError: With the reason in one word; also for an object that is not a pointer.
         """
         given: Any = pointer
         if not isinstance(given, Pointer):
-            expected = "a claimcheck._pointer.Pointer is expected; an envelope is for ClaimCheck.resolve"
+            expected = "a claimcheck.Pointer is expected; an envelope is for ClaimCheck.resolve"
             raise PointerRejectedError(f"{type(given).__name__} is no pointer: {expected}", reason="type")
-        if pointer.store not in (None, self.name):
+        if pointer.store is not None and pointer.store != self.context.name:
             self._reject(pointer, "store", f"names the store {pointer.store!r}")
         if pointer.version == 1 and not self.reads_v1:
             self._reject(pointer, "version", "is of version 1, which this store does not read")
@@ -192,8 +224,6 @@ class Medium(ABC):
         if pointer.codec or pointer.encryption or not (pointer.checksum or "crc32:").startswith("crc32:"):
             self._reject(pointer, "feature", "needs a codec, encryption or checksum that this claimcheck does not know")
 
-    # What a store may refine -----------------------------------------------------------------------------------
-
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
         return f"{self.prefix}{slug(destination)}-{unique}"
 
@@ -205,7 +235,7 @@ class Medium(ABC):
         return self.prefix
 
     def missing(self, pointer: Pointer, what: str = "the payload") -> PayloadNotFoundError:
-        """Make the error for a payload, or a part of one, that is gone."""
+        """Return the error for a payload, or a part of one, that is missing."""
         written, ends = _when("written", pointer.created_ms), _when("expires or expired", pointer.expires_ms)
         return PayloadNotFoundError(
             f"store {self.name!r}: {what} of {pointer.key!r} is gone ({written}; {ends}): "
@@ -222,83 +252,10 @@ class Medium(ABC):
         Raises:
             IntegrityError: They differ.
         """
-        check_size(pointer, actual, store=self.name)
+        if pointer.size is not None and pointer.size != actual:
+            differs(pointer, "size", pointer.size, actual, self.name)
 
-    # Within ----------------------------------------------------------------------------------------------------
-
-    def _translated(self, pointer: Pointer, operation: str) -> _Translated:
-        """Around an access to the medium: its errors become ours."""
-        return _Translated(self, pointer, operation)
-
-    def _as_ours(self, error: Exception, pointer: Pointer, operation: str) -> StoreError:
-        kind = self._translate(error) or StoreError
-        if kind is PayloadNotFoundError and operation == "read":
-            return self.missing(pointer)
-        if kind in (PayloadNotFoundError, PayloadTooLargeError) or (kind is IntegrityError and operation != "read"):
-            kind = StoreError
-        why = without_secrets(self._words(error))[:300]
-        text = f"store {self.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {why}"
-        return kind(text, store=self.name, key=pointer.key)
-
-    def _reject(self, pointer: Pointer, reason: str, why: str) -> NoReturn:
-        raise PointerRejectedError(
-            f"store {self.name!r} rejected the pointer to {pointer.key[:200]!r}: it {why}",
-            reason=reason,
-            store=pointer.store,
-            key=pointer.key,
-        )
-
-
-class _Translated:
-    """A context manager of its own and no generator: small payloads feel the difference."""
-
-    __slots__ = ("_medium", "_operation", "_pointer")
-
-    def __init__(self, medium: Medium, pointer: Pointer, operation: str) -> None:
-        self._medium = medium
-        self._pointer = pointer
-        self._operation = operation
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, StoreError):
-            error.store, error.key = error.store or self._medium.name, error.key or self._pointer.key
-        elif isinstance(error, Exception) and not isinstance(error, ClaimCheckError):
-            raise self._medium._as_ours(error, self._pointer, self._operation) from error
-
-
-def _segments_of(pointer: Pointer) -> int:
-    if pointer.version == 1 and pointer.size is None:
-        return pointer.segments
-    if not pointer.segment_bytes or not pointer.size:
-        return 1
-    return -(-pointer.size // pointer.segment_bytes)
-
-
-def _when(word: str, moment: int | None) -> str:
-    if moment is None:
-        return f"{word}: unknown"
-    try:
-        return f"{word} {datetime.fromtimestamp(moment / 1000, UTC).isoformat(timespec='seconds')}"
-    except (ValueError, OverflowError, OSError):  # a pointer may claim any year
-        return f"{word} {moment} ms"
-
-
-_log = logging.getLogger(__name__)
-_PIECE_BYTES = 1 << 20
-_BUFFER_BYTES = 1 << 17  # of files: reads of more go past the buffer, straight to where they are wanted
-
-
-class Store(Medium):
-    """Base of all stores. Safe under threads; one instance serves one process.
-
-    Subclass it and write ``_write``, ``_read`` and ``_delete``; see `claimcheck._store.Medium` for these and for what
-    else may be refined. Methods whose names begin with ``a`` do the same in a thread, for an event loop.
-    """
-
-    _exact: ClassVar[bool] = False
+    # For callers -----------------------------------------------------------------------------------------------
 
     def write(
         self,
@@ -308,31 +265,31 @@ class Store(Medium):
         limit: int | None = None,
         identity: uuid.UUID | None = None,
     ) -> Pointer:
-        """Put one payload to rest and return the pointer that finds it again.
+        """Store one payload and return its pointer.
 
         Args:
-            payload: Bytes-like, or a readable binary file, which is read from where it stands in bounded memory.
-            destination: Topic or queue; a readable part of the key, nothing more.
-            limit: Bytes that this payload may have, where that is less than ``limits.max_payload_bytes``.
-            identity: In place of a fresh uuid, for a bytes-like payload that several attempts may write, one after the
-                other or at once: it has to stand for this payload alone, and leads all of them to one key. What is
-                there already is not written again where the medium can tell, and a failed write removes nothing.
+            payload: Bytes-like, or a readable binary file, which is read from its current position in bounded memory.
+            destination: Topic or queue; used only as a readable part of the key.
+            limit: The largest size of this payload in bytes, where it is less than ``limits.max_payload_bytes``.
+            identity: Replaces the fresh uuid, for a bytes-like payload that several attempts may write, one after the
+                other or at once: it must identify this payload alone, and all attempts use one key. A payload that is
+                stored already is not written again where the medium can tell, and a failed write deletes nothing.
 
         Returns:
             A pointer with the payload's size and checksum, readable at once by any reader.
 
         Raises:
             PayloadTypeError: Not bytes-like and no binary file; nothing was written.
-            PayloadTooLargeError: Over the limit; nothing is left.
-            PayloadError: The file failed or shrank; nothing is left.
-            StoreUnavailableError: Not reached; what was written was removed where possible, else it expires.
-            StoreError: Anything else that the store refused, a full disk for example; the same. Also where the store
-                would not follow its own pointer: nothing was written.
+            PayloadTooLargeError: Over the limit; nothing stays in the store.
+            PayloadError: The file failed or shrank; nothing stays in the store.
+            StoreUnavailableError: Not reached; what was written was deleted where possible, else it expires.
+            StoreError: Any other failure of the store, a full disk for example; the same. Also where the store would
+                refuse its own pointer: nothing was written.
         """
         source = self._source(payload, limit)
         draft = self._draft(destination, identity or self.context.new_uuid())
         self._check_draft(draft)
-        with self.context.hooks.operation("write", store=self.name, key=draft.key, size=source.size):
+        with self._operation("write", draft, source.size):
             with self._translated(draft, "write"):
                 self._reach()
             if identity is None:
@@ -358,9 +315,9 @@ class Store(Medium):
             The payload's size in bytes.
 
         Raises:
-            PayloadTypeError: The buffer is none, or is read-only; no I/O was done.
-            PayloadTooLargeError: The payload is larger than the buffer; of one whose size is known nothing was read.
-            StoreError: As `read` does; what is in the buffer then is worth nothing.
+            PayloadTypeError: The object is no buffer, or is read-only; no I/O was done.
+            PayloadTooLargeError: The payload is larger than the buffer; where its size is known nothing was read.
+            StoreError: As `read` does; the buffer's content is undefined then.
         """
         view = writable_view(buffer)
         self.check(pointer)
@@ -375,21 +332,22 @@ class Store(Medium):
     def read_range(self, pointer: Pointer, start: int, length: int) -> bytes:
         """Return a part of the payload, as ``payload[start : start + length]`` would, without reading the rest.
 
-        Sizes are verified, the checksum is not: it belongs to the whole. A medium that cannot begin anywhere (see
-        `RangeStore`) is read from the start.
+        Sizes are verified, the checksum is not: it covers the whole payload. A store that implements ``_read`` and not
+        ``_open`` is read from the start.
 
         Args:
             pointer: Of the payload.
             start: Bytes from the payload's start, not negative.
-            length: Bytes, not negative; fewer come where the payload ends earlier.
+            length: Bytes, not negative; the result is shorter where the payload ends earlier.
 
         Raises:
-            ValueError: A negative number, or a pointer of version 1, which knows no size.
+            ValueError: A negative number, or a pointer of version 1, which has no size.
             StoreError: As `read` does.
         """
         if start < 0 or length < 0 or pointer.size is None:
             raise ValueError(f"cannot read {length} bytes from {start} of a payload of {pointer.size} bytes")
-        return read_range(self._origin(pointer), start, min(start + length, pointer.size))
+        self.check(pointer)
+        return read_range(self, pointer, start, min(start + length, pointer.size))
 
     def open(self, pointer: Pointer) -> io.BufferedReader:
         """Return the payload as a binary file, read piece by piece and verified before its last byte is handed out.
@@ -400,24 +358,23 @@ class Store(Medium):
         Raises:
             PointerRejectedError: Not a pointer of this store; no I/O was done. Reading raises as `read` does.
         """
-        return io.BufferedReader(self._reader(pointer), buffer_size=_BUFFER_BYTES)
+        return self._file(pointer)
 
     def rollback(self, pointer: Pointer) -> None:
-        """Undo exactly one write; doing it twice is harmless.
+        """Undo exactly one write; a second call has no effect.
 
         Raises:
-            PointerRejectedError: Not a pointer of this store; nothing was removed.
+            PointerRejectedError: Not a pointer of this store; nothing was deleted.
             StoreUnavailableError: Not reached; the payload stays until it expires.
         """
         self.check(pointer)
-        operation = self.context.hooks.operation("rollback", store=self.name, key=pointer.key, size=pointer.size)
-        with operation, self._translated(pointer, "rollback"):
+        with self._operation("rollback", pointer, pointer.size), self._translated(pointer, "rollback"):
             self._delete(pointer)
 
     # For event loops -------------------------------------------------------------------------------------------
 
     async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
-        """Do as `write`; cancelled meanwhile it leaves nothing, and a file of the caller's is no longer read."""
+        """Do as `write`; when it is cancelled nothing stays in the store, and the caller's file is no longer read."""
         return await in_thread(
             lambda: self.write(payload, destination=destination, limit=limit),
             undo=self.rollback,
@@ -425,11 +382,11 @@ class Store(Medium):
         )
 
     async def aread(self, pointer: Pointer) -> bytes:
-        """Do as `read`; cancelled meanwhile it soon ends, and closes its connection."""
+        """Do as `read`; when it is cancelled the read stops soon and closes its connection."""
         return await in_thread(lambda: self.read(pointer))
 
     async def arollback(self, pointer: Pointer) -> None:
-        """Do as `rollback`, to the end even if it is cancelled meanwhile."""
+        """Do as `rollback`; it runs to the end even when it is cancelled."""
         await in_thread(lambda: self.rollback(pointer))
 
     def __enter__(self) -> Store:
@@ -444,30 +401,31 @@ class Store(Medium):
     # Within ----------------------------------------------------------------------------------------------------
 
     def _source(self, payload: Payload, limit: int | None) -> Source:
-        """A payload of more bytes or segments than `check` lets pass could be written, but never be read again."""
+        """Limit the payload to the bytes and segments that `check` accepts: a larger one could not be read again."""
         most = self.context.max_payload_bytes
         limit = most if limit is None else min(limit, most)
-        segments = self._max_segments(self.pointer_version)
-        if self.segment_bytes is not None and self.segment_bytes * segments < limit:
-            what = f"{segments} segments of {self.segment_bytes} bytes"
-            return Source(payload, limit=self.segment_bytes * segments, limit_name=what)
+        if self.segment_bytes is not None:
+            segments = self._max_segments(self.pointer_version)
+            if self.segment_bytes * segments < limit:
+                what = f"{segments} segments of {self.segment_bytes} bytes"
+                return Source(payload, limit=self.segment_bytes * segments, limit_name=what)
         return Source(payload, limit=limit)
 
     def _draft(self, destination: str, unique: uuid.UUID) -> Pointer:
         created = int(self.context.clock() * 1000)
         key, version, expires = self._new_key(destination, unique), self.pointer_version, self._expires_ms(created)
-        return Pointer(key=key, store=self.name, version=version, created_ms=created, expires_ms=expires)
+        return Pointer(key=key, store=self.context.name, version=version, created_ms=created, expires_ms=expires)
 
     def _expires_ms(self, created_ms: int) -> int | None:
         if self.ttl_seconds is None:
             return None
-        if not 0 <= self.ttl_seconds <= MAX_SECONDS:  # a stranger's store may let anything pass, not a number included
+        if not 0 <= self.ttl_seconds <= MAX_SECONDS:  # a third-party store may not check its option, and pass NaN
             expected = f"0 to {MAX_SECONDS} seconds"
             fail(f"stores.{self.name}.ttl_seconds", found=f"{self.ttl_seconds:g}", expected=expected)
         return created_ms + int(self.ttl_seconds * 1000)
 
     def _check_draft(self, draft: Pointer) -> None:
-        """What a store would not follow it must not write: nobody could ever read it."""
+        """Refuse to write what this store would refuse to read."""
         try:
             self.check(draft)
         except PointerRejectedError as error:
@@ -483,10 +441,10 @@ class Store(Medium):
             raise
 
     def _write_or_find(self, draft: Pointer, source: Source) -> Pointer:
-        """Write what another attempt may have written, or be writing just now: nothing is undone."""
+        """Write what another attempt may have written, or may be writing now: nothing is deleted on failure."""
         payload = source.view
         if payload is None:
-            raise PayloadTypeError("a payload with an identity of its own is bytes-like, no file")
+            raise PayloadTypeError("a payload with an identity must be bytes-like, not a file")
         try:
             return self._finish(draft, source, self._written(draft, source))
         except KeyTakenError:
@@ -497,7 +455,9 @@ class Store(Medium):
     def _written(self, draft: Pointer, source: Source) -> str:
         with self._translated(draft, "write"):
             key = self._write(draft, source)
-            self._check_drained(source)
+            if source.taken != source.size:
+                read = f"read {source.taken} of {source.size} bytes of the payload"
+                raise StoreError(f"store {self.name!r}: {type(self).__name__}._write is broken: it {read}")
         return key if isinstance(key, str) else draft.key
 
     def _finish(self, draft: Pointer, source: Source, key: str) -> Pointer:
@@ -514,13 +474,6 @@ class Store(Medium):
             checksum=source.checksum,
         )
 
-    def _check_drained(self, source: Source) -> None:
-        if not source.drained:
-            raise StoreError(
-                f"store {self.name!r} took {source.taken} of {source.size} bytes: "
-                f"{type(self).__name__}._write is broken"
-            )
-
     def _undo(self, pointer: Pointer, error: BaseException) -> None:
         try:
             self._delete(pointer)
@@ -533,24 +486,24 @@ class Store(Medium):
                 "it stays until it expires"
             )
 
-    def _reader(self, pointer: Pointer) -> PayloadReader:
-        origin = self._origin(pointer)
-        return SeekableReader(origin) if origin.exact else PayloadReader(origin)
-
-    def _origin(self, pointer: Pointer) -> Origin:
+    def _reader(self, pointer: Pointer, *, from_message: bool = False) -> PayloadReader:
         self.check(pointer)
-        return Origin(
-            pointer=pointer,
-            opened=lambda start, stop: self._open_at(pointer, start, stop),
-            operation=lambda: self.context.hooks.operation("read", store=self.name, key=pointer.key, size=pointer.size),
-            translated=lambda: self._translated(pointer, "read"),
-            store=self.name,
-            limit=self.context.max_payload_bytes,
-            exact=self._exact and pointer.size is not None,
-        )
+        reader = SeekableReader if self._seekable and pointer.size is not None else PayloadReader
+        return reader(self, pointer, from_message=from_message)
 
-    def _open_at(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
-        return PieceReader(self._read(pointer), start=start)
+    def _file(self, pointer: Pointer, *, from_message: bool = False) -> io.BufferedReader:
+        return io.BufferedReader(self._reader(pointer, from_message=from_message), buffer_size=_BUFFER_BYTES)
+
+    def _operation(self, operation: Operation, pointer: Pointer, size: int | None) -> AbstractContextManager[None]:
+        """Emit the events of an operation; without hooks this costs nothing."""
+        hooks = self.context.hooks
+        if not hooks.listeners:
+            return _UNWATCHED
+        return hooks.operation(operation, store=self.name, key=pointer.key, size=size)
+
+    def _translated(self, pointer: Pointer, operation: Operation) -> _Translated:
+        """Translate the medium's errors, around each access to it."""
+        return _Translated(self, pointer, operation)
 
     def _too_small(self, pointer: Pointer, size: int) -> NoReturn:
         raise PayloadTooLargeError(
@@ -561,25 +514,67 @@ class Store(Medium):
             limit=size,
         )
 
+    def _as_ours(self, error: Exception, pointer: Pointer, operation: str) -> StoreError:
+        kind = self._translate(error) or StoreError
+        if kind is PayloadNotFoundError and operation == "read":
+            return self.missing(pointer)
+        if kind in (PayloadNotFoundError, PayloadTooLargeError) or (kind is IntegrityError and operation != "read"):
+            kind = StoreError
+        why = without_secrets(self._words(error))[:300]
+        text = f"store {self.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {why}"
+        return kind(text, store=self.name, key=pointer.key)
 
-class RangeStore(Store):
-    """Base of stores whose medium can begin to read anywhere: their files can seek, their ranges cost what they are."""
+    def _reject(self, pointer: Pointer, reason: str, why: str) -> NoReturn:
+        raise PointerRejectedError(
+            f"store {self.name!r} rejected the pointer to {pointer.key[:200]!r}: it {why}",
+            reason=reason,
+            store=pointer.store,
+            key=pointer.key,
+        )
 
-    _exact = True
 
-    @abstractmethod
-    def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
-        """Return a `Reader` of the bytes from ``start`` up to ``stop``, written in place of `Store._read`.
+class _Translated:
+    """Turns the medium's errors into ours; no generator, because that is measurably slower for small payloads."""
 
-        ``stop`` is the payload's end unless a range was asked for, and ``None`` with a pointer of version 1, where it
-        may as well be a `PieceReader`. Where the medium knows how much is stored, call `check_size` before.
-        """
+    __slots__ = ("_operation", "_pointer", "_store")
 
-    def _open_at(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
-        return self._open(pointer, start, stop)
+    def __init__(self, store: Store, pointer: Pointer, operation: str) -> None:
+        self._store = store
+        self._pointer = pointer
+        self._operation = operation
 
-    def _read(self, pointer: Pointer) -> Iterable[Buffer]:
-        buffer = memoryview(bytearray(_PIECE_BYTES))
-        with closing(self._open(pointer, 0, pointer.size)) as reader:
-            while count := reader.readinto(buffer):
-                yield buffer[:count]
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StoreError):
+            error.store, error.key = error.store or self._store.name, error.key or self._pointer.key
+        elif isinstance(error, Exception) and not isinstance(error, ClaimCheckError):
+            raise self._store._as_ours(error, self._pointer, self._operation) from error
+
+
+def _segments_of(pointer: Pointer) -> int:
+    if pointer.version == 1 and pointer.size is None:
+        return pointer.segments
+    if not pointer.segment_bytes or not pointer.size:
+        return 1
+    return -(-pointer.size // pointer.segment_bytes)
+
+
+def _when(word: str, moment: int | None) -> str:
+    if moment is None:
+        return f"{word}: unknown"
+    try:
+        return f"{word} {datetime.fromtimestamp(moment / 1000, UTC).isoformat(timespec='seconds')}"
+    except (ValueError, OverflowError, OSError):  # a pointer may claim any year
+        return f"{word} {moment} ms"
+
+
+@abstractmethod  # type: ignore[misc]
+def _no_read(self: Store, pointer: Pointer) -> Iterable[Buffer]:
+    """Stands for `Store._read` in classes that implement neither it nor `Store._open`: they cannot be instantiated."""
+    raise NotImplementedError
+
+
+RangeStore = Store
+"""Former base class of the stores that implement ``_open``; the same as `Store`."""

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, cast
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope, Kind, encode_literal, is_lookalike
 from claimcheck._outbound import Outbound
-from claimcheck._payload import Payload, Source, is_file, remaining_bytes
+from claimcheck._payload import Payload, Source, as_view, is_file, remaining_bytes
 from claimcheck._pointer import Pointer
 from claimcheck._store import Store, StoreContext
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
@@ -118,7 +118,7 @@ class Message:
 
     def fits(self, size: int) -> bool:
         """Whether a value of ``size`` bytes stays within the threshold on the wire."""
-        return size + self.limit.overhead(self.key, self.headers) <= self.threshold
+        return size <= self.threshold and size + self.limit.overhead(self.key, self.headers) <= self.threshold
 
     def hinted(self, ours: dict[str, str]) -> Any:
         """The headers with our hints, where the produce call takes headers."""
@@ -159,6 +159,7 @@ class Strategy(ABC):
 
     def __init__(self, context: StrategyContext) -> None:
         self.context = context
+        self._header = context.config.header
 
     @abstractmethod
     def _offload(self, message: Message) -> Outbound:
@@ -178,9 +179,11 @@ class Strategy(ABC):
         out = self.shortcut(message)
         if out is not None:
             return out
+        if not is_file(message.payload):
+            return self._offload(_without_reserved(message))
         rewind = _way_back(message.payload)
         try:
-            return self._offload_large(message).rewinding(rewind)
+            return self._offload_file(_without_reserved(message)).rewinding(rewind)
         except BaseException:
             with contextlib.suppress(OSError, ValueError):  # the file may be what failed
                 rewind()
@@ -200,30 +203,26 @@ class Strategy(ABC):
             return Outbound([Envelope(None, message.headers, message.key)], as_is=True)
         if is_file(payload):
             return None
-        if self._is_envelope(message):
-            return Outbound([Envelope(payload, message.headers, message.key)], as_is=True)
-        plain = self._as_plain(_without_stale_hints(message))
+        if message.headers is not None and hints.is_ours(message.headers):
+            if is_lookalike(payload, header=self._header):  # the headers call it an envelope, and its bytes agree
+                return Outbound([Envelope(payload, message.headers, message.key)], as_is=True)
+            message = replace(message, headers=hints.strip(message.headers))  # copied from a message that was received
+        plain = self._as_plain(message)
         return _in_place(plain) if plain else None
 
-    def _offload_large(self, message: Message) -> Outbound:
-        message = replace(message, headers=hints.without_reserved(message.headers))
-        if is_file(message.payload):
-            message = self._load_if_small(message)
-            if not is_file(message.payload) and (small := self._as_plain(message)):
-                return _in_place(small)
+    def _offload_file(self, message: Message) -> Outbound:
+        message = self._load_if_small(message)
+        if not is_file(message.payload) and (small := self._as_plain(message)):
+            return _in_place(small)
         return self._offload(message)
 
     def _fits(self, message: Message, size: int) -> bool:
         """Whether the payload may stay in its message; the inline strategy says yes to all."""
         return message.fits(size)
 
-    def _is_envelope(self, message: Message) -> bool:
-        """The caller's headers call it an envelope, and its bytes do not contradict them."""
-        return hints.is_ours(message.headers) and is_lookalike(message.payload, header=self.context.config.header)
-
     def _as_plain(self, message: Message) -> Envelope | None:
-        payload, header = message.payload, self.context.config.header
-        size = cast(int, remaining_bytes(payload))
+        payload, header = message.payload, self._header
+        size = len(as_view(payload))
         if size > 0 and not self._fits(message, size):
             return None
         if not is_lookalike(payload, header=header):
@@ -260,13 +259,22 @@ def rewindable(payload: Payload, *, limit: int) -> tuple[Payload, Callable[[], N
         return payload, lambda: None
     file = cast(BinaryIO, payload)
     if remaining_bytes(file) is None:
-        from claimcheck._spool import Spool
-
-        spool = Spool()
+        spool = _spool()
         spool.writelines(Source(file, limit=limit))
         spool.seek(0)
-        file = cast(BinaryIO, spool)
+        file = spool
     return file, _way_back(file)
+
+
+def _spool() -> BinaryIO:
+    """A temporary file, in memory up to 8 MiB; it is removed with the last reference to it."""
+    from tempfile import SpooledTemporaryFile  # slow to import
+
+    class Spool(SpooledTemporaryFile[bytes]):
+        def __del__(self) -> None:
+            self.close()
+
+    return cast(BinaryIO, Spool(max_size=8 << 20))
 
 
 def _way_back(payload: Any) -> Callable[[], None]:
@@ -281,9 +289,11 @@ def _way_back(payload: Any) -> Callable[[], None]:
     return rewind
 
 
-def _without_stale_hints(message: Message) -> Message:
-    """Hints copied from a message that was received say nothing about the payload that is sent now."""
-    return replace(message, headers=hints.strip(message.headers)) if hints.is_ours(message.headers) else message
+def _without_reserved(message: Message) -> Message:
+    """Drop the caller's headers under names that are ours: readers would take them for hints."""
+    if message.headers is None:
+        return message
+    return replace(message, headers=hints.without_reserved(message.headers))
 
 
 def _first(*values: Any) -> Any:

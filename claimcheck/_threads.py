@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Interrupted", "check_interrupt", "in_thread", "interruptible"]
+__all__ = ["STOP", "Interrupted", "check_interrupt", "in_thread", "interruptible"]
 
 R = TypeVar("R")
 
-_stop: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("claimcheck_stop", default=None)
+STOP: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("claimcheck_stop", default=None)
+"""Set by a cancelled task to stop the work of its thread; ``None`` where no task waits."""
 
 
 class Interrupted(BaseException):
@@ -20,18 +21,18 @@ class Interrupted(BaseException):
 
 def check_interrupt() -> None:
     """Raise if whoever waits for this work has asked it to stop."""
-    stop = _stop.get()
+    stop = STOP.get()
     if stop is not None and stop.is_set():
         raise Interrupted("nobody waits for this any more")
 
 
 def interruptible(stop: threading.Event, function: Callable[..., R], *args: Any) -> R:
     """Call a function whose reads and writes end, with `Interrupted`, soon after ``stop`` is set."""
-    token = _stop.set(stop)
+    token = STOP.set(stop)
     try:
         return function(*args)
     finally:
-        _stop.reset(token)
+        STOP.reset(token)
 
 
 async def in_thread(

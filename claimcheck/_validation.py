@@ -40,6 +40,7 @@ __all__ = [
     "check_options",
     "check_seconds",
     "check_type",
+    "check_value",
     "fail",
     "options_of",
     "without_secrets",
@@ -173,13 +174,22 @@ def check_arguments(target: Callable[..., Any], **arguments: Any) -> None:
     check_options(options, arguments, "", secret=True)
 
 
+def check_value(name: str, value: object, hint: object) -> None:
+    """Check an argument against a type hint, whose `Range` and `Check` annotations count.
+
+    Raises:
+        ConfigError: It does not match; names the argument, what was found and what is expected.
+    """
+    _convert(hint, value, name, secret=False)
+
+
 def check_int(name: str, value: object, *, minimum: int, maximum: float = math.inf) -> None:
     """Check that an argument is an integer within bounds; ``True`` and ``False`` are not integers.
 
     Raises:
         ConfigError: It is not; names the argument, what was found and what is expected.
     """
-    _convert(Annotated[int, Range(minimum, maximum)], value, name, secret=False)
+    check_value(name, value, Annotated[int, Range(minimum, maximum)])
 
 
 def check_seconds(name: str, value: object, *, minimum: float = 0.0, allow_zero: bool = False) -> None:
@@ -198,7 +208,7 @@ def check_seconds(name: str, value: object, *, minimum: float = 0.0, allow_zero:
         allowed: Range | Check = Range(minimum, threading.TIMEOUT_MAX)
     else:
         allowed = Check(lambda seconds: 0 < seconds <= threading.TIMEOUT_MAX, "a number of seconds above 0")
-    _convert(Annotated[float, allowed], value, name, secret=False)
+    check_value(name, value, Annotated[float, allowed])
 
 
 def check_type(name: str, value: object, *, valid: bool, expected: str) -> None:

@@ -27,8 +27,10 @@ def byte_length(value: Any) -> int:
 
 def kafka_overhead(key: Any, headers: Any) -> int:
     """What Kafka's broker counts beside the value of a lone record: key, headers and framing, in bytes."""
-    n = byte_length(key)
-    record = _KAFKA_RECORD_BYTES + n + _varint_bytes(n) - 1  # of each count, one byte is in the constant
+    record = _KAFKA_RECORD_BYTES  # it counts one byte for each length; `_varint_bytes` may be more
+    if key is not None:
+        n = byte_length(key)
+        record += n + _varint_bytes(n) - 1
     if headers is None:
         return record
     framed = [byte_length(part) for pair in hints.pairs(headers) for part in pair]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +26,9 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_NOBODY_LISTENS = nullcontext()
+
+Operation = Literal["write", "read", "rollback"]
+"""What a store does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class OperationEvent(Event):
         error: The error that will be raised, on ``failed`` only.
     """
 
-    operation: Literal["write", "read", "rollback"]
+    operation: Operation
     phase: Literal["started", "completed", "failed"]
     store: str
     key: str
@@ -162,16 +164,9 @@ class Hooks:
             except Exception:
                 _log.exception("hook %r failed on %s", listener, type(event).__name__)
 
-    def operation(
-        self, operation: Literal["write", "read", "rollback"], *, store: str, key: str, size: int | None = None
-    ) -> AbstractContextManager[None]:
-        """Emit ``started``, then ``completed`` or ``failed``, around a block."""
-        return self._told(operation, store, key, size) if self.listeners else _NOBODY_LISTENS
-
     @contextmanager
-    def _told(
-        self, operation: Literal["write", "read", "rollback"], store: str, key: str, size: int | None
-    ) -> Iterator[None]:
+    def operation(self, operation: Operation, *, store: str, key: str, size: int | None = None) -> Iterator[None]:
+        """Emit ``started``, then ``completed`` or ``failed``, around a block."""
         begin = time.perf_counter()
         self.emit(OperationEvent(operation=operation, phase="started", store=store, key=key, size=size))
         error: BaseException | None = None

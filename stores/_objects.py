@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from urllib.parse import urlsplit
 
-from claimcheck._keys import KEY_PREFIX, is_key_prefix
 from claimcheck._payload import Source
 from claimcheck._payload_reader import STEP_BYTES, Reader
+from claimcheck._pointer import KEY_PREFIX, is_key_prefix
 from claimcheck._validation import Check
 
 __all__ = ["ENDPOINT", "PREFIX", "ParallelReader", "folder", "in_parts", "part_size"]

@@ -1,7 +1,7 @@
-"""What the author of a store needs, and nothing else.
+"""The names that the author of a store needs.
 
-Subclass `Store`, or `RangeStore` where the medium can begin to read anywhere, and name the class in the configuration:
-``type: "mypackage:TapeStore"``. `claimcheck.testing.StoreConformance` shows whether it keeps the promises.
+Subclass `Store` and name the class in the configuration: ``type: "mypackage:TapeStore"``.
+`claimcheck.testing.StoreConformance` tests whether it keeps the contract.
 """
 
 from claimcheck._payload import Payload, Source

@@ -8,18 +8,17 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 from claimcheck._payload import Source
 from claimcheck._payload_reader import Reader
 from claimcheck._pointer import Pointer
-from claimcheck._store import RangeStore
+from claimcheck._store import Store
 from claimcheck._validation import Check, Seconds, check_arguments
 from claimcheck.errors import PointerRejectedError, StoreError, StoreUnavailableError
 
-__all__ = ["MAX_NAME_BYTES", "PARTIAL_SUFFIX", "FilesystemStore", "make_directory", "not_mounted"]
+__all__ = ["FilesystemStore"]
 
 PARTIAL_SUFFIX = ".partial"
 """Suffix of the hidden file that a payload is written to first; an old one was left by a writer that died."""
@@ -47,7 +46,7 @@ _MODE = Check(
 )
 
 
-class FilesystemStore(RangeStore):
+class FilesystemStore(Store):
     """One file per payload, which appears under its name only when it is complete. Safe under threads and processes.
 
     A payload is written to a hidden file in the same directory, which is renamed at the end.
@@ -93,13 +92,11 @@ class FilesystemStore(RangeStore):
     def _write(self, pointer: Pointer, source: Source) -> None:
         partial = os.path.join(self._root, f".{pointer.key}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
         try:
-            with _closing(self._create(partial)) as descriptor:
-                _allow(descriptor, self._mode)
-                _reserve(descriptor, source.size)
-                for piece in source.pieces(_STEP_BYTES):
-                    _write_all(descriptor, piece)
-                if self._fsync:
-                    os.fsync(descriptor)
+            descriptor = self._create(partial)
+            try:
+                self._fill(descriptor, source)
+            finally:
+                os.close(descriptor)
             os.replace(partial, os.path.join(self._root, pointer.key))
         except BaseException:
             with contextlib.suppress(OSError):  # the first error says more
@@ -107,6 +104,17 @@ class FilesystemStore(RangeStore):
             raise
         if self._fsync:
             _fsync_directory(self._root)
+
+    def _fill(self, descriptor: int, source: Source) -> None:
+        if self._mode & 0o077:  # the umask may have taken permissions away, never the owner's own
+            os.chmod(descriptor, self._mode)
+        _reserve(descriptor, source.size)
+        for piece in source.pieces(_STEP_BYTES):
+            written = os.write(descriptor, piece)
+            while written < len(piece):
+                written += os.write(descriptor, piece[written:])
+        if self._fsync:
+            os.fsync(descriptor)
 
     def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
         descriptor = self._descriptor(pointer)
@@ -195,14 +203,6 @@ class _FileReader:
         self._file.close()
 
 
-@contextlib.contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def not_mounted(directory: str | Path, *, store: str) -> StoreUnavailableError:
     """Make the error for a store whose directory does not exist."""
     return StoreUnavailableError(
@@ -221,13 +221,8 @@ def make_directory(path: Path, mode: int) -> None:
     except FileNotFoundError:
         make_directory(path.parent, mode)
         path.mkdir(mode, exist_ok=True)
-    _allow(path, mode)
-
-
-def _allow(file: int | Path, mode: int) -> None:
-    """Set permissions that the umask may have taken away; the owner's alone it leaves, and no file system refuses."""
-    if mode & 0o077:
-        os.chmod(file, mode)
+    if mode & 0o077:  # the umask may have taken permissions away, never the owner's own
+        path.chmod(mode)
 
 
 def _is_irregular(path: str) -> bool:
@@ -259,12 +254,9 @@ def _reserve(descriptor: int, size: int | None) -> None:
             raise
 
 
-def _write_all(descriptor: int, piece: memoryview) -> None:
-    while len(piece):
-        piece = piece[os.write(descriptor, piece) :]
-
-
 def _fsync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    with _closing(descriptor):
+    try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

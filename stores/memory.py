@@ -7,7 +7,7 @@ import threading
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader, Reader
 from claimcheck._pointer import Pointer
-from claimcheck._store import RangeStore
+from claimcheck._store import Store
 from claimcheck._validation import Seconds
 
 __all__ = ["MemoryStore"]
@@ -16,7 +16,7 @@ _SPACES: dict[str, dict[str, bytes]] = {}
 _LOCK = threading.Lock()
 
 
-class MemoryStore(RangeStore):
+class MemoryStore(Store):
     """A dictionary. Every store of one process with the same ``space`` sees the same payloads.
 
     Args:

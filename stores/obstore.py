@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from claimcheck._keys import is_key_prefix
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader, Reader
-from claimcheck._pointer import Pointer
+from claimcheck._pointer import Pointer, is_key_prefix
 from claimcheck._registry import import_vendor
-from claimcheck._store import RangeStore
+from claimcheck._store import Store
 from claimcheck._validation import Check, Count, Range, Seconds, Size, Timeout, check_arguments, fail
 from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.stores._objects import ENDPOINT, folder, in_parts, part_size
@@ -29,19 +28,7 @@ from claimcheck.stores._tls import CaFile, check_ca_file
 from claimcheck.stores.filesystem import MAX_NAME_BYTES, make_directory, not_mounted
 from claimcheck.stores.s3._errors import NOT_ADMITTED, NOT_KNOWN, kind_of_code
 
-__all__ = [
-    "check_process",
-    "connect",
-    "kind_of_error",
-    "knows_no_conditions",
-    "never_arrived",
-    "ObstoreStore",
-    "Place",
-    "Timeouts",
-    "URL",
-    "was_sent_again",
-    "words_of",
-]
+__all__ = ["ObstoreStore"]
 
 # Names of classes, or what stands in the text, to our error; the first that is found decides.
 _KINDS: tuple[tuple[str, type[StoreError]], ...] = (
@@ -258,7 +245,7 @@ _WRITE_BYTES = 4 << 20
 _LATE_SECONDS = 0.1
 
 
-class ObstoreStore(RangeStore):
+class ObstoreStore(Store):
     """One object per payload, with the keys that `claimcheck.stores.s3._store.S3Store` makes: either reads the other's.
 
     An engine in Rust, many times as fast with small objects. Credentials are found in the environment, by the names

@@ -205,12 +205,12 @@ class PulsarTopicStore(Store):
     # Within ----------------------------------------------------------------------------------------------------
 
     def _client(self) -> Any:
-        return self._open()[0]
+        return self._connected()[0]
 
     def _producer(self) -> Any:
-        return self._open()[1]
+        return self._connected()[1]
 
-    def _open(self) -> tuple[Any, Any]:
+    def _connected(self) -> tuple[Any, Any]:
         with self._lock:
             if self._opened is None:
                 pulsar = self._vendor()

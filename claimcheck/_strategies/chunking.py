@@ -49,7 +49,7 @@ class ChunkingStrategy(Strategy):
         return (every, "limits.max_payload_bytes") if every < chunked else (chunked, "chunking.max_payload_bytes")
 
     def _chunks(self, message: Message, source: Source, uuid: str, count: int, room: int) -> Iterator[Envelope]:
-        total, header = source.size or 0, self.context.config.header
+        total, header = source.size or 0, self._header
         for position, piece in enumerate(source.pieces(room)):
             ours = self._hints(message, uuid, position, count, total)
             if position == count - 1:
@@ -74,7 +74,7 @@ class ChunkingStrategy(Strategy):
         limit = best if configured == "auto" else min(configured, message.limit.max_message_bytes)
         widest = self._hints(message, uuid, _WIDEST, _WIDEST, _WIDEST) | {hints.CHECKSUM: "crc32:00000000"}
         framing = message.limit.overhead(message.key, message.hinted(widest))
-        overhead = framing + len(self.context.config.header) + CHUNK_OVERHEAD_BYTES
+        overhead = framing + len(self._header) + CHUNK_OVERHEAD_BYTES
         if overhead >= limit:
             raise PayloadTooLargeError(
                 f"key, headers and framing ({overhead} bytes) leave no room in a chunk of {limit} bytes",
@@ -84,5 +84,5 @@ class ChunkingStrategy(Strategy):
         return limit - overhead
 
     def _abort(self, message: Message, uuid: str) -> Envelope:
-        data = encode_abort(uuid, header=self.context.config.header)
+        data = encode_abort(uuid, header=self._header)
         return Envelope(data, message.hinted({hints.TYPE: "abort"}), message.key, Kind.ABORT)

@@ -1,6 +1,8 @@
-"""The payload rests in a store, a pointer travels."""
+"""The payload is written to a store, and a pointer is sent."""
 
 from __future__ import annotations
+
+import functools
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope, Kind, encode_pointer
@@ -18,16 +20,16 @@ class ExternalStrategy(Strategy):
         store = self.context.store()
         limit = self.context.config.limits.max_payload_bytes
         pointer = store.write(message.payload, destination=message.destination, limit=limit, identity=message.identity)
-        written = Outbound((), undo=None if message.identity else lambda: store.rollback(pointer))
+        undo = None if message.identity else functools.partial(store.rollback, pointer)
         try:
             envelope = self._envelope(message, self.context.seal(pointer), pointer.size or 0)
         except BaseException as error:
-            written.settle(error)
+            Outbound((), undo=undo).settle(error)
             raise
-        return Outbound([envelope], undo=written.rollback if written.undoable else None)
+        return Outbound([envelope], undo=undo)
 
     def _envelope(self, message: Message, pointer: bytes, size: int) -> Envelope:
-        data = encode_pointer(pointer, header=self.context.config.header)
+        data = encode_pointer(pointer, header=self._header)
         headers = message.hinted({hints.TYPE: "pointer", hints.SIZE: str(size)})
         needed = len(data) + message.limit.overhead(message.key, headers)
         limit = message.limit.max_message_bytes

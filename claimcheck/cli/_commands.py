@@ -21,8 +21,8 @@ from claimcheck._client import ClaimCheck, load
 from claimcheck._envelope import Plain, decode
 from claimcheck._payload import remaining_bytes
 from claimcheck._pointer import Pointer
+from claimcheck._registry import UNUSABLE
 from claimcheck._store import Store
-from claimcheck._unusable_stores import UNUSABLE
 from claimcheck.cli._files import (
     STDIO,
     check_output,

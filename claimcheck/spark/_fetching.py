@@ -14,13 +14,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
 from claimcheck._envelope import Buffer
 from claimcheck._payload import as_view
 from claimcheck._pointer import Pointer
-from claimcheck._unusable_stores import UNUSABLE
-from claimcheck._validation import MAX_SECONDS, fail
+from claimcheck._registry import UNUSABLE
+from claimcheck._validation import MAX_SECONDS, Range, check_int, check_value, fail
 from claimcheck.config import Config
 from claimcheck.errors import (
     ChunkError,
@@ -294,44 +294,39 @@ def _lacks_needed_store(error: ClaimCheckError, config: Config) -> bool:
 
 
 def check_reading(*, concurrency: Concurrency, max_inflight_bytes: int) -> None:
-    """Refuse numbers that cannot be meant, on the driver and not in a thousand tasks.
+    """Check options on the driver, before they fail in every task.
 
     Raises:
-        ConfigError: Says which, and what would be right.
+        ConfigError: An option is out of range; names it and the valid values.
     """
-    number = isinstance(concurrency, int) and not isinstance(concurrency, bool)
-    if concurrency != "auto" and not (number and 1 <= int(concurrency) <= _MAX_CONCURRENCY):
-        fail("concurrency", found=repr(concurrency), expected=f"'auto' or an integer from 1 to {_MAX_CONCURRENCY}")
+    check_value("concurrency", concurrency, Literal["auto"] | Annotated[int, Range(1, _MAX_CONCURRENCY)])
     check_bytes("max_inflight_bytes", max_inflight_bytes)
 
 
 def check_bytes(name: str, value: object) -> None:
-    """Refuse what is no positive number of bytes.
+    """Check that an option is a positive number of bytes.
 
     Raises:
-        ConfigError: Names the option.
+        ConfigError: It is not; names the option.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        fail(name, found=repr(value), expected="a number of bytes, at least 1")
+    check_int(name, value, minimum=1)
 
 
 def check_seconds(name: str, value: float, *, minimum: float) -> float:
-    """Refuse what is no number of seconds.
+    """Check that an option is a number of seconds, and return it as a float.
 
     Raises:
-        ConfigError: Names the option.
+        ConfigError: It is not; names the option.
     """
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not minimum <= value <= MAX_SECONDS:
-        fail(name, found=repr(value), expected=f"seconds, {minimum:g} to {MAX_SECONDS}")
+    check_value(name, value, Annotated[float, Range(minimum, MAX_SECONDS)])
     return float(value)
 
 
 def check_choice(name: str, value: object, *choices: object) -> None:
-    """Refuse what is none of the choices.
+    """Check that an option is one of the choices.
 
     Raises:
-        ConfigError: Names the option and the choices.
+        ConfigError: It is not; names the option and the choices.
     """
     if value not in choices:
         fail(name, found=repr(value), expected=" or ".join(map(repr, choices)))

@@ -130,5 +130,5 @@ def forbid_io(store: Store, patch: pytest.MonkeyPatch) -> None:
     def touched(*_: Any) -> Any:
         pytest.fail("the medium was asked")
 
-    for method in ("_write", "_read", "_open_at", "_delete"):
+    for method in ("_write", "_read", "_open", "_delete"):
         patch.setattr(store, method, touched)

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated, Literal
 
-from claimcheck._keys import KEY_PREFIX, slug
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader, Reader
-from claimcheck._pointer import Pointer
+from claimcheck._pointer import KEY_PREFIX, Pointer, slug
 from claimcheck._registry import import_vendor
-from claimcheck._store import RangeStore
+from claimcheck._store import Store
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
 from claimcheck.errors import IntegrityError, PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.stores._tls import CaFile
@@ -64,7 +63,7 @@ _URL = Check(
 )
 
 
-class RedisStore(RangeStore):
+class RedisStore(Store):
     """Segments under ``{key}-{i}``, all with one absolute deadline and in one cluster slot. Needs Redis 6.2 or newer.
 
     Set ``maxmemory-policy noeviction`` on the server: every other policy throws away segments of payloads that

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from claimcheck._payload import Source
 from claimcheck._payload_reader import Reader, differs
 from claimcheck._pointer import Pointer
-from claimcheck._store import RangeStore
+from claimcheck._store import Store
 from claimcheck._validation import Check, Count, Range, Seconds, Size, Timeout, check_arguments
 from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
 from claimcheck.stores._objects import ENDPOINT, PREFIX, folder, in_parts, part_size
@@ -29,7 +29,7 @@ __all__ = ["S3Store"]
 _BUCKET = Check(bool, "the name of a bucket")
 
 
-class S3Store(RangeStore):
+class S3Store(Store):
     """One object per payload: a single put, or several parts at once above a size.
 
     Credentials are found by the SDK's own chain. S3 has no life span per object: give the bucket a lifecycle rule on

@@ -85,9 +85,9 @@ BROKEN = {
     ),
     "unverified": (
         """
-    def _origin(self, pointer):
+    def _reader(self, pointer, **options):
         self.check(pointer)
-        return super()._origin(replace(pointer, checksum=None))
+        return super()._reader(replace(pointer, checksum=None), **options)
 """,
         ["test_damaged_payload_is_an_error"],
     ),

@@ -7,7 +7,7 @@ import pytest
 
 import claimcheck
 from claimcheck._envelope import encode_chunk
-from claimcheck._error_frames import let_go
+from claimcheck._error_frames import clear_frames
 from claimcheck.errors import IntegrityError
 
 SIZE = 8 << 20
@@ -96,7 +96,7 @@ def test_what_an_error_came_from_lets_go_too():
         try:
             outer()
         except KeyError as error:
-            let_go(error)
+            clear_frames(error)
             return error
 
     held, _ = held_by(work)

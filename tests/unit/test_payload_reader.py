@@ -7,8 +7,9 @@ import zlib
 import pytest
 
 from claimcheck._payload import crc32_of, crc32_text
-from claimcheck._payload_reader import Origin, PayloadReader, PieceReader, SeekableReader
+from claimcheck._payload_reader import PayloadReader, PieceReader, SeekableReader
 from claimcheck._pointer import Pointer
+from claimcheck._store import Store, StoreContext
 from claimcheck._threads import Interrupted, interruptible
 from claimcheck.errors import IntegrityError, PayloadTooLargeError
 
@@ -25,20 +26,29 @@ def cut(data, size=1000):
     return [data[i : i + size] for i in range(0, len(data), size)]
 
 
-def origin(opened, expected=None, *, limit=1 << 30, exact=False):
-    return Origin(
-        pointer=expected or pointer(),
-        opened=opened,
-        operation=contextlib.nullcontext,
-        translated=contextlib.nullcontext,
-        store="s",
-        limit=limit,
-        exact=exact,
-    )
+class Opened(Store):
+    """Reads with a function of start and stop; translates no errors."""
+
+    def __init__(self, opened, *, limit=1 << 30):
+        self._opened = opened
+        self.context = StoreContext(name="s", max_payload_bytes=limit)
+
+    def _open(self, pointer, start, stop):
+        return self._opened(start, stop)
+
+    def _translated(self, pointer, operation):
+        return contextlib.nullcontext()
+
+    def _write(self, pointer, source):
+        raise NotImplementedError
+
+    def _delete(self, pointer):
+        raise NotImplementedError
 
 
 def reader(pieces, expected=None, **options):
-    return PayloadReader(origin(lambda start, stop: PieceReader(pieces, start=start), expected, **options))
+    store = Opened(lambda start, stop: PieceReader(pieces, start=start), **options)
+    return PayloadReader(store, expected or pointer())
 
 
 def unknown():
@@ -252,7 +262,7 @@ class TestClosing:
     def test_happens_at_the_end_and_at_an_error(self, damaged):
         """Whoever forgets to close a file that was read to its end holds no connection."""
         medium = Medium(damaged)
-        source = PayloadReader(origin(medium))
+        source = PayloadReader(Opened(medium), pointer())
 
         with contextlib.suppress(IntegrityError):
             source.readall()
@@ -262,7 +272,7 @@ class TestClosing:
     def test_before_the_first_read_has_nothing_to_do(self):
         medium = Medium(PAYLOAD)
 
-        PayloadReader(origin(medium)).close()
+        PayloadReader(Opened(medium), pointer()).close()
 
         assert medium.asked == []
 
@@ -274,7 +284,7 @@ class TestSeekableReader:
 
     @pytest.fixture
     def source(self, medium):
-        return SeekableReader(origin(medium, exact=True))
+        return SeekableReader(Opened(medium), pointer())
 
     def test_reads_once_what_is_read_in_order(self, source, medium):
         assert source.read(4000) + source.read(1) + source.readall() == PAYLOAD
@@ -316,7 +326,7 @@ class TestSeekableReader:
     @pytest.mark.parametrize("damaged", [PAYLOAD[:-1], PAYLOAD + b"x", PAYLOAD[:-1] + b"?"])
     @pytest.mark.parametrize("place", [5, -1, 10**9])
     def test_hands_out_nothing_of_a_broken_payload(self, damaged, place):
-        source = SeekableReader(origin(Medium(damaged), exact=True))
+        source = SeekableReader(Opened(Medium(damaged)), pointer())
         source.seek(*((place, io.SEEK_SET) if place > 0 else (place, io.SEEK_END)))
 
         for _ in range(2):
@@ -341,4 +351,4 @@ class TestSeekableReader:
         monkeypatch.setattr("claimcheck._payload_reader.TRUSTED_BYTES", 100)
         monkeypatch.setattr(PayloadReader, "_grown", lambda *_: pytest.fail("grown"))
 
-        assert SeekableReader(origin(Medium(PAYLOAD), exact=True)).readall() == PAYLOAD
+        assert SeekableReader(Opened(Medium(PAYLOAD)), pointer()).readall() == PAYLOAD

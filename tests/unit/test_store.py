@@ -6,8 +6,7 @@ import uuid
 
 import pytest
 
-from claimcheck._keys import slug
-from claimcheck._pointer import Pointer
+from claimcheck._pointer import Pointer, slug
 from claimcheck._store import Store, StoreContext
 from claimcheck.errors import (
     ConfigError,

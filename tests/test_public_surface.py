@@ -1,0 +1,216 @@
+"""The public names of the library: a change of this list is a change of the API."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+import claimcheck
+
+PUBLIC: dict[str, list[str]] = {
+    "claimcheck": [
+        "ChunkConflictError",
+        "ChunkError",
+        "ClaimCheck",
+        "ClaimCheckError",
+        "Config",
+        "ConfigError",
+        "Dropped",
+        "Envelope",
+        "EnvelopeError",
+        "Failed",
+        "HEADER",
+        "IncompletePayloadError",
+        "IntegrityError",
+        "KeyTakenError",
+        "MissingDependencyError",
+        "Outbound",
+        "PartialSendError",
+        "PayloadError",
+        "PayloadNotFoundError",
+        "PayloadTooLargeError",
+        "PayloadTypeError",
+        "Pointer",
+        "PointerRejectedError",
+        "RangeStore",
+        "Resolved",
+        "Resolver",
+        "Store",
+        "StoreError",
+        "StoreUnavailableError",
+        "Strategy",
+        "TransportError",
+        "UnknownVersionError",
+        "WireLimit",
+        "from_dict",
+        "load",
+    ],
+    "claimcheck.cli": ["main"],
+    "claimcheck.config": [
+        "ChunkingConfig",
+        "Config",
+        "EnvelopeConfig",
+        "HybridConfig",
+        "LimitsConfig",
+        "MIN_KEY_BYTES",
+        "SigningConfig",
+        "StoreConfig",
+        "expand",
+        "from_dict",
+        "load",
+        "read_yaml",
+        "signing_key",
+    ],
+    "claimcheck.errors": [
+        "ArgumentTypeError",
+        "ChunkConflictError",
+        "ChunkError",
+        "ClaimCheckError",
+        "ConfigError",
+        "EnvelopeError",
+        "IncompletePayloadError",
+        "IntegrityError",
+        "KeyTakenError",
+        "MissingDependencyError",
+        "PartialSendError",
+        "PayloadError",
+        "PayloadNotFoundError",
+        "PayloadTooLargeError",
+        "PayloadTypeError",
+        "PointerRejectedError",
+        "StoreError",
+        "StoreUnavailableError",
+        "TransportError",
+        "UnknownVersionError",
+    ],
+    "claimcheck.hooks": [
+        "AssembledEvent",
+        "BreakerEvent",
+        "DropEvent",
+        "Event",
+        "FallbackEvent",
+        "Hook",
+        "Hooks",
+        "OperationEvent",
+        "SendEvent",
+    ],
+    "claimcheck.spark": [
+        "DeadLetter",
+        "Metrics",
+        "ResultError",
+        "ensure_java",
+        "map_payloads",
+        "measures",
+        "offload",
+        "progress",
+        "reassemble",
+        "repartition_by_payload",
+        "resolve",
+        "resolver",
+    ],
+    "claimcheck.spark.sources": [
+        "AccessError",
+        "DataLossError",
+        "ForeignMessageError",
+        "RowSendError",
+        "SubscriptionBusyError",
+        "register",
+    ],
+    "claimcheck.stores": [],
+    "claimcheck.stores.base": [
+        "Payload",
+        "PieceReader",
+        "Pointer",
+        "RangeStore",
+        "Reader",
+        "Source",
+        "Store",
+        "StoreContext",
+    ],
+    "claimcheck.stores.filesystem": ["FilesystemStore"],
+    "claimcheck.stores.memory": ["MemoryStore"],
+    "claimcheck.stores.obstore": ["ObstoreStore"],
+    "claimcheck.stores.pulsar_topic": ["PulsarTopicStore"],
+    "claimcheck.stores.redis": ["RedisStore"],
+    "claimcheck.stores.s3": ["S3Store"],
+    "claimcheck.strategies": ["Envelope", "Kind", "Message", "Outbound", "Strategy", "StrategyContext"],
+    "claimcheck.testing": ["Facts", "Fault", "FaultyStore", "StoreConformance", "TransportConformance"],
+    "claimcheck.transports": [],
+    "claimcheck.transports.kafka": [
+        "AsyncKafkaConsumer",
+        "AsyncKafkaProducer",
+        "CompactedTopicError",
+        "KafkaConsumer",
+        "KafkaMessage",
+        "KafkaProducer",
+        "KafkaShareConsumer",
+        "OffsetStoreError",
+        "ShareGroupError",
+        "last_offset",
+    ],
+    "claimcheck.transports.local": [
+        "BrokerArgumentError",
+        "BrokerBusyError",
+        "BrokerClosedError",
+        "BrokerCommitError",
+        "BrokerStorageError",
+        "Delivery",
+        "GroupMember",
+        "LocalBroker",
+        "LocalConsumer",
+        "LocalMessage",
+        "LocalProducer",
+        "MESSAGE_OVERHEAD_BYTES",
+        "MessageId",
+        "MessageTooLargeError",
+        "OffsetOutOfRangeError",
+        "Polled",
+        "ReceivedMessage",
+        "StaleDeliveryError",
+        "TopicExistsError",
+        "TopicStats",
+        "UnknownPartitionError",
+        "UnknownTopicError",
+        "message_size",
+    ],
+    "claimcheck.transports.pulsar": [
+        "AsyncPulsarConsumer",
+        "AsyncPulsarProducer",
+        "AsyncPulsarReader",
+        "ChunkArgumentError",
+        "PulsarConsumer",
+        "PulsarMessage",
+        "PulsarProducer",
+        "PulsarReader",
+        "SendDeadlineError",
+        "SharedSubscriptionError",
+        "WholeMessageId",
+        "ask_limit",
+        "deserialize",
+        "listening",
+    ],
+}
+
+
+def _modules() -> list[str]:
+    """All modules of the library but those with an underscore in their name, or in that of a package above them."""
+    found = (module.name for module in pkgutil.walk_packages(claimcheck.__path__, "claimcheck.", onerror=_fail))
+    return ["claimcheck", *(name for name in found if not any(part.startswith("_") for part in name.split(".")))]
+
+
+def _fail(name: str) -> None:
+    pytest.fail(f"cannot import {name}")
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_of_a_module(name: str) -> None:
+    module = importlib.import_module(name)
+    names = getattr(module, "__all__", [])
+    assert sorted(names) == PUBLIC[name]
+    assert [each for each in names if not hasattr(module, each)] == []
+
+
+def test_modules_without_an_underscore_are_on_the_list() -> None:
+    assert sorted(_modules()) == sorted(PUBLIC)
