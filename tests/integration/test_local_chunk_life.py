@@ -104,7 +104,7 @@ def test_a_payload_given_back_too_often_becomes_a_dead_letter(broker, configure,
         consumer.nack(message)
     assert consumer.receive(timeout=0) is None
     assert consumer._resolver.safe_position(("orders", 0)) is None
-    assert f"put aside: rejected after {limit} redeliveries" in caplog.text
+    assert f"sent to the dead-letter topic: rejected after {limit} redeliveries" in caplog.text
     letter = broker.fetch("orders.dead_letter", 0, 0, 9)[-1]  # a full chunk has no room for the reason, the last has
     assert dict(letter.headers)["dead-letter-reason"] == f"rejected after {limit} redeliveries".encode()
     assert [m.value for m in drain(consume("orders.dead_letter"))] == [BIG]
@@ -247,7 +247,7 @@ def test_late_chunks_that_contradict_a_payload_are_reported_one_by_one(broker, c
     assert [m.positions for m in late] == [(n + 1,) for n in range(len(chunks))]
 
 
-def test_what_cannot_be_put_aside_comes_again_however_often_it_came(broker, configure, consume, monkeypatch, caplog):
+def test_what_cannot_be_dead_lettered_comes_again_however_often(broker, configure, consume, monkeypatch, caplog):
     LocalProducer(broker, configure()).send("orders", BIG)
     consumer = consume(max_redeliveries=0)
 
@@ -257,7 +257,7 @@ def test_what_cannot_be_put_aside_comes_again_however_often_it_came(broker, conf
     with monkeypatch.context() as patch:
         patch.setattr(broker, "append", append)
         consumer.nack(consumer.receive(timeout=0))
-    assert "could not be put aside: the disk is full" in caplog.text
+    assert "could not be sent to the dead-letter topic: the disk is full" in caplog.text
     assert [m.value for m in drain(consumer, timeout=2)] == [BIG]
 
 

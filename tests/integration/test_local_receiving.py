@@ -236,7 +236,7 @@ def test_a_dead_letter_topic_may_have_more_partitions(broker, configure, consume
     assert len(filled) == 1
 
 
-def test_chunks_that_cannot_be_put_aside_come_again(broker, configure, consume, monkeypatch, caplog):
+def test_chunks_that_cannot_be_dead_lettered_come_again(broker, configure, consume, monkeypatch, caplog):
     cc = configure("chunking", chunking={"expire_after_seconds": 10, "on_expire": "dead_letter"})
     append_chunks(broker, cc, BIG, slice(2))
     consumer = consume(cc=cc)
@@ -247,7 +247,7 @@ def test_chunks_that_cannot_be_put_aside_come_again(broker, configure, consume, 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(broker, "create_topic", create_topic)
         assert consumer.receive(timeout=12) is None
-    assert "could not be put aside" in caplog.text
+    assert "could not be sent to the dead-letter topic" in caplog.text
     assert consumer.receive(timeout=15) is None
     assert broker.end_offset("orders.dead_letter", 0) == 2
 

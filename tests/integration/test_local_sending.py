@@ -329,7 +329,7 @@ def test_a_chunked_send_that_breaks_off_says_so_and_is_dropped_by_readers(broker
 @pytest.mark.parametrize(("strategy", "chunked"), [("external", False), ("chunking", True)])
 def test_each_payload_that_does_not_go_as_it_is_has_one_event(broker, tmp_path, monkeypatch, strategy, chunked):
     heard = []
-    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "store")}}
+    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "store"), "create": True}}
     append = broker.append
     with claimcheck.from_dict({"strategy": strategy, "stores": stores}, hooks=[heard.append]) as cc:
         producer = LocalProducer(broker, cc)

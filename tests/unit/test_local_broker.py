@@ -33,7 +33,7 @@ from claimcheck.transports.local import (
     message_size,
 )
 from claimcheck.transports.local import _database as database
-from claimcheck.transports.local._messages import pack_headers, unpack_headers
+from claimcheck.transports.local._broker import pack_headers, unpack_headers
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def test_somebody_elses_database_is_refused_and_left_alone(path):
         connection.execute("CREATE TABLE diary (entry TEXT)")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(BrokerStorageError, match="somebody else's"):
+    with pytest.raises(BrokerStorageError, match="of another application"):
         LocalBroker(path).create_topic("t")
     assert path.read_bytes() == before
 

@@ -1,7 +1,14 @@
 """The embedded transport: a broker in one SQLite file, and a producer and a consumer of payloads of any size."""
 
-from claimcheck.transports.local._broker import LocalBroker, TopicStats
-from claimcheck.transports.local._consumer import LocalConsumer
+from claimcheck.transports.local._broker import (
+    MESSAGE_OVERHEAD_BYTES,
+    LocalBroker,
+    LocalMessage,
+    MessageId,
+    TopicStats,
+    message_size,
+)
+from claimcheck.transports.local._consumer import LocalConsumer, ReceivedMessage
 from claimcheck.transports.local._errors import (
     BrokerArgumentError,
     BrokerBusyError,
@@ -16,12 +23,10 @@ from claimcheck.transports.local._errors import (
     UnknownTopicError,
 )
 from claimcheck.transports.local._groups import Delivery, GroupMember, Polled
-from claimcheck.transports.local._messages import MESSAGE_OVERHEAD_BYTES, LocalMessage, MessageId, message_size
 from claimcheck.transports.local._producer import LocalProducer
-from claimcheck.transports.local._received_message import ReceivedMessage
 
 __all__ = [
-    # payloads in, payloads out
+    # payloads
     "LocalConsumer",
     "LocalProducer",
     "ReceivedMessage",
@@ -30,14 +35,14 @@ __all__ = [
     "LocalMessage",
     "MessageId",
     "TopicStats",
-    # consumer groups, below the consumer
+    # consumer groups
     "Delivery",
     "GroupMember",
     "Polled",
-    # what counts towards the limit
+    # the size limit
     "MESSAGE_OVERHEAD_BYTES",
     "message_size",
-    # what it refuses and how it fails
+    # errors
     "BrokerArgumentError",
     "BrokerBusyError",
     "BrokerClosedError",

@@ -1,21 +1,22 @@
-"""Receives payloads of any size from the embedded broker, whatever their writers made of them."""
+"""Receives payloads of any size from the embedded broker, in whatever form they were sent."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Self
 
 from claimcheck import _hints as hints
 from claimcheck._payload import crc32_of
-from claimcheck._resolver import Dropped, Failed, Outcome, Resolved, Resolver
+from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._validation import check_int, check_seconds
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
-from claimcheck.transports.local._broker import LocalBroker
+from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports.local._broker import LocalBroker, LocalMessage
 from claimcheck.transports.local._errors import (
     MessageTooLargeError,
     StaleDeliveryError,
@@ -23,41 +24,78 @@ from claimcheck.transports.local._errors import (
     checking_arguments,
 )
 from claimcheck.transports.local._groups import Delivery, GroupMember
-from claimcheck.transports.local._messages import LocalMessage
-from claimcheck.transports.local._received_message import ReceivedMessage, received
 
-__all__ = [
-    "dead_letter_topic",
-    "LocalConsumer",
-    "put_aside",
-]
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
+
+__all__ = ["LocalConsumer", "ReceivedMessage"]
 
 _log = logging.getLogger(__name__)
-_TICK_SECONDS = 1.0  # how long chunks that wait too long may go unnoticed while nothing comes
-_BUSY_SECONDS = 1.0  # how long to read on beyond the timeout while chunks come, but no payload
+_TICK_SECONDS = 1.0  # the longest time between two checks for expired chunks while no messages arrive
+_BUSY_SECONDS = 1.0  # how long to read on beyond the timeout while chunks arrive, but no payload
+_LONGEST_REASON = 500
 
 
-class _Resolves(Protocol):
-    """What is needed of a `claimcheck.ClaimCheck`, which stands above the transports and is never imported here."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ReceivedMessage:
+    """One payload, or the error in its place. A chunked payload is one message.
 
-    def resolver(self, *, clock: Callable[[], float]) -> Resolver: ...
+    Attributes:
+        topic: The topic.
+        partition: The partition, from 0.
+        offset: The offset of the message, or of the first chunk.
+        key: As it was sent; ``None`` where there was none, also for chunks.
+        headers: As they were sent, in order, without hints of claimcheck.
+        timestamp: Seconds since 1970 when the message, or its first chunk, was appended.
+        redelivery_count: How often it was negatively acknowledged before, from 0.
+        error: Why there was no payload when the message was received; ``None`` where there was one.
+        outcome: The resolver's outcome.
+    """
 
-    def resolve(self, message: bytes) -> Any: ...
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None = field(repr=False)
+    headers: list[tuple[str, bytes]] = field(repr=False)
+    timestamp: float
+    redelivery_count: int
+    error: ClaimCheckError | None
+    outcome: Resolved | Failed = field(repr=False)
+    _retry: StoredPayload | None = field(default=None, repr=False)
+
+    @property
+    def value(self) -> Any:
+        """The payload, complete and verified; ``None`` for a tombstone.
+
+        Raises:
+            ClaimCheckError: The payload could not be read. If the error is ``retryable``, this call has just tried
+                again, and so does the next one.
+        """
+        if isinstance(self.outcome, Resolved):
+            return self.outcome.payload
+        if self._retry is not None:
+            return self._retry.get()
+        raise self.outcome.error
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The offsets of all messages of the payload, lowest first."""
+        return self.outcome.positions
 
 
 class LocalConsumer:
-    """A member of a consumer group that hands out payloads. For one thread at a time.
+    """A member of a consumer group that returns payloads. For one thread at a time.
 
-    Delivery is at least once: what is not acknowledged when a partition changes hands comes again. A consumer that does
-    not receive for ``lease_seconds`` loses its partitions to members that do.
+    Delivery is at least once: what is not acknowledged when a partition moves to another member is redelivered. A
+    consumer that does not receive for ``lease_seconds`` loses its partitions to members that do.
 
     Args:
         broker: The broker; it stays open when the consumer closes.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores; it stays open, too.
-        topics: Topics that were created, at least one.
+        topics: Existing topics, at least one.
         group: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``.
-        lease_seconds: How long the group waits for a member that is silent, more than 0.
-        redelivery_delay_seconds: How long after a negative acknowledgement messages are redelivered, from 0.
+        lease_seconds: How long the group waits for a member that does not receive, more than 0.
+        redelivery_delay_seconds: The time between a negative acknowledgement and the redelivery, from 0.
         max_redeliveries: How often a payload is redelivered, from 0; the next negative acknowledgement sends it to the
             dead-letter topic, see `dead_letter`, and so does a payload that stays incomplete. By default payloads are
             redelivered for as long as the application negatively acknowledges them, and a payload that stays
@@ -66,13 +104,13 @@ class LocalConsumer:
 
     Raises:
         BrokerArgumentError: The group's name, the topics or one of the numbers is invalid; a `ConfigError`.
-        UnknownTopicError: Nobody has created one of the topics.
+        UnknownTopicError: One of the topics does not exist.
     """
 
     def __init__(
         self,
         broker: LocalBroker,
-        cc: _Resolves,
+        cc: ClaimCheck,
         *,
         topics: Iterable[str],
         group: str,
@@ -94,14 +132,14 @@ class LocalConsumer:
         self._closed = False
 
     def receive(self, *, timeout: float = 1.0) -> ReceivedMessage | None:
-        """Wait for the next payload. A bad message is handed out with its ``error``, never raised.
+        """Wait for the next payload. A bad message is returned with its ``error``, never raised.
 
         Args:
-            timeout: Seconds to wait while nothing comes, 0 to take only what is there. Chunks that are there are read
-                to the end of their payload, for a second more if need be.
+            timeout: Seconds to wait while no messages arrive, 0 to return only what has arrived. Chunks that have
+                arrived are read to the end of their payload, for a second more if necessary.
 
         Returns:
-            ``None`` when no payload came.
+            ``None`` when no payload arrived.
 
         Raises:
             BrokerClosedError: The consumer or the broker was closed.
@@ -119,52 +157,55 @@ class LocalConsumer:
         return self._ready.popleft() if self._ready else None
 
     def ack(self, message: ReceivedMessage) -> None:
-        """Acknowledge a payload with all its chunks: the group never gets it again.
+        """Acknowledge a payload with all its chunks: it is never delivered to the group again.
 
         Raises:
-            StaleDeliveryError: Its partition was lost or sought meanwhile: it comes again. Nothing was acknowledged.
+            StaleDeliveryError: Its partition was lost or sought meanwhile: it is redelivered. Nothing was acknowledged.
             BrokerClosedError: The consumer or the broker was closed; nothing was acknowledged.
         """
-        self._member.ack(message.outcome.handles)
-        self._resolver.settle(message.outcome, acked=True)
+        self._ack(message.outcome)
 
     def nack(self, message: ReceivedMessage, *, delay_seconds: float | None = None) -> None:
         """Negatively acknowledge a payload with all its chunks: it is redelivered as a whole.
 
         After ``max_redeliveries`` it goes to the dead-letter topic instead, see `dead_letter`; if that fails, or the
-        partition was lost meanwhile, it is redelivered all the same.
+        partition was lost meanwhile, it is redelivered nevertheless.
 
         Args:
             message: As it was received.
-            delay_seconds: How long until it is redelivered, from 0; by default ``redelivery_delay_seconds``.
+            delay_seconds: The time until it is redelivered, from 0; by default ``redelivery_delay_seconds``.
 
         Raises:
             BrokerArgumentError: The delay is not a number of seconds from 0.
-            BrokerClosedError: The consumer or the broker was closed; the payload is redelivered anyhow.
+            BrokerClosedError: The consumer or the broker was closed; the payload is redelivered anyway.
         """
         delay = self._delay if delay_seconds is None else delay_seconds
         with checking_arguments():
             check_seconds("delay_seconds", delay, allow_zero=True)
-        count = self._spent(message.outcome)
-        if count is None or not self._put_aside(message.outcome, _redelivered("rejected", count)):
-            self._give_back(message.outcome, delay)
+        count = self._exhausted(message.outcome)
+        if count is None or not self._try_dead_letter(message.outcome, f"rejected after {count} redeliveries"):
+            self._nack(message.outcome, delay)
 
     def dead_letter(self, message: ReceivedMessage, *, reason: str | None = None) -> None:
-        """Put the original messages aside, into the topic ``<topic>.dead_letter``, and acknowledge them.
+        """Append the original messages to the topic ``<topic>.dead_letter``, and acknowledge them.
+
+        The topic is created, with one partition, when it does not exist; all messages go to one partition. Each gets
+        the headers ``dead-letter-topic``, ``-partition``, ``-offset`` and ``-reason``, unless it is so close to the
+        broker's limit that they do not fit.
 
         Args:
             message: As it was received.
-            reason: Goes into the header ``dead-letter-reason``; by default the message's error.
+            reason: For the header ``dead-letter-reason``; by default the message's error.
 
         Raises:
-            StaleDeliveryError: They were put aside, but not acknowledged: they come again.
-            TransportError: The broker refused; they were not acknowledged.
+            StaleDeliveryError: They are in the dead-letter topic, but were not acknowledged: they are redelivered.
+            TransportError: The broker refused them; they were not acknowledged.
         """
-        put_aside(self._broker, message.outcome.handles, reason=reason or _reason("rejected", message.error))
+        self._append_dead_letters(message.outcome, reason or _reason("rejected", message.error))
         self.ack(message)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Make the whole group begin again at an offset, whoever holds the partition.
+        """Move the position of the whole group, whichever member holds the partition.
 
         What was received from there before is stale. Chunks from before the seek never complete with chunks from after
         it; a payload into whose middle this leads is not delivered: its chunks expire as configured.
@@ -175,13 +216,13 @@ class LocalConsumer:
             offset: From 0 to the partition's end.
 
         Raises:
-            TransportError: There is no such place; nothing was changed.
+            TransportError: There is no such position; nothing was changed.
         """
         self._member.seek(topic, partition, offset)
-        self._forget((topic, partition))
+        self._clear((topic, partition))
 
     def close(self) -> None:
-        """Leave the group; what was not acknowledged comes again, to others. Closing twice is harmless."""
+        """Leave the group; what was not acknowledged is redelivered to other members. Closing twice is harmless."""
         self._closed = True
         self._ready.clear()
         self._undelivered.clear()
@@ -189,7 +230,7 @@ class LocalConsumer:
         self._member.close()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Receive for ever; ends when the consumer is closed."""
+        """Receive until the consumer is closed."""
         while not self._closed:
             message = self.receive()
             if message is not None:
@@ -206,170 +247,161 @@ class LocalConsumer:
     def __repr__(self) -> str:
         return f"<LocalConsumer {self._member!r}, {self._resolver.pending_payloads} payloads incomplete>"
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # From deliveries to outcomes -------------------------------------------------------------------------------
 
     def _step(self, pause: float) -> bool:
-        """Take one message, or wait for one; returns whether anything arrived."""
+        """Take one message, or wait for one; return whether anything arrived."""
         self._end_undelivered()  # those for which this failed before
         polled = self._member.poll(timeout=max(pause, 0.0))
         for source in polled.lost:
-            self._forget(source)
-        self._feed_all(polled.deliveries)
+            self._clear(source)
+        self._feed(polled.deliveries)
         if not polled.deliveries:
-            self._act(self._resolver.tick())
+            self._process(self._resolver.tick())
         return bool(polled.deliveries or polled.lost)
 
-    def _feed_all(self, deliveries: Sequence[Delivery]) -> None:
-        """Feed deliveries one by one; whatever interrupts this, the rest of them comes again."""
+    def _feed(self, deliveries: Sequence[Delivery]) -> None:
+        """Feed deliveries one by one; if this is interrupted, the rest of them is redelivered."""
         for done, delivery in enumerate(deliveries):
+            message = delivery.message
+            # Without the value: until the acknowledgement it would be in memory twice.
+            handle = replace(delivery, message=replace(message, value=None))
+            source = (message.topic, message.partition)
             try:
-                outcomes = self._feed(delivery)
+                outcomes = self._resolver.feed(
+                    source, message.offset, message.value, headers=message.headers, key=message.key, handle=handle
+                )
             except BaseException:
                 self._member.nack(deliveries[done:], delay_seconds=self._delay)
                 raise
-            self._act(outcomes)
+            self._process(outcomes)
 
-    def _feed(self, delivery: Delivery) -> list[Outcome]:
-        message = delivery.message
-        source = (message.topic, message.partition)
-        # The value stays out of the handle: until the acknowledgement it would be in memory twice.
-        handle = replace(delivery, message=replace(message, value=None))
-        return self._resolver.feed(
-            source, message.offset, message.value, headers=message.headers, key=message.key, handle=handle
+    def _process(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, Dropped) or (isinstance(outcome, Failed) and self._is_dead_letter(outcome)):
+                self._undelivered.append(outcome)
+            else:
+                self._ready.append(self._received(outcome))
+        self._end_undelivered()
+
+    def _received(self, outcome: Resolved | Failed) -> ReceivedMessage:
+        deliveries: tuple[Delivery, ...] = outcome.handles
+        error = outcome.error if isinstance(outcome, Failed) else None
+        first = min(deliveries, key=lambda delivery: delivery.message.offset).message
+        return ReceivedMessage(
+            topic=first.topic,
+            partition=first.partition,
+            offset=first.offset,
+            key=outcome.key,
+            headers=outcome.headers,
+            timestamp=first.timestamp,
+            redelivery_count=_redelivery_count(outcome),
+            error=error,
+            outcome=outcome,
+            _retry=StoredPayload(lambda: self._read_again(first)) if error is not None and error.retryable else None,
         )
 
-    def _read(self, message: LocalMessage) -> bytes:
-        """Read a stored payload again; the message is without its value, see `_feed`."""
-        (original,) = self._broker.fetch(message.topic, message.partition, message.offset, 1)
+    def _read_again(self, message: LocalMessage) -> bytes:
+        original = self._original(message)
         payload: bytes = self._cc.resolve(original.value or b"")
         hints.check(hints.declared(original.headers), size=len(payload), checksum=lambda: crc32_of(payload))
         return payload
 
-    def _act(self, outcomes: Iterable[Outcome]) -> None:
-        for outcome in outcomes:
-            if isinstance(outcome, Dropped) or (self._max_redeliveries is not None and _is_incomplete(outcome)):
-                self._undelivered.append(outcome)
-            else:
-                self._ready.append(received(outcome, self._read))
-        self._end_undelivered()
+    def _original(self, message: LocalMessage) -> LocalMessage:
+        """The message with its value, which handles do not hold."""
+        return self._broker.fetch(message.topic, message.partition, message.offset, 1)[0]
+
+    def _clear(self, source: Hashable) -> None:
+        self._resolver.clear(source)
+        self._ready = deque(message for message in self._ready if message.outcome.source != source)
+        self._undelivered = deque(outcome for outcome in self._undelivered if outcome.source != source)
+
+    # The end of messages that the application does not receive --------------------------------------------------
 
     def _end_undelivered(self) -> None:
-        """Redeliver, dead-letter or acknowledge messages that became no payload; those for which it fails stay."""
+        """Redeliver, dead-letter or acknowledge messages that became no payload; on failure they stay queued."""
         while self._undelivered:
             self._end(self._undelivered[0])
             self._undelivered.popleft()
 
     def _end(self, outcome: Dropped | Failed) -> None:
-        action = outcome.action if isinstance(outcome, Dropped) else "dead_letter"
-        word = outcome.reason if isinstance(outcome, Dropped) else "incomplete"
-        count = self._spent(outcome) if action == "redeliver" else None
+        action, word = ("dead_letter", "incomplete")
+        if isinstance(outcome, Dropped):
+            action, word = outcome.action, outcome.reason
         if action == "ack":
-            self._finish(outcome)
-        elif action == "redeliver" and count is None:
-            self._give_back(outcome, self._delay)
-        elif self._put_aside(outcome, _redelivered(word, count)):
+            self._ack_unless_stale(outcome)
             return
-        elif isinstance(outcome, Failed):  # it was redelivered often enough
-            self._ready.append(received(outcome, self._read))
+        if action == "redeliver":
+            count = self._exhausted(outcome)
+            if count is None:
+                self._nack(outcome, self._delay)
+                return
+            word = f"{word} after {count} redeliveries"
+        if self._try_dead_letter(outcome, word):
+            return
+        if isinstance(outcome, Failed):  # it was redelivered often enough
+            self._ready.append(self._received(outcome))
         else:
-            self._give_back(outcome, self._delay)
+            self._nack(outcome, self._delay)
 
-    def _spent(self, outcome: Outcome) -> int | None:
-        """How often messages were redelivered, if that was the last time."""
-        count = max(delivery.redelivery_count for delivery in outcome.handles)
+    def _is_dead_letter(self, outcome: Failed) -> bool:
+        return self._max_redeliveries is not None and isinstance(outcome.error, IncompletePayloadError)
+
+    def _exhausted(self, outcome: Outcome) -> int | None:
+        """The number of redeliveries, if it has reached the limit."""
+        count = _redelivery_count(outcome)
         return count if self._max_redeliveries is not None and count >= self._max_redeliveries else None
 
-    def _put_aside(self, outcome: Outcome, why: str) -> bool:
-        """Send messages to the dead-letter topic and acknowledge them; returns whether that worked."""
-        try:
-            put_aside(self._broker, outcome.handles, reason=_reason(why, _error(outcome)))
-            self._finish(outcome)
-        except TransportError as error:
-            _log.warning("messages of %s could not be put aside: %s", outcome.source, error)
-            return False
-        _log.warning("messages of %s are put aside: %s", outcome.source, why)
-        return True
+    def _ack(self, outcome: Outcome) -> None:
+        self._member.ack(outcome.handles)
+        self._resolver.settle(outcome, acked=True)
 
-    def _finish(self, outcome: Outcome) -> None:
-        """Acknowledge messages that the application does not receive; if their partition was lost they come again."""
+    def _ack_unless_stale(self, outcome: Outcome) -> None:
         try:
-            self._member.ack(outcome.handles)
-            self._resolver.settle(outcome, acked=True)
-        except StaleDeliveryError:  # the next poll returns the partition as lost
-            _log.debug("messages of %s were lost before they were acknowledged", outcome.source)
+            self._ack(outcome)
+        except StaleDeliveryError:  # redelivered: the next poll returns the partition as lost
+            _log.debug("messages of %s became stale before they were acknowledged", outcome.source)
 
-    def _give_back(self, outcome: Outcome, delay_seconds: float) -> None:
+    def _nack(self, outcome: Outcome, delay_seconds: float) -> None:
         self._member.nack(outcome.handles, delay_seconds=delay_seconds)
         self._resolver.settle(outcome, acked=False)
 
-    def _forget(self, source: Hashable) -> None:
-        self._resolver.clear(source)
-        self._ready = deque(message for message in self._ready if message.outcome.source != source)
-        self._undelivered = deque(outcome for outcome in self._undelivered if outcome.source != source)
+    def _try_dead_letter(self, outcome: Outcome, word: str) -> bool:
+        """Send messages to the dead-letter topic and acknowledge them; return whether that succeeded."""
+        try:
+            self._append_dead_letters(outcome, _reason(word, getattr(outcome, "error", None)))
+            self._ack_unless_stale(outcome)
+        except TransportError as error:
+            _log.warning("messages of %s could not be sent to the dead-letter topic: %s", outcome.source, error)
+            return False
+        _log.warning("messages of %s were sent to the dead-letter topic: %s", outcome.source, word)
+        return True
+
+    def _append_dead_letters(self, outcome: Outcome, reason: str) -> None:
+        originals = sorted((self._original(each.message) for each in outcome.handles), key=lambda each: each.offset)
+        topic = f"{originals[0].topic}.dead_letter"
+        with contextlib.suppress(TopicExistsError):  # with more partitions
+            self._broker.create_topic(topic)
+        partition = self._broker.partition_for(topic, outcome.handles[0].message.key)
+        for message in originals:
+            labelled = [*message.headers, *_dead_letter_headers(message, reason)]
+            try:
+                self._broker.append(topic, message.value, key=message.key, headers=labelled, partition=partition)
+            except MessageTooLargeError:  # because of the labels
+                self._broker.append(topic, message.value, key=message.key, headers=message.headers, partition=partition)
 
 
-def _is_incomplete(outcome: Outcome) -> TypeGuard[Failed]:
-    return isinstance(outcome, Failed) and isinstance(outcome.error, IncompletePayloadError)
-
-
-def _redelivered(word: str, count: int | None) -> str:
-    return word if count is None else f"{word} after {count} redeliveries"
-
-
-def _error(outcome: Outcome) -> ClaimCheckError | None:
-    return None if isinstance(outcome, Resolved) else outcome.error
+def _redelivery_count(outcome: Outcome) -> int:
+    deliveries: tuple[Delivery, ...] = outcome.handles
+    return max(delivery.redelivery_count for delivery in deliveries)
 
 
 def _reason(word: str, error: ClaimCheckError | None) -> str:
     return f"{word}: {type(error).__name__}: {error}" if error is not None else word
 
 
-_LONGEST_REASON = 500
-
-
-def dead_letter_topic(topic: str) -> str:
-    """Name the topic that takes the dead letters of another one."""
-    return f"{topic}.dead_letter"
-
-
-def put_aside(broker: LocalBroker, deliveries: Iterable[Delivery], *, reason: str) -> None:
-    """Append the original messages, envelopes as they came, to their topic's dead letters, all to one partition.
-
-    Each one gets the headers ``dead-letter-topic``, ``-partition``, ``-offset`` and ``-reason``, unless it is so close
-    to the broker's limit that they do not fit: the message matters more than its label.
-
-    Args:
-        broker: Where they came from. The topic is made, with one partition, when it is not there.
-        deliveries: Messages of one partition; their values are read anew.
-        reason: Why.
-
-    Raises:
-        TransportError: The broker refused; some of the messages may be among the dead letters already.
-    """
-    originals = [_original(broker, delivery) for delivery in deliveries]
-    topic = dead_letter_topic(originals[0].topic)
-    with contextlib.suppress(TopicExistsError):  # somebody made it with more partitions: as good
-        broker.create_topic(topic)
-    partition = broker.partition_for(topic, originals[0].key)
-    for message in sorted(originals, key=lambda message: message.offset):
-        _append(broker, topic, partition, message, reason)
-
-
-def _original(broker: LocalBroker, delivery: Delivery) -> LocalMessage:
-    """The message with its value, which deliveries that wait for their acknowledgement do not carry about."""
-    known = delivery.message
-    return broker.fetch(known.topic, known.partition, known.offset, 1)[0]
-
-
-def _append(broker: LocalBroker, topic: str, partition: int, message: LocalMessage, reason: str) -> None:
-    origin = {
-        "dead-letter-topic": message.topic,
-        "dead-letter-partition": str(message.partition),
-        "dead-letter-offset": str(message.offset),
-        "dead-letter-reason": reason[:_LONGEST_REASON],
-    }
-    try:
-        headers = [*message.headers, *((name, text.encode()) for name, text in origin.items())]
-        broker.append(topic, message.value, key=message.key, headers=headers, partition=partition)
-    except MessageTooLargeError:
-        broker.append(topic, message.value, key=message.key, headers=message.headers, partition=partition)
+def _dead_letter_headers(message: LocalMessage, reason: str) -> Iterator[tuple[str, bytes]]:
+    yield "dead-letter-topic", message.topic.encode()
+    yield "dead-letter-partition", b"%d" % message.partition
+    yield "dead-letter-offset", b"%d" % message.offset
+    yield "dead-letter-reason", reason[:_LONGEST_REASON].encode()

@@ -1,10 +1,9 @@
-"""What the embedded broker refuses, and how it fails; every error names the topic or the file and what to do next."""
+"""Errors of the embedded broker. Each message names the topic or the file and says what to do next."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from claimcheck.errors import ConfigError, TransportError
 
@@ -25,57 +24,42 @@ __all__ = [
 
 
 class BrokerArgumentError(TransportError, ConfigError, ValueError):
-    """An argument that the broker cannot use: a name, a count, a header. Nothing was changed."""
+    """An invalid argument: a name, a number, a header. Nothing was changed."""
 
 
 @contextmanager
-def checking_arguments(**facts: Any) -> Iterator[None]:
-    """Raise a `ConfigError` of the block as a `BrokerArgumentError`, with these attributes in addition."""
+def checking_arguments(topic: str | None = None) -> Iterator[None]:
+    """Turn a `ConfigError` of the block into a `BrokerArgumentError` about the topic."""
     try:
         yield
     except ConfigError as error:
-        known = {"path": error.path, "found": error.found, "expected": error.expected}
-        raise BrokerArgumentError(str(error), **known, **facts) from None
+        facts = {"path": error.path, "found": error.found, "expected": error.expected}
+        raise BrokerArgumentError(str(error), **facts, destination=topic) from None
 
 
 class MessageTooLargeError(TransportError):
-    """The message is larger than the broker accepts; nothing was written. ``size`` and ``limit`` are bytes."""
+    """The message exceeds the broker's limit; nothing was written. ``size`` and ``limit`` are bytes."""
 
 
 class UnknownTopicError(TransportError):
-    """Nobody has created this topic; nothing was changed."""
+    """The topic does not exist; nothing was changed."""
 
 
 class UnknownPartitionError(TransportError):
-    """The topic has no such partition; nothing was changed.
-
-    Attributes:
-        partition: The number that was asked for.
-        partitions: How many the topic has, numbered from 0.
-    """
+    """The topic has no such ``partition``, only 0 to ``partitions`` - 1; nothing was changed."""
 
     partition: int | None = None
     partitions: int | None = None
 
 
 class TopicExistsError(TransportError):
-    """The topic is there with another number of partitions; it was left as it is.
-
-    Attributes:
-        partitions: How many the topic has.
-    """
+    """The topic exists with another number of ``partitions``; it was not changed."""
 
     partitions: int | None = None
 
 
 class OffsetOutOfRangeError(TransportError):
-    """The partition has no such offset; nothing was changed.
-
-    Attributes:
-        partition: The partition.
-        offset: The offset that was asked for.
-        end: The offset of the next message to come, the largest that is allowed.
-    """
+    """The ``partition`` has no such ``offset``, only 0 to ``end``, that of its next message; nothing was changed."""
 
     partition: int | None = None
     offset: int | None = None
@@ -83,13 +67,9 @@ class OffsetOutOfRangeError(TransportError):
 
 
 class StaleDeliveryError(TransportError):
-    """The message comes again, here or elsewhere: its partition was leased to another member, or sought, since.
+    """The message is redelivered: its partition was leased to another member, or sought, since it was delivered.
 
-    Nothing was acknowledged.
-
-    Attributes:
-        partition: The partition.
-        offset: The lowest offset of the delivery.
+    Nothing was acknowledged. ``offset`` is the lowest offset of the delivery in its ``partition``.
     """
 
     partition: int | None = None
@@ -101,20 +81,16 @@ class BrokerClosedError(TransportError):
 
 
 class BrokerStorageError(TransportError):
-    """The broker's file cannot be used; the change at hand was not made.
-
-    Attributes:
-        path: The file.
-    """
+    """The broker's file, ``path``, cannot be used; the current change was not made."""
 
     path: str | None = None
 
 
 class BrokerBusyError(BrokerStorageError):
-    """Another process kept the file locked for too long; the change at hand was not made."""
+    """Another process locked the file for too long; the current change was not made."""
 
     retryable = True
 
 
 class BrokerCommitError(BrokerStorageError):
-    """The disk failed while a change was made final; whether it was made is unknown."""
+    """The disk failed during a commit; whether the change was made is unknown."""

@@ -2,53 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
-from claimcheck._outbound import Outbound
 from claimcheck._sending import Outcome, classify_error
 from claimcheck._validation import check_cc, check_type
 from claimcheck._wire_size import WireLimit, byte_length
 from claimcheck.errors import TransportError
-from claimcheck.transports._common.claimcheck_types import Offloads
-from claimcheck.transports.local._broker import LocalBroker
+from claimcheck.transports.local._broker import MESSAGE_OVERHEAD_BYTES, LocalBroker, MessageId, encode_message
 from claimcheck.transports.local._errors import BrokerCommitError
-from claimcheck.transports.local._messages import MESSAGE_OVERHEAD_BYTES, MessageId, NewMessage, check_name
 
-__all__ = ["LocalProducer", "classify"]
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
+
+__all__ = ["LocalProducer", "classify", "wire_limit"]
 
 
 class LocalProducer:
-    """Sends to topics of one broker. Holds nothing open, and is as safe under threads as the broker.
+    """Sends to topics of one broker. Keeps nothing open, and is as thread-safe as the broker.
 
     Args:
-        broker: Its ``max_message_bytes`` is the limit above which payloads are offloaded.
+        broker: Payloads above its ``max_message_bytes`` are offloaded.
         cc: A `claimcheck.ClaimCheck`.
 
     Raises:
-        ConfigError: One of them is something else.
+        ConfigError: One of them is an object of another type.
     """
 
-    def __init__(self, broker: LocalBroker, cc: Offloads) -> None:
+    def __init__(self, broker: LocalBroker, cc: ClaimCheck) -> None:
         check_type("broker", broker, valid=isinstance(broker, LocalBroker), expected="a LocalBroker")
         check_cc(cc)
         self._broker = broker
         self._cc = cc
-        self._limit = WireLimit(broker.max_message_bytes, _overhead)
+        self._limit = wire_limit(broker.max_message_bytes)
 
     def send(
         self, topic: str, payload: Any, *, key: Any = None, headers: Any = None, partition: int | None = None
     ) -> MessageId:
-        """Send one payload; when this returns it is there for every reader.
+        """Send one payload; when this returns every reader sees it.
 
         Args:
-            topic: A topic that was created.
+            topic: An existing topic.
             payload: Bytes-like, a readable binary file, or ``None`` for a tombstone.
-            key: Bytes-like or ``str``; decides on the partition where none is given.
+            key: Bytes-like or ``str``; determines the partition unless one is given.
             headers: A mapping or a list of pairs, of ``str`` to bytes-like or ``str``.
-            partition: From 0; by default the key's, or by turns where there is no key. Chunks share one.
+            partition: From 0; by default the key's, or each in turn without a key. Chunks share one.
 
         Returns:
             The position of the payload's message, or of the first of its chunks.
@@ -56,7 +55,7 @@ class LocalProducer:
         Raises:
             TransportError: The broker refused the message; what was stored is deleted. After a `BrokerCommitError`
                 it is kept, because the message may be in the topic.
-            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed where it could.
+            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed where possible.
             PayloadError: The payload cannot be read. Nothing was sent.
             StoreError: The store failed, and the strategy has no alternative. Nothing was sent, nothing is stored.
         """
@@ -66,8 +65,7 @@ class LocalProducer:
         self, topic: str, payload: Any, *, key: Any = None, headers: Any = None, partition: int | None = None
     ) -> tuple[MessageId, ...]:
         """Send as `send` does; returns the position of every message: one, or one for each chunk."""
-        check_name("topic", topic)
-        NewMessage.checked(topic, None, key, headers)  # refused here, before anything is stored
+        encode_message(topic, None, key, headers)  # refused before anything is stored
         block = self._cc.outbound(
             payload,
             destination=topic,
@@ -78,35 +76,34 @@ class LocalProducer:
             classify=classify,
         )
         with block as out:
-            out.send(self._append_to(topic, self._partition(out, topic, key, partition)))
+            if partition is None and out.total > 1:  # by the sender's key: that of the chunks may be generated
+                partition = self._broker.partition_for(topic, key)
+
+            def append(envelope: Envelope) -> MessageId:
+                return self._broker.append(
+                    topic, envelope.data, key=envelope.key, headers=envelope.headers, partition=partition
+                )
+
+            out.send(append)
         return tuple(out.results)
-
-    def _partition(self, out: Outbound, topic: str, key: Any, partition: int | None) -> int | None:
-        """One partition for all chunks, chosen by the sender's key: the key of the chunks may be made up."""
-        if partition is None and out.total > 1:
-            return self._broker.partition_for(topic, key)
-        return partition
-
-    def _append_to(self, topic: str, partition: int | None) -> Callable[[Envelope], MessageId]:
-        def append(envelope: Envelope) -> MessageId:
-            return self._broker.append(
-                topic, envelope.data, key=envelope.key, headers=envelope.headers, partition=partition
-            )
-
-        return append
 
     def __repr__(self) -> str:
         return f"<LocalProducer on {self._broker!r}>"
 
 
 def classify(error: BaseException) -> Outcome:
-    """Whether an error means that the message is not in the topic: each of the broker's own does, but for one."""
+    """Return whether the message is certainly not in the topic: after any error of the broker but one it is not."""
     if isinstance(error, BrokerCommitError):
         return "unknown"
     return "failed" if isinstance(error, TransportError) else classify_error(error)
 
 
+def wire_limit(max_message_bytes: int) -> WireLimit:
+    """Return the limit of a broker, which counts as `message_size` does."""
+    return WireLimit(max_message_bytes, _overhead)
+
+
 def _overhead(key: Any, headers: Any) -> int:
-    """What the broker counts beside the value, before it makes bytes of it: see `message_size`."""
+    """The bytes that the broker counts in addition to the value, before they are encoded: see `message_size`."""
     in_headers = sum(byte_length(part) for pair in hints.pairs(headers) for part in pair)
     return MESSAGE_OVERHEAD_BYTES + byte_length(key) + in_headers

@@ -197,17 +197,17 @@ def test_taking_what_was_given_back_does_not_undo_what_the_next_holder_gives_bac
     fill(broker, 1)
     slow = join()
     slow.nack(take(slow))
-    looked = GroupMember._take
+    looked = GroupMember._mark_redelivered
 
     def late(member: GroupMember, again: list[Delivery]) -> None:
         """Between looking and taking the lease ends, and the next holder gives the message back."""
-        monkeypatch.setattr(GroupMember, "_take", looked)
+        monkeypatch.setattr(GroupMember, "_mark_redelivered", looked)
         clock.now += 31
         heirs.append(join())
         heirs[0].nack(take(heirs[0]))
         looked(member, again)
 
     heirs: list[GroupMember] = []
-    monkeypatch.setattr(GroupMember, "_take", late)
+    monkeypatch.setattr(GroupMember, "_mark_redelivered", late)
     slow.poll()
     assert [(d.message.offset, d.redelivery_count) for d in take(heirs[0])] == [(0, 2)]

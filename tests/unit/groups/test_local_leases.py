@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from claimcheck.transports.local import (
     StaleDeliveryError,
 )
-from claimcheck.transports.local._groups import fair_share
+from claimcheck.transports.local._database import fair_share
 from tests.unit.groups.rig import fill, offsets, rows, settle, take
 
 # Sharing
@@ -94,7 +94,7 @@ def test_only_members_that_joined_for_a_topic_count(broker, join, clock):
 def test_shares_are_complete_and_fair(topics, members):
     totals = [0] * members
     for number, partitions in enumerate(topics):
-        shares = [fair_share(partitions, members, rank, dealt_before=sum(topics[:number])) for rank in range(members)]
+        shares = [fair_share(partitions, members, rank, before=sum(topics[:number])) for rank in range(members)]
         assert sum(shares) == partitions
         assert max(shares) - min(shares) <= 1
         totals = [total + share for total, share in zip(totals, shares, strict=True)]

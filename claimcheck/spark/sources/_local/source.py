@@ -1,7 +1,8 @@
-"""``format("claimcheck_local")``: the embedded broker's messages as rows, and rows as messages, with no server."""
+"""``format("claimcheck_local")``: reads and writes topics of the embedded broker, without a server."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +17,6 @@ from pyspark.sql.datasource import (
 from claimcheck._validation import fail
 from claimcheck.spark._worker import as_config, check_absolute
 from claimcheck.spark.sources._admission_control import Budget, Scale
-from claimcheck.spark.sources._local.log import existing
 from claimcheck.spark.sources._local.reader import COLUMNS, LocalLog, LocalReader, LocalStreamReader
 from claimcheck.spark.sources._local.writer import LocalSink, LocalStreamWriter, LocalWriter
 from claimcheck.spark.sources._options import (
@@ -50,7 +50,7 @@ _WRITE_OPTIONS = {"path": TEXT, "topic": TEXT, "config": TEXT, "maxMessageBytes"
 
 
 class LocalSource(DataSource):
-    """Made by Spark wherever it needs one; opens nothing."""
+    """Created by Spark on the driver and in workers; opens nothing."""
 
     relative_paths: ClassVar[bool] = True
 
@@ -60,12 +60,12 @@ class LocalSource(DataSource):
         return "claimcheck_local"
 
     def schema(self) -> str:
-        """All columns; a query may give a schema with fewer of them."""
-        self._log(parse(self.options, _READ_OPTIONS))  # what is wrong is said at `load`, not when the query runs
+        """All columns; a query may use a schema with fewer of them."""
+        self._log(parse(self.options, _READ_OPTIONS))  # errors are raised by `load`, not when the query runs
         return as_ddl(COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make what reads a topic once, from its beginning to its end."""
+        """Return the reader of a batch, from the beginning of a topic to its end."""
         values = parse(self.options, _READ_OPTIONS)
         for name in ("maxRowsPerTrigger", "maxPayloadBytesPerTrigger"):
             if name in values:
@@ -75,16 +75,16 @@ class LocalSource(DataSource):
         return LocalReader(self._log(values), check_columns(schema, COLUMNS))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Make what reads a topic on and on."""
+        """Return the reader of a stream."""
         return LocalStreamReader(self._log(parse(self.options, _READ_OPTIONS)), check_columns(schema, COLUMNS))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Make what appends a batch."""
+        """Return the writer of a batch."""
         refuse_overwrite(overwrite)
         return LocalWriter(self._sink(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Make what appends the batches of a stream."""
+        """Return the writer of a stream."""
         return LocalStreamWriter(self._sink(schema))
 
     def _log(self, values: Mapping[str, Any]) -> LocalLog:
@@ -110,7 +110,10 @@ class LocalSource(DataSource):
         path: str = require(values, "path", _FILE)
         if not self.relative_paths:
             check_absolute("path", path)
-        return existing(path)
+        whole = os.path.abspath(path)
+        if not os.path.isfile(whole):  # a broker would create it
+            fail("path", found=f"{whole!r}, which is no file", expected="the file of an embedded broker")
+        return whole
 
 
 class ClusterLocalSource(LocalSource):

@@ -1,31 +1,33 @@
 """Appends rows to topics of the embedded broker, each batch exactly once.
 
-Tasks leave their rows in the broker's file, where nobody sees them; the commit makes messages of all of them at once.
-A streaming query's batch that was committed before is not appended again. Where the job is ended, what was stored for
-its rows is removed.
+Tasks write their rows to a table of the broker's file; the commit appends all of them to their topics in one
+transaction, which also records the batch of a streaming query, so that a batch is never appended twice. When a job
+fails, what was stored for its rows is deleted.
 """
 
 from __future__ import annotations
 
 import logging
+import sqlite3
+import time
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from claimcheck import _hints as hints
-from claimcheck._client import ClaimCheck
+from claimcheck._envelope import Envelope
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._worker import claim_check, query_id
-from claimcheck.spark.sources._local import staging as local_stages
-from claimcheck.spark.sources._local.staging import StagedRow
 from claimcheck.spark.sources._rows import Columns, Row
-from claimcheck.transports.local import LocalBroker, LocalProducer, MessageId, MessageTooLargeError
-from claimcheck.transports.local._messages import NewMessage
+from claimcheck.transports.local import LocalBroker, MessageTooLargeError
+from claimcheck.transports.local._broker import encode_message
+from claimcheck.transports.local._database import StoredMessage, choose_partition, insert_message
+from claimcheck.transports.local._producer import classify, wire_limit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,17 +36,28 @@ __all__ = ["LocalSink", "LocalStreamWriter", "LocalWriter", "Staged"]
 
 _PAGE_BYTES = 8 << 20
 _PAGE_ROWS = 1000
+_ABANDONED_SECONDS = 7 * 86_400  # tasks that were killed leave rows that are never committed
+
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS spark_rows (
+        stage TEXT NOT NULL, number INTEGER NOT NULL, created REAL NOT NULL, topic TEXT NOT NULL, key BLOB,
+        headers BLOB NOT NULL, value BLOB, size INTEGER NOT NULL, stored INTEGER NOT NULL, PRIMARY KEY (stage, number)
+    ) WITHOUT ROWID""",
+    "CREATE TABLE IF NOT EXISTS spark_batches (query TEXT PRIMARY KEY, batch INTEGER NOT NULL) WITHOUT ROWID",
+)
+_ADD = """INSERT INTO spark_rows (stage, number, created, topic, key, headers, value, size, stored)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task has left behind.
+    """The rows of a task.
 
     Attributes:
         stage: The name of its rows.
-        query: Of the streaming query that it was a task of; the same after a restart from the same checkpoint.
+        query: The streaming query; the same after a restart from the same checkpoint.
     """
 
     stage: str
@@ -53,12 +66,12 @@ class Staged(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSink:
-    """What a sink was told; a value that pickles.
+    """The options of a sink; a value that pickles.
 
     Attributes:
-        path: Of the broker's file.
-        columns: Of the rows.
-        config: Offloads what is too large; without it rows go as they are.
+        path: The broker's file.
+        columns: The columns of the rows.
+        config: Offloads what is too large; without it rows are sent as they are.
         max_message_bytes: The largest message.
     """
 
@@ -68,145 +81,205 @@ class LocalSink:
     max_message_bytes: int
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Staged:
-        """Leave the rows of a task behind.
+        """Write the rows of a task to the file.
 
         Raises:
-            TransportError: A row is too large, or its topic is not there; a note names it. Nothing is left.
+            TransportError: A row is too large, or its topic does not exist; a note names it. Nothing is left.
             ClaimCheckError: A row could not be offloaded; nothing is left.
         """
-        stage = uuid.uuid4().hex
         with LocalBroker(self.path, max_message_bytes=self.max_message_bytes) as broker:
-            page = _Page(broker, stage)
+            rows = _StagedRows(broker)
             try:
                 for row in self.columns.rows(batches):
-                    self._send(page, row)
-                page.flush()
+                    self._add(rows, row)
+                rows.flush()
             except BaseException:
-                self._undo(broker, [stage], page.rows)
+                self._undo(broker, [rows.stage], rows.pointers)
                 raise
-        return Staged(stage, query_id())
+        return Staged(rows.stage, query_id())
 
     def append(self, messages: Iterable[WriterCommitMessage | None], batch: int | None = None) -> None:
-        """Make messages of everything that the tasks have left, or of nothing where that was done before."""
+        """Append the rows of all tasks to their topics, unless this batch was appended before."""
         staged = [message for message in messages if isinstance(message, Staged)]
         if not staged:
             return
-        stages = [message.stage for message in staged]
-        # Inside of foreachBatch a batch's tasks know of a query, too; there the number of the batch is not ours.
-        place = None if batch is None or staged[0].query is None else (staged[0].query, batch)
+        stages, query = [message.stage for message in staged], staged[0].query
         with LocalBroker(self.path) as broker:
-            if not local_stages.append_stages(broker, stages, place):
+            with _staging(broker) as db:
+                # Inside foreachBatch a batch's tasks have a query, too; there the batch has no number.
+                is_new = batch is None or query is None or _record_batch(db, query, batch)
+                if is_new:
+                    for stage in stages:
+                        _append_stage(db, stage, broker.clock())
+                    _delete(db, stages)
+                    db.execute("DELETE FROM spark_rows WHERE created < ?", (time.time() - _ABANDONED_SECONDS,))
+            if not is_new:
                 self._undo(broker, stages)
 
     def undo(self, messages: Iterable[WriterCommitMessage | None]) -> None:
-        """Forget what the tasks have left, and remove what was stored for it. What was committed is left alone."""
+        """Delete the rows of tasks, and what was stored for them; what was committed is kept."""
         with LocalBroker(self.path) as broker:
             self._undo(broker, [message.stage for message in messages if isinstance(message, Staged)])
 
-    def _send(self, page: _Page, row: Row) -> None:
+    def _add(self, rows: _StagedRows, row: Row) -> None:
         try:
             if self.config is None:
-                page.append(row.topic, row.value, key=row.key, headers=row.headers)
-                return
-            page.ours = not hints.is_ours(row.headers)
-            # It is asked for no more than a page has.
-            LocalProducer(cast(LocalBroker, page), claim_check(self.config)).send_all(
-                row.topic, row.value, key=row.key, headers=row.headers
-            )
+                rows.append(row.topic, row.value, row.key, row.headers)
+            else:
+                self._add_offloaded(rows, row, self.config)
         except ClaimCheckError as error:
             error.add_note(f"This is {row.source}, for {row.topic}.")
             raise
 
-    def _undo(self, broker: LocalBroker, stages: list[str], rows: Iterable[StagedRow] = ()) -> None:
-        """Also rows that are not in the file yet. Whatever fails must not hide the first error, and expires."""
+    def _add_offloaded(self, rows: _StagedRows, row: Row, config: Config) -> None:
+        encode_message(row.topic, None, row.key, row.headers)  # refused before anything is stored
+        was_envelope = hints.is_ours(row.headers)
+        block = claim_check(config).outbound(
+            row.value,
+            destination=row.topic,
+            key=row.key,
+            headers=row.headers,
+            limit=wire_limit(self.max_message_bytes),
+            text_key=False,
+            classify=classify,
+        )
+
+        def append(envelope: Envelope) -> None:  # chunks share a key, and so a partition
+            stored = not was_envelope and hints.get(envelope.headers, hints.TYPE) == "pointer"
+            rows.append(row.topic, envelope.data, envelope.key, envelope.headers, stored=stored)
+
+        with block as out:
+            out.send(append)
+
+    def _undo(self, broker: LocalBroker, stages: list[str], pointers: Iterable[Any] = ()) -> None:
+        """Also for pointers that are not in the file yet. A failure must not hide the first error."""
         try:
-            waiting = [row.value for _, row, stored in rows if stored]
             if self.config is not None:
-                _roll_back(claim_check(self.config), [*local_stages.pointers_in(broker, stages), *waiting])
-            local_stages.drop_stages(broker, stages)
+                _roll_back(self.config, [*_stored_pointers(broker, stages), *pointers])
+            with _staging(broker) as db:
+                _delete(db, stages)
         except Exception:
-            _log.exception("could not undo what was stored for rows that are not sent")
+            _log.exception("could not delete what was stored for rows that are not sent; it expires")
 
 
-class _Page:
-    """Stands in for the broker towards its producer: takes messages, and lets them wait."""
+class _StagedRows:
+    """The rows of one task, written to the file in pages."""
 
-    def __init__(self, broker: LocalBroker, stage: str) -> None:
-        self._broker, self._stage = broker, stage
-        self.max_message_bytes = broker.max_message_bytes
-        self.ours = False
-        self.rows: list[StagedRow] = []
-        self._written = self._held = 0
+    def __init__(self, broker: LocalBroker) -> None:
+        self.stage = uuid.uuid4().hex
+        self._broker = broker
+        self._page: list[tuple[str, StoredMessage, bool]] = []
+        self._page_bytes = self._written = 0
         self._topics: set[str] = set()
 
-    def append(self, topic: str, value: Any, *, key: Any, headers: Any, partition: int | None = None) -> MessageId:
-        """Take a message, or refuse it as the broker would."""
+    def append(self, topic: str, value: Any, key: Any, headers: Any, *, stored: bool = False) -> None:
+        """Add a message; ``stored`` marks a pointer to what the sink has stored. Raises what the broker would raise."""
+        message = encode_message(topic, value, key, headers)
         if topic not in self._topics:
-            self._broker.partitions(topic)
+            self._broker.partitions(topic)  # raises where there is no such topic
             self._topics.add(topic)
-        message = NewMessage.checked(topic, value, key, headers)
-        if message.size > self.max_message_bytes:
+        limit = self._broker.max_message_bytes
+        if message.size > limit:
             text = (
-                f"a message of {message.size} bytes for {topic} is over maxMessageBytes, {self.max_message_bytes}; "
+                f"a message of {message.size} bytes for {topic} is over maxMessageBytes, {limit}; "
                 "with the option config it would be offloaded"
             )
-            raise MessageTooLargeError(text, destination=topic, size=message.size, limit=self.max_message_bytes)
-        stored = self.ours and hints.get(headers, hints.TYPE) == "pointer"
-        self.rows.append((topic, message, stored))
-        self._held += message.size
-        if len(self.rows) >= _PAGE_ROWS or self._held >= _PAGE_BYTES:
+            raise MessageTooLargeError(text, destination=topic, size=message.size, limit=limit)
+        self._page.append((topic, message, stored))
+        self._page_bytes += message.size
+        if len(self._page) >= _PAGE_ROWS or self._page_bytes >= _PAGE_BYTES:
             self.flush()
-        return MessageId(topic, -1, -1)
 
-    def partition_for(self, topic: str, key: Any) -> None:
-        """Leave it to the commit: chunks share a key, and so a partition."""
+    @property
+    def pointers(self) -> list[Any]:
+        """Pointers to what the sink has stored, as far as they are not in the file yet."""
+        return [message.value for _, message, stored in self._page if stored]
 
     def flush(self) -> None:
-        """Write what was taken."""
-        local_stages.add_rows(self._broker, self._stage, self._written, self.rows)
-        self._written += len(self.rows)
-        self.rows, self._held = [], 0
+        """Write the page."""
+        now = time.time()
+        with _staging(self._broker) as db:
+            rows = enumerate(self._page, self._written)
+            db.executemany(
+                _ADD, ((self.stage, n, now, topic, *message, stored) for n, (topic, message, stored) in rows)
+            )
+        self._written += len(self._page)
+        self._page, self._page_bytes = [], 0
 
 
-class LocalWriter(DataSourceArrowWriter):
-    """Appends a batch."""
+class _Writer:
+    """What the writers of batches and of streams share."""
 
     def __init__(self, sink: LocalSink) -> None:
         self._sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Leave the rows of one task behind."""
+        """Write the rows of one task to the file."""
         return self._sink.stage(iterator)
 
+
+class LocalWriter(_Writer, DataSourceArrowWriter):
+    """Appends a batch."""
+
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append all of them at once."""
+        """Append all rows in one transaction."""
         self._sink.append(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Forget them, and remove what was stored for them."""
+        """Delete the rows, and what was stored for them."""
         self._sink.undo(messages)
 
 
-class LocalStreamWriter(DataSourceStreamArrowWriter):
+class LocalStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Appends the batches of a stream, each of them once."""
 
-    def __init__(self, sink: LocalSink) -> None:
-        self._sink = sink
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Leave the rows of one task behind."""
-        return self._sink.stage(iterator)
-
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Append all of them at once, unless that was done before a crash."""
+        """Append all rows in one transaction, unless that was done before a crash."""
         self._sink.append(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Forget them, and remove what was stored for them."""
+        """Delete the rows, and what was stored for them."""
         self._sink.undo(messages)
 
 
-def _roll_back(cc: ClaimCheck, messages: Iterable[Any]) -> None:
+@contextmanager
+def _staging(broker: LocalBroker) -> Iterator[sqlite3.Connection]:
+    """A transaction in which the sink's tables exist."""
+    with broker.database.write() as db:
+        for statement in _TABLES:
+            db.execute(statement)
+        yield db
+
+
+def _record_batch(db: sqlite3.Connection, query: str, batch: int) -> bool:
+    """Record that a batch is appended; return ``False`` where it was before."""
+    row = db.execute("SELECT batch FROM spark_batches WHERE query = ?", (query,)).fetchone()
+    if row is not None and row[0] >= batch:
+        return False
+    db.execute("INSERT OR REPLACE INTO spark_batches (query, batch) VALUES (?, ?)", (query, batch))
+    return True
+
+
+def _append_stage(db: sqlite3.Connection, stage: str, now: float) -> None:
+    query = "SELECT topic, key, headers, value, size FROM spark_rows WHERE stage = ? ORDER BY number"
+    with closing(db.execute(query, (stage,))) as rows:
+        for topic, *parts in rows:
+            message = StoredMessage(*parts)
+            insert_message(db, topic, choose_partition(db, topic, message.key), message, now)
+
+
+def _stored_pointers(broker: LocalBroker, stages: Iterable[str]) -> list[bytes]:
+    query = "SELECT value FROM spark_rows WHERE stage = ? AND stored ORDER BY number"
+    with _staging(broker) as db:
+        return [value for stage in stages for (value,) in db.execute(query, (stage,))]
+
+
+def _delete(db: sqlite3.Connection, stages: Sequence[str]) -> None:
+    db.executemany("DELETE FROM spark_rows WHERE stage = ?", ((stage,) for stage in stages))
+
+
+def _roll_back(config: Config, messages: Iterable[Any]) -> None:
+    cc = claim_check(config)
     for message in messages:
         pointer = cc.pointer(message)
         if pointer is not None and pointer.store is not None:
