@@ -126,6 +126,7 @@ class Assembler:
             attempt: The attempt that delivered the payload.
             settled: The messages that were acknowledged; others that are held of the payload follow with `tick`.
         """
+        self._redelivered.pop(attempt.identity, None)
         again = self._open.get(attempt.identity)
         if again is not None:
             self._end(again, attempt, {slot.position for slot in settled})
@@ -304,20 +305,26 @@ class Assembler:
     def _give_up(self, record: Record, reason: str, action: Action, why: str) -> Event:
         if record.state == "doomed":
             return self._break(record)
-        if action == "redeliver" and not self._redeliver(record.identity):
-            why += f", after {self._config.max_redeliveries} redeliveries (chunking.max_redeliveries)"
-            record.error = _incomplete(record, why)
+        if action == "redeliver" and (refused := self._refuses_redelivery(record.identity)):
+            record.error = _incomplete(record, f"{why}, {refused}")
             return self._break(record, reason)
         return self._drop(record, reason, action, _incomplete(record, why))
 
-    def _redeliver(self, identity: Identity) -> bool:
-        """Count one more redelivery; returns whether it is allowed."""
-        times = self._redelivered.pop(identity, 0)
-        allowed = times < self._config.max_redeliveries
-        self._redelivered[identity] = times + allowed
-        if len(self._redelivered) > _REMEMBERED:
+    def _refuses_redelivery(self, identity: Identity) -> str | None:
+        """Count one more redelivery; returns why there is none, if so.
+
+        A payload whose count was forgotten begins again at 0. So that each ends all the same, a count is only
+        forgotten for the sake of a payload that ends here.
+        """
+        limit, times = self._config.max_redeliveries, self._redelivered.get(identity)
+        if (times or 0) >= limit:
+            return f"after {limit} redeliveries (chunking.max_redeliveries)"
+        if times is None and len(self._redelivered) >= _REMEMBERED:
             self._redelivered.popitem(last=False)
-        return allowed
+            return f"and {_REMEMBERED} incomplete payloads are being redelivered already"
+        self._redelivered[identity] = (times or 0) + 1
+        self._redelivered.move_to_end(identity)
+        return None
 
     def _drop(self, record: Record, reason: str, action: Action, error: ClaimCheckError) -> Dropped:
         record.reason, record.action, record.error = reason, action, error

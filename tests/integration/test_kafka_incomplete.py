@@ -65,6 +65,21 @@ class TestDeadWriter:
         consumer.commit(message=bad, asynchronous=False)
         assert lab.committed().offset == lab.end()
 
+    def test_those_that_expired_are_read_again_together(self, lab, clock):
+        lab.send_raw(*[chunks_of(content(600, n), 3)[0] for n in range(20)])
+        consumer = lab.consumer(wrap={"clock": clock, "max_redeliveries": 1})
+        assert poll_until(consumer, lambda: consumer.pending_payloads == 20) is None
+
+        clock.ahead += 61
+        assert poll_until(consumer, lambda: consumer.pending_payloads == 0) is None
+        assert poll_until(consumer, lambda: consumer.pending_payloads == 20) is None
+        clock.ahead += 61
+        found = receive(consumer, 20)
+        consumer.commit(message=found[-1], asynchronous=False)
+
+        assert all(is_incomplete(message) for message in found)
+        assert lab.committed().offset == lab.end()
+
     @pytest.mark.parametrize("how", ["poll", "consume", "look-ahead"])
     def test_it_expires_while_other_messages_come(self, lab, clock, how):
         lab.send_raw(chunks_of(A, 3)[0], *[b"plain"] * 100)

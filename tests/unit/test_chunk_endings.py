@@ -135,6 +135,33 @@ def test_other_actions_are_not_counted(action):
     assert dropped.action == action
 
 
+def test_they_end_however_many_there_are(monkeypatch):
+    monkeypatch.setattr("claimcheck.assembler._REMEMBERED", 10)
+    rig, reported = Rig(max_redeliveries=2), set()
+    uuids = [f"{n:08d}-0000-4000-8000-000000000000" for n in range(25)]
+    for _ in range(4):
+        for at, each in enumerate(uuids):
+            if at not in reported:
+                rig.chunk(each, 0, 2, at=at)
+        for outcome in rig.expire():
+            rig.settle([outcome], acked=isinstance(outcome, Failed))
+            reported.update(outcome.positions if isinstance(outcome, Failed) else ())
+    assert reported == set(range(25))
+    assert rig.resolver.safe_position("s") is None
+
+
+def test_those_that_have_ended_take_no_redelivery_from_others(monkeypatch):
+    monkeypatch.setattr("claimcheck.assembler._REMEMBERED", 10)
+    rig = Rig(max_redeliveries=1)
+    for n in range(20):
+        each = f"{n:08d}-0000-4000-8000-000000000000"
+        for expected in (Dropped, Failed):
+            rig.chunk(each, 0, 2, at=n)
+            (outcome,) = rig.expire()
+            assert type(outcome) is expected
+            rig.settle([outcome], acked=expected is Failed)
+
+
 def test_a_report_that_is_given_back_comes_again_as_a_report():
     rig = Rig(max_redeliveries=0)
     for _ in range(3):

@@ -137,9 +137,9 @@ class Assigned:
     def reread(self, paused: Container[tuple[str, int]]) -> list[ReadyMessage]:
         """Seek back for a payload that was dropped: when no other is incomplete, or after a while.
 
-        One at a time, since they could not be held together before. Returns the messages that report those whose first
-        records retention has removed meanwhile: the client must never seek there, since it would start over where
-        ``auto.offset.reset`` says.
+        Those that expired are read again together; those that were evicted one at a time, since they could not be
+        held together before. Returns the messages that report those whose first records retention has removed
+        meanwhile: the client must never seek there, since it would start over where ``auto.offset.reset`` says.
         """
         found = list[ReadyMessage]()
         for partition in self.known.values():

@@ -78,7 +78,7 @@ class Partition:
         position: Behind the last record that was handed out; ``None`` before the first.
         skip_below: Payloads that end below were delivered already, unless they are to be read again.
         rereads: Payloads to be read again.
-        current_reread: The one of them that is being read again.
+        current_reread: The one of them that the client was told to go back for.
         done_before: Behind what an earlier owner of the partition delivered.
         undelivered: Where payloads begin that were not delivered, though others behind them were: those that an
             earlier owner of the partition was to read again, and incomplete ones that wait to be handed out.
@@ -125,8 +125,14 @@ class Partition:
         return self.read is not None and self.read < self.skip_below
 
     def waits(self, payload: Identity) -> bool:
-        """Whether a payload is to be read again, and another one is read first."""
-        return payload in self.rereads and self.current_reread not in (None, payload)
+        """Whether a payload is to be read again, and another one is read first.
+
+        Payloads that have expired were held together before, and are read again together.
+        """
+        if payload not in self.rereads or self.current_reread in (None, payload):
+            return False
+        current = self.rereads.get(self.current_reread)
+        return any(each is not None and each.dropped.reason != "expired" for each in (current, self.rereads[payload]))
 
     def wants(self, first: int, last: int, payload: Identity | None) -> bool:
         """Whether a payload is still to be delivered."""
@@ -139,9 +145,10 @@ class Partition:
         reread = self.rereads.get(payload)
         if reread is None:
             reread = self.rereads[payload] = Reread(first, self.skip_below, now, dropped)
-        elif self.current_reread == payload:  # dropped once more
+        else:  # dropped once more
             reread.first, reread.since, reread.dropped = min(reread.first, first), now, dropped
-            self.current_reread = None
+            if self.current_reread == payload:
+                self.current_reread = None
         reread.slots.update((slot.position, slot) for slot in dropped.slots)
 
     def end(self, payload: Identity) -> list[Slot]:
