@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from claimcheck._envelope import decode, encode_abort, encode_chunk
-from claimcheck.errors import ChunkConflictError, ConfigError, IncompletePayloadError
+from claimcheck.errors import ArgumentTypeError, ChunkConflictError, ConfigError, IncompletePayloadError
 from claimcheck.transports.local import (
     BrokerArgumentError,
     BrokerBusyError,
     BrokerStorageError,
     GroupMember,
+    LocalConsumer,
     LocalProducer,
     StaleDeliveryError,
 )
@@ -274,6 +275,15 @@ def test_numbers_that_are_refused(consume, name, value):
         consume(**{name: value})
     assert isinstance(caught.value, ConfigError)
     assert caught.value.path == name
+
+
+@pytest.mark.parametrize("wrong", ["broker", "cc"])
+def test_objects_of_another_type_are_refused_before_the_consumer_joins_its_group(broker, configure, consume, wrong):
+    objects = {"broker": broker, "cc": configure(), wrong: "claimcheck.yaml"}
+    with pytest.raises(ArgumentTypeError, match=f"{wrong}: found"):
+        LocalConsumer(objects["broker"], objects["cc"], topics=["orders"], group="g")
+    LocalProducer(broker, configure()).send("orders", b"x")
+    assert [message.value for message in drain(consume())] == [b"x"]
 
 
 @pytest.mark.parametrize("value", [-1, "1", True])

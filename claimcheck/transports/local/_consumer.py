@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from claimcheck import _hints as hints
 from claimcheck._payload import crc32_of
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
-from claimcheck._validation import check_int, check_seconds
+from claimcheck._validation import check_cc, check_int, check_seconds, check_type
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.local._broker import LocalBroker, LocalMessage
@@ -104,6 +104,7 @@ class LocalConsumer:
 
     Raises:
         BrokerArgumentError: The group's name, the topics or one of the numbers is invalid; a `ConfigError`.
+        ArgumentTypeError: ``broker`` or ``cc`` is something else; a `ConfigError` that is also a `TypeError`.
         UnknownTopicError: One of the topics does not exist.
     """
 
@@ -118,6 +119,8 @@ class LocalConsumer:
         redelivery_delay_seconds: float = 1.0,
         max_redeliveries: int | None = None,
     ) -> None:
+        check_type("broker", broker, valid=isinstance(broker, LocalBroker), expected="a LocalBroker")
+        check_cc(cc)
         with checking_arguments():
             check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
             check_seconds("redelivery_delay_seconds", redelivery_delay_seconds, allow_zero=True)
