@@ -342,10 +342,8 @@ class LocalConsumer:
             word = f"{word} after {count} redeliveries"
         if self._try_dead_letter(outcome, word):
             return
-        if isinstance(outcome, Failed):  # it was redelivered often enough
-            self._ready.append(self._received(outcome))
-        else:
-            self._nack(outcome, self._delay)
+        failed = outcome if isinstance(outcome, Failed) else outcome.as_failed()
+        self._ready.append(self._received(failed))  # the application decides: it would come back for ever
 
     def _is_dead_letter(self, outcome: Failed) -> bool:
         return self._max_redeliveries is not None and isinstance(outcome.error, IncompletePayloadError)
