@@ -155,10 +155,8 @@ def test_a_report_that_is_given_back_is_reported_again(broker, configure, consum
         consumer.nack(message)
 
 
-@pytest.mark.parametrize("on_expire", ["redeliver", "dead_letter"])
-def test_an_incomplete_payload_is_reported_where_dead_letters_fail(broker, configure, consume, monkeypatch, on_expire):
-    chunking = {"expire_after_seconds": 10, "max_redeliveries": 1, "on_expire": on_expire}
-    cc = configure("chunking", chunking=chunking)
+def test_an_incomplete_payload_is_reported_where_dead_letters_fail(broker, configure, consume, monkeypatch):
+    cc = configure("chunking", chunking={"expire_after_seconds": 10, "max_redeliveries": 1})
     append_chunks(broker, cc, BIG, slice(2))
     consumer = consume(cc=cc, max_redeliveries=5)
 

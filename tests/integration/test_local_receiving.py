@@ -10,6 +10,7 @@ import pytest
 import claimcheck
 from claimcheck import HEADER
 from claimcheck._envelope import encode_pointer
+from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.local import (
     BrokerClosedError,
     BrokerStorageError,
@@ -236,7 +237,7 @@ def test_a_dead_letter_topic_may_have_more_partitions(broker, configure, consume
     assert len(filled) == 1
 
 
-def test_chunks_that_cannot_be_dead_lettered_come_again(broker, configure, consume, monkeypatch, caplog):
+def test_chunks_that_cannot_be_dead_lettered_are_reported(broker, configure, consume, monkeypatch, caplog):
     cc = configure("chunking", chunking={"expire_after_seconds": 10, "on_expire": "dead_letter"})
     append_chunks(broker, cc, BIG, slice(2))
     consumer = consume(cc=cc)
@@ -246,9 +247,10 @@ def test_chunks_that_cannot_be_dead_lettered_come_again(broker, configure, consu
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(broker, "create_topic", create_topic)
-        assert consumer.receive(timeout=12) is None
+        message = consumer.receive(timeout=12)
+    assert isinstance(message.error, IncompletePayloadError)
     assert "could not be sent to the dead-letter topic" in caplog.text
-    assert consumer.receive(timeout=15) is None
+    consumer.dead_letter(message)
     assert broker.end_offset("orders.dead_letter", 0) == 2
 
 
