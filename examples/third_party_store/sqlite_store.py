@@ -4,9 +4,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from claimcheck._payload import Source
-from claimcheck._pointer import Pointer
-from claimcheck._store import Store
+from claimcheck.stores.base import Pointer, Source, Store
 from claimcheck.errors import StoreError, StoreUnavailableError
 
 TABLE = "CREATE TABLE IF NOT EXISTS pieces (key TEXT, i INTEGER, piece BLOB, PRIMARY KEY (key, i)) WITHOUT ROWID"
