@@ -326,7 +326,7 @@ class PayloadSend:
     def _id(self, ids: list[Any]) -> Any:
         topic = self._settings.topic
         if any(message_id.ledger_id() < 0 for message_id in ids):
-            _log.warning("%s: stored, but the broker's deduplication returned no position for the id", topic)
+            _log.warning("%s: stored, but the broker's deduplication did not say where; the id has no place", topic)
         return ids[0] if self._out.uuid is None else WholeMessageId.of_sent(tuple(ids), topic)
 
 
