@@ -4,8 +4,8 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from claimcheck.stores.base import Pointer, Source, Store
 from claimcheck.errors import StoreError, StoreUnavailableError
+from claimcheck.stores.base import Pointer, Source, Store
 
 TABLE = "CREATE TABLE IF NOT EXISTS pieces (key TEXT, i INTEGER, piece BLOB, PRIMARY KEY (key, i)) WITHOUT ROWID"
 

@@ -30,6 +30,7 @@ class KafkaConformance(TransportConformance):
         self.raw = kafka.Producer({**self.servers, "linger.ms": 0}, logger=quiet)
         yield
         self.raw.flush(SECONDS)
+        del self.raw, self.admin  # they hold connections, and pytest keeps this object until the end
 
     def create_topic(self, topic, partitions, **config):
         self.admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result()
