@@ -19,7 +19,7 @@ from claimcheck.errors import (
 from claimcheck.spark._columns import MAX_COLUMN_BYTES
 from claimcheck.spark._fetching import Outcome, is_bad_message, weight
 from claimcheck.spark._metrics import Tally
-from claimcheck.spark._reassemble import error_texts as words
+from claimcheck.spark._reassemble import error_texts
 from claimcheck.spark._reassemble.arrow_output import Done, added_columns, count, cut, error_of
 from claimcheck.spark._reassemble.chunk_heads import contradiction, declared_of, head_of
 from claimcheck.spark._reassemble.options import Options, Places
@@ -83,7 +83,7 @@ class Group:
     def finish(self) -> None:
         """Say that there are no more: what is missing now is an error."""
         if self.error is None and len(self._positions) < self._count:
-            text = words.incomplete(
+            text = error_texts.incomplete(
                 self._uuid, self._positions, self._count, "the others are not in this DataFrame, or were never sent"
             )
             seen = len(self._positions)
@@ -115,12 +115,12 @@ class Group:
             self.pieces = []
 
     def _conflict(self, chunk: Chunk, why: str) -> None:
-        text = words.conflicting(self._uuid, chunk.position, why)
+        text = error_texts.conflicting(self._uuid, chunk.position, why)
         seen = len(self._positions)
         self._fail(ChunkConflictError(text, uuid=self._uuid, position=chunk.position, seen=seen, total=self._count))
 
     def _too_large(self, size: int, limit: int, what: str) -> None:
-        self._fail(PayloadTooLargeError(words.too_large(self._uuid, size, limit, what), size=size, limit=limit))
+        self._fail(PayloadTooLargeError(error_texts.too_large(self._uuid, size, limit, what), size=size, limit=limit))
 
     def _fail(self, error: ClaimCheckError) -> None:
         self.error, self.pieces, self._last = error, [], None

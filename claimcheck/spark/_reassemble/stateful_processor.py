@@ -1,7 +1,7 @@
 """The stateful operator of a stream: which chunks of a payload have come, and what is said when it is over.
 
 It travels to Spark's processes as code, not by its name: the process that plans a stateful operator on the driver
-sees nothing of ``--py-files`` and ``addArtifacts``. So nothing of claimcheck is imported here but `words`, which
+sees nothing of ``--py-files`` and ``addArtifacts``. So nothing of claimcheck is imported here but `error_texts`, which
 travels the same way. The names of the arguments below are Spark's contract: it passes them by keyword.
 """
 

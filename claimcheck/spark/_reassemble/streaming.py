@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from claimcheck._validation import fail
 from claimcheck.errors import ConfigError, MissingDependencyError
-from claimcheck.spark._reassemble import error_texts as words
+from claimcheck.spark._reassemble import error_texts
 from claimcheck.spark._reassemble.chunk_heads import declared_of, head_of
 from claimcheck.spark._reassemble.chunk_storage import STORED, Storing
 from claimcheck.spark._reassemble.joining import Joining
@@ -73,8 +73,8 @@ def _of_chunks(df: DataFrame, places: Places, options: Options, schema: StructTy
     from pyspark import cloudpickle
     from pyspark.sql import functions as F  # noqa: N812
 
-    processor = importlib.import_module(f"{_PACKAGE}.processor")
-    for module in (processor, words):  # see there
+    processor = importlib.import_module(f"{_PACKAGE}.stateful_processor")
+    for module in (processor, error_texts):  # see there
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     by_data = options.expire_by == "data"
     limits = processor.Limits(
