@@ -27,6 +27,7 @@ from claimcheck.spark._reassemble import chunk_storage as storing
 from claimcheck.spark._reassemble import reassemble
 from claimcheck.spark._reassemble.options import Options
 from claimcheck.spark._worker import as_config, claim_check
+from tests.spark.shipping_rig import staged
 
 SCHEMA = "topic string, partition int, offset bigint, value binary"
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -289,15 +290,14 @@ class Job:
     """What reassemble_child.py does, and what came of it."""
 
     def __init__(self, config: dict[str, Any], topic: Topic, tmp_path: Path, worker_env: dict[str, str]) -> None:
-        import claimcheck
 
         self._output, self._path = tmp_path / "output", tmp_path / "job.json"
         self._output.mkdir()
         self._folder, self._shadow = tmp_path, tmp_path / "shadow"
         (self._shadow / "claimcheck").mkdir(parents=True)
         (self._shadow / "claimcheck" / "__init__.py").write_text("raise ImportError('not installed here')\n")
-        package = worker_env.get("PYTHONPATH") or str(Path(claimcheck.__file__).parent.parent)
-        self._zip = shutil.make_archive(str(tmp_path / "package"), "zip", package, "claimcheck")
+        package = staged(tmp_path).parent  # with its stores: an archive does not follow the link to them
+        self._zip = shutil.make_archive(str(tmp_path / "zipped"), "zip", package, "claimcheck")
         self._job = {
             "config": config,
             "input": str(topic.folder),
