@@ -251,7 +251,7 @@ def test_a_chunk_that_is_gone_is_the_payloads_error(run, topic, tmp_path):
 # Drivers that die -----------------------------------------------------------------------------------------------
 
 
-def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_path, worker_env):
+def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_path):
     """``kill -9`` before the output of a batch, and after it; where Spark plans the operator there is no claimcheck."""
     rng = random.Random(23)
     payloads = [rng.randbytes(4_000) for _ in range(12)]
@@ -263,7 +263,7 @@ def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_p
     topic.put(*orders(lost))
     for n in range(3):
         topic.put(*orders(everything[n::3]))
-    job = Job(stored, topic, tmp_path, worker_env)
+    job = Job(stored, topic, tmp_path)
 
     assert job.run(die=["before", 1], expire=0.01) == -signal.SIGKILL  # holds for what came in batch 0
     assert job.batches() == {0: 1}
@@ -289,7 +289,7 @@ def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_p
 class Job:
     """What reassemble_child.py does, and what came of it."""
 
-    def __init__(self, config: dict[str, Any], topic: Topic, tmp_path: Path, worker_env: dict[str, str]) -> None:
+    def __init__(self, config: dict[str, Any], topic: Topic, tmp_path: Path) -> None:
 
         self._output, self._path = tmp_path / "output", tmp_path / "job.json"
         self._output.mkdir()
