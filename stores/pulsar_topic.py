@@ -28,7 +28,7 @@ from claimcheck.stores._objects import ENDPOINT
 from claimcheck.stores._tls import CaFile, check_ca_file
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, trusting
 from claimcheck.transports.pulsar._errors import SendDeadlineError
-from claimcheck.transports.pulsar._send import InFlightWindow
+from claimcheck.transports.pulsar._send import InFlightWindow, SendSettings
 
 __all__ = ["PulsarTopicStore"]
 
@@ -118,9 +118,7 @@ class PulsarTopicStore(Store):
             self._retention_known = True
 
     def _write(self, pointer: Pointer, source: Source) -> str:
-        window = InFlightWindow(
-            self._send, topic=self._topic, window_bytes=_WINDOW_BYTES, deadline_seconds=self._timeout_seconds
-        )
+        window = InFlightWindow(self._settings(_WINDOW_BYTES))
         first = None
         for number, piece in enumerate(self._pieces(source)):
             headers = {_UUID: pointer.key, _NUMBER: str(number)}
@@ -140,17 +138,15 @@ class PulsarTopicStore(Store):
     def _first(self, envelope: Envelope) -> Any:
         """Send the first chunk until the broker returns its position, which it does not after a deduplication."""
         for _ in range(3):
-            alone = InFlightWindow(
-                self._send, topic=self._topic, window_bytes=1, deadline_seconds=self._timeout_seconds
-            )
+            alone = InFlightWindow(self._settings(1))
             alone.launch(envelope)
             (place,) = alone.wait()
             if place.ledger_id() >= 0:
                 return place
         raise StoreError(f"store {self.name!r}: the broker returned no position for the first chunk")
 
-    def _send(self, envelope: Envelope, callback: Callable[[Any, Any], object]) -> None:
-        self._producer().send_async(envelope.data, callback, properties=envelope.headers, partition_key=envelope.key)
+    def _settings(self, window_bytes: int) -> SendSettings:
+        return SendSettings(self._producer(), self._topic, window_bytes, self._timeout_seconds)
 
     # Reading ---------------------------------------------------------------------------------------------------
 

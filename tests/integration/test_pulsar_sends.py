@@ -295,7 +295,7 @@ class TestDeduplication:
         again = producer.send(content(2 * LIMIT), sequence_id=7)
 
         assert again.ledger_id() == -1
-        assert "did not say where" in caplog.text
+        assert "returned no position" in caplog.text
         assert len(receive(consumer, 1)) == 1
         assert nothing_comes(consumer)
 
@@ -320,7 +320,7 @@ class TestNoAnswer:
         watched = Watched(stuck)
         producer = stuck.producer(watched.cc, wrap={"deadline_seconds": 1.0}, send_timeout_millis=500)
 
-        with pytest.raises(SendDeadlineError, match="topic's own"):
+        with pytest.raises(SendDeadlineError, match="lower limit"):
             producer.send(content(10_000))
         with pytest.raises(SendDeadlineError):
             producer.send(content(2 * LIMIT), properties={"p": "v" * 6000})

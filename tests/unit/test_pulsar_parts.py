@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from claimcheck._envelope import Envelope
 from claimcheck.errors import TransportError
-from claimcheck.transports.pulsar._dead_letters import RedeliveryTracker
+from claimcheck.transports.pulsar._consumer import RedeliveryTracker
 from claimcheck.transports.pulsar._deadlines import Deadlines, Ticket
 from claimcheck.transports.pulsar._errors import SendDeadlineError, classify, error_of
-from claimcheck.transports.pulsar._message_ids import WholeMessageId, before, deserialize, natives, position_of
+from claimcheck.transports.pulsar._message import WholeMessageId, before, deserialize, natives, position_of
 from claimcheck.transports.pulsar._receiver import Receiver
-from claimcheck.transports.pulsar._send import InFlightWindow
-from claimcheck.transports.pulsar._send_options import metadata_bytes, wire_limit
+from claimcheck.transports.pulsar._send import InFlightWindow, SendSettings, metadata_bytes, wire_limit
 
 OK = pulsar.Result.Ok
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
@@ -124,11 +123,11 @@ class Client:
     def __init__(self, room=1000):
         self.flying, self.room, self.taken = [], room, []
 
-    def send(self, envelope, callback):
+    def send_async(self, data, callback, properties, partition_key):
         if len(self.flying) >= self.room:
             callback(pulsar.Result.ProducerQueueIsFull, None)
             return
-        self.taken.append(envelope.data)
+        self.taken.append(data)
         self.flying.append(callback)
 
     def land(self, result=OK):
@@ -148,8 +147,8 @@ class Client:
         return stop
 
 
-def flight(client, **options):
-    return InFlightWindow(client.send, topic="t", **{"window_bytes": 30, "deadline_seconds": 5.0, **options})
+def flight(client, **settings):
+    return InFlightWindow(SendSettings(client, "t", **{"window_bytes": 30, "deadline_seconds": 5.0, **settings}))
 
 
 class TestInFlightWindow:
@@ -215,7 +214,8 @@ class TestInFlightWindow:
 
     def test_landed_is_called_once_when_the_last_one_has(self):
         client, landed = Client(), []
-        one = flight(client, landed=lambda: landed.append(one))
+        one = flight(client)
+        one.landed = lambda: landed.append(one)
         one.launch(Envelope(b"x"))
         one.launch(Envelope(b"y"))
         client.land()
@@ -226,7 +226,8 @@ class TestInFlightWindow:
 
     def test_landed_is_called_even_if_all_had_landed_before(self):
         client, landed = Client(), []
-        one = flight(client, landed=lambda: landed.append(one))
+        one = flight(client)
+        one.landed = lambda: landed.append(one)
         one.launch(Envelope(b"x"))
         client.land()
         one.close()

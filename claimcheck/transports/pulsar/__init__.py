@@ -2,16 +2,14 @@
 
 from claimcheck.transports.pulsar._admin import ask_limit
 from claimcheck.transports.pulsar._asyncio import AsyncPulsarConsumer, AsyncPulsarProducer, AsyncPulsarReader
-from claimcheck.transports.pulsar._consumer import PulsarConsumer
+from claimcheck.transports.pulsar._consumer import PulsarConsumer, listening
 from claimcheck.transports.pulsar._errors import ChunkArgumentError, SendDeadlineError, SharedSubscriptionError
-from claimcheck.transports.pulsar._listener import listening
-from claimcheck.transports.pulsar._message import PulsarMessage
-from claimcheck.transports.pulsar._message_ids import WholeMessageId, deserialize
+from claimcheck.transports.pulsar._message import PulsarMessage, WholeMessageId, deserialize
 from claimcheck.transports.pulsar._producer import PulsarProducer
-from claimcheck.transports.pulsar._reader import PulsarReader
+from claimcheck.transports.pulsar._receiver import PulsarReader
 
 __all__ = [
-    # payloads in, payloads out
+    # producers, consumers and readers
     "PulsarConsumer",
     "PulsarMessage",
     "PulsarProducer",
@@ -21,12 +19,12 @@ __all__ = [
     "AsyncPulsarConsumer",
     "AsyncPulsarProducer",
     "AsyncPulsarReader",
-    # where they are
+    # message ids
     "WholeMessageId",
     "deserialize",
-    # how large they may be
+    # size limits
     "ask_limit",
-    # what is refused and how it fails
+    # errors
     "ChunkArgumentError",
     "SendDeadlineError",
     "SharedSubscriptionError",

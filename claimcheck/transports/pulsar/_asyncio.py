@@ -4,59 +4,63 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
 from claimcheck._outbound import in_background
 from claimcheck._threads import in_thread
 from claimcheck._validation import check_type
 from claimcheck.errors import ClaimCheckError
+from claimcheck.transports._common.delegation import AsyncClosing, off_the_loop
 from claimcheck.transports.pulsar._consumer import ConsumerOptions, PulsarConsumer
 from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._message import PulsarMessage
 from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer
-from claimcheck.transports.pulsar._reader import PulsarReader, ReaderOptions
-from claimcheck.transports.pulsar._receiver import TICK_SECONDS, blocking
-from claimcheck.transports.pulsar._send import PayloadSend
+from claimcheck.transports.pulsar._receiver import TICK_SECONDS, PulsarReader, ReaderOptions, blocking
+from claimcheck.transports.pulsar._send import PayloadSend, SendOptions, given_options
 
 if TYPE_CHECKING:
+    import pulsar
+    import pulsar.asyncio
+
     from claimcheck._client import ClaimCheck
 
 __all__ = ["AsyncPulsarConsumer", "AsyncPulsarProducer", "AsyncPulsarReader"]
 
 B = TypeVar("B", bound=PulsarConsumer | PulsarProducer | PulsarReader)
 R = TypeVar("R", bound=PulsarConsumer | PulsarReader)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _AsyncWrapper(Generic[B]):
-    """What all three wrappers share."""
+def _on_the_loop(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Return a method that calls the method of the same name of ``self._blocking``, which does not block."""
 
-    def __init__(self, native: Any, wrapper: B) -> None:
-        self._native = native
+    @functools.wraps(method)
+    def call(self: _AsyncWrapper[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = getattr(self._blocking, method.__name__)(*args, **kwargs)
+        return result
+
+    return call
+
+
+class _AsyncWrapper(AsyncClosing, Generic[B]):
+    """Base of the three wrappers."""
+
+    def __init__(self, wrapper: B) -> None:
         self._blocking = wrapper
 
-    async def close(self) -> None:
-        """Close the wrapped object."""
-        raise NotImplementedError
-
-    def topic(self) -> Any:
-        """The topic's whole name."""
-        return self._native.topic()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    def topic(self) -> str:
+        """The topic's full name."""
+        return self._blocking.topic()
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._blocking)[1:]}"
 
-    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def _call(self, work: Callable[[], T]) -> T:
         with _asyncio_errors():
-            return await asyncio.to_thread(work, *arguments)
+            return await asyncio.to_thread(work)
 
 
 # Receiving -------------------------------------------------------------------------------------------------------
@@ -65,20 +69,22 @@ class _AsyncWrapper(Generic[B]):
 class _AsyncReceiver(_AsyncWrapper[R]):
     """Receives native messages one at a time; the blocking wrapper turns them into payloads.
 
-    The client loses a message if its ``receive`` is cancelled. So a native receive goes on when the caller of `_next`
+    The client loses a message if its ``receive`` is cancelled. So a native receive continues when the caller of `_next`
     is cancelled, and the next caller gets its message.
     """
 
-    def __init__(self, native: Any, wrapper: R, receive: Callable[[], Awaitable[Any]]) -> None:
-        super().__init__(native, wrapper)
+    def __init__(
+        self,
+        native: pulsar.asyncio.Consumer | pulsar.asyncio.Reader,
+        wrapper: R,
+        receive: Callable[[], Awaitable[pulsar.Message]],
+    ) -> None:
+        super().__init__(wrapper)
+        self._native = native
         self._receive = receive
-        self._receiving: asyncio.Task[Any] | None = None
+        self._receiving: asyncio.Future[pulsar.Message] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._closed = False
-
-    async def seek(self, messageid: Any) -> None:
-        """Seek as the blocking wrapper does."""
-        await self._in_thread(self._blocking.seek, messageid)
 
     async def close(self) -> None:
         """Close the wrapped object. Unacknowledged messages are redelivered, to other consumers."""
@@ -144,50 +150,30 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
         options: See `PulsarConsumer`; ``dead_letter_producer`` is a blocking one, from a `pulsar.Client`.
     """
 
-    def __init__(self, consumer: Any, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
-        wrapper = PulsarConsumer(blocking("Consumer", consumer), cc, **options)
-        super().__init__(consumer, wrapper, consumer.receive)
+    def __init__(self, consumer: pulsar.asyncio.Consumer, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
+        super().__init__(consumer, PulsarConsumer(blocking("Consumer", consumer), cc, **options), consumer.receive)
 
     async def receive(self) -> PulsarMessage:
-        """Wait for the next payload. The data of one that cannot be delivered raises the error."""
+        """Wait for the next payload. If it cannot be delivered, the message's `data` raises the error."""
         return await self._next()
 
-    async def acknowledge(self, message: Any) -> None:
-        """See `PulsarConsumer.acknowledge`."""
-        await self._in_thread(self._blocking.acknowledge, message)
-
-    async def acknowledge_cumulative(self, message: Any) -> None:
-        """See `PulsarConsumer.acknowledge_cumulative`."""
-        await self._in_thread(self._blocking.acknowledge_cumulative, message)
-
-    async def negative_acknowledge(self, message: Any) -> None:
-        """See `PulsarConsumer.negative_acknowledge`."""
-        await self._in_thread(self._blocking.negative_acknowledge, message)
-
-    async def dead_letter(self, message: PulsarMessage, *, reason: str = "rejected") -> None:
-        """See `PulsarConsumer.dead_letter`."""
-        await self._in_thread(lambda: self._blocking.dead_letter(message, reason=reason))
-
-    def redeliver_unacknowledged_messages(self) -> None:
-        """See `PulsarConsumer.redeliver_unacknowledged_messages`."""
-        self._blocking.redeliver_unacknowledged_messages()
-
-    async def get_last_message_id(self) -> Any:
+    async def get_last_message_id(self) -> pulsar.MessageId:
         """The native id of the last message in the topic, which may be a chunk."""
         return await self._native.get_last_message_id()
 
     async def unsubscribe(self) -> None:
         """Delete the subscription."""
-        await self._in_thread(self._blocking.unsubscribe)
+        await self._call(self._blocking.unsubscribe)
         await self._stop()
 
-    def subscription_name(self) -> Any:
-        """The subscription's name."""
-        return self._native.subscription_name()
-
-    def consumer_name(self) -> Any:
-        """The consumer's name."""
-        return self._native.consumer_name()
+    acknowledge = off_the_loop(PulsarConsumer.acknowledge)
+    acknowledge_cumulative = off_the_loop(PulsarConsumer.acknowledge_cumulative)
+    negative_acknowledge = off_the_loop(PulsarConsumer.negative_acknowledge)
+    dead_letter = off_the_loop(PulsarConsumer.dead_letter)
+    seek = off_the_loop(PulsarConsumer.seek)
+    redeliver_unacknowledged_messages = _on_the_loop(PulsarConsumer.redeliver_unacknowledged_messages)
+    subscription_name = _on_the_loop(PulsarConsumer.subscription_name)
+    consumer_name = _on_the_loop(PulsarConsumer.consumer_name)
 
 
 class AsyncPulsarReader(_AsyncReceiver[PulsarReader]):
@@ -201,78 +187,27 @@ class AsyncPulsarReader(_AsyncReceiver[PulsarReader]):
         options: See `PulsarReader`.
     """
 
-    def __init__(self, reader: Any, cc: ClaimCheck, **options: Unpack[ReaderOptions]) -> None:
+    def __init__(self, reader: pulsar.asyncio.Reader, cc: ClaimCheck, **options: Unpack[ReaderOptions]) -> None:
         super().__init__(reader, PulsarReader(blocking("Reader", reader), cc, **options), reader.read_next)
 
     async def read_next(self) -> PulsarMessage:
-        """Wait for the next payload. The data of one that cannot be delivered raises the error."""
+        """Wait for the next payload. If it cannot be delivered, the message's `data` raises the error."""
         return await self._next()
 
-    async def has_message_available(self) -> bool:
-        """Whether a whole payload is available."""
-        return await self._in_thread(self._blocking.has_message_available)
-
-    def is_connected(self) -> Any:
-        """Whether the reader is connected at the moment."""
-        return self._native.is_connected()
+    has_message_available = off_the_loop(PulsarReader.has_message_available)
+    seek = off_the_loop(PulsarReader.seek)
+    is_connected = _on_the_loop(PulsarReader.is_connected)
 
 
 # Sending ---------------------------------------------------------------------------------------------------------
 
 
-class _SendOrder:
-    """Turns in the order in which they were taken: one begins when the one before has ended, failed or not."""
-
-    def __init__(self) -> None:
-        self._last: asyncio.Future[None] | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether all turns have ended."""
-        return self._last is None or self._last.done() or self._last.get_loop().is_closed()
-
-    def take(self) -> _Turn:
-        """Take the turn after all others."""
-        before = None if self.is_idle else self._last
-        self._last = asyncio.get_running_loop().create_future()
-        return _Turn(before, self._last)
-
-    async def wait_idle(self) -> None:
-        """Wait until every turn that was taken so far has ended."""
-        if self._last is not None and not self.is_idle:
-            await asyncio.wait({self._last})
-
-
-class _Turn:
-    """One turn; its owner must call `end`."""
-
-    def __init__(self, before: asyncio.Future[None] | None, ended: asyncio.Future[None]) -> None:
-        self._before = before
-        self._ended = ended
-
-    async def begin(self) -> None:
-        """Wait until the turn before has ended."""
-        if self._before is not None and not self._before.done():
-            await asyncio.wait({self._before})  # does not cancel it when the waiting is cancelled
-
-    def end(self) -> None:
-        """End this turn; if it has not begun, the next one begins after the one before."""
-        if self._before is None or self._before.done():
-            self._ended.set_result(None)
-        else:
-            self._before.add_done_callback(lambda _: self._ended.set_result(None))
-
-
-_Launch = Callable[[_Turn, tuple[Any, ...]], Awaitable[Awaitable[Any]]]
-"""Passes a payload to the client in its turn, and returns what to await for the result."""
-
-
 class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
     """Wraps a `pulsar.asyncio.Producer`, and sends payloads of any size.
 
-    Small messages go straight to the client; payloads that are stored or cut into chunks go through a thread. Payloads
-    are stored concurrently, but go to the client in the order of the `send` calls. Usable with ``async with``, which
-    closes it.
+    Small messages are passed to the client directly; payloads that are stored or cut into chunks are sent in a thread.
+    Payloads are stored concurrently, but passed to the client in the order of the `send` calls. Usable with
+    ``async with``, which closes it.
 
     Args:
         producer: A `pulsar.asyncio.Producer`.
@@ -284,23 +219,17 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
     """
 
-    def __init__(self, producer: Any, cc: ClaimCheck, **options: Unpack[ProducerOptions]) -> None:
+    def __init__(self, producer: pulsar.asyncio.Producer, cc: ClaimCheck, **options: Unpack[ProducerOptions]) -> None:
         check_type("producer", producer, valid=hasattr(producer, "_producer"), expected="a pulsar.asyncio.Producer")
-        super().__init__(producer, PulsarProducer(blocking("Producer", producer), cc, **options))
-        self._order = _SendOrder()
+        super().__init__(PulsarProducer(blocking("Producer", producer), cc, **options))
+        self._last: asyncio.Future[None] | None = None  # done when the last payload was passed to the client
 
     async def send(
         self,
         content: Any,
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
-        ordering_key: str | None = None,
-        sequence_id: int | None = None,
-        replication_clusters: list[str] | None = None,
-        disable_replication: bool | None = None,
-        event_timestamp: int | None = None,
-        deliver_at: int | None = None,
-        deliver_after: timedelta | None = None,
+        **options: Unpack[SendOptions],
     ) -> Any:
         """Send one payload; arguments and result as for `PulsarProducer.send`, with ``None`` for a tombstone.
 
@@ -309,89 +238,96 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
         Raises:
             pulsar.asyncio.PulsarException: The client's own error; other errors as for `PulsarProducer.send`.
         """
-        options = (
-            ordering_key, sequence_id, replication_clusters, bool(disable_replication), event_timestamp, deliver_at,
-            deliver_after,
-        )  # fmt: skip
-        producer = self._blocking
+        given, arguments = given_options(options), (content, properties, partition_key)
         with _asyncio_errors():
-            plain = not any(options) and producer.sends_plain(content, properties, partition_key)
-            if plain and self._order.is_idle:
-                return await _result_of(lambda call: producer.send_async(content, call, properties, partition_key))
-            launch = self._launch_plain if plain else self._launch
-            sending = self._in_turn(launch, (content, properties, partition_key, *options))
-            return await asyncio.shield(in_background(asyncio.get_running_loop(), sending))
+            plain = not given and self._blocking.sends_plain(*arguments)
+            if plain and self._is_idle:
+                return await self._send_plain(*arguments)
+            loop = asyncio.get_running_loop()
+            before, self._last = None if self._is_idle else self._last, loop.create_future()
+            sending = self._send_after(before, self._last, arguments, None if plain else given)
+            return await asyncio.shield(in_background(loop, sending))
 
     async def flush(self) -> None:
         """Wait until everything that was sent is in the topic."""
-        await self._order.wait_idle()
-        await self._in_thread(self._blocking.flush)
+        await self._wait_idle()
+        await self._call(self._blocking.flush)
 
     async def close(self) -> None:
         """Flush and close."""
-        await self._order.wait_idle()
-        await self._in_thread(self._blocking.close)
+        await self._wait_idle()
+        await self._call(self._blocking.close)
 
-    def producer_name(self) -> Any:
-        """The producer's name."""
-        return self._blocking.producer_name()
+    producer_name = _on_the_loop(PulsarProducer.producer_name)
+    last_sequence_id = _on_the_loop(PulsarProducer.last_sequence_id)
+    is_connected = _on_the_loop(PulsarProducer.is_connected)
 
-    def last_sequence_id(self) -> Any:
-        """The sequence id of the last message in the topic; each chunk has one."""
-        return self._native.last_sequence_id()
+    @property
+    def _is_idle(self) -> bool:
+        return self._last is None or self._last.done() or self._last.get_loop().is_closed()
 
-    def is_connected(self) -> Any:
-        """Whether the producer is connected at the moment."""
-        return self._native.is_connected()
+    async def _wait_idle(self) -> None:
+        if self._last is not None and not self._is_idle:
+            await asyncio.wait({self._last})
 
-    def _in_turn(self, launch: _Launch, arguments: tuple[Any, ...]) -> Coroutine[Any, Any, Any]:
-        """Take a turn now, and send when it begins."""
-        turn = self._order.take()
+    async def _send_after(
+        self,
+        before: asyncio.Future[None] | None,
+        launched: asyncio.Future[None],
+        arguments: tuple[Any, dict[str, str] | None, str | None],
+        options: dict[str, Any] | None,
+    ) -> Any:
+        """Store a payload now, launch it when the one before was launched or has failed, and return the result.
 
-        async def send() -> Any:
-            try:
-                result = await launch(turn, arguments)
-            finally:
-                turn.end()
-            return await result
-
-        return send()
-
-    async def _launch(self, turn: _Turn, arguments: tuple[Any, ...]) -> Awaitable[Any]:
-        sending = await in_thread(lambda: self._blocking.prepare(*arguments), undo=PayloadSend.drop)
+        Args:
+            before: Done when the payload before was launched.
+            launched: Is done when this one and all before were launched, or have failed.
+            arguments: Content, properties and key.
+            options: Of the send; ``None`` for a plain message, which is not stored.
+        """
+        sending = None
         try:
-            await turn.begin()
-        except asyncio.CancelledError:  # the loop is being closed
-            sending.drop()
-            raise
-        await asyncio.to_thread(sending.launch)
-        return asyncio.to_thread(sending.wait)
+            if options is not None:
+                prepare = functools.partial(self._blocking.prepare, *arguments, options)
+                sending = await in_thread(prepare, undo=PayloadSend.drop)
+            try:
+                if before is not None:
+                    await asyncio.wait({before})
+            except asyncio.CancelledError:  # the loop is being closed
+                if sending is not None:
+                    sending.drop()
+                raise
+            if sending is not None:
+                await asyncio.to_thread(sending.launch)
+            result = self._send_plain(*arguments) if sending is None else asyncio.to_thread(sending.wait)
+        finally:
+            if before is None or before.done():
+                launched.set_result(None)
+            else:
+                before.add_done_callback(lambda _: launched.set_result(None))
+        return await result
 
-    async def _launch_plain(self, turn: _Turn, arguments: tuple[Any, ...]) -> Awaitable[Any]:
-        content, properties, key, *_ = arguments
-        await turn.begin()
-        return _result_of(lambda call: self._blocking.send_async(content, call, properties, key))
+    def _send_plain(
+        self, content: Any, properties: dict[str, str] | None, partition_key: str | None
+    ) -> Awaitable[pulsar.MessageId]:
+        """Pass a plain message to the client now, and return a future for its id."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[pulsar.MessageId] = loop.create_future()
 
+        def conclude(result: pulsar.Result, message_id: pulsar.MessageId) -> None:
+            if future.done():
+                return
+            if result == vendor().Result.Ok:
+                future.set_result(message_id)
+            else:
+                future.set_exception(_asyncio_error(result))
 
-def _result_of(send: Callable[[Callable[[Any, Any], None]], None]) -> asyncio.Future[Any]:
-    """Call ``send`` with a callback now, and return a future for what the callback receives."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+        def callback(result: pulsar.Result, message_id: pulsar.MessageId) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(conclude, result, message_id)
 
-    def call(result: Any, message_id: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(conclude, result, message_id)
-
-    def conclude(result: Any, message_id: Any) -> None:
-        if future.done():
-            return
-        if result == vendor().Result.Ok:
-            future.set_result(message_id)
-        else:
-            future.set_exception(_asyncio_error(result))
-
-    send(call)
-    return future
+        self._blocking.send_async(content, callback, properties, partition_key)
+        return future
 
 
 @contextlib.contextmanager
@@ -405,7 +341,7 @@ def _asyncio_errors() -> Iterator[None]:
         raise _asyncio_error(getattr(vendor().Result, type(error).__name__, vendor().Result.UnknownError)) from error
 
 
-def _asyncio_error(result: Any) -> Exception:
+def _asyncio_error(result: pulsar.Result) -> Exception:
     import pulsar.asyncio
 
     error: Exception = pulsar.asyncio.PulsarException(result)

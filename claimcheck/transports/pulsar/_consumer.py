@@ -1,46 +1,62 @@
-"""Receives payloads of any size from a consumer of the Pulsar client, whichever strategy their writers used."""
+"""Receives payloads of any size from a consumer of the Pulsar client: redelivery limits, dead letters, listeners."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from claimcheck._resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports._common.prefetch import Prefetch
-from claimcheck.transports.pulsar._dead_letters import DeadLetters, RedeliveryTracker
 from claimcheck.transports.pulsar._errors import SharedSubscriptionError, vendor
 from claimcheck.transports.pulsar._inbox import Inbox
-from claimcheck.transports.pulsar._message import PulsarMessage
-from claimcheck.transports.pulsar._message_ids import Place, id_of, natives, nowhere, position_of
-from claimcheck.transports.pulsar._receiver import Receiver
+from claimcheck.transports.pulsar._message import (
+    AnyMessageId,
+    Place,
+    Position,
+    PulsarMessage,
+    id_of,
+    natives,
+    nowhere,
+    position_of,
+)
+from claimcheck.transports.pulsar._receiver import PulsarReader, Receiver, blocking
+from claimcheck.transports.pulsar._send import without_schema
 
 if TYPE_CHECKING:
-    from claimcheck._client import ClaimCheck
+    import pulsar
 
-__all__ = ["ConsumerOptions", "PulsarConsumer"]
+    from claimcheck._client import ClaimCheck
+    from claimcheck.transports.pulsar._message import AnyMessage
+
+__all__ = ["ConsumerOptions", "PulsarConsumer", "RedeliveryTracker", "listening"]
 
 _log = logging.getLogger(__name__)
+_REMEMBERED = 10_000  # payloads whose redeliveries are counted
+_ORIGIN_ID, _ORIGIN_TOPIC = "ORIGIN_MESSAGE_ID", "REAL_TOPIC"  # the names that Pulsar's own clients use
+_REASON = "dead-letter-reason"
+_REASON_CHARACTERS = 300
 _SHARED = (
-    "chunks cannot be put together on a Shared subscription, where each may go to another consumer: subscribe "
-    "Key_Shared, Failover or Exclusive, or send pointers (strategy external, for example to a store of type "
-    "pulsar-topic)"
+    "cannot assemble chunks on a Shared subscription, where each may go to another consumer: subscribe Key_Shared, "
+    "Failover or Exclusive, or send pointers (strategy external, for example to a store of type pulsar-topic)"
 )
 _MAY_BE_SHARED = (
-    "chunks on a subscription that may be Shared, where each may go to another consumer: say "
-    "consumer_type=pulsar.ConsumerType.KeyShared if it is that, or send pointers (strategy external)"
+    "cannot assemble chunks on a subscription that may be Shared, where each may go to another consumer: pass "
+    "consumer_type=pulsar.ConsumerType.KeyShared if it is Key_Shared, or send pointers (strategy external)"
 )
 
 
 class ConsumerOptions(TypedDict, total=False):
     """The options of a `PulsarConsumer`, which describes them."""
 
-    consumer_type: Any
+    consumer_type: pulsar.ConsumerType | None
     start_message_id_inclusive: bool
-    dead_letter_producer: Any
+    dead_letter_producer: pulsar.Producer | None
     max_redeliveries: int | None
     prefetch_bytes: int
     prefetch_threads: int
@@ -53,7 +69,7 @@ class PulsarConsumer(Receiver):
     A chunk is acknowledged with its payload and never before; a negative acknowledgement redelivers all of its chunks.
 
     Every incomplete payload ends. When it expires or is evicted it is negatively acknowledged, and redelivered after
-    the consumer's ``negative_ack_redelivery_delay_ms``, unless ``chunking.on_expire`` or ``on_evict`` says otherwise.
+    the consumer's ``negative_ack_redelivery_delay_ms``, unless ``chunking.on_expire`` or ``on_evict`` is different.
     After ``chunking.max_redeliveries`` redeliveries, or ``max_redeliveries`` if that is less, its messages go to the
     dead-letter topic if there is a ``dead_letter_producer``. Otherwise, or if that fails, they are returned as one
     message whose data raises `IncompletePayloadError`; acknowledge it to end the redeliveries.
@@ -71,25 +87,25 @@ class PulsarConsumer(Receiver):
         dead_letter_producer: A `pulsar.Producer` for payloads that were redelivered too often. It is not closed. With
             it, chunks are in memory twice until they are settled.
         max_redeliveries: How often a payload is redelivered, from 0; by default a negatively acknowledged payload is
-            redelivered without end. Every redelivery counts, also of an incomplete payload. On Exclusive and Failover
+            redelivered without limit. Redeliveries of an incomplete payload count, too. On Exclusive and Failover
             subscriptions, where the broker does not count, this object does, for the last 10,000 payloads.
         prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none.
-        prefetch_threads: Payloads that are read ahead at once.
+        prefetch_threads: How many payloads are read ahead at once.
         clock: Seconds, monotonic.
 
     Raises:
-        ConfigError: An argument is of the wrong type or out of its range, or there is ``max_redeliveries`` and no
+        ConfigError: An argument is of the wrong type or out of range, or ``max_redeliveries`` is set without a
             ``dead_letter_producer``.
     """
 
     def __init__(
         self,
-        consumer: Any,
+        consumer: pulsar.Consumer,
         cc: ClaimCheck,
         *,
-        consumer_type: Any = None,
+        consumer_type: pulsar.ConsumerType | None = None,
         start_message_id_inclusive: bool = False,
-        dead_letter_producer: Any = None,
+        dead_letter_producer: pulsar.Producer | None = None,
         max_redeliveries: int | None = None,
         prefetch_bytes: int = 0,
         prefetch_threads: int = 4,
@@ -100,23 +116,25 @@ class PulsarConsumer(Receiver):
         check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
         check_int("prefetch_bytes", prefetch_bytes, minimum=0)
         check_int("prefetch_threads", prefetch_threads, minimum=1)
-        self._dead_letters = DeadLetters(dead_letter_producer, max_redeliveries)
+        if dead_letter_producer is None and max_redeliveries is not None:
+            raise ConfigError("max_redeliveries needs a dead_letter_producer", path="max_redeliveries")
+        self._dead_letters = None if dead_letter_producer is None else _unwrapped(dead_letter_producer)
         self._redeliveries = RedeliveryTracker(max_redeliveries)
         self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
         self._looks_ahead = prefetch_bytes > 0
         self._consumer_type = consumer_type
         self._refusal: list[ClaimCheckError | None] = []  # of chunks, once it is known
-        keep = bool(self._dead_letters)
+        keep = self._dead_letters is not None
         inbox = Inbox(cc, consumer._schema, refusal=self._refusal_of_chunks, keep=keep, clock=clock)
         super().__init__(consumer, consumer.receive, inbox, clock, inclusive=start_message_id_inclusive)
 
     # Receiving -------------------------------------------------------------------------------------------------
 
     def receive(self, timeout_millis: int | None = None) -> PulsarMessage:
-        """Wait for the next payload. The data of one that cannot be delivered raises the error.
+        """Wait for the next payload. If it cannot be delivered, the message's `data` raises the error.
 
         Args:
-            timeout_millis: By default without end.
+            timeout_millis: Without it, waits as long as it takes.
 
         Raises:
             pulsar.Timeout: No payload came in time.
@@ -140,7 +158,7 @@ class PulsarConsumer(Receiver):
 
     # Settling --------------------------------------------------------------------------------------------------
 
-    def acknowledge(self, message: Any) -> None:
+    def acknowledge(self, message: AnyMessage) -> None:
         """Acknowledge a payload with all its messages.
 
         Args:
@@ -161,7 +179,7 @@ class PulsarConsumer(Receiver):
         self._inbox.settle(self._outcome_of(message), acked=True)
         self.tick()  # duplicates may have ended with it
 
-    def acknowledge_cumulative(self, message: Any) -> None:
+    def acknowledge_cumulative(self, message: AnyMessage) -> None:
         """Acknowledge everything up to a payload, but no message of one that is incomplete or not settled.
 
         Messages behind the beginning of such a payload are acknowledged individually.
@@ -172,8 +190,7 @@ class PulsarConsumer(Receiver):
         Raises:
             Exception: The client's own, for example on a Shared subscription.
         """
-        message_id = id_of(message)
-        source = message.topic_name() if message is not message_id else getattr(message_id, "topic", None)
+        message_id, source = id_of(message), _topic_of(message)
         cumulatively, individually = self._inbox.settle_up_to(message_id, source, self._outcome_of(message))
         topic = source or self.topic()
         if cumulatively is not None:
@@ -184,39 +201,40 @@ class PulsarConsumer(Receiver):
             self._redeliveries.forget((topic, position_of(native)))
         self.tick()
 
-    def negative_acknowledge(self, message: Any) -> None:
+    def negative_acknowledge(self, message: AnyMessage) -> None:
         """Have a payload redelivered with all its messages, after the consumer's delay.
 
-        One that was redelivered ``max_redeliveries`` times goes to the dead letters instead. Raises as `acknowledge`.
+        After ``max_redeliveries`` redeliveries it goes to the dead-letter topic instead. Raises as `acknowledge`.
         """
         place = self._place_of(message)
         if isinstance(message, PulsarMessage):
             count = self._redeliveries.too_many(place, message.redelivery_count())
-            if count is not None and self._try_dead_letter(message, f"given back after {count} redeliveries"):
+            reason = f"negatively acknowledged after {count} redeliveries"
+            if count is not None and self._try_dead_letter(message, reason):
                 return
         self._inbox.settle_own(place)
         self._redeliver(natives(id_of(message)), self._outcome_of(message), place)
 
     def dead_letter(self, message: PulsarMessage, *, reason: str = "rejected") -> None:
-        """Send a payload's messages to the dead-letter topic, as they came, and acknowledge them.
+        """Send a payload's messages unchanged to the dead-letter topic, and acknowledge them.
 
         Raises:
             ConfigError: There is no ``dead_letter_producer``.
-            Exception: The client's own; nothing was acknowledged.
+            Exception: The client's own; nothing was acknowledged. Some messages may be in the dead-letter topic.
         """
-        if not self._dead_letters:
+        if self._dead_letters is None:
             raise ConfigError("there is no dead_letter_producer")
-        self._dead_letters.send(message.natives, reason=reason)
+        _send_dead_letters(self._dead_letters, message.natives, reason)
         self.acknowledge(message)
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Have everything redelivered that is not acknowledged."""
+        """Have all messages redelivered that are not acknowledged."""
         self.forget()
         self._native.redeliver_unacknowledged_messages()
 
     # The other methods of the client's consumer ----------------------------------------------------------------
 
-    def seek(self, messageid: Any) -> None:
+    def seek(self, messageid: PulsarMessage | AnyMessageId | int) -> None:
         """Go to a payload, or to a time in milliseconds; chunks from before never complete with chunks from after.
 
         With ``start_message_id_inclusive`` a `WholeMessageId` makes its payload the next one, else the one behind it.
@@ -234,7 +252,7 @@ class PulsarConsumer(Receiver):
         """See `pulsar.Consumer`."""
         self._native.resume_message_listener()
 
-    def get_last_message_id(self) -> Any:
+    def get_last_message_id(self) -> pulsar.MessageId:
         """The native id of the last message in the topic, which may be a chunk."""
         return self._native.get_last_message_id()
 
@@ -243,13 +261,13 @@ class PulsarConsumer(Receiver):
         self._native.unsubscribe()
         self.forget()
 
-    def subscription_name(self) -> Any:
+    def subscription_name(self) -> str:
         """The subscription's name."""
-        return self._native.subscription_name()
+        return str(self._native.subscription_name())
 
-    def consumer_name(self) -> Any:
+    def consumer_name(self) -> str:
         """The consumer's name, chosen by the application or by the client."""
-        return self._native.consumer_name()
+        return str(self._native.consumer_name())
 
     def __repr__(self) -> str:
         return f"<PulsarConsumer {self.subscription_name()!r} of {self.topic()}, {self.pending_payloads} incomplete>"
@@ -257,14 +275,14 @@ class PulsarConsumer(Receiver):
     # Reading ahead ---------------------------------------------------------------------------------------------
 
     def take_ready(self) -> PulsarMessage | None:
-        """Return the next payload that is complete; ``None`` without one."""
+        """Return the next payload that is complete, or ``None``."""
         message = super().take_ready()
         if message is not None and self._looks_ahead:
             self._prefetch.remove(message)
         return message
 
     def forget(self) -> None:
-        """Forget everything that is held; what was not acknowledged is redelivered."""
+        """Forget all messages that are held; those that were not acknowledged are redelivered."""
         super().forget()
         self._prefetch.forget()
 
@@ -285,7 +303,7 @@ class PulsarConsumer(Receiver):
         super()._keep(message)
 
     def _drop(self, dropped: Dropped) -> None:
-        """Take the configured action; what cannot be dead-lettered is reported to the application."""
+        """Take the configured action. A payload with too many redeliveries goes to `_keep`, to be dead-lettered."""
         ids = tuple(handle.message_id for handle in dropped.handles)
         place: Place = (dropped.source, dropped.positions[0])
         count = max(handle.redelivery_count for handle in dropped.handles)
@@ -299,35 +317,39 @@ class PulsarConsumer(Receiver):
         else:
             self._keep(self._inbox.report(dropped))
 
-    def _redeliver(self, ids: Iterable[Any], outcome: Outcome | None, place: Place) -> None:
+    def _redeliver(self, ids: Iterable[pulsar.MessageId], outcome: Outcome | None, place: Place) -> None:
         for message_id in ids:
             self._native.negative_acknowledge(message_id)
         self._inbox.settle(outcome, acked=False)
         self._redeliveries.add(place)
 
     def _try_dead_letter(self, message: PulsarMessage, reason: str) -> bool:
-        sent = self._dead_letters.try_send(message.natives, reason=reason, topic=self.topic())
-        if sent:
-            self.acknowledge(message)
-        return sent
+        if self._dead_letters is None:
+            return False
+        try:
+            _send_dead_letters(self._dead_letters, message.natives, reason)
+        except Exception as error:
+            count = len(message.natives)
+            _log.warning("%s: failed to send %d messages to the dead-letter topic: %s", self.topic(), count, error)
+            return False
+        self.acknowledge(message)
+        return True
 
-    def _outcome_of(self, message: Any) -> Outcome | None:
+    def _outcome_of(self, message: AnyMessage) -> Outcome | None:
         return message.outcome if isinstance(message, PulsarMessage) else self._inbox.find(message)
 
-    def _place_of(self, message: Any) -> Place:
+    def _place_of(self, message: AnyMessage) -> Place:
         """Return where a payload begins, for a message or its id; a native id may lack the topic."""
-        message_id = id_of(message)
-        topic = message.topic_name() if message is not message_id else getattr(message_id, "topic", None)
-        return topic or self.topic(), position_of(natives(message_id)[0])
+        return _topic_of(message) or self.topic(), position_of(natives(id_of(message))[0])
 
     def _refusal_of_chunks(self, topic: str) -> ClaimCheckError | None:
-        """Return why chunks cannot be put together on this subscription; ``None`` if they can."""
+        """Return why chunks cannot be assembled on this subscription; ``None`` if they can."""
         if not self._refusal:
             self._refusal.append(self._shared_error(topic))
         return self._refusal[0]
 
     def _shared_error(self, topic: str) -> ClaimCheckError | None:
-        """Subscriptions of several consumers refuse cumulative acknowledgements, here of nothing."""
+        """Test the subscription: those of several consumers refuse cumulative acknowledgements, here of nothing."""
         pulsar = vendor()
         if self._consumer_type == pulsar.ConsumerType.Shared:
             return SharedSubscriptionError(_SHARED)
@@ -339,3 +361,130 @@ class PulsarConsumer(Receiver):
             except pulsar.exceptions.PulsarException as error:
                 _log.debug("cannot tell the type of the subscription: %s", error)
         return None
+
+
+def _topic_of(message: AnyMessage) -> str | None:
+    """Return the topic of a message or its id; ``None`` for a native id, which may lack it."""
+    topic = getattr(message, "topic_name" if hasattr(message, "message_id") else "topic", None)
+    return topic() if callable(topic) else topic
+
+
+# Redeliveries and dead letters ---------------------------------------------------------------------------------------
+
+
+class RedeliveryTracker:
+    """Counts redeliveries where the broker does not: on Exclusive and Failover subscriptions. Falsy while empty.
+
+    Args:
+        maximum: How often a payload may be redelivered; ``None`` for no limit, and then nothing is counted.
+    """
+
+    def __init__(self, maximum: int | None) -> None:
+        self._maximum = maximum
+        self._counts: OrderedDict[Place, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def too_many(self, place: Place, broker_count: int) -> int | None:
+        """Return how often a payload was redelivered, the larger of two counts, if that reaches the maximum."""
+        count = max(self._counts.get(place, 0), broker_count)
+        return count if self._maximum is not None and count >= self._maximum else None
+
+    def add(self, place: Place) -> None:
+        """Count a payload that was negatively acknowledged."""
+        if self._maximum is None:
+            return
+        with self._lock:
+            self._counts[place] = self._counts.pop(place, 0) + 1
+            if len(self._counts) > _REMEMBERED:
+                self._counts.popitem(last=False)
+
+    def forget(self, place: Place) -> None:
+        """Forget a payload that was acknowledged."""
+        self._counts.pop(place, None)
+
+    def forget_up_to(self, topic: str, position: Position) -> None:
+        """Forget all payloads of a topic that begin at or before a position."""
+        with self._lock:
+            for place in [place for place in self._counts if place[0] == topic and place[1] <= position]:
+                del self._counts[place]
+
+    def clear(self) -> None:
+        """Forget all payloads."""
+        with self._lock:
+            self._counts.clear()
+
+
+def _unwrapped(producer: pulsar.Producer) -> pulsar.Producer:
+    native = isinstance(producer, vendor().Producer)
+    check_type("dead_letter_producer", producer, valid=native, expected="an unwrapped pulsar.Producer")
+    return without_schema(producer)
+
+
+def _send_dead_letters(producer: pulsar.Producer, messages: tuple[pulsar.Message, ...], reason: str) -> None:
+    """Send messages unchanged to a dead-letter topic, whose readers get the same payloads, and wait for the broker.
+
+    Chunks keep their key, and with it their partition. After an error of the client some messages may have been sent;
+    another call sends them again.
+    """
+    for message in messages:
+        origin = {
+            _ORIGIN_ID: str(message.message_id()),
+            _ORIGIN_TOPIC: message.topic_name(),
+            _REASON: reason[:_REASON_CHARACTERS],
+        }
+        producer.send(
+            None if message.has_null_value() else message.data(),
+            properties={**message.properties(), **origin},
+            partition_key=message.partition_key() or None,
+            ordering_key=message.ordering_key() or None,
+            event_timestamp=message.event_timestamp() or None,
+        )
+
+
+# Listeners ---------------------------------------------------------------------------------------------------------
+
+
+def listening(
+    listener: Callable[[Any, PulsarMessage], object], cc: ClaimCheck, **options: Unpack[ConsumerOptions]
+) -> Callable[[Any, Any], None]:
+    """Return the ``message_listener`` of a native consumer, or the ``reader_listener`` of a native reader.
+
+    The client's thread calls the listener for each payload. Its exceptions are logged; they neither acknowledge the
+    message nor have it redelivered. Chunks that have waited too long expire when the next message is received.
+
+    Args:
+        listener: Receives a `PulsarConsumer`, for acknowledgements, or a `PulsarReader`, and the payload.
+        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
+        options: See `PulsarConsumer`; for a reader only those that `PulsarReader` has, too.
+    """
+    receiver: PulsarConsumer | PulsarReader | None = None
+    lock = threading.Lock()
+
+    def native_listener(native: Any, message: pulsar.Message) -> None:
+        nonlocal receiver
+        with lock:
+            if receiver is None:
+                receiver = _receiver_of(native, message._schema, cc, options)
+            try:
+                receiver.take(message)
+            except Exception:
+                _log.exception("failed to process a message")
+            while (payload := receiver.take_ready()) is not None:
+                try:
+                    listener(receiver, payload)
+                except Exception:
+                    _log.exception("the listener failed on %s", payload)
+
+    return native_listener
+
+
+def _receiver_of(native: Any, schema: pulsar.schema.Schema, cc: ClaimCheck, options: Any) -> Any:
+    """Wrap what the client passes to a listener: a consumer without its schema, also for a reader."""
+    native._schema = schema
+    if not hasattr(native._consumer, "read_next"):
+        return PulsarConsumer(native, cc, **options)
+    native._reader = native._consumer
+    return PulsarReader(blocking("Reader", native), cc, **options)

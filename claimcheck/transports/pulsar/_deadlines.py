@@ -1,4 +1,4 @@
-"""Sends and flushes that end although the broker never answers: the client itself would wait for ever."""
+"""Sends and flushes that end even if the broker never answers; those of the client would wait forever."""
 
 from __future__ import annotations
 
@@ -9,45 +9,54 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
+from typing import TYPE_CHECKING
 
 from claimcheck.transports.pulsar._errors import SendDeadlineError, vendor
 
-__all__ = ["BoundedProducer", "Deadlines", "SendCallback", "Ticket", "no_id"]
+if TYPE_CHECKING:
+    import pulsar
+
+    SendCallback = Callable[[pulsar.Result, pulsar.MessageId], object]
+    """Receives the result of a send and the message id."""
+
+__all__ = ["BoundedProducer", "Deadlines", "Ticket", "no_id"]
 
 _log = logging.getLogger(__name__)
 
 _KEPT = 64  # called tickets that may stay in the queue: a check at each send would cost more
 _EXIT_SECONDS = 5.0
 
-_flushing: dict[threading.Thread, Any] = {}  # the native producers that threads are flushing
-
-SendCallback = Callable[[Any, Any], object]
-"""Receives a `pulsar.Result` and a message id."""
+_flushing: dict[threading.Thread, pulsar.Producer] = {}  # the native producers that threads are flushing
 
 
 class Ticket:
-    """A callback that is called once. Its exceptions are logged: in the client's thread they would end the process."""
+    """A callback that is called once. Its exceptions are logged: in the client's thread they would end the process.
+
+    Attributes:
+        due: When the ticket expires, by the clock of its `Deadlines`.
+        late: Called before the callback if the ticket expires.
+    """
 
     __slots__ = ("_callback", "due", "late")
 
     def __init__(self, callback: SendCallback) -> None:
         self._callback = [callback]  # the thread that pops it calls it
-        self.due = 0.0
         self.late: Callable[[], None] | None = None
+        self.due: float
 
     @property
     def open(self) -> bool:
         """Whether the callback was not called yet."""
         return bool(self._callback)
 
-    def expire(self, result: Any, message_id: Any) -> None:
-        """Call ``late``, if it is set, and then the callback: its time is up."""
+    def expire(self, result: pulsar.Result, message_id: pulsar.MessageId) -> None:
+        """Call ``late``, if it is set, and then the callback."""
         if self.open and self.late is not None:
             self.late()
         self(result, message_id)
 
-    def __call__(self, result: Any, message_id: Any) -> None:
+    def __call__(self, result: pulsar.Result, message_id: pulsar.MessageId) -> None:
         """Call the callback, unless it was called before."""
         try:
             callback = self._callback.pop()
@@ -69,7 +78,11 @@ class Deadlines:
     """
 
     def __init__(
-        self, seconds: float, overdue: Callable[[], tuple[Any, Any]], *, clock: Callable[[], float] = time.monotonic
+        self,
+        seconds: float,
+        overdue: Callable[[], tuple[pulsar.Result, pulsar.MessageId]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seconds = seconds
         self._overdue = overdue
@@ -90,7 +103,7 @@ class Deadlines:
             self._forget_called()
 
     def close(self) -> None:
-        """End the thread; open tickets do not expire any more."""
+        """End the thread; open tickets no longer expire."""
         with self._lock:
             thread, self._thread = self._thread, None
         self._stop.set()
@@ -104,17 +117,14 @@ class Deadlines:
                 self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._pause()):
-            self._forget_called()
-            while (ticket := self._first()) is not None and ticket.due <= self._clock():
+        pause = self._seconds
+        while not self._stop.wait(pause):
+            while (ticket := self._oldest_open()) is not None and ticket.due <= self._clock():
                 ticket.expire(*self._overdue())
-                self._forget_called()
+            pause = self._seconds if ticket is None else max(0.0, min(ticket.due - self._clock(), self._seconds))
 
-    def _pause(self) -> float:
-        ticket = self._first()
-        return self._seconds if ticket is None else max(0.0, min(ticket.due - self._clock(), self._seconds))
-
-    def _first(self) -> Ticket | None:
+    def _oldest_open(self) -> Ticket | None:
+        self._forget_called()
         try:
             return self._watched[0]
         except IndexError:
@@ -134,11 +144,10 @@ class BoundedProducer:
         deadline_seconds: For the answer to one message.
     """
 
-    def __init__(self, native: Any, deadline_seconds: float) -> None:
+    def __init__(self, native: pulsar.Producer, deadline_seconds: float) -> None:
         self._native = native
         self._deadlines = Deadlines(deadline_seconds, self._overdue)
-        self._changed = threading.Condition()
-        self._lost = False
+        self._lost: Future[None] = Future()
         self.watch = self._deadlines.watch
 
     def send_async(
@@ -148,16 +157,15 @@ class BoundedProducer:
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
     ) -> None:
-        """Send, and have the callback called once, with ``Result.Timeout`` if the broker does not answer in time."""
+        """Send; the callback is called once, with ``Result.Timeout`` if the broker does not answer in time."""
         ticket = Ticket(callback)
         self._native.send_async(content, ticket, properties=properties, partition_key=partition_key)
         self.watch(ticket)
 
     def lose(self) -> None:
         """Record that a message has had no answer in time: the client sends nothing after it."""
-        with self._changed:
-            self._lost = True
-            self._changed.notify_all()
+        with contextlib.suppress(InvalidStateError):  # it was lost before
+            self._lost.set_result(None)
 
     def flush(self) -> None:
         """Wait until everything that was sent is in the topic.
@@ -166,15 +174,13 @@ class BoundedProducer:
             SendDeadlineError: The producer is lost.
             Exception: The client's own.
         """
-        ended: list[Exception | None] = []
-        if not self._lost:
-            self._start_flush(ended)
-        with self._changed:
-            self._changed.wait_for(lambda: ended or self._lost)
-        if not ended:
-            raise SendDeadlineError(f"{self._native.topic()}: a message has no answer, and none can be sent after it")
-        if ended[0] is not None:
-            raise ended[0]
+        if not self._lost.done():
+            flushed = _flush_in_thread(self._native)
+            wait((flushed, self._lost), return_when=FIRST_COMPLETED)
+            if flushed.done():
+                flushed.result()
+                return
+        raise SendDeadlineError(f"{self._native.topic()}: a message has no answer, and none can be sent after it")
 
     def close(self) -> None:
         """Flush, unless the producer is lost, and close it. Errors of the flush were reported to the senders."""
@@ -185,42 +191,44 @@ class BoundedProducer:
         finally:
             self._deadlines.close()
 
-    def _start_flush(self, ended: list[Exception | None]) -> None:
-        """Flush in a thread, which may have to be left behind.
-
-        The client's ``flush_async`` would need no thread, but it waits for the producer's lock while it holds the GIL,
-        and the thread that ends a batch holds that lock and waits for the GIL: a deadlock.
-        """
-        thread = threading.Thread(target=self._flush, args=(ended,), name="claimcheck-pulsar-flush", daemon=True)
-        _flushing[thread] = self._native
-        thread.start()
-
-    def _flush(self, ended: list[Exception | None]) -> None:
-        error: Exception | None = None
-        try:
-            self._native.flush()
-        except Exception as caught:
-            error = caught
-        del _flushing[threading.current_thread()]
-        with self._changed:
-            ended.append(error)
-            self._changed.notify_all()
-
-    def _overdue(self) -> tuple[Any, Any]:
+    def _overdue(self) -> tuple[pulsar.Result, pulsar.MessageId]:
         self.lose()
         return vendor().Result.Timeout, no_id()
 
 
-def no_id() -> Any:
-    """The id of a message without a position."""
+def _flush_in_thread(producer: pulsar.Producer) -> Future[None]:
+    """Start to flush in a thread, which is abandoned if the producer gets lost.
+
+    The client's ``flush_async`` would need no thread, but it waits for the producer's lock while it holds the GIL, and
+    the thread that ends a batch holds that lock and waits for the GIL: a deadlock.
+    """
+    flushed: Future[None] = Future()
+
+    def flush() -> None:
+        error: Exception | None = None
+        try:
+            producer.flush()
+        except Exception as caught:
+            error = caught
+        del _flushing[threading.current_thread()]
+        flushed.set_exception(error) if error is not None else flushed.set_result(None)
+
+    thread = threading.Thread(target=flush, name="claimcheck-pulsar-flush", daemon=True)
+    _flushing[thread] = producer
+    thread.start()
+    return flushed
+
+
+def no_id() -> pulsar.MessageId:
+    """Return the id of a message without a position."""
     return vendor().MessageId(-1, -1, -1, -1)._msg_id
 
 
 @atexit.register
 def _end_flushes() -> None:
-    """End the flushes that still wait: the interpreter aborts if it ends while threads are within the client."""
+    """End the flushes that still wait: the interpreter aborts if it exits while threads are inside the client."""
     for thread, producer in list(_flushing.items()):
-        if thread.is_alive():  # not so in a forked child, which has the entry only
+        if thread.is_alive():  # a forked child has the entry, but not the thread
             with contextlib.suppress(Exception):
                 producer.close()
             thread.join(_EXIT_SECONDS)

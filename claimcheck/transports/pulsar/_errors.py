@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from claimcheck._registry import import_vendor
 from claimcheck._sending import Outcome
 from claimcheck.errors import TransportError
 
-__all__ = [
-    "ChunkArgumentError",
-    "SendDeadlineError",
-    "SharedSubscriptionError",
-    "classify",
-    "error_of",
-    "vendor",
-]
+if TYPE_CHECKING:
+    import pulsar
 
-# Raised before the message was stored. Not so after time-outs, lost connections and on a closed producer: such
-# messages were found in the topic.
+__all__ = ["ChunkArgumentError", "SendDeadlineError", "SharedSubscriptionError", "classify", "error_of", "vendor"]
+
+# Raised before the message was stored. After time-outs, lost connections and on a closed producer, messages were found
+# in the topic.
 _REFUSALS = {
     "AuthenticationError", "AuthorizationError", "CryptoError", "IncompatibleSchema", "InvalidConfiguration",
     "InvalidMessage", "InvalidTopicName", "InvalidUrl", "MemoryBufferIsFull", "MessageTooBig", "NotAllowedError",
@@ -31,7 +28,7 @@ class SendDeadlineError(TransportError):
     """The broker did not answer in time; the message may be in the topic, and its stored payload is kept.
 
     If the *topic* has a lower limit than the producer knows about, the Pulsar client retries forever without reporting
-    an error. The producer is unusable then: close it, since until then the broker keeps dropping the connection that it
+    an error. The producer is unusable then. Close it: until then the broker keeps dropping the connection that it
     shares with the client's other producers. For a payload in chunks this is the ``__cause__`` of a `PartialSendError`.
     """
 
@@ -39,14 +36,14 @@ class SendDeadlineError(TransportError):
 
 
 class ChunkArgumentError(TransportError, ValueError):
-    """An argument of a send that a payload in chunks cannot have. Nothing was sent."""
+    """A payload in chunks was sent with an argument that chunks cannot have. Nothing was sent."""
 
 
 class SharedSubscriptionError(TransportError):
     """A chunk on a Shared subscription, where other chunks of its payload may go to other consumers."""
 
 
-def vendor() -> Any:
+def vendor() -> ModuleType:
     """Return the client library.
 
     Raises:
@@ -57,14 +54,14 @@ def vendor() -> Any:
 
 def classify(error: BaseException) -> Outcome:
     """Return whether an error of a send means that the message is definitely not in the topic."""
-    if isinstance(error, ChunkArgumentError | ValueError | TypeError):  # about the arguments, before anything was sent
+    if isinstance(error, ValueError | TypeError):  # about the arguments, before anything was sent
         return "failed"
     result = getattr(error, "error", None)  # the asyncio client has one class for all results
     name = result().name if callable(result) else type(error).__name__
     return "failed" if name in _REFUSALS else "unknown"
 
 
-def error_of(result: Any) -> Exception:
+def error_of(result: pulsar.Result) -> Exception:
     """Return the exception that a blocking call raises for a result that is not ``Ok``."""
     exceptions = vendor().exceptions
     error: Exception = getattr(exceptions, result.name, exceptions.PulsarException)(

@@ -1,12 +1,12 @@
-"""Turns native messages into payloads, for consumers and readers, without any call of the client."""
+"""Turns native messages into payloads, for consumers and readers, without calling the client."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from claimcheck._acknowledgement import CumulativeAcks
 from claimcheck._envelope import Abort, Chunk
@@ -14,21 +14,32 @@ from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.dispatch import dispatch
 from claimcheck.transports._common.stored_payload import StoredPayload
-from claimcheck.transports.pulsar._message import MessageMetadata, PulsarMessage
-from claimcheck.transports.pulsar._message_ids import Place, Position, WholeMessageId, before, natives, position_of
+from claimcheck.transports.pulsar._message import (
+    AnyMessageId,
+    MessageMetadata,
+    Place,
+    Position,
+    PulsarMessage,
+    WholeMessageId,
+    before,
+    natives,
+    position_of,
+)
 
 if TYPE_CHECKING:
+    import pulsar
+
     from claimcheck._client import ClaimCheck
 
 __all__ = ["Arrival", "Inbox"]
 
 Arrival = PulsarMessage | Dropped
-"""A payload for the application, or messages that became no payload, with the action to take on them."""
+"""A payload for the application, or messages that became no payload and the action to take on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """A chunked payload that was delivered and is not settled. ``end``: where it was completed, before duplicates."""
+    """A chunked payload that was delivered and is not settled. ``end``: the chunk that completed it."""
 
     outcome: Outcome
     end: Position
@@ -37,20 +48,20 @@ class _Delivery:
 class Inbox:
     """Takes native messages, and keeps track of chunks until they are settled. Thread-safe.
 
-    Plain messages and pointers are remembered only while an older payload in chunks is not settled.
+    Messages other than chunks are remembered only while an older payload in chunks is not settled.
 
     Args:
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         schema: The consumer's.
-        refusal: Returns why chunks from a topic cannot be put together, or ``None``; called for each chunk.
-        keep: Whether to keep native chunks until they are settled, to send them on as dead letters.
+        refusal: Returns why chunks from a topic cannot be assembled, or ``None``; called for each chunk.
+        keep: Whether to keep native chunks until they are settled, for a dead-letter topic.
         clock: Seconds, monotonic.
     """
 
     def __init__(
         self,
         cc: ClaimCheck,
-        schema: Any,
+        schema: pulsar.schema.Schema,
         *,
         refusal: Callable[[str], ClaimCheckError | None] = lambda topic: None,
         keep: bool = False,
@@ -63,11 +74,11 @@ class Inbox:
         self._keep = keep
         self._resolver = cc.resolver(clock=clock)
         self._lock = threading.RLock()
-        self._behind: dict[Any, CumulativeAcks] = {}  # by topic, while chunks from it are not settled
+        self._behind: dict[Hashable, CumulativeAcks] = {}  # by topic, while chunks from it are not settled
         self._delivered: dict[Place, _Delivery] = {}  # by the payload's first message
         self._by_chunk: dict[Place, Outcome] = {}  # the same payloads, by each of their messages
-        self._previous: Any = None  # the last native message
-        self._in_batch_before: dict[Place, Any] = {}  # of an unsettled chunk: the id before it in its batch
+        self._previous: pulsar.Message | None = None  # the last native message
+        self._in_batch_before: dict[Place, pulsar.MessageId] = {}  # the id before a chunk in its batch
 
     @property
     def pending_payloads(self) -> int:
@@ -84,29 +95,31 @@ class Inbox:
         """Whether any chunk is held, delivered and not settled, or to be redelivered."""
         return bool(self._behind)
 
-    def plain(self, native: Any) -> PulsarMessage | None:
-        """Take a message that is its own payload, as most are; ``None`` for any other, which `take` has to take."""
+    def plain(self, native: pulsar.Message) -> PulsarMessage | None:
+        """Take a message that is its own payload, as most are; ``None`` for any other, which is left to `take`."""
         data = native.data()
         if data.startswith(self._header):
             return None
         self._note(native)
         return PulsarMessage(native, self._schema, data)
 
-    def take(self, native: Any) -> Sequence[Arrival]:
+    def take(self, native: pulsar.Message) -> Sequence[Arrival]:
         """Take one message and return its payload, or what it completed: for a chunk often nothing."""
         data = native.data()
         if not data.startswith(self._header):
-            return (self._own(native, payload=data),)
+            self._note(native)
+            return (PulsarMessage(native, self._schema, data),)
         content = dispatch(self._cc, data, native.properties)
         if isinstance(content, Chunk | Abort):
             if (refusal := self._refusal(native.topic_name())) is None:
                 return self._chunk(native, content)
             content = refusal
+        self._note(native)
         if isinstance(content, ClaimCheckError):
-            return (self._own(native, error=content),)
+            return (PulsarMessage(native, self._schema, error=content),)
         if isinstance(content, StoredPayload):
-            return (self._own(native, stored=content),)
-        return (self._own(native, payload=bytes(content.payload)),)
+            return (PulsarMessage(native, self._schema, stored=content),)
+        return (PulsarMessage(native, self._schema, bytes(content.payload)),)
 
     def tick(self) -> Sequence[Arrival]:
         """Expire chunks that have waited too long."""
@@ -114,7 +127,7 @@ class Inbox:
             return self._arrivals(self._resolver.tick())
 
     def report(self, dropped: Dropped) -> PulsarMessage:
-        """Make messages that became no payload into one message for the application, whose data raises the error."""
+        """Return one message for the application, whose data raises the error, for messages that became no payload."""
         with self._lock:
             return self._deliver(dropped.as_failed())
 
@@ -142,15 +155,15 @@ class Inbox:
             if behind is not None:
                 behind.forget(place[1])
 
-    def find(self, message_id: Any) -> Outcome | None:
-        """The chunked payload of this id, if it was delivered and is not settled."""
+    def find(self, message_id: AnyMessageId) -> Outcome | None:
+        """Return the chunked payload of this id, if it was delivered and is not settled."""
         with self._lock:
             delivery = self._delivery_of(message_id)
             return None if delivery is None else delivery.outcome
 
     def settle_up_to(
-        self, message_id: Any, topic: str | None, outcome: Outcome | None = None
-    ) -> tuple[Any | None, tuple[Any, ...]]:
+        self, message_id: AnyMessageId, topic: str | None, outcome: Outcome | None = None
+    ) -> tuple[pulsar.MessageId | None, tuple[pulsar.MessageId, ...]]:
         """Mark everything up to a payload as acknowledged, and return the native ids to acknowledge.
 
         No message is acknowledged of a payload that is incomplete, was delivered later, or is to be redelivered.
@@ -165,11 +178,11 @@ class Inbox:
             the ids behind that payload, to be acknowledged individually.
         """
         with self._lock:
-            source = next(iter(self._behind), "") if topic is None else topic
+            source = str(next(iter(self._behind), "")) if topic is None else topic
             target, target_id = self._target(message_id)
             settled = [] if outcome is None else self._settled(outcome)
-            for (where, _), delivery in list(self._delivered.items()):
-                if where == source and delivery.end <= target:
+            for (topic_name, _), delivery in list(self._delivered.items()):
+                if topic_name == source and delivery.end <= target:
                     settled += self._settled(delivery.outcome)
             behind = self._behind.get(source) or CumulativeAcks()
             hole = self._resolver.safe_position(source)
@@ -183,17 +196,15 @@ class Inbox:
         """Forget all chunks: what was not acknowledged is redelivered."""
         with self._lock:
             self._resolver.clear()
-            for known in (self._delivered, self._by_chunk, self._behind, self._in_batch_before):
-                known.clear()
+            self._delivered.clear()
+            self._by_chunk.clear()
+            self._behind.clear()
+            self._in_batch_before.clear()
             self._previous = None
 
     # Within ----------------------------------------------------------------------------------------------------
 
-    def _own(self, native: Any, **known: Any) -> PulsarMessage:
-        self._note(native)
-        return PulsarMessage(native, self._schema, **known)
-
-    def _note(self, native: Any) -> None:
+    def _note(self, native: pulsar.Message) -> None:
         """Remember a message that is its own payload while an older payload is not settled."""
         self._previous = native
         if self._behind:
@@ -203,24 +214,24 @@ class Inbox:
                 if behind is not None:
                     behind.received(position_of(message_id), message_id)
 
-    def _target(self, message_id: Any) -> tuple[Position, Any]:
-        """How far a cumulative acknowledgement goes: to the message that completed the payload, not to duplicates."""
+    def _target(self, message_id: AnyMessageId) -> tuple[Position, pulsar.MessageId]:
+        """Return how far to acknowledge cumulatively: to the chunk that completed the payload, not to duplicates."""
         delivery = self._delivery_of(message_id)
         if delivery is None:
             return position_of(message_id), natives(message_id)[-1]
         ids = (slot.handle.message_id for slot in delivery.outcome.slots if slot.position == delivery.end)
         return delivery.end, next(ids)
 
-    def _settled(self, outcome: Outcome) -> list[tuple[Position, Any]]:
+    def _settled(self, outcome: Outcome) -> list[tuple[Position, pulsar.MessageId]]:
         self.settle(outcome, acked=True)
         return [(slot.position, slot.handle.message_id) for slot in outcome.slots]
 
-    def _delivery_of(self, message_id: Any) -> _Delivery | None:
+    def _delivery_of(self, message_id: AnyMessageId) -> _Delivery | None:
         if not isinstance(message_id, WholeMessageId):
             return None
         return self._delivered.get((message_id.topic, position_of(message_id.first)))
 
-    def _chunk(self, native: Any, envelope: Chunk | Abort) -> Sequence[Arrival]:
+    def _chunk(self, native: pulsar.Message, envelope: Chunk | Abort) -> Sequence[Arrival]:
         properties = native.properties()
         is_first = isinstance(envelope, Chunk) and envelope.position == 0
         # The properties can be larger than the chunk's data: only those of the first are kept.
@@ -229,7 +240,7 @@ class Inbox:
         with self._lock:
             self._behind.setdefault(handle.topic_name, CumulativeAcks())
             self._note_batch(place, handle.message_id)
-            # The broker may redeliver on its own what was delivered and not acknowledged: that is another attempt.
+            # The broker may redeliver chunks that were delivered and not acknowledged: that is another attempt.
             self.settle(self._by_chunk.get(place), acked=False)
             self._previous = native
             outcomes = self._resolver.feed(
@@ -243,8 +254,8 @@ class Inbox:
             )
             return self._arrivals(outcomes)
 
-    def _note_batch(self, place: Place, message_id: Any) -> None:
-        """Remember the id before a chunk in its batch: the part of the batch before it can be acknowledged with it."""
+    def _note_batch(self, place: Place, message_id: pulsar.MessageId) -> None:
+        """Remember the id before a chunk in its batch, with which the part of the batch before it is acknowledged."""
         self._in_batch_before.pop(place, None)
         if message_id.batch_index() < 1 or self._previous is None:
             return

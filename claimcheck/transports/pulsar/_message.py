@@ -1,29 +1,216 @@
-"""Received messages: everything that a native message has, with the whole payload."""
+"""Received messages with the whole payload, and the ids of payloads that were sent as several messages."""
 
 from __future__ import annotations
 
+import functools
+import struct
+from collections.abc import Hashable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from claimcheck import _hints as hints
 from claimcheck._resolver import Outcome
-from claimcheck.errors import ClaimCheckError, IncompletePayloadError
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
 from claimcheck.transports._common.stored_payload import StoredPayload
-from claimcheck.transports.pulsar._message_ids import WholeMessageId
+from claimcheck.transports.pulsar._errors import vendor
 
-__all__ = ["MessageMetadata", "PulsarMessage"]
+if TYPE_CHECKING:
+    import pulsar
+
+    AnyMessage: TypeAlias = "PulsarMessage | pulsar.Message | AnyMessageId"
+    """A message or an id, native or of a whole payload."""
+
+__all__ = [
+    "AnyMessageId",
+    "MessageMetadata",
+    "Place",
+    "Position",
+    "PulsarMessage",
+    "WholeMessageId",
+    "before",
+    "deserialize",
+    "id_of",
+    "natives",
+    "nowhere",
+    "position_of",
+]
+
+_MARK = b"\x00claimcheck-id\x01"  # no protobuf message begins with a zero
+_ID = struct.Struct(">iqqi")
+
+Position = tuple[int, int, int]
+
+Place = tuple[Hashable, Position]
+"""A topic, and the position of a message in it; for a payload, of its first message."""
+
+
+class AnyMessageId(Protocol):
+    """The methods that a native message id and a `WholeMessageId` share."""
+
+    def partition(self) -> int: ...
+    def ledger_id(self) -> int: ...
+    def entry_id(self) -> int: ...
+    def batch_index(self) -> int: ...
+    def serialize(self) -> bytes: ...
+
+
+@functools.total_ordering
+class WholeMessageId:
+    """The id of one payload: the ids of all its messages. The wrappers accept it wherever they take an id.
+
+    Pulsar's own id of a chunked message contains only two of them. Acknowledged in another process, it would leave the
+    other messages unacknowledged.
+
+    On the left of a comparison with a native id it compares by its last message; native ids on the left raise.
+
+    Attributes:
+        ids: The native ids of all its messages, lowest first; at least one.
+        topic: Their topic.
+    """
+
+    def __init__(self, ids: tuple[pulsar.MessageId, ...], topic: str) -> None:
+        self.ids = tuple(sorted(ids, key=position_of))
+        self.topic = topic
+
+    @classmethod
+    def of_sent(cls, ids: list[pulsar.MessageId], topic: str) -> WholeMessageId:
+        """Create it from the ids that a send returned, which contain the partition's number but not its name."""
+        partition = ids[0].partition()
+        source = topic if partition < 0 or "-partition-" in topic else f"{topic}-partition-{partition}"
+        return cls(tuple(_native(source, *_fields(sent)) for sent in ids), source)
+
+    @property
+    def first(self) -> pulsar.MessageId:
+        """The native id of its first message, where a reader has to begin."""
+        return self.ids[0]
+
+    @property
+    def last(self) -> pulsar.MessageId:
+        """The native id of its last message."""
+        return self.ids[-1]
+
+    def ledger_id(self) -> int:
+        """The last message's ledger id."""
+        return int(self.last.ledger_id())
+
+    def entry_id(self) -> int:
+        """The last message's entry id."""
+        return int(self.last.entry_id())
+
+    def batch_index(self) -> int:
+        """The last message's batch index."""
+        return int(self.last.batch_index())
+
+    def partition(self) -> int:
+        """The topic's partition, -1 if it has none."""
+        return int(self.last.partition())
+
+    def serialize(self) -> bytes:
+        """Return bytes for `deserialize`, in this or another process."""
+        topic = self.topic.encode()
+        parts = [_ID.pack(*_fields(native)) for native in self.ids]
+        return b"".join([_MARK, struct.pack(">H", len(topic)), topic, *parts])
+
+    @staticmethod
+    def deserialize(data: bytes) -> WholeMessageId:
+        """Create an id from what `serialize` returned.
+
+        Raises:
+            TransportError: These bytes are not from `serialize`.
+        """
+        try:
+            (length,) = struct.unpack_from(">H", data, len(_MARK))
+            start = len(_MARK) + 2 + length
+            topic = data[len(_MARK) + 2 : start].decode()
+            ids = tuple(_native(topic, *fields) for fields in _ID.iter_unpack(data[start:]))
+        except (struct.error, UnicodeDecodeError) as error:
+            raise TransportError("not a serialized WholeMessageId") from error
+        if not ids or not data.startswith(_MARK):
+            raise TransportError("not a serialized WholeMessageId")
+        return WholeMessageId(ids, topic)
+
+    def __eq__(self, other: Any) -> bool:
+        if isinstance(other, WholeMessageId):
+            return list(map(position_of, self.ids)) == list(map(position_of, other.ids))
+        return hasattr(other, "ledger_id") and len(self.ids) == 1 and position_of(self.last) == position_of(other)
+
+    def __lt__(self, other: AnyMessageId) -> bool:
+        if not hasattr(other, "ledger_id"):
+            return NotImplemented
+        return position_of(self) < position_of(other)
+
+    def __hash__(self) -> int:
+        return hash((self.topic, *map(position_of, self.ids)))
+
+    def __str__(self) -> str:
+        return f"{self.first}..{self.last}" if len(self.ids) > 1 else str(self.first)
+
+    def __repr__(self) -> str:
+        return f"<WholeMessageId {self}, {len(self.ids)} messages of {self.topic}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return WholeMessageId.deserialize, (self.serialize(),)
+
+
+def deserialize(data: bytes, topic: str | None = None) -> Any:
+    """Create an id, native or of a whole payload, from what its ``serialize`` returned.
+
+    Args:
+        data: The bytes.
+        topic: For a native id: the partition's topic, without which a consumer of several cannot acknowledge it.
+    """
+    if data.startswith(_MARK):
+        return WholeMessageId.deserialize(data)
+    return vendor().MessageId.deserialize(data, topic=topic)
+
+
+def id_of(message: AnyMessage) -> Any:
+    """Return the id of a message; an id unchanged."""
+    read = getattr(message, "message_id", None)
+    return read() if callable(read) else message
+
+
+def natives(message_id: AnyMessageId) -> tuple[pulsar.MessageId, ...]:
+    """Return all native ids that an id stands for."""
+    return message_id.ids if isinstance(message_id, WholeMessageId) else (message_id,)
+
+
+def position_of(message_id: AnyMessageId) -> Position:
+    """Return the position within a topic; a whole entry comes after each message of its batch."""
+    batch_index = message_id.batch_index()
+    return message_id.ledger_id(), message_id.entry_id(), batch_index if batch_index >= 0 else 1 << 31
+
+
+def before(position: Position, partition: int, topic: str) -> pulsar.MessageId | None:
+    """Return the id of the entry before a position; ``None`` if that is in another, unknown ledger."""
+    ledger, entry, _ = position
+    return _native(topic, partition, ledger, entry - 1, -1) if entry > 0 else None
+
+
+def nowhere(topic: str) -> pulsar.MessageId:
+    """Return an id that is before all messages of a topic."""
+    return _native(topic, -1, -1, -1, -1)
+
+
+def _fields(message_id: AnyMessageId) -> tuple[int, int, int, int]:
+    return message_id.partition(), message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
+
+
+def _native(topic: str, partition: int, ledger: int, entry: int, batch_index: int) -> pulsar.MessageId:
+    native = vendor().MessageId(partition, ledger, entry, batch_index)
+    return vendor().MessageId.deserialize(native.serialize(), topic=topic)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageMetadata:
-    """The metadata of a native message, kept instead of it so that its data can be freed.
+    """The metadata of a native message, kept instead of the message so that its data can be freed.
 
     Attributes:
-        native: The message itself, if it may have to be sent on as a dead letter.
+        native: The message itself, if it may have to be sent to a dead-letter topic.
     """
 
-    message_id: Any
+    message_id: pulsar.MessageId
     topic_name: str
     properties: dict[str, str]
     partition_key: str
@@ -34,11 +221,11 @@ class MessageMetadata:
     schema_version: bytes
     int_schema_version: int
     producer_name: str
-    native: Any = None
+    native: pulsar.Message = None
 
     @classmethod
-    def of(cls, native: Any, properties: dict[str, str], *, keep: bool = False) -> MessageMetadata:
-        """Read the metadata of a message, with these properties; ``keep`` keeps the message, too."""
+    def of(cls, native: pulsar.Message, properties: dict[str, str], *, keep: bool = False) -> MessageMetadata:
+        """Read the metadata of a message, but with these properties; ``keep`` also keeps the message."""
         return cls(
             message_id=native.message_id(),
             topic_name=native.topic_name(),
@@ -59,7 +246,7 @@ class PulsarMessage:
     """One received payload. Its methods are those of `pulsar.Message`.
 
     `data` and `value` raise the error of *this* payload, so that the receiver can acknowledge it, negatively
-    acknowledge it or dead-letter it; other messages are not affected.
+    acknowledge it or dead-letter it. Other messages are not affected.
 
     Args:
         native: The native message; ``None`` for chunks, which are in the outcome.
@@ -74,8 +261,8 @@ class PulsarMessage:
 
     def __init__(
         self,
-        native: Any,
-        schema: Any,
+        native: pulsar.Message,
+        schema: pulsar.schema.Schema,
         payload: bytes | None = None,
         *,
         stored: StoredPayload | None = None,
@@ -91,10 +278,10 @@ class PulsarMessage:
         self.outcome = outcome
 
     def data(self) -> bytes:
-        """Return the payload, whole and verified; a stored one is read at the first call.
+        """Return the payload, whole and verified. A stored payload is read by the first call.
 
-        After an error that is ``retryable`` another call reads again. On an event loop it does not, since it would
-        block the loop: ``await asyncio.to_thread(message.data)`` does.
+        After a ``retryable`` error another call reads again, but not on an event loop, which it would block. Call
+        ``await asyncio.to_thread(message.data)`` there.
 
         Raises:
             ClaimCheckError: There is no payload; the error says why, and whether a later call may return it
@@ -107,14 +294,14 @@ class PulsarMessage:
         raise self._error or ClaimCheckError("this message has no payload")
 
     def value(self) -> Any:
-        """The payload, decoded by the consumer's schema. Raises as `data` does, and as the schema does."""
+        """Return the payload, decoded by the consumer's schema. Raises the errors of `data` and of the schema."""
         if self.has_null_value():
             return self._native.value()
         return self._schema.decode_message(self)
 
     @property
     def error(self) -> ClaimCheckError | None:
-        """What `data` raises; ``None`` when it returns the payload, which is read for this answer."""
+        """The error that `data` raises, or ``None``. Reads a stored payload."""
         try:
             self.data()
         except ClaimCheckError as error:
@@ -128,7 +315,7 @@ class PulsarMessage:
         return WholeMessageId(tuple(handle.message_id for handle in self.outcome.handles), self.topic_name())
 
     def properties(self) -> dict[str, str]:
-        """The sender's properties, without our hints."""
+        """The sender's properties, without the ``claimcheck-`` headers."""
         if self.outcome is None:
             return dict(hints.strip(self._native.properties()))
         return dict(hints.strip(self._metadata.properties, uuid=self.outcome.uuid))
@@ -153,15 +340,14 @@ class PulsarMessage:
         return self._metadata.event_timestamp
 
     def topic_name(self) -> str:
-        """The topic's whole name, with its partition."""
+        """The topic's full name, with its partition."""
         return str(self._native.topic_name()) if self.outcome is None else self._metadata.topic_name
 
     def redelivery_count(self) -> int:
         """How often it was redelivered, by the broker's count; for chunks, the highest."""
         if self.outcome is None:
             return int(self._native.redelivery_count())
-        counts: list[int] = [handle.redelivery_count for handle in self.outcome.handles]
-        return max(counts)
+        return max(int(handle.redelivery_count) for handle in self.outcome.handles)
 
     def schema_version(self) -> bytes:
         """The version of the schema that it was sent with."""
@@ -179,13 +365,13 @@ class PulsarMessage:
         """Whether it is a tombstone."""
         return self.outcome is None and bool(self._native.has_null_value())
 
-    def encryption_context(self) -> Any:
-        """The native message's; ``None`` for chunks."""
+    def encryption_context(self) -> pulsar.EncryptionContext | None:
+        """The native message's encryption context; ``None`` for chunks."""
         return None if self.outcome is not None else self._native.encryption_context()
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether it stands for messages that did not become a payload and will not be redelivered again."""
+        """Whether its messages did not complete a payload and will not be redelivered again."""
         return self.outcome is not None and isinstance(self._error, IncompletePayloadError)
 
     @property
@@ -209,18 +395,18 @@ class PulsarMessage:
             self._stored.prefetch(executor)
 
     def read(self) -> None:
-        """Read a stored payload for an event loop, on which `data` then returns at once; call it in a thread."""
+        """Read a stored payload in a thread for an event loop, on which `data` then returns at once."""
         if self._stored is not None:
             self._stored.read()
 
     @property
-    def native(self) -> Any:
+    def native(self) -> pulsar.Message | None:
         """The native message; ``None`` for chunks."""
         return self._native
 
     @property
-    def natives(self) -> tuple[Any, ...]:
-        """The native messages, to be sent on unchanged; ``None`` for chunks that were not kept."""
+    def natives(self) -> tuple[pulsar.Message, ...]:
+        """The native messages, for a dead-letter topic; ``None`` for chunks that were not kept."""
         return (self._native,) if self.outcome is None else tuple(handle.native for handle in self.outcome.handles)
 
     def __repr__(self) -> str:

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
 from claimcheck._validation import check_cc, check_int, check_seconds
 from claimcheck._wire_size import WireLimit
+from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports._common.rollback_worker import Undoing
 from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, ask_limit
-from claimcheck.transports.pulsar._deadlines import BoundedProducer, SendCallback, Ticket, no_id
+from claimcheck.transports.pulsar._deadlines import BoundedProducer, Ticket, no_id
 from claimcheck.transports.pulsar._errors import classify, error_of, vendor
-from claimcheck.transports.pulsar._send import PayloadSend, SendSettings, without_schema
-from claimcheck.transports.pulsar._send_options import given_options, wire_limit
+from claimcheck.transports.pulsar._send import (
+    InFlightWindow,
+    PayloadSend,
+    SendOptions,
+    SendSettings,
+    given_options,
+    wire_limit,
+    without_schema,
+)
 
 if TYPE_CHECKING:
+    import pulsar
+
     from claimcheck._client import ClaimCheck
+    from claimcheck.transports.pulsar._deadlines import SendCallback
 
 __all__ = ["ProducerOptions", "PulsarProducer"]
 
 _WINDOW_BYTES = 16 << 20
 _DEADLINE_SECONDS = 60.0
+_KEY_FIELD_BYTES = 6  # at most, beside the key itself
 
 
 class ProducerOptions(TypedDict, total=False):
@@ -38,7 +48,7 @@ class ProducerOptions(TypedDict, total=False):
     deadline_seconds: float
 
 
-class PulsarProducer:
+class PulsarProducer(Closing):
     """Wraps a `pulsar.Producer`, has its methods, and sends payloads of any size. Thread-safe.
 
     Batching, compression, encryption, routing and schema are those of the wrapped producer. Encryption covers messages
@@ -48,12 +58,11 @@ class PulsarProducer:
     Args:
         producer: A `pulsar.Producer`.
         cc: A `claimcheck.ClaimCheck`.
-        max_message_bytes: The broker's limit of one message, if it is not Pulsar's default. If the producer encrypts,
+        max_message_bytes: The broker's limit for one message, if it is not Pulsar's default. If the producer encrypts,
             1 KiB less: its keys travel with every message.
-        admin_url: The broker's web service. It is asked for the limit, and for that of the topic.
+        admin_url: The broker's web service. It is asked for the limits of the broker and of the topic.
         admin_headers: Sent with that request, for example a token; never to another host.
-        admin_ca_file: Certificates (PEM) of the authorities to trust for an ``admin_url`` with https; by default the
-            machine's own.
+        admin_ca_file: CA certificates (PEM) to trust for an ``admin_url`` with https; by default the system's.
         window_bytes: The most bytes of one payload's chunks that are in flight at once.
         deadline_seconds: For the answer to one message; more than the producer's ``send_timeout_millis``.
 
@@ -64,7 +73,7 @@ class PulsarProducer:
 
     def __init__(
         self,
-        producer: Any,
+        producer: pulsar.Producer,
         cc: ClaimCheck,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
@@ -97,27 +106,14 @@ class PulsarProducer:
         self._closed = False
         self._bounded = BoundedProducer(producer, deadline_seconds)
         self._watch = self._bounded.watch
-        self._settings = SendSettings(
-            raw=self._raw,
-            topic=self._topic,
-            window_bytes=window_bytes,
-            deadline_seconds=deadline_seconds,
-            undoing=self._undoing,
-            late=self._bounded.lose,
-        )
+        self._settings = SendSettings(self._raw, self._topic, window_bytes, deadline_seconds, self._bounded.lose)
 
     def send(
         self,
         content: Any,
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
-        ordering_key: str | None = None,
-        sequence_id: int | None = None,
-        replication_clusters: list[str] | None = None,
-        disable_replication: bool = False,
-        event_timestamp: int | None = None,
-        deliver_at: int | None = None,
-        deliver_after: timedelta | None = None,
+        **options: Unpack[SendOptions],
     ) -> Any:
         """Send one payload and wait until the broker has it; arguments as for `pulsar.Producer.send`.
 
@@ -126,13 +122,9 @@ class PulsarProducer:
                 is a tombstone.
             properties: Names beginning with ``claimcheck-`` are reserved.
             partition_key: Chunks of a payload without one have its uuid as their key, which readers remove.
-            ordering_key: See `pulsar.Producer.send`.
-            sequence_id: Not with chunks: the broker would filter all but one.
-            replication_clusters: See `pulsar.Producer.send`.
-            disable_replication: See `pulsar.Producer.send`.
-            event_timestamp: See `pulsar.Producer.send`.
-            deliver_at: Not with chunks.
-            deliver_after: Not with chunks.
+            options: ``ordering_key``, ``sequence_id``, ``replication_clusters``, ``disable_replication``,
+                ``event_timestamp``, ``deliver_at`` and ``deliver_after``, by name. Chunks cannot have a sequence id,
+                by which the broker would filter all but one, or a delivery time.
 
         Returns:
             A native id; a `WholeMessageId` for chunks.
@@ -147,13 +139,12 @@ class PulsarProducer:
             Exception: The client's own, unchanged; what was stored is deleted if the send definitely failed.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
-        options = given_options(
-            ordering_key, sequence_id, replication_clusters, disable_replication, event_timestamp, deliver_at,
-            deliver_after,
-        )  # fmt: skip
-        if not options and (plain := self._plain(content, properties, partition_key)) is not None:
-            return self._send_plain(Envelope(plain, properties, partition_key))
-        sending = self._prepared(content, properties, partition_key, options)
+        given = given_options(options)
+        if not given and (plain := self._plain(content, properties, partition_key)) is not None:
+            window = InFlightWindow(self._settings)
+            window.launch(Envelope(plain, properties, partition_key))
+            return window.wait()[0]
+        sending = self.prepare(content, properties, partition_key, given)
         sending.launch()
         return sending.wait()
 
@@ -163,51 +154,55 @@ class PulsarProducer:
         callback: SendCallback,
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
-        ordering_key: str | None = None,
-        sequence_id: int | None = None,
-        replication_clusters: list[str] | None = None,
-        disable_replication: bool = False,
-        event_timestamp: int | None = None,
-        deliver_at: int | None = None,
-        deliver_after: timedelta | None = None,
+        **options: Unpack[SendOptions],
     ) -> None:
         """Send one payload and return before the broker has it; arguments as for `send`.
 
         The payload is stored before this returns; chunks are passed to the client one by one as earlier ones land. The
-        callback is called once, by the client's thread, with a `pulsar.Result` and the id; an exception in it is
-        logged. If the broker does not answer, it is called with ``Result.Timeout`` after ``deadline_seconds``.
+        client's thread calls the callback once, with a `pulsar.Result` and the id; an exception in it is logged. If the
+        broker does not answer, it is called with ``Result.Timeout`` after ``deadline_seconds``.
 
         Raises:
             ChunkArgumentError: As `send`. After this and any other `ClaimCheckError` nothing was sent, and the callback
                 is not called.
         """
-        options = given_options(
-            ordering_key, sequence_id, replication_clusters, disable_replication, event_timestamp, deliver_at,
-            deliver_after,
-        )  # fmt: skip
-        ticket = Ticket(callback)
-        if not options and (plain := self._plain(content, properties, partition_key)) is not None:
+        given, ticket = given_options(options), Ticket(callback)
+        if not given and (plain := self._plain(content, properties, partition_key)) is not None:
             self._raw.send_async(plain, ticket, properties=properties, partition_key=partition_key)
             self._watch(ticket)
             return
         if self._closed:
             ticket(vendor().Result.AlreadyClosed, no_id())
             return
-        self._prepared(content, properties, partition_key, options).launch_for(ticket)
+        self.prepare(content, properties, partition_key, given).launch_for(ticket)
         self._watch(ticket)
 
     def prepare(
-        self,
-        content: Any,
-        properties: dict[str, str] | None,
-        partition_key: str | None,
-        *options: Any,
+        self, content: Any, properties: dict[str, str] | None, partition_key: str | None, options: Mapping[str, Any]
     ) -> PayloadSend:
-        """Store or cut one payload, for the caller to launch; arguments in the order of `send`. Raises as `send`."""
-        return self._prepared(content, properties, partition_key, given_options(*options))
+        """Store or cut one payload, for the caller to launch. Raises as `send`.
+
+        Args:
+            content: See `send`.
+            properties: See `send`.
+            partition_key: See `send`.
+            options: As `given_options` returns them.
+        """
+        if self._closed:  # a definite refusal, where the client's own error leaves the outcome unknown
+            raise error_of(vendor().Result.AlreadyClosed)
+        block = self._cc.outbound(
+            self._encode(content),
+            destination=self._topic,
+            key=partition_key,
+            headers=properties,
+            limit=self._limit_for(options) if options else self._limit,
+            text_key=True,
+            classify=classify,
+        )
+        return PayloadSend(self._settings, self._undoing, block.__enter__(), options)
 
     def sends_plain(self, content: Any, properties: dict[str, str] | None, partition_key: str | None) -> bool:
-        """Whether this payload would go unchanged, without any I/O of ours."""
+        """Return whether this payload would be sent unchanged, without any I/O besides the client's."""
         return self._plain(content, properties, partition_key) is not None
 
     def flush(self) -> None:
@@ -221,9 +216,9 @@ class PulsarProducer:
         self._undoing.wait()
 
     def close(self) -> None:
-        """Flush and close: if messages were in flight, the client would report failures for what is in the topic.
+        """Flush and close: with messages in flight, the client would report failures for what is in the topic.
 
-        A producer that is lost, because a message has had no answer in time, is not flushed.
+        Does not flush if a message has had no answer in time.
         """
         self._closed = True
         try:
@@ -231,65 +226,41 @@ class PulsarProducer:
         finally:
             self._undoing.close()
 
-    def topic(self) -> Any:
-        """The topic's whole name."""
-        return self._native.topic()
+    def topic(self) -> str:
+        """The topic's full name."""
+        return self._topic
 
-    def producer_name(self) -> Any:
+    def producer_name(self) -> str:
         """The producer's name, chosen by the application or by the broker."""
         return self._name
 
-    def last_sequence_id(self) -> Any:
+    def last_sequence_id(self) -> int:
         """The sequence id of the last message in the topic; each chunk has one."""
-        return self._native.last_sequence_id()
+        return int(self._native.last_sequence_id())
 
-    def is_connected(self) -> Any:
+    def is_connected(self) -> bool:
         """Whether the producer is connected at the moment."""
-        return self._native.is_connected()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        return bool(self._native.is_connected())
 
     def __repr__(self) -> str:
         return f"<PulsarProducer of {self._topic}, messages up to {self._max_message_bytes} bytes>"
 
-    def _plain(self, content: Any, properties: Any, key: Any) -> bytes | None:
+    def _plain(self, content: Any, properties: dict[str, str] | None, key: str | None) -> bytes | None:
         """Return the message of a small payload that does not look like an envelope; ``None`` for all others."""
         data = content if self._is_encoded else self._encode(content)
         if type(data) is not bytes or data.startswith(self._header):
             return None
-        if key is None and not properties:
-            return data if len(data) <= self._plain_bytes else None
-        small = len(data) + self._limit.overhead(key, properties) <= self._threshold
-        return data if small and not hints.is_ours(properties) else None
-
-    def _send_plain(self, envelope: Envelope) -> Any:
-        window = self._settings.window({})
-        window.launch(envelope)
-        return window.wait()[0]
+        room = self._plain_bytes - len(data)
+        if properties:
+            if hints.is_ours(properties):
+                return None
+            room = self._threshold - self._limit.overhead(key, properties) - len(data)
+        elif key is not None and (type(key) is not str or room < 4 * len(key) + _KEY_FIELD_BYTES):
+            room = self._threshold - self._limit.overhead(key, None) - len(data)
+        return data if room >= 0 else None
 
     def _encode(self, content: Any) -> Any:
         return content if content is None or self._is_encoded else self._schema.encode(content)
-
-    def _prepared(self, content: Any, properties: Any, key: Any, options: Mapping[str, Any]) -> PayloadSend:
-        """Store or cut a payload, so that it only remains to launch it."""
-        if self._closed:  # a definite refusal, where the client's own error leaves the outcome unknown
-            raise error_of(vendor().Result.AlreadyClosed)
-        block = self._cc.outbound(
-            self._encode(content),
-            destination=self._topic,
-            key=key,
-            headers=properties,
-            limit=self._limit_for(options) if options else self._limit,
-            text_key=True,
-            classify=classify,
-        )
-        return PayloadSend(self._settings, block.__enter__(), options)
 
     def _limit_for(self, options: Mapping[str, Any]) -> WireLimit:
         return wire_limit(self._max_message_bytes, producer_name=self._name, options=options)

@@ -1,35 +1,46 @@
-"""Receiving of whole payloads: what a consumer and a reader share."""
+"""Receives whole payloads: the base of consumers and readers, and `PulsarReader`, which acknowledges nothing."""
 
 from __future__ import annotations
 
+import logging
+import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace, TracebackType
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from claimcheck._resolver import Dropped
+from claimcheck._validation import check_cc, check_type
+from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._inbox import Arrival, Inbox
-from claimcheck.transports.pulsar._message import PulsarMessage
-from claimcheck.transports.pulsar._message_ids import WholeMessageId
+from claimcheck.transports.pulsar._message import AnyMessageId, PulsarMessage, WholeMessageId
 
-__all__ = ["TICK_SECONDS", "Receiver", "blocking"]
+if TYPE_CHECKING:
+    import pulsar
+
+    from claimcheck._client import ClaimCheck
+
+__all__ = ["TICK_SECONDS", "PulsarReader", "ReaderOptions", "Receiver", "blocking"]
+
+_log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0  # how late chunks may expire
 _BUSY_SECONDS = 1.0  # how long to go on beyond the timeout while messages come, but no payload
+_REMEMBERED = 10_000  # incomplete payloads that a reader reported
 _NO_QUEUE = (
-    "with receiver_queue_size=0 the client can wait for messages without end only, and not while chunks are held or "
+    "with receiver_queue_size=0 the client cannot wait with a timeout, which it has to while chunks are held or "
     "payloads are read ahead: subscribe with receiver_queue_size=1 or more"
 )
 
 
-class Receiver(ABC):
+class Receiver(Closing, ABC):
     """Takes native messages until a payload is complete.
 
     Args:
         native: A native consumer or reader.
-        receive: Waits for a native message, for a number of milliseconds or without end.
+        receive: Waits for a native message, for a number of milliseconds or without a time limit.
         inbox: Turns native messages into payloads.
         clock: Seconds, monotonic.
         inclusive: Whether a seek to a message makes that message the next one.
@@ -37,8 +48,8 @@ class Receiver(ABC):
 
     def __init__(
         self,
-        native: Any,
-        receive: Callable[..., Any],
+        native: pulsar.Consumer | pulsar.Reader,
+        receive: Callable[..., pulsar.Message],
         inbox: Inbox,
         clock: Callable[[], float],
         *,
@@ -66,36 +77,28 @@ class Receiver(ABC):
         """Bytes of the chunks that are held."""
         return self._inbox.pending_bytes
 
-    def topic(self) -> Any:
-        """The topic's whole name."""
-        return self._native.topic()
+    def topic(self) -> str:
+        """The topic's full name."""
+        return str(self._native.topic())
 
-    def is_connected(self) -> Any:
+    def is_connected(self) -> bool:
         """Whether it is connected at the moment."""
-        return self._native.is_connected()
+        return bool(self._native.is_connected())
 
     def close(self) -> None:
         """Close the wrapped object. Unacknowledged messages are redelivered, to other consumers."""
         self.forget()
         self._native.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # For other ways to receive ---------------------------------------------------------------------------------
 
-    def take(self, native: Any) -> None:
+    def take(self, native: pulsar.Message) -> None:
         """Take a native message that was received elsewhere; `take_ready` returns the payloads that it completed."""
         self._act(self._inbox.take(native))
         if self.tick_is_due:
             self.tick()
 
-    def take_plain(self, native: Any) -> bool:
+    def take_plain(self, native: pulsar.Message) -> bool:
         """Take a native message if it is its own payload, without any I/O; the caller calls `tick` when it is due."""
         plain = self._inbox.plain(native)
         if plain is not None:
@@ -103,7 +106,7 @@ class Receiver(ABC):
         return plain is not None
 
     def take_ready(self) -> PulsarMessage | None:
-        """Return the next payload that is complete; ``None`` without one."""
+        """Return the next payload that is complete, or ``None``."""
         return self._ready.popleft() if self._ready else None
 
     @property
@@ -117,7 +120,7 @@ class Receiver(ABC):
         self._act(self._inbox.tick())
 
     def forget(self) -> None:
-        """Forget everything that is held; what was not acknowledged is redelivered."""
+        """Forget all messages that are held; those that were not acknowledged are redelivered."""
         self._inbox.clear()
         self._ready.clear()
 
@@ -128,7 +131,7 @@ class Receiver(ABC):
         until = None if timeout_millis is None else self._clock() + timeout_millis / 1000
         while (message := self.take_ready()) is None:
             if until is not None and self._clock() > until + _BUSY_SECONDS:
-                raise vendor().Timeout("messages came, but no whole payload")
+                raise vendor().Timeout("messages were received, but no whole payload")
             self._step(until)
         return message
 
@@ -148,7 +151,7 @@ class Receiver(ABC):
         else:
             self.take(native)
 
-    def _receive_within(self, millis: int) -> Any:
+    def _receive_within(self, millis: int) -> pulsar.Message:
         """Wait for a limited time, which a client without a receiver queue refuses."""
         try:
             return self._receive(millis)
@@ -166,7 +169,7 @@ class Receiver(ABC):
     def _keep(self, message: PulsarMessage) -> None:
         self._ready.append(message)
 
-    def _seek_target(self, target: Any) -> Any:
+    def _seek_target(self, target: PulsarMessage | AnyMessageId | int) -> pulsar.MessageId | int:
         """Return what the native object has to seek to, for a message, any id or a time in milliseconds."""
         if isinstance(target, PulsarMessage):
             target = target.message_id()
@@ -175,14 +178,103 @@ class Receiver(ABC):
         return target
 
 
-def blocking(kind: str, native: Any) -> Any:
+class ReaderOptions(TypedDict, total=False):
+    """The options of a `PulsarReader`, which describes them."""
+
+    start_message_id_inclusive: bool
+    clock: Callable[[], float]
+
+
+class PulsarReader(Receiver):
+    """Wraps a `pulsar.Reader` and has its methods; each message that it returns is a whole payload.
+
+    A reader that starts in the middle of a payload's chunks does not return that payload. A reader cannot have chunks
+    redelivered: a payload that is still incomplete after ``chunking.expire_after_seconds``, or is evicted, is returned
+    once, as a message whose data raises `IncompletePayloadError`, unless ``on_expire`` or ``on_evict`` is ``ack``.
+
+    Args:
+        reader: A `pulsar.Reader`, without a listener.
+        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
+        start_message_id_inclusive: As the reader was created with; decides where `seek` goes.
+        clock: Seconds, monotonic.
+
+    Raises:
+        ConfigError: An argument is of the wrong type.
+    """
+
+    def __init__(
+        self,
+        reader: pulsar.Reader,
+        cc: ClaimCheck,
+        *,
+        start_message_id_inclusive: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        check_type("reader", reader, valid=hasattr(reader, "_reader"), expected="a pulsar.Reader")
+        check_cc(cc)
+        self._reported: OrderedDict[object, None] = OrderedDict()
+        inbox = Inbox(cc, reader._schema, clock=clock)
+        super().__init__(reader, reader.read_next, inbox, clock, inclusive=start_message_id_inclusive)
+
+    def read_next(self, timeout_millis: int | None = None) -> PulsarMessage:
+        """Wait for the next payload. If it cannot be delivered, the message's `data` raises the error.
+
+        Args:
+            timeout_millis: Without it, waits as long as it takes.
+
+        Raises:
+            pulsar.Timeout: No payload came in time.
+        """
+        return self._wait(timeout_millis)
+
+    def has_message_available(self) -> bool:
+        """Whether a whole payload is available; reads the chunks that are."""
+        while not self._ready and self._native.has_message_available():
+            self.take(self._native.read_next())
+        return bool(self._ready)
+
+    def seek(self, messageid: PulsarMessage | AnyMessageId | int) -> None:
+        """Go to a payload, or to a time in milliseconds; chunks from before never complete with chunks from after.
+
+        With ``start_message_id_inclusive`` a `WholeMessageId` makes its payload the next one, else the one behind it.
+        """
+        self._native.seek(self._seek_target(messageid))
+        self.forget()
+        self._reported.clear()
+
+    def __repr__(self) -> str:
+        return f"<PulsarReader of {self.topic()}, {self.pending_payloads} payloads incomplete>"
+
+    def _drop(self, dropped: Dropped) -> None:
+        if dropped.action != "ack":
+            self._keep(self._inbox.report(dropped))
+            return
+        level = logging.WARNING if dropped.reason in ("expired", "evicted") else logging.INFO
+        _log.log(level, "%s: dropped %d chunks without a payload: %s", self.topic(), len(dropped.slots), dropped.reason)
+        self._inbox.settle(dropped, acked=True)
+
+    def _keep(self, message: PulsarMessage) -> None:
+        self._inbox.settle(message.outcome, acked=True)
+        if not message.is_incomplete or self._is_first_report(message.outcome):
+            super()._keep(message)
+
+    def _is_first_report(self, outcome: Any) -> bool:
+        """Late chunks of an incomplete payload are not reported again."""
+        known = outcome.identity in self._reported
+        self._reported[outcome.identity] = None
+        if len(self._reported) > _REMEMBERED:
+            self._reported.popitem(last=False)
+        return not known
+
+
+def blocking(kind: Literal["Consumer", "Producer", "Reader"], native: Any) -> Any:
     """Wrap the inner object of an asyncio or listener object into the blocking client's class ``kind``.
 
     The blocking client removes a closed consumer from its list of consumers; here that list is empty.
     """
-    made = getattr(vendor(), kind)()
+    blocking = getattr(vendor(), kind)()
     inner = f"_{kind.lower()}"
-    setattr(made, inner, getattr(native, inner))
-    made._schema = native._schema
-    made._client = SimpleNamespace(_consumers=SimpleNamespace(remove=lambda _: None))
-    return made
+    setattr(blocking, inner, getattr(native, inner))
+    blocking._schema = native._schema
+    blocking._client = SimpleNamespace(_consumers=SimpleNamespace(remove=lambda _: None))
+    return blocking

@@ -1,4 +1,4 @@
-"""Sends a payload that was stored or cut into chunks: in-flight window, results, failures."""
+"""Sends a payload that was stored or cut into chunks: options, size limits, in-flight window, results, failures."""
 
 from __future__ import annotations
 
@@ -8,65 +8,170 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
 from claimcheck._outbound import Outbound
 from claimcheck._sending import SendLedger
 from claimcheck._validation import check_type
+from claimcheck._wire_size import WireLimit, byte_length
 from claimcheck.transports._common.rollback_worker import Undoing
-from claimcheck.transports.pulsar._deadlines import SendCallback, Ticket, no_id
-from claimcheck.transports.pulsar._errors import SendDeadlineError, error_of, vendor
-from claimcheck.transports.pulsar._message_ids import WholeMessageId
-from claimcheck.transports.pulsar._send_options import check_options
+from claimcheck.transports.pulsar._deadlines import Ticket, no_id
+from claimcheck.transports.pulsar._errors import ChunkArgumentError, SendDeadlineError, error_of, vendor
+from claimcheck.transports.pulsar._message import WholeMessageId
 
-__all__ = ["InFlightWindow", "PayloadSend", "SendSettings", "without_schema"]
+if TYPE_CHECKING:
+    import pulsar
+
+    from claimcheck.transports.pulsar._deadlines import SendCallback
+
+__all__ = [
+    "InFlightWindow",
+    "PayloadSend",
+    "SendOptions",
+    "SendSettings",
+    "given_options",
+    "metadata_bytes",
+    "wire_limit",
+    "without_schema",
+]
 
 _log = logging.getLogger(__name__)
 _QUEUE_IS_FULL = "ProducerQueueIsFull"
 _ABORT_SECONDS = 5.0
+_CHUNK_BYTES = 1 << 20  # large enough to be fast, and small enough for receiver queues that count messages
+_SPARE_BYTES = 1024  # a chunk leaves room for the properties that a dead letter adds
+_FIXED_BYTES = 10 + 7 + 7 + 3 + 12  # sequence id, publish time, uncompressed size, compression, schema version
+_NOT_FOR_CHUNKS = ("sequence_id", "deliver_at", "deliver_after")
+
+
+# Options and sizes -----------------------------------------------------------------------------------------------
+
+
+class SendOptions(TypedDict, total=False):
+    """Options of a send, as in `pulsar.Producer.send`. Chunks cannot have a sequence id or a delivery time."""
+
+    ordering_key: str | None
+    sequence_id: int | None
+    replication_clusters: list[str] | None
+    disable_replication: bool | None
+    event_timestamp: int | None
+    deliver_at: int | None
+    deliver_after: timedelta | None
+
+
+def given_options(options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the options that are set.
+
+    Raises:
+        TypeError: An option is unknown.
+    """
+    if not options:
+        return {}
+    if unknown := options.keys() - SendOptions.__annotations__.keys():
+        raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(unknown))}")
+    return {name: value for name, value in options.items() if value}
+
+
+def metadata_bytes(key: object, properties: object) -> int:
+    """Return the bytes beside the payload, without the producer's name and the rarer options; at most 30 too many."""
+    size = _FIXED_BYTES + (_field(byte_length(key)) if key else 0)
+    for name, value in hints.pairs(properties):
+        size += _field(_field(byte_length(name)) + _field(byte_length(value)))
+    return size
+
+
+def wire_limit(max_message_bytes: int, *, producer_name: str, options: Mapping[str, Any]) -> WireLimit:
+    """Return the limit for one send.
+
+    Args:
+        max_message_bytes: The limit of the broker, or of the topic if that is less.
+        producer_name: Travels with every message.
+        options: The send's options, beside key and properties.
+    """
+    room = max_message_bytes - _field(byte_length(producer_name)) - sum(map(_option_bytes, options.items()))
+    return WireLimit(room, metadata_bytes, chunk_message_bytes=min(_CHUNK_BYTES, room - _SPARE_BYTES))
+
+
+def _field(size: int) -> int:
+    """Bytes of a Protobuf field of ``size`` bytes, with its length and its number, if that is below 16."""
+    return size + 2 if size < 128 else 1 - (-size.bit_length() // 7) + size
+
+
+def _option_bytes(option: tuple[str, Any]) -> int:
+    name, value = option
+    if value is None or value is False:
+        return 0
+    if name == "replication_clusters":
+        return sum(_field(byte_length(cluster)) for cluster in value)
+    return 1 + _field(byte_length(value)) if name == "ordering_key" else 12
+
+
+# Sending ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendSettings:
+    """Settings that all sends of one producer share.
+
+    Attributes:
+        raw: The native producer without its schema.
+        topic: For error texts.
+        window_bytes: The most bytes of one payload's messages in flight at once; one message is always allowed.
+        deadline_seconds: For the answer to each message, from its launch.
+        late: Called when a message has had no answer in time.
+        clock: Seconds, monotonic.
+    """
+
+    raw: pulsar.Producer
+    topic: str
+    window_bytes: int
+    deadline_seconds: float
+    late: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+
+    def send(self, envelope: Envelope, callback: SendCallback, options: Mapping[str, Any]) -> None:
+        """Pass one message to the client, which accepts no other bytes-like objects than ``bytes``."""
+        data = envelope.data
+        if data is not None and type(data) is not bytes:
+            data = bytes(data)
+        self.raw.send_async(data, callback, properties=envelope.headers, partition_key=envelope.key, **options)
+
+    def no_answer(self, advice: str = "") -> SendDeadlineError:
+        """Return the error for a message without an answer."""
+        text = f"{self.topic}: no answer in {self.deadline_seconds:g} s{advice}"
+        return SendDeadlineError(text, destination=self.topic)
 
 
 class InFlightWindow:
     """Sends messages and records their results in a ledger. One thread launches; the client's thread reports results.
 
     Args:
-        send: Passes one envelope to the client, with a callback for the result and the id.
-        topic: For error texts.
-        window_bytes: The most bytes in flight at once; one message is always allowed.
-        deadline_seconds: For each message, from its launch.
+        settings: Of the producer.
+        options: Of the send.
         ledger: Of the payload; its results are message ids.
+
+    Attributes:
         landed: Called by the client's thread when the last message has its result, after `close`.
-        late: Called when a message has had no answer in time.
-        clock: Seconds, monotonic.
+        launched: Messages that the client accepted.
+        result: Of the first message that failed.
     """
 
     def __init__(
-        self,
-        send: Callable[[Envelope, SendCallback], None],
-        *,
-        topic: str,
-        window_bytes: int,
-        deadline_seconds: float,
-        ledger: SendLedger | None = None,
-        landed: Callable[[], None] | None = None,
-        late: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
+        self, settings: SendSettings, options: Mapping[str, Any] | None = None, ledger: SendLedger | None = None
     ) -> None:
-        self._send = send
+        self._settings = settings
+        self._options = options or {}
         self._ledger = ledger or SendLedger()
-        self._topic = topic
-        self._window_bytes = window_bytes
-        self._deadline_seconds = deadline_seconds
-        self._on_landed = landed
-        self._on_late = late
-        self._clock = clock
         self._changed = threading.Condition()
         self._flying: dict[int, tuple[float, int]] = {}  # launch time and size
         self._again: list[tuple[int, Envelope, int]] = []  # refused: the client's queue was full, with so many of ours
         self._closed = False
-        self.launched = 0  # messages that the client accepted
-        self.result: Any = None  # of the first message that failed
+        self.landed: Callable[[], None] = lambda: None
+        self.launched = 0
+        self.result: pulsar.Result | None = None
 
     def launch(self, envelope: Envelope) -> None:
         """Send one message, when there is room for it.
@@ -77,12 +182,12 @@ class InFlightWindow:
         """
         size = len(envelope.data or b"")
         with self._changed:
-            self._wait(lambda: not self._flying or self._bytes() + size <= self._window_bytes)
+            self._wait(lambda: not self._flying or self._bytes() + size <= self._settings.window_bytes)
             number = self._ledger.launched()
         self._launch(number, envelope)
         self.launched += 1
 
-    def wait(self) -> list[Any]:
+    def wait(self) -> list[pulsar.MessageId]:
         """Wait until every message is in the topic, and return their ids in order.
 
         Raises:
@@ -104,28 +209,31 @@ class InFlightWindow:
             while self._flying and (left := self._left()) > 0:
                 self._changed.wait(left)
             if self._flying:
-                self._on_late()
+                self._settings.late()
 
     def close(self) -> None:
         """Declare that nothing more will be launched; ``landed`` may be called from now on."""
         with self._changed:
             self._closed = True
             done = not self._flying
-        if done and self._on_landed is not None:
-            self._on_landed()
+        if done:
+            self.landed()
 
     def _launch(self, number: int, envelope: Envelope) -> None:
+        def callback(result: pulsar.Result, message_id: pulsar.MessageId) -> None:
+            self._record(number, envelope, result, message_id)
+
         with self._changed:
-            self._flying[number] = self._clock(), len(envelope.data or b"")
+            self._flying[number] = self._settings.clock(), len(envelope.data or b"")
         try:
-            self._send(envelope, lambda result, message_id: self._landed(number, envelope, result, message_id))
+            self._settings.send(envelope, callback, self._options)
         except BaseException as error:
             with self._changed:
                 self._flying.pop(number, None)
                 self._ledger.failed(number, error)
             raise
 
-    def _landed(self, number: int, envelope: Envelope, result: Any, message_id: Any) -> None:
+    def _record(self, number: int, envelope: Envelope, result: pulsar.Result, message_id: pulsar.MessageId) -> None:
         """Record a result, in the client's thread: an exception here would end the process."""
         with self._changed:
             self._flying.pop(number, None)
@@ -139,8 +247,8 @@ class InFlightWindow:
                 self._ledger.failed(number, error_of(result))
             done = self._closed and not self._flying
             self._changed.notify_all()
-        if done and self._on_landed is not None:
-            self._on_landed()
+        if done:
+            self.landed()
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         while True:
@@ -151,12 +259,8 @@ class InFlightWindow:
             elif ready() and not self._again:
                 return
             elif (left := self._left()) <= 0:
-                self._on_late()
-                raise SendDeadlineError(
-                    f"{self._topic}: no answer in {self._deadline_seconds:g} s; is a limit of the topic's own below "
-                    "what the producer was told (admin_url asks for it)?",
-                    destination=self._topic,
-                )
+                self._settings.late()
+                raise self._settings.no_answer("; the topic may have a lower limit than the producer: set admin_url")
             else:
                 self._changed.wait(left)
 
@@ -171,55 +275,11 @@ class InFlightWindow:
 
     def _left(self) -> float:
         """Seconds until the oldest message is overdue."""
-        return min(when for when, _ in self._flying.values()) + self._deadline_seconds - self._clock()
+        oldest = min(launched for launched, _ in self._flying.values())
+        return oldest + self._settings.deadline_seconds - self._settings.clock()
 
     def _bytes(self) -> int:
         return sum(size for _, size in self._flying.values())
-
-
-@dataclass(frozen=True, slots=True)
-class SendSettings:
-    """What all sends of one producer have in common.
-
-    Attributes:
-        raw: The native producer without its schema.
-        topic: Its topic.
-        window_bytes: The most bytes of one payload's chunks that are in flight at once.
-        deadline_seconds: For the answer to one message.
-        undoing: Runs what the client's thread must not run.
-        late: Called when a message has had no answer in time.
-    """
-
-    raw: Any
-    topic: str
-    window_bytes: int
-    deadline_seconds: float
-    undoing: Undoing
-    late: Callable[[], None]
-
-    def window(
-        self,
-        options: Mapping[str, Any],
-        ledger: SendLedger | None = None,
-        landed: Callable[[], None] | None = None,
-    ) -> InFlightWindow:
-        """Open the window for one payload, whose messages are sent with these options."""
-        return InFlightWindow(
-            lambda envelope, callback: self.send_native(envelope, callback, options),
-            topic=self.topic,
-            window_bytes=self.window_bytes,
-            deadline_seconds=self.deadline_seconds,
-            ledger=ledger,
-            landed=landed,
-            late=self.late,
-        )
-
-    def send_native(self, envelope: Envelope, callback: SendCallback, options: Mapping[str, Any]) -> None:
-        """Pass one message to the client, which accepts no other bytes-like objects than ``bytes``."""
-        data = envelope.data
-        if data is not None and type(data) is not bytes:
-            data = bytes(data)
-        self.raw.send_async(data, callback, properties=envelope.headers, partition_key=envelope.key, **options)
 
 
 class PayloadSend:
@@ -227,22 +287,24 @@ class PayloadSend:
 
     Args:
         settings: Of the producer.
+        undoing: Runs what the client's thread must not run.
         out: The payload's messages, as the strategy made them.
         options: Of the send.
     """
 
-    def __init__(self, settings: SendSettings, out: Outbound, options: Mapping[str, Any]) -> None:
+    def __init__(self, settings: SendSettings, undoing: Undoing, out: Outbound, options: Mapping[str, Any]) -> None:
         self._settings = settings
+        self._undoing = undoing
         self._out = out
         self._options = options
-        self._window = settings.window(options, out.ledger)
+        self._window = InFlightWindow(settings, options, out.ledger)
 
     def launch(self) -> None:
         """Pass all messages to the client, chunks one by one as earlier ones land. Raises as `wait`."""
         with self._breaking_off():
             self._launch_all()
 
-    def wait(self) -> Any:
+    def wait(self) -> pulsar.MessageId | WholeMessageId:
         """Wait until all messages are in the topic, and return the payload's id.
 
         Raises:
@@ -265,21 +327,23 @@ class PayloadSend:
         Raises:
             Exception: Nothing was launched, and the ticket is not called; nor is it after a `KeyboardInterrupt`.
         """
-        window = self._window = self._settings.window(
-            self._options, self._out.ledger, landed=lambda: self._landed(ticket)
-        )
+        self._window.landed = lambda: self._landed(ticket)
         ticket.late = self._late
         try:
             self._launch_all()
         except BaseException as error:
-            if not window.launched or not isinstance(error, Exception):  # the ticket will not be called
+            if not self._window.launched or not isinstance(error, Exception):  # the ticket will not be called
                 self._break_off(error)
                 raise
             self._out.ledger.stopped(error)
-        window.close()
+        self._window.close()
 
     def _launch_all(self) -> None:
-        check_options(self._out, self._options)
+        refused = [name for name in _NOT_FOR_CHUNKS if name in self._options]
+        if refused and self._out.uuid is not None:
+            raise ChunkArgumentError(
+                f"{', '.join(refused)}: not possible for a payload in {self._out.total} chunks; use strategy external"
+            )
         for envelope in self._out.messages:
             self._window.launch(envelope)
         self._window.drain()
@@ -295,13 +359,13 @@ class PayloadSend:
     def _break_off(self, error: BaseException) -> None:
         if isinstance(error, Exception):
             self._window.settle()
-        # After an interrupt the program is to end, and a lost producer gets no answer to the abort envelope either.
+        # After an interrupt the program should end, and a lost producer gets no answer to the abort envelope either.
         waits = isinstance(error, Exception) and not isinstance(error, SendDeadlineError)
         self._out.break_off(error, lambda abort: self._send_abort(abort, _ABORT_SECONDS if waits else 0))
 
     def _send_abort(self, abort: Envelope, seconds: float = _ABORT_SECONDS) -> None:
         answered = threading.Event()
-        self._settings.send_native(abort, lambda result, message_id: answered.set(), self._options)
+        self._settings.send(abort, lambda result, message_id: answered.set(), self._options)
         answered.wait(seconds)
 
     def _landed(self, ticket: Ticket) -> None:
@@ -310,7 +374,7 @@ class PayloadSend:
             self._out.finish()
             ticket(vendor().Result.Ok, self._id(self._out.ledger.results))
             return
-        self._settings.undoing.submit(self._failed)
+        self._undoing.submit(self._failed)
         ticket(self._window.result or vendor().Result.UnknownError, no_id())
 
     def _failed(self) -> None:
@@ -319,18 +383,17 @@ class PayloadSend:
 
     def _late(self) -> None:
         """Finish in the thread of the deadlines: the ticket expired."""
-        text = f"{self._settings.topic}: no answer in {self._settings.deadline_seconds:g} s"
-        self._out.ledger.stopped(SendDeadlineError(text, destination=self._settings.topic))
+        self._out.ledger.stopped(self._settings.no_answer())
         self._out.finish()
 
-    def _id(self, ids: list[Any]) -> Any:
+    def _id(self, ids: list[pulsar.MessageId]) -> pulsar.MessageId | WholeMessageId:
         topic = self._settings.topic
         if any(message_id.ledger_id() < 0 for message_id in ids):
-            _log.warning("%s: stored, but the broker's deduplication did not say where; the id has no place", topic)
-        return ids[0] if self._out.uuid is None else WholeMessageId.of_sent(tuple(ids), topic)
+            _log.warning("%s: stored, but the broker's deduplication returned no position; the id has none", topic)
+        return ids[0] if self._out.uuid is None else WholeMessageId.of_sent(ids, topic)
 
 
-def without_schema(producer: Any) -> Any:
+def without_schema(producer: pulsar.Producer) -> pulsar.Producer:
     """Return the same native producer for bytes that are encoded already."""
     pulsar = vendor()
     check_type("producer", producer, valid=hasattr(producer, "_producer"), expected="a pulsar.Producer")
