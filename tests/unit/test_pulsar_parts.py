@@ -303,7 +303,8 @@ class Busy(Receiver):
     """Messages come without end, and no payload."""
 
     def __init__(self, clock):
-        inbox = SimpleNamespace(take=lambda native: (), tick=lambda: (), pending_payloads=1)
+        resolver = SimpleNamespace(pending_payloads=1)
+        inbox = SimpleNamespace(take=lambda native: (), tick=lambda: (), resolver=resolver)
         super().__init__(None, self.receive, inbox, clock)
         self.taken = 0
 
@@ -313,6 +314,8 @@ class Busy(Receiver):
 
     def _drop(self, dropped):
         """There is nothing."""
+
+    _forget_history = _drop
 
 
 def test_messages_that_make_no_payload_do_not_keep_a_receiver_for_ever():

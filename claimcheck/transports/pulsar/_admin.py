@@ -9,21 +9,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from http.client import HTTPMessage
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from claimcheck._validation import fail
 from claimcheck.errors import TransportError
 
-__all__ = [
-    "AdminClient",
-    "AdminError",
-    "ask_limit",
-    "full_name",
-    "MAX_MESSAGE_BYTES",
-    "topic_path",
-    "trusting",
-]
+__all__ = ["MAX_MESSAGE_BYTES", "AdminClient", "AdminError", "ask_limit", "full_name", "topic_path", "trusting"]
 
 MAX_MESSAGE_BYTES = 5 << 20
 """The broker's default, 5 MiB."""
@@ -33,11 +26,7 @@ _MAX_BYTES = 16 << 20
 
 
 class AdminError(TransportError):
-    """The web service did not answer a request, or refused it; the original error is the cause.
-
-    Attributes:
-        status: The HTTP status, if there was a response.
-    """
+    """The web service did not answer a request, or refused it. ``status`` is the HTTP status of a response."""
 
     def __init__(self, text: str, *, status: int | None = None) -> None:
         super().__init__(text)
@@ -50,12 +39,12 @@ class AdminClient:
     Args:
         url: The web service, for example ``https://broker:8443``.
         headers: Sent with every request, for example ``{"Authorization": "Bearer ..."}``. A redirect to another host
-            or port is followed without them, one from https to http not at all.
-        trust: For https; by default certificates are verified with the machine's own authorities.
+            or port is followed without them, and one from https to http not at all.
+        trust: For https; by default the system's CA certificates are trusted.
         timeout_seconds: For each request.
 
     Raises:
-        AdminError: The URL begins neither with http:// nor with https://.
+        AdminError: The URL does not begin with http:// or https://.
     """
 
     def __init__(
@@ -81,7 +70,7 @@ class AdminClient:
         """Return the decoded JSON at a path below ``/admin/v2/``; ``None`` for an empty response or a 404.
 
         Raises:
-            AdminError: There was no answer, or another status.
+            AdminError: No response, or another error status.
         """
         request = urllib.request.Request(f"{self._url}/admin/v2/{path}", headers=self._headers)
         try:
@@ -97,11 +86,7 @@ class AdminClient:
             raise AdminError(f"the web service did not answer {path}: {type(error).__name__}") from error
 
     def max_message_bytes(self, topic: str) -> int:
-        """Return the limit of one message: the broker's, or the topic's if that is less.
-
-        Raises:
-            AdminError: There was no answer.
-        """
+        """Return the limit of one message: the broker's, or the topic's if that is less. Raises as `get`."""
         path = "brokers/configuration/runtime"
         settings = self.get(path)
         if settings is None:
@@ -110,11 +95,7 @@ class AdminClient:
         return min(broker, int(self.get(f"{topic_path(topic)}/maxMessageSize") or broker))
 
     def retention(self, topic: str) -> dict[str, int]:
-        """Return the retention policy of a topic, else that of its namespace; empty if neither has one.
-
-        Raises:
-            AdminError: There was no answer.
-        """
+        """Return the retention policy of a topic, else of its namespace; empty if neither has one. Raises as `get`."""
         path = topic_path(topic)
         namespace = "/".join(path.split("/")[1:3])
         return self.get(f"{path}/retention") or self.get(f"namespaces/{namespace}/retention") or {}
@@ -130,14 +111,14 @@ class AdminClient:
 def ask_limit(
     admin_url: str, topic: str, *, headers: Mapping[str, str] | None = None, ca_file: str | None = None
 ) -> int:
-    """Ask a broker for the limit of one message: its own, or the topic's if that is less. Verifies certificates.
+    """Return a broker's limit for one message: its own, or the topic's if that is less. Verifies certificates.
 
     Args:
         admin_url: The web service, for example ``http://localhost:8080``.
         topic: With or without its ``persistent://tenant/namespace/``.
         headers: Sent with the request, for example ``{"Authorization": "Bearer ..."}``; never to another host, even if
             the web service redirects there.
-        ca_file: Certificates (PEM) of the authorities to trust; by default the machine's own.
+        ca_file: CA certificates (PEM) to trust; by default the system's.
 
     Raises:
         TransportError: The broker did not answer, or refused.
@@ -160,29 +141,31 @@ def topic_path(topic: str) -> str:
 
 
 def trusting(ca_file: str | Path | None, *, option: str) -> ssl.SSLContext:
-    """Make a context that verifies certificates and host names.
+    """Return an SSL context that verifies certificates and host names.
 
     Args:
-        ca_file: Certificates (PEM) of the authorities to trust, and no others; by default the machine's own.
-        option: The name under which the caller passed it.
+        ca_file: The only CA certificates (PEM) to trust; by default the system's.
+        option: The name of the caller's option, for errors.
 
     Raises:
-        ConfigError: The file holds no certificates, or cannot be read.
+        ConfigError: The file contains no certificates, or cannot be read.
     """
     try:
         return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # errors of TLS are among them
-        found = f"a file that holds no certificates ({type(error).__name__})"
-        fail(option, found=found, expected="the path of a file of certificates (PEM)")
+    except OSError as error:  # includes SSLError
+        found = f"a file without readable certificates ({type(error).__name__})"
+        fail(option, found=found, expected="the path of a PEM file with certificates")
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but neither out of TLS nor with the caller's headers to another origin."""
+    """Follows redirects, but not from https to http, and without the caller's headers to another origin."""
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
         allowed = ("https",) if req.full_url.startswith("https:") else ("http", "https")
         if urllib.parse.urlsplit(newurl).scheme not in allowed:
-            raise urllib.error.HTTPError(req.full_url, code, "redirects out of TLS", headers, fp)
+            raise urllib.error.HTTPError(req.full_url, code, "redirected from https to http", headers, fp)
         redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
         if redirected is not None and _origin(newurl) != _origin(req.full_url):
             redirected.headers.clear()

@@ -17,7 +17,7 @@ from claimcheck.transports.pulsar._consumer import ConsumerOptions, PulsarConsum
 from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._message import PulsarMessage
 from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer
-from claimcheck.transports.pulsar._receiver import TICK_SECONDS, PulsarReader, ReaderOptions, blocking
+from claimcheck.transports.pulsar._receiver import TICK_SECONDS, PulsarReader, ReaderOptions, Receiver, blocking
 from claimcheck.transports.pulsar._send import PayloadSend, SendOptions, given_options
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class _AsyncReceiver(_AsyncWrapper[R]):
         await self._stop()
         self._blocking.forget()
         await self._native.close()
+
+    seek = off_the_loop(Receiver.seek)
 
     @property
     def pending_payloads(self) -> int:
@@ -170,7 +172,6 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
     acknowledge_cumulative = off_the_loop(PulsarConsumer.acknowledge_cumulative)
     negative_acknowledge = off_the_loop(PulsarConsumer.negative_acknowledge)
     dead_letter = off_the_loop(PulsarConsumer.dead_letter)
-    seek = off_the_loop(PulsarConsumer.seek)
     redeliver_unacknowledged_messages = _on_the_loop(PulsarConsumer.redeliver_unacknowledged_messages)
     subscription_name = _on_the_loop(PulsarConsumer.subscription_name)
     consumer_name = _on_the_loop(PulsarConsumer.consumer_name)
@@ -195,7 +196,6 @@ class AsyncPulsarReader(_AsyncReceiver[PulsarReader]):
         return await self._next()
 
     has_message_available = off_the_loop(PulsarReader.has_message_available)
-    seek = off_the_loop(PulsarReader.seek)
     is_connected = _on_the_loop(PulsarReader.is_connected)
 
 

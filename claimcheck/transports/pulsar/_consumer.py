@@ -16,7 +16,6 @@ from claimcheck.transports._common.prefetch import Prefetch
 from claimcheck.transports.pulsar._errors import SharedSubscriptionError, vendor
 from claimcheck.transports.pulsar._inbox import Inbox
 from claimcheck.transports.pulsar._message import (
-    AnyMessageId,
     Place,
     Position,
     PulsarMessage,
@@ -52,7 +51,7 @@ _MAY_BE_SHARED = (
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """The options of a `PulsarConsumer`, which describes them."""
+    """The options of a `PulsarConsumer`; see there."""
 
     consumer_type: pulsar.ConsumerType | None
     start_message_id_inclusive: bool
@@ -234,16 +233,6 @@ class PulsarConsumer(Receiver):
 
     # The other methods of the client's consumer ----------------------------------------------------------------
 
-    def seek(self, messageid: PulsarMessage | AnyMessageId | int) -> None:
-        """Go to a payload, or to a time in milliseconds; chunks from before never complete with chunks from after.
-
-        With ``start_message_id_inclusive`` a `WholeMessageId` makes its payload the next one, else the one behind it.
-        """
-        self.forget()
-        self._native.seek(self._seek_target(messageid))
-        self.forget()
-        self._redeliveries.clear()
-
     def pause_message_listener(self) -> None:
         """See `pulsar.Consumer`."""
         self._native.pause_message_listener()
@@ -294,6 +283,9 @@ class PulsarConsumer(Receiver):
         return True
 
     # Within ----------------------------------------------------------------------------------------------------
+
+    def _forget_history(self) -> None:
+        self._redeliveries.clear()
 
     def _keep(self, message: PulsarMessage) -> None:
         if message.is_incomplete and self._try_dead_letter(message, f"incomplete: {message.error}"):

@@ -31,18 +31,13 @@ _flushing: dict[threading.Thread, pulsar.Producer] = {}  # the native producers 
 
 
 class Ticket:
-    """A callback that is called once. Its exceptions are logged: in the client's thread they would end the process.
-
-    Attributes:
-        due: When the ticket expires, by the clock of its `Deadlines`.
-        late: Called before the callback if the ticket expires.
-    """
+    """A callback that is called once. Its exceptions are logged: in the client's thread they would end the process."""
 
     __slots__ = ("_callback", "due", "late")
 
     def __init__(self, callback: SendCallback) -> None:
         self._callback = [callback]  # the thread that pops it calls it
-        self.late: Callable[[], None] | None = None
+        self.late: Callable[[], None] | None = None  # called before the callback if the ticket expires
         self.due: float
 
     @property
@@ -51,7 +46,6 @@ class Ticket:
         return bool(self._callback)
 
     def expire(self, result: pulsar.Result, message_id: pulsar.MessageId) -> None:
-        """Call ``late``, if it is set, and then the callback."""
         if self.open and self.late is not None:
             self.late()
         self(result, message_id)
@@ -164,7 +158,7 @@ class BoundedProducer:
 
     def lose(self) -> None:
         """Record that a message has had no answer in time: the client sends nothing after it."""
-        with contextlib.suppress(InvalidStateError):  # it was lost before
+        with contextlib.suppress(InvalidStateError):  # already lost
             self._lost.set_result(None)
 
     def flush(self) -> None:
@@ -220,7 +214,7 @@ def _flush_in_thread(producer: pulsar.Producer) -> Future[None]:
 
 
 def no_id() -> pulsar.MessageId:
-    """Return the id of a message without a position."""
+    """Return an id without a position."""
     return vendor().MessageId(-1, -1, -1, -1)._msg_id
 
 

@@ -56,6 +56,9 @@ class Inbox:
         refusal: Returns why chunks from a topic cannot be assembled, or ``None``; called for each chunk.
         keep: Whether to keep native chunks until they are settled, for a dead-letter topic.
         clock: Seconds, monotonic.
+
+    Attributes:
+        resolver: Assembles the chunks.
     """
 
     def __init__(
@@ -72,23 +75,13 @@ class Inbox:
         self._header = cc.config.header
         self._refusal = refusal
         self._keep = keep
-        self._resolver = cc.resolver(clock=clock)
+        self.resolver = cc.resolver(clock=clock)
         self._lock = threading.RLock()
         self._behind: dict[Hashable, CumulativeAcks] = {}  # by topic, while chunks from it are not settled
         self._delivered: dict[Place, _Delivery] = {}  # by the payload's first message
         self._by_chunk: dict[Place, Outcome] = {}  # the same payloads, by each of their messages
         self._previous: pulsar.Message | None = None  # the last native message
         self._in_batch_before: dict[Place, pulsar.MessageId] = {}  # the id before a chunk in its batch
-
-    @property
-    def pending_payloads(self) -> int:
-        """Payloads of which some chunks are held."""
-        return self._resolver.pending_payloads
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the chunks that are held."""
-        return self._resolver.pending_bytes
 
     @property
     def has_unsettled_chunks(self) -> bool:
@@ -124,7 +117,7 @@ class Inbox:
     def tick(self) -> Sequence[Arrival]:
         """Expire chunks that have waited too long."""
         with self._lock:
-            return self._arrivals(self._resolver.tick())
+            return self._arrivals(self.resolver.tick())
 
     def report(self, dropped: Dropped) -> PulsarMessage:
         """Return one message for the application, whose data raises the error, for messages that became no payload."""
@@ -136,7 +129,7 @@ class Inbox:
         if outcome is None:
             return
         with self._lock:
-            self._resolver.settle(outcome, acked=acked)
+            self.resolver.settle(outcome, acked=acked)
             delivery = self._delivered.get(_place(outcome))
             if delivery is not None and delivery.outcome is outcome:  # and no later delivery of the same
                 del self._delivered[_place(outcome)]
@@ -145,7 +138,7 @@ class Inbox:
                     del self._by_chunk[place]
                 if acked:
                     self._in_batch_before.pop(place, None)
-            if self._resolver.safe_position(outcome.source) is None:
+            if self.resolver.safe_position(outcome.source) is None:
                 self._behind.pop(outcome.source, None)
 
     def settle_own(self, place: Place) -> None:
@@ -185,7 +178,7 @@ class Inbox:
                 if topic_name == source and delivery.end <= target:
                     settled += self._settled(delivery.outcome)
             behind = self._behind.get(source) or CumulativeAcks()
-            hole = self._resolver.safe_position(source)
+            hole = self.resolver.safe_position(source)
             plan = behind.up_to(target, hole=hole, settled=settled)
             if plan.before is not None:
                 known = self._in_batch_before.get((source, plan.before))
@@ -195,7 +188,7 @@ class Inbox:
     def clear(self) -> None:
         """Forget all chunks: what was not acknowledged is redelivered."""
         with self._lock:
-            self._resolver.clear()
+            self.resolver.clear()
             self._delivered.clear()
             self._by_chunk.clear()
             self._behind.clear()
@@ -232,10 +225,7 @@ class Inbox:
         return self._delivered.get((message_id.topic, position_of(message_id.first)))
 
     def _chunk(self, native: pulsar.Message, envelope: Chunk | Abort) -> Sequence[Arrival]:
-        properties = native.properties()
-        is_first = isinstance(envelope, Chunk) and envelope.position == 0
-        # The properties can be larger than the chunk's data: only those of the first are kept.
-        handle = MessageMetadata.of(native, properties if is_first else {}, keep=self._keep)
+        handle = MessageMetadata.of(native, keep=self._keep)
         place = handle.topic_name, position_of(handle.message_id)
         with self._lock:
             self._behind.setdefault(handle.topic_name, CumulativeAcks())
@@ -243,11 +233,11 @@ class Inbox:
             # The broker may redeliver chunks that were delivered and not acknowledged: that is another attempt.
             self.settle(self._by_chunk.get(place), acked=False)
             self._previous = native
-            outcomes = self._resolver.feed(
+            outcomes = self.resolver.feed(
                 *place,
                 None,
-                headers=properties,
-                key=handle.partition_key,
+                headers=native.properties(),
+                key=native.partition_key(),
                 handle=handle,
                 writer=handle.producer_name,
                 envelope=envelope,

@@ -204,7 +204,7 @@ def _native(topic: str, partition: int, ledger: int, entry: int, batch_index: in
 
 @dataclass(frozen=True, slots=True)
 class MessageMetadata:
-    """The metadata of a native message, kept instead of the message so that its data can be freed.
+    """The metadata of a native message, kept without the message so that its data can be freed.
 
     Attributes:
         native: The message itself, if it may have to be sent to a dead-letter topic.
@@ -212,8 +212,6 @@ class MessageMetadata:
 
     message_id: pulsar.MessageId
     topic_name: str
-    properties: dict[str, str]
-    partition_key: str
     ordering_key: str
     publish_timestamp: int
     event_timestamp: int
@@ -224,13 +222,11 @@ class MessageMetadata:
     native: pulsar.Message = None
 
     @classmethod
-    def of(cls, native: pulsar.Message, properties: dict[str, str], *, keep: bool = False) -> MessageMetadata:
-        """Read the metadata of a message, but with these properties; ``keep`` also keeps the message."""
+    def of(cls, native: pulsar.Message, *, keep: bool = False) -> MessageMetadata:
+        """Read the metadata of a message; ``keep`` also keeps the message."""
         return cls(
             message_id=native.message_id(),
             topic_name=native.topic_name(),
-            properties=properties,
-            partition_key=native.partition_key(),
             ordering_key=native.ordering_key(),
             publish_timestamp=native.publish_timestamp(),
             event_timestamp=native.event_timestamp(),
@@ -251,7 +247,7 @@ class PulsarMessage:
     Args:
         native: The native message; ``None`` for chunks, which are in the outcome.
         schema: The consumer's.
-        payload: The payload, if it is known: for a plain message its own data.
+        payload: The payload, if it is neither stored nor bad.
         stored: A payload in a store.
         outcome: Of a payload in chunks.
         error: Why there is no payload.
@@ -318,14 +314,11 @@ class PulsarMessage:
         """The sender's properties, without the ``claimcheck-`` headers."""
         if self.outcome is None:
             return dict(hints.strip(self._native.properties()))
-        return dict(hints.strip(self._metadata.properties, uuid=self.outcome.uuid))
+        return dict(self.outcome.headers)
 
     def partition_key(self) -> str:
         """The sender's key, empty without one."""
-        if self.outcome is None:
-            return str(self._native.partition_key())
-        key = self._metadata.partition_key
-        return "" if key == self.outcome.uuid else key
+        return str(self._native.partition_key() if self.outcome is None else self.outcome.key or "")
 
     def ordering_key(self) -> str:
         """The ordering key, empty without one."""
@@ -371,7 +364,7 @@ class PulsarMessage:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether its messages did not complete a payload and will not be redelivered again."""
+        """Whether its messages did not complete a payload and are not redelivered again."""
         return self.outcome is not None and isinstance(self._error, IncompletePayloadError)
 
     @property
@@ -418,8 +411,7 @@ class PulsarMessage:
         """The native message's metadata; for chunks, that of the first."""
         if self._first is None:
             if self.outcome is None:
-                self._first = MessageMetadata.of(self._native, self._native.properties())
+                self._first = MessageMetadata.of(self._native)
             else:
-                slots = sorted(self.outcome.slots, key=lambda slot: slot.position)
-                self._first = next((s for s in slots if s.handle.properties), slots[0]).handle
+                self._first = min(self.outcome.slots, key=lambda slot: slot.position).handle
         return self._first

@@ -38,7 +38,7 @@ _KEY_FIELD_BYTES = 6  # at most, beside the key itself
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The options of a `PulsarProducer`, which describes them."""
+    """The options of a `PulsarProducer`; see there."""
 
     max_message_bytes: int
     admin_url: str | None
@@ -158,7 +158,7 @@ class PulsarProducer(Closing):
     ) -> None:
         """Send one payload and return before the broker has it; arguments as for `send`.
 
-        The payload is stored before this returns; chunks are passed to the client one by one as earlier ones land. The
+        The payload is stored before this returns; chunks are passed to the client as earlier ones are acknowledged. The
         client's thread calls the callback once, with a `pulsar.Result` and the id; an exception in it is logged. If the
         broker does not answer, it is called with ``Result.Timeout`` after ``deadline_seconds``.
 
@@ -180,14 +180,7 @@ class PulsarProducer(Closing):
     def prepare(
         self, content: Any, properties: dict[str, str] | None, partition_key: str | None, options: Mapping[str, Any]
     ) -> PayloadSend:
-        """Store or cut one payload, for the caller to launch. Raises as `send`.
-
-        Args:
-            content: See `send`.
-            properties: See `send`.
-            partition_key: See `send`.
-            options: As `given_options` returns them.
-        """
+        """Store one payload or cut it into chunks, for the caller to launch; ``options`` are those that are set."""
         if self._closed:  # a definite refusal, where the client's own error leaves the outcome unknown
             raise error_of(vendor().Result.AlreadyClosed)
         block = self._cc.outbound(

@@ -67,15 +67,19 @@ class Receiver(Closing, ABC):
     def _drop(self, dropped: Dropped) -> None:
         """Acknowledge, redeliver, dead-letter or report messages that became no payload."""
 
+    @abstractmethod
+    def _forget_history(self) -> None:
+        """Forget the payloads that were redelivered or reported before a seek."""
+
     @property
     def pending_payloads(self) -> int:
         """Payloads of which some chunks are held."""
-        return self._inbox.pending_payloads
+        return self._inbox.resolver.pending_payloads
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of the chunks that are held."""
-        return self._inbox.pending_bytes
+        return self._inbox.resolver.pending_bytes
 
     def topic(self) -> str:
         """The topic's full name."""
@@ -89,6 +93,19 @@ class Receiver(Closing, ABC):
         """Close the wrapped object. Unacknowledged messages are redelivered, to other consumers."""
         self.forget()
         self._native.close()
+
+    def seek(self, messageid: PulsarMessage | AnyMessageId | int) -> None:
+        """Go to a payload, or to a time in milliseconds; chunks from before never complete with chunks from after.
+
+        With ``start_message_id_inclusive`` a `WholeMessageId` makes its payload the next one, else the one after it.
+        """
+        target = messageid.message_id() if isinstance(messageid, PulsarMessage) else messageid
+        if isinstance(target, WholeMessageId):
+            target = target.first if self._inclusive else target.last
+        self.forget()
+        self._native.seek(target)
+        self.forget()
+        self._forget_history()
 
     # For other ways to receive ---------------------------------------------------------------------------------
 
@@ -112,7 +129,7 @@ class Receiver(Closing, ABC):
     @property
     def tick_is_due(self) -> bool:
         """Whether chunks are held and their expiry was not checked for a while."""
-        return self._inbox.pending_payloads > 0 and self._clock() - self._ticked >= TICK_SECONDS
+        return self.pending_payloads > 0 and self._clock() - self._ticked >= TICK_SECONDS
 
     def tick(self) -> None:
         """Expire chunks that have waited too long."""
@@ -138,7 +155,7 @@ class Receiver(Closing, ABC):
     def _step(self, until: float | None) -> None:
         """Take one message, or wait for one; while chunks are held, no longer than until the next tick."""
         left = None if until is None else until - self._clock()
-        if left is None and not self._inbox.pending_payloads:
+        if left is None and not self.pending_payloads:
             self.take(self._receive())
             return
         pause = TICK_SECONDS if left is None else max(0.0, min(left, TICK_SECONDS))
@@ -169,17 +186,9 @@ class Receiver(Closing, ABC):
     def _keep(self, message: PulsarMessage) -> None:
         self._ready.append(message)
 
-    def _seek_target(self, target: PulsarMessage | AnyMessageId | int) -> pulsar.MessageId | int:
-        """Return what the native object has to seek to, for a message, any id or a time in milliseconds."""
-        if isinstance(target, PulsarMessage):
-            target = target.message_id()
-        if isinstance(target, WholeMessageId):
-            return target.first if self._inclusive else target.last
-        return target
-
 
 class ReaderOptions(TypedDict, total=False):
-    """The options of a `PulsarReader`, which describes them."""
+    """The options of a `PulsarReader`; see there."""
 
     start_message_id_inclusive: bool
     clock: Callable[[], float]
@@ -233,17 +242,11 @@ class PulsarReader(Receiver):
             self.take(self._native.read_next())
         return bool(self._ready)
 
-    def seek(self, messageid: PulsarMessage | AnyMessageId | int) -> None:
-        """Go to a payload, or to a time in milliseconds; chunks from before never complete with chunks from after.
-
-        With ``start_message_id_inclusive`` a `WholeMessageId` makes its payload the next one, else the one behind it.
-        """
-        self._native.seek(self._seek_target(messageid))
-        self.forget()
-        self._reported.clear()
-
     def __repr__(self) -> str:
         return f"<PulsarReader of {self.topic()}, {self.pending_payloads} payloads incomplete>"
+
+    def _forget_history(self) -> None:
+        self._reported.clear()
 
     def _drop(self, dropped: Dropped) -> None:
         if dropped.action != "ack":

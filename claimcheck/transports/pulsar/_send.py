@@ -114,21 +114,12 @@ def _option_bytes(option: tuple[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SendSettings:
-    """Settings that all sends of one producer share.
+    """Settings that all sends of one producer share. ``late`` is called when a message has had no answer in time."""
 
-    Attributes:
-        raw: The native producer without its schema.
-        topic: For error texts.
-        window_bytes: The most bytes of one payload's messages in flight at once; one message is always allowed.
-        deadline_seconds: For the answer to each message, from its launch.
-        late: Called when a message has had no answer in time.
-        clock: Seconds, monotonic.
-    """
-
-    raw: pulsar.Producer
+    raw: pulsar.Producer  # without its schema
     topic: str
-    window_bytes: int
-    deadline_seconds: float
+    window_bytes: int  # in flight at once, for each payload; one message is always allowed
+    deadline_seconds: float  # for each message
     late: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
 
@@ -147,11 +138,6 @@ class SendSettings:
 
 class InFlightWindow:
     """Sends messages and records their results in a ledger. One thread launches; the client's thread reports results.
-
-    Args:
-        settings: Of the producer.
-        options: Of the send.
-        ledger: Of the payload; its results are message ids.
 
     Attributes:
         landed: Called by the client's thread when the last message has its result, after `close`.
@@ -180,9 +166,9 @@ class InFlightWindow:
             SendDeadlineError: An earlier message has no answer.
             Exception: The error of an earlier message, or of this one, which was not sent.
         """
-        size = len(envelope.data or b"")
+        room = self._settings.window_bytes - len(envelope.data or b"")
         with self._changed:
-            self._wait(lambda: not self._flying or self._bytes() + size <= self._settings.window_bytes)
+            self._wait(lambda: not self._flying or self._bytes() <= room)
             number = self._ledger.launched()
         self._launch(number, envelope)
         self.launched += 1
@@ -192,7 +178,7 @@ class InFlightWindow:
 
         Raises:
             SendDeadlineError: One has no answer.
-            Exception: The first error of a message; all others have their results, too, or are overdue.
+            Exception: The first error of a message; others may still be in flight.
         """
         with self._changed:
             self._wait(lambda: not self._flying)
@@ -204,7 +190,7 @@ class InFlightWindow:
             self._wait(lambda: True)
 
     def settle(self) -> None:
-        """After an error: wait for the results of the messages in flight, until they are overdue."""
+        """After an error, wait for the results of the messages in flight, until they are overdue."""
         with self._changed:
             while self._flying and (left := self._left()) > 0:
                 self._changed.wait(left)
@@ -212,7 +198,7 @@ class InFlightWindow:
                 self._settings.late()
 
     def close(self) -> None:
-        """Declare that nothing more will be launched; ``landed`` may be called from now on."""
+        """Stop launching; ``landed`` may be called from now on."""
         with self._changed:
             self._closed = True
             done = not self._flying
@@ -287,8 +273,8 @@ class PayloadSend:
 
     Args:
         settings: Of the producer.
-        undoing: Runs what the client's thread must not run.
-        out: The payload's messages, as the strategy made them.
+        undoing: Runs the work that the client's thread must not do.
+        out: The payload's messages.
         options: Of the send.
     """
 
@@ -300,7 +286,7 @@ class PayloadSend:
         self._window = InFlightWindow(settings, options, out.ledger)
 
     def launch(self) -> None:
-        """Pass all messages to the client, chunks one by one as earlier ones land. Raises as `wait`."""
+        """Pass all messages to the client, each when there is room for it. Raises as `wait`."""
         with self._breaking_off():
             self._launch_all()
 
@@ -369,7 +355,7 @@ class PayloadSend:
         answered.wait(seconds)
 
     def _landed(self, ticket: Ticket) -> None:
-        """Finish, in the client's thread, which must neither wait nor see an exception."""
+        """Finish in the client's thread, which must neither wait nor raise."""
         if self._out.ledger.error is None:
             self._out.finish()
             ticket(vendor().Result.Ok, self._id(self._out.ledger.results))
@@ -382,7 +368,7 @@ class PayloadSend:
         self._out.finish()
 
     def _late(self) -> None:
-        """Finish in the thread of the deadlines: the ticket expired."""
+        """Finish in the thread of the `Deadlines`: the ticket expired."""
         self._out.ledger.stopped(self._settings.no_answer())
         self._out.finish()
 
@@ -394,7 +380,7 @@ class PayloadSend:
 
 
 def without_schema(producer: pulsar.Producer) -> pulsar.Producer:
-    """Return the same native producer for bytes that are encoded already."""
+    """Return a native producer that sends encoded bytes through the same connection."""
     pulsar = vendor()
     check_type("producer", producer, valid=hasattr(producer, "_producer"), expected="a pulsar.Producer")
     raw = pulsar.Producer()
