@@ -1,10 +1,10 @@
-"""Stores payloads in a Pulsar topic of their own, as PIP-37 proposed: for users of Pulsar without another store.
+"""Stores payloads in a separate Pulsar topic, as proposed by PIP-37, for users of Pulsar without another store.
 
 A payload goes to the side topic in chunks; its pointer, which contains the position of the first chunk, goes to the
-main topic. Any consumer, of any subscription type, resolves it with a reader of the side topic.
+main topic. Consumers of any subscription type resolve it with a reader of the side topic.
 
-Pulsar deletes messages by age and size only. So `rollback` deletes nothing: the chunks stay until the topic's retention
-ends, unreachable once the pointer is gone. Without a retention policy nothing is kept.
+Pulsar deletes messages only by age and size. So `rollback` deletes nothing: the chunks stay, unreachable, until the
+topic's retention ends. Without a retention policy nothing is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from typing import Annotated, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
 
 from claimcheck._envelope import Envelope
 from claimcheck._payload import Source
@@ -30,8 +31,10 @@ from claimcheck.transports.pulsar._admin import AdminClient, AdminError, trustin
 from claimcheck.transports.pulsar._errors import SendDeadlineError
 from claimcheck.transports.pulsar._send import InFlightWindow, SendSettings
 
-__all__ = ["PulsarTopicStore"]
+if TYPE_CHECKING:
+    import pulsar
 
+__all__ = ["PulsarTopicStore"]
 
 _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"@(-1|\d{1,9})\.(\d{1,18})\.(\d{1,18})$")  # partition, ledger, entry
@@ -49,23 +52,24 @@ _TOPIC = Check(lambda topic: bool(topic) and topic.isprintable() and " " not in 
 class PulsarTopicStore(Store):
     """Stores payloads as chunks on a side topic, whose retention must be at least as long as the payloads' lifetime.
 
-    Set it with ``pulsar-admin topics set-retention --time 7d --size -1`` (or on the namespace). With ``admin_url`` it
-    is checked before the first write, and a topic with a shorter retention is refused; without, a warning is logged.
+    Set the retention with ``pulsar-admin topics set-retention --time 7d --size -1`` (or on the namespace). With
+    ``admin_url`` it is checked before the first write, and a shorter retention raises `ConfigError`. Without
+    ``admin_url`` a warning is logged.
 
     Args:
-        url: Of the broker.
-        topic: For chunks of this library only; partitioned or not.
-        ttl_seconds: How long payloads live, at least 1; the topic's retention must not be shorter.
-        segment_bytes: Of one chunk; 1 KiB less than the broker takes in one message, at most.
-        token: For brokers that require one.
-        admin_url: Of the broker's web service.
-        tls_ca_file: Certificates of authorities in PEM format, in place of the system's, for ``pulsar+ssl://`` and an
-            ``admin_url`` with ``https://``.
-        tls_validate_hostname: Whether a server's certificate has to be for its host.
-        max_gap_messages: A payload whose chunks have more messages of others between them is not found; for writers
-            that wait long in the middle of a payload, for example for its file.
-        max_gap_bytes: The same in bytes.
-        timeout_seconds: For one answer of the broker, and for the search of a payload's next chunk.
+        url: The broker's address, ``pulsar://`` or ``pulsar+ssl://``.
+        topic: A topic for these chunks only; partitioned or not.
+        ttl_seconds: How long payloads are kept, at least 1; the topic's retention must not be shorter.
+        segment_bytes: Size of one chunk; at least 1 KiB below the broker's message size limit.
+        token: Authentication token.
+        admin_url: The broker's web service.
+        tls_ca_file: CA certificates (PEM) to trust instead of the system's, for ``pulsar+ssl://`` and an ``admin_url``
+            with ``https://``.
+        tls_validate_hostname: Whether the server's certificate must match its host name.
+        max_gap_messages: The most messages of other payloads between two chunks; beyond it a payload counts as missing.
+            Gaps come from writers that pause in the middle of a payload, for example to read its file.
+        max_gap_bytes: The same limit in bytes.
+        timeout_seconds: For each response of the broker, and for finding a payload's next chunk.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class PulsarTopicStore(Store):
         self._url, self._topic, self._token, self._admin_url = url, topic, token, admin_url
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
-        self._opened: tuple[Any, Any] | None = None
+        self._opened: tuple[pulsar.Client, pulsar.Producer] | None = None
         self._retention_known = False
         self.ttl_seconds = ttl_seconds
         self.segment_bytes = segment_bytes
@@ -101,7 +105,7 @@ class PulsarTopicStore(Store):
         return f"<PulsarTopicStore {self.name!r} on {self._topic}>"
 
     def close(self) -> None:
-        """Close producer and client; the next use makes new ones."""
+        """Close producer and client; the next use opens new ones."""
         with self._lock:
             opened, self._opened = self._opened, None
             self._partitions = ()
@@ -123,7 +127,7 @@ class PulsarTopicStore(Store):
         for number, piece in enumerate(self._pieces(source)):
             headers = {_UUID: pointer.key, _NUMBER: str(number)}
             envelope = Envelope(bytes(piece), headers, pointer.key)
-            if first is None:  # its place is the pointer's; and whatever the client sends again comes behind it
+            if first is None:  # the pointer has its position; messages that the client sends again come after it
                 first = self._first(envelope)
             else:
                 window.launch(envelope)
@@ -135,14 +139,14 @@ class PulsarTopicStore(Store):
         if not source.taken:
             yield memoryview(b"")
 
-    def _first(self, envelope: Envelope) -> Any:
-        """Send the first chunk until the broker returns its position, which it does not after a deduplication."""
+    def _first(self, envelope: Envelope) -> pulsar.MessageId:
+        """Send the first chunk until the broker returns its position; for a duplicate it returns none."""
         for _ in range(3):
-            alone = InFlightWindow(self._settings(1))
-            alone.launch(envelope)
-            (place,) = alone.wait()
-            if place.ledger_id() >= 0:
-                return place
+            window = InFlightWindow(self._settings(1))
+            window.launch(envelope)
+            (message_id,) = window.wait()
+            if message_id.ledger_id() >= 0:
+                return message_id
         raise StoreError(f"store {self.name!r}: the broker returned no position for the first chunk")
 
     def _settings(self, window_bytes: int) -> SendSettings:
@@ -160,7 +164,7 @@ class PulsarTopicStore(Store):
             yield from self._chunks(pointer, reader, first, pointer.key[: place.start()])
 
     def _topic_of(self, pointer: Pointer, partition: int) -> str:
-        """Return the topic of a partition; a broker would create one that does not exist."""
+        """Return the topic of a partition. Checks that it exists, since the broker would create it."""
         topic = self._topic if partition < 0 else f"{self._topic}-partition-{partition}"
         if not _names(topic, self._partitions):
             self._partitions = tuple(self._client().get_topic_partitions(self._topic))
@@ -168,9 +172,9 @@ class PulsarTopicStore(Store):
             self._reject(pointer, "scope", "names a partition that the topic does not have")
         return topic
 
-    def _chunks(self, pointer: Pointer, reader: Any, first: Any, key: str) -> Iterator[bytes]:
-        """Yield the payload's chunks in order; chunks of other payloads and duplicates may lie between them."""
-        early: dict[int, bytes] = {}
+    def _chunks(self, pointer: Pointer, reader: pulsar.Reader, first: pulsar.MessageId, key: str) -> Iterator[bytes]:
+        """Yield the payload's chunks in order. Skips duplicates and chunks of other payloads."""
+        early: dict[int, bytes] = {}  # chunks after the one that is next
         for wanted in range(pointer.segments):
             gap = Gap(messages=self._max_gap_messages, size=self._max_gap_bytes, seconds=self._timeout_seconds)
             while wanted not in early:
@@ -184,12 +188,12 @@ class PulsarTopicStore(Store):
                     raise self.missing(pointer, f"chunk {wanted} of {pointer.segments} ({gap})")
             yield early.pop(wanted)
 
-    def _next(self, pointer: Pointer, reader: Any, wanted: int) -> Any:
+    def _next(self, pointer: Pointer, reader: pulsar.Reader, wanted: int) -> pulsar.Message:
         if not reader.has_message_available():
             raise self.missing(pointer, f"chunk {wanted} of {pointer.segments}")
         return reader.read_next(int(self._timeout_seconds * 1000))
 
-    def _reading(self, pointer: Pointer, first: Any) -> Any:
+    def _reading(self, pointer: Pointer, first: pulsar.MessageId) -> pulsar.Reader:
         topic, queue = self._topic_of(pointer, first.partition()), min(pointer.segments, _READ_AHEAD)
         return self._client().create_reader(topic, first, start_message_id_inclusive=True, receiver_queue_size=queue)
 
@@ -200,13 +204,13 @@ class PulsarTopicStore(Store):
 
     # Within ----------------------------------------------------------------------------------------------------
 
-    def _client(self) -> Any:
+    def _client(self) -> pulsar.Client:
         return self._connected()[0]
 
-    def _producer(self) -> Any:
+    def _producer(self) -> pulsar.Producer:
         return self._connected()[1]
 
-    def _connected(self) -> tuple[Any, Any]:
+    def _connected(self) -> tuple[pulsar.Client, pulsar.Producer]:
         with self._lock:
             if self._opened is None:
                 pulsar = self._vendor()
@@ -222,7 +226,7 @@ class PulsarTopicStore(Store):
                 self._opened = client, self._make_producer(client)
             return self._opened
 
-    def _make_producer(self, client: Any) -> Any:
+    def _make_producer(self, client: pulsar.Client) -> pulsar.Producer:
         try:
             return client.create_producer(
                 self._topic, block_if_queue_full=True, send_timeout_millis=int(self._timeout_seconds * 1000)
@@ -231,13 +235,13 @@ class PulsarTopicStore(Store):
             client.close()
             raise
 
-    def _vendor(self) -> Any:
+    def _vendor(self) -> ModuleType:
         return import_vendor("pulsar", extra="pulsar")
 
     def _check_retention(self) -> None:
         if not self._admin_url:
             _log.warning(
-                "store %r: it is not known whether the topic %s keeps its messages for %g s; set admin_url to check",
+                "store %r: cannot check that topic %s retains messages for %g s; set admin_url to check it",
                 self.name,
                 self._topic,
                 self.ttl_seconds,
@@ -247,8 +251,8 @@ class PulsarTopicStore(Store):
         minutes, megabytes = policy.get("retentionTimeInMinutes", 0), policy.get("retentionSizeInMB", 0)
         if not megabytes or (minutes != -1 and minutes * 60 < (self.ttl_seconds or 0)):
             raise ConfigError(
-                f"stores.{self.name}.topic: {self._topic} keeps messages for {minutes} minutes and {megabytes} MB, "
-                f"payloads are to live {self.ttl_seconds:g} s: set a retention, or a shorter ttl_seconds",
+                f"stores.{self.name}.topic: {self._topic} retains messages for {minutes} minutes and {megabytes} MB, "
+                f"but ttl_seconds is {self.ttl_seconds:g}: set a longer retention or a shorter ttl_seconds",
                 path=f"stores.{self.name}.topic",
                 found=f"{minutes} minutes, {megabytes} MB",
                 expected=f"at least {self.ttl_seconds:g} s, and -1 MB",
@@ -277,13 +281,13 @@ class PulsarTopicStore(Store):
 
 
 class Gap:
-    """What a reader may pass over between two chunks of a payload.
+    """Limits what a reader skips between two chunks of a payload.
 
     Args:
         messages: The most messages.
         size: The most bytes.
         seconds: The longest time.
-        clock: Seconds, from any moment on.
+        clock: Seconds, monotonic.
     """
 
     def __init__(
@@ -294,7 +298,7 @@ class Gap:
         self._taken_messages = self._taken_bytes = 0
 
     def take(self, size: int) -> bool:
-        """Pass over a message of some bytes; false where that was one too many."""
+        """Skip a message of ``size`` bytes; return whether the gap is still within its limits."""
         self._taken_messages += 1
         self._taken_bytes += size
         late = self._clock() - self._start > self._seconds
@@ -303,25 +307,25 @@ class Gap:
     def __str__(self) -> str:
         return (
             f"not within max_gap_messages {self._messages}, max_gap_bytes {self._size} and timeout_seconds "
-            f"{self._seconds:g} of the one before"
+            f"{self._seconds:g} after the previous one"
         )
 
 
-def _number(message: Any, key: str) -> int:
-    """The number of a chunk; -1 for what is not a chunk of this payload."""
-    about = message.properties()
-    text = about.get(_NUMBER, "")
-    return int(text) if about.get(_UUID) == key and _CHUNK.fullmatch(text) else -1
+def _number(message: pulsar.Message, key: str) -> int:
+    """Return the number of a chunk, or -1 if the message is not a chunk of this payload."""
+    properties = message.properties()
+    text = properties.get(_NUMBER, "")
+    return int(text) if properties.get(_UUID) == key and _CHUNK.fullmatch(text) else -1
 
 
 def _names(topic: str, partitions: tuple[str, ...]) -> bool:
-    """Whether a topic, with or without tenant and namespace, is one of these."""
+    """Return whether a topic, with or without tenant and namespace, is one of these partitions."""
     return any(name == topic or name.endswith(f"/{topic}") for name in partitions)
 
 
-def _text(message_id: Any) -> str:
+def _text(message_id: pulsar.MessageId) -> str:
     return f"{message_id.partition()}.{message_id.ledger_id()}.{message_id.entry_id()}"
 
 
-def _place(message_id: Any) -> tuple[int, int]:
+def _place(message_id: pulsar.MessageId) -> tuple[int, int]:
     return message_id.ledger_id(), message_id.entry_id()

@@ -1,4 +1,4 @@
-"""Every promise of a store that a log can keep, on a side topic of a real Pulsar."""
+"""The store conformance kit on a side topic of a real Pulsar, without deletions."""
 
 import pulsar
 import pytest

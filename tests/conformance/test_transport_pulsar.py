@@ -1,4 +1,4 @@
-"""The wrappers of Pulsar keep every promise of a transport, on a real broker, blocking and with asyncio."""
+"""The transport conformance kit on a real Pulsar, blocking and with asyncio."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A broker that is killed and started again under load: what was reported sent is delivered, every byte of it."""
+"""A broker is killed and restarted under load: every payload reported as sent is delivered, byte for byte."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ SIZES = [1_000, 50_000, 300_000, 2_000_000, 20_000_000]
 
 @pytest.fixture
 def broker(pulsar_jars):
-    """One of our own, to be killed."""
+    """A separate broker, to be killed."""
     if servers.JARS not in os.environ:
         pytest.skip("no jars to start a broker of one's own")
     with servers.pulsar(durable=True) as broker:
@@ -39,7 +39,7 @@ def client(broker):
 
 @pytest.fixture
 def lab(client, topic):
-    """Producers that offload and producers that cut, and a consumer of what both of them send."""
+    """Producers of stored payloads and of chunks, and a consumer of both."""
     lab = Lab(client, topic)
     yield lab
     lab.close()
@@ -72,7 +72,7 @@ class Lab:
 
 
 class Sender(threading.Thread):
-    """Sends one payload after another, as many as there are, and notes what it was told."""
+    """Sends one payload after another and records the results."""
 
     def __init__(self, producer, number, payloads):
         super().__init__(daemon=True)
@@ -91,7 +91,7 @@ class Sender(threading.Thread):
 
 
 class Receiver(threading.Thread):
-    """Receives and acknowledges until it has what it was promised."""
+    """Receives and acknowledges until all payloads reported as sent were received."""
 
     def __init__(self, consumer, expected):
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""What the tests against a real Pulsar share: a configuration of each kind, and a topic with everything on it."""
+"""Shared by the tests against a real Pulsar: configurations, and a topic with wrapped producers and consumers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests import servers
 
 LIMIT = 102_400
-"""What the broker of the tests takes in one message."""
+"""The test broker's limit for one message."""
 
 STRATEGIES = ("external", "chunking")
 UUID = "00000000-0000-4000-8000-00000000000{}"
@@ -25,31 +25,31 @@ MANY = pytest.mark.parametrize("kind", [SHARED, KEYED], ids=str)
 
 
 def content(size: int, seed: int = 0) -> bytes:
-    """Bytes that are the same each time, and different for each seed."""
+    """Return reproducible bytes, different for each seed."""
     return random.Random(f"{size} {seed}").randbytes(size)
 
 
 def opened(strategy: str, **more: Any) -> claimcheck.ClaimCheck:
-    """A configuration with one store, in this process's memory."""
+    """Return a configuration with one in-memory store."""
     return claimcheck.from_dict({"strategy": strategy, "stores": {"m": {"type": "memory"}}, **more})
 
 
 class Rig:
-    """One topic, and whatever is wrapped on it; closed at the end."""
+    """One topic, and the wrapped clients on it; closed at the end."""
 
     def __init__(self, broker: Any, client: Any, topic: str, stack: contextlib.ExitStack) -> None:
         self.broker, self.client, self.topic, self._stack = broker, client, topic, stack
         self.cc = stack.enter_context(opened("external"))
 
     def claimcheck(self, strategy: str, **more: Any) -> claimcheck.ClaimCheck:
-        """Another configuration; pointers of all of them lead to the same store."""
+        """Return another configuration; all of them use the same store."""
         cc = self._stack.enter_context(opened(strategy, **more))
         if "stores" not in more:
             cc._open.stores["m"] = self.cc.store("m")
         return cc
 
     def producer(self, strategy: str = "external", *, wrap: dict[str, Any] | None = None, **native: Any) -> Any:
-        """A wrapped producer; `native` goes to the client."""
+        """Return a wrapped producer; `native` are options of the client."""
         made = self.client.create_producer(self.topic, **native)
         cc = strategy if isinstance(strategy, claimcheck.ClaimCheck) else self.claimcheck(strategy)
         wrapped = PulsarProducer(made, cc, **{"max_message_bytes": LIMIT, **(wrap or {})})
@@ -57,19 +57,19 @@ class Rig:
         return wrapped
 
     def subscribe(self, name: str = "s", **native: Any) -> Any:
-        """A native consumer, which sees the topic from its beginning."""
+        """Return a native consumer that starts at the beginning of the topic."""
         options = {"initial_position": pulsar.InitialPosition.Earliest, "negative_ack_redelivery_delay_ms": 100}
         made = self.client.subscribe(self.topic, name, **{**options, **native})
         self._stack.callback(_quietly, made.close)
         return made
 
     def consumer(self, name: str = "s", *, wrap: dict[str, Any] | None = None, cc: Any = None, **native: Any) -> Any:
-        """A wrapped consumer, told of its own type."""
+        """Return a wrapped consumer that knows its subscription type."""
         told = {"consumer_type": native.get("consumer_type", pulsar.ConsumerType.Exclusive)}
         return PulsarConsumer(self.subscribe(name, **native), cc or self.cc, **{**told, **(wrap or {})})
 
     def settled(self, name: str = "s", *, backlog: int = 0) -> None:
-        """Wait until the broker has so many left for a subscription; of none no hole may be left either."""
+        """Wait until a subscription has this backlog; for 0, no unacknowledged holes may be left either."""
         wanted = (backlog,) if backlog else (0, "")
         servers.wait_until(lambda: self._left(name)[: len(wanted)] == wanted, f"the backlog of {name} is {backlog}")
 
@@ -84,18 +84,18 @@ class Rig:
 
 @contextlib.contextmanager
 def rig(broker: Any, client: Any, topic: str) -> Iterator[Rig]:
-    """Open one."""
+    """Open a `Rig` on a topic."""
     with contextlib.ExitStack() as stack:
         yield Rig(broker, client, topic, stack)
 
 
 def receive(consumer: Any, count: int, *, seconds: float = 10) -> list[Any]:
-    """Exactly so many payloads."""
+    """Receive exactly this many payloads."""
     return [consumer.receive(int(seconds * 1000)) for _ in range(count)]
 
 
 def nothing_comes(consumer: Any, millis: int = 300) -> bool:
-    """Whether no payload comes for a while."""
+    """Return whether no payload is received for a while."""
     try:
         consumer.receive(millis)
     except pulsar.Timeout:
@@ -104,19 +104,19 @@ def nothing_comes(consumer: Any, millis: int = 300) -> bool:
 
 
 def chunk(which: int, position: int, count: int, piece: bytes) -> bytes:
-    """One message of a payload in chunks."""
+    """Return one chunk of a payload."""
     return encode_chunk(UUID.format(which), position, count, memoryview(piece))
 
 
 def rig_on(lab: Rig, topic: str) -> Rig:
-    """The same, on another topic, with the same stores."""
+    """Return a rig on another topic, with the same stores."""
     other = Rig(lab.broker, lab.client, topic, lab._stack)
     other.cc = lab.cc
     return other
 
 
 def pending(consumer: Any) -> int:
-    """How many payloads it has begun, when nothing comes any more."""
+    """Return the number of incomplete payloads once no more messages are received."""
     assert nothing_comes(consumer, 0)
     held: int = consumer.pending_payloads
     return held

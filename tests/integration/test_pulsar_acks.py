@@ -1,4 +1,4 @@
-"""What is acknowledged or given back is a whole payload; the broker's books show it."""
+"""Acknowledgements apply to whole payloads, as the broker's statistics show."""
 
 import subprocess
 import sys
@@ -156,7 +156,7 @@ class TestCumulatively:
         lab.settled(backlog=1)
 
     def test_the_chunks_of_a_payload_beside_another_that_is_not_settled(self, lab):
-        """Else they would be left over when the process ends here, and never become a payload again."""
+        """Otherwise they would remain after the process ends, and never become a payload again."""
         consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
         for message in (chunk(1, 0, 2, b"a"), chunk(2, 0, 2, b"b"), chunk(1, 1, 2, b"A"), chunk(2, 1, 2, b"B")):
             native.send(message)
@@ -298,7 +298,7 @@ class TestGiveBack:
         lab.settled()
 
     def test_acknowledged_while_it_comes_again(self, lab):
-        """What is held of the second delivery is not left to expire, and its rest is no payload."""
+        """The chunks held from the second delivery are not left to expire, and the rest is no payload."""
         consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
         for n in range(3):
             native.send(chunk(1, n, 3, b"%d" % n))
@@ -362,7 +362,7 @@ sys.stdout.buffer.write(deserialize(sys.stdin.buffer.read()).serialize())
 
 
 def _copies(lab):
-    """The messages of the topic, once more, as the broker would deliver them again."""
+    """Send the messages of the topic again, as the broker would redeliver them."""
     reader = lab.client.create_reader(lab.topic, pulsar.MessageId.earliest)
     found = []
     while reader.has_message_available():

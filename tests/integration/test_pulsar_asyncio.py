@@ -1,4 +1,4 @@
-"""The wrappers of `pulsar.asyncio`, on a real Pulsar: the same promises, and an event loop that is never blocked."""
+"""The wrappers for `pulsar.asyncio` on a real Pulsar: the same guarantees, and they never block the event loop."""
 
 import asyncio
 import contextlib
@@ -72,7 +72,7 @@ def test_many_at_once_and_given_back(lab, strategy):
 
 @contextlib.contextmanager
 def slow_at_first(store):
-    """Payloads are stored side by side, and those that came first are stored last."""
+    """Payloads are stored concurrently, and the first ones take longest."""
     write, pauses = store.write, itertools.chain([0.3, 0.25, 0.2, 0.15, 0.1], itertools.repeat(0.0))
 
     def slow(*args, **kwargs):

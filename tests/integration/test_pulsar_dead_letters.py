@@ -1,4 +1,4 @@
-"""What nobody could use is put aside as whole payloads; the broker's books show it."""
+"""Dead letters are whole payloads, as the broker's statistics show."""
 
 import pulsar
 import pytest

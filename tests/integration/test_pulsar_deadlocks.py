@@ -1,4 +1,4 @@
-"""The client's locks and the GIL. In processes of their own: one that stands still hears no signal."""
+"""The client's locks and the GIL. Each test runs in its own process: a deadlocked one handles no signals."""
 
 import subprocess
 import sys

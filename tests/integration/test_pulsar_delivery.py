@@ -1,4 +1,4 @@
-"""Listeners, seeking, and brokers that deliver anew: payloads come whole."""
+"""Listeners, seeking and redelivery: payloads are delivered whole."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Every incomplete payload ends, however busy the topic: it expires, is redelivered, and is reported in the end."""
+"""Every incomplete payload ends, even on a busy topic: it expires, is redelivered, and is finally reported."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ def clock():
 
 @pytest.fixture
 def head(lab):
-    """A topic that begins with the head of a payload whose writer died, and then has a plain message."""
+    """A topic with the first chunks of a payload whose writer died, and then a plain message."""
     native = lab.client.create_producer(lab.topic)
     native.send(chunk(1, 0, 2, b"a"), properties={"a": "b"}, partition_key="k")
     native.send(b"first")
@@ -51,7 +51,7 @@ def head(lab):
 
 
 class TestBusyTopic:
-    """One message is always there, and no receive times out."""
+    """A message is always available, so that no receive times out."""
 
     @pytest.mark.parametrize("prefetch_bytes", [0, 10 * LIMIT])
     @pytest.mark.parametrize("payload", [b"plain", content(2 * LIMIT)], ids=["plain", "stored"])

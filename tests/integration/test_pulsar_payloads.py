@@ -1,4 +1,4 @@
-"""Payloads of any size through a real Pulsar: whole, with everything that the native message has."""
+"""Payloads of any size through a real Pulsar arrive whole, with the metadata of the native message."""
 
 import asyncio
 import io
@@ -257,7 +257,7 @@ def test_without_a_receiver_queue_nothing_can_be_read_ahead(lab):
 class TestOutage:
     @pytest.fixture
     def ill(self, lab):
-        """The store cannot be reached until it is told to heal; pointers lead there."""
+        """A store that is unreachable until it is healed."""
         store = FaultyStore(store={"type": "memory"})
         store.context = lab.cc.store("m").context
         lab.cc._open.stores["m"] = store

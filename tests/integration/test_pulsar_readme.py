@@ -1,4 +1,4 @@
-"""What the README shows of Pulsar runs, on a real broker."""
+"""The README's Pulsar examples run on a real broker."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sends to a real Pulsar that are large, many, refused or never answered; and what is left of them in the store."""
+"""Sends to a real Pulsar that are large, many, refused or never answered, and what they leave in the store."""
 
 import contextlib
 import threading
@@ -17,7 +17,7 @@ BATCHES = {"batching_enabled": True, "batching_max_allowed_size_in_bytes": LIMIT
 
 
 class Watched:
-    """What was written to a configuration's store, and what of it was removed."""
+    """Records what is written to a configuration's store and what is deleted from it."""
 
     def __init__(self, lab, strategy="external"):
         self.events = []
@@ -37,7 +37,7 @@ class Watched:
 
 
 class Heard:
-    """A callback, and what it was told."""
+    """A callback that records its arguments."""
 
     def __init__(self):
         self.calls, self.called = [], threading.Event()
@@ -301,7 +301,7 @@ class TestDeduplication:
 
 
 class TestNoAnswer:
-    """A limit of the topic's own makes the client try for ever, without a word to anybody."""
+    """If the topic has a lower limit than the producer knows, the client retries forever without an error."""
 
     @pytest.fixture
     def stuck(self, lab):
@@ -384,7 +384,7 @@ class TestNoAnswer:
 
 
 def _ends(call, seconds=20):
-    """Whether a call comes to its end; one that does not must not hold up all the others."""
+    """Return whether a call ends; one that does not must not block the other tests."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -430,7 +430,7 @@ def test_a_callback_that_fails_ends_nothing(lab, caplog):
 
 
 def _largest_plain(producer, properties):
-    """The largest payload that is not offloaded, by bisection of what the producer says of itself."""
+    """Return the size of the largest payload that is not offloaded."""
     options = {"ordering_key": "o" * 100}
     limit = producer._limit_for(options)
     return limit.max_message_bytes - limit.overhead("key", properties)

@@ -1,4 +1,4 @@
-"""What other tests take for granted of a Pulsar: its limit, its numbers, and that it survives a kill."""
+"""What other tests rely on in a Pulsar broker: its limit, its statistics, and that it survives a kill."""
 
 import pulsar
 import pytest

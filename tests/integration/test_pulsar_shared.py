@@ -1,4 +1,4 @@
-"""Subscriptions of several consumers: all messages of a payload meet in one, or it is said that they cannot."""
+"""Subscriptions of several consumers: one receives all messages of a payload, or an error explains why not."""
 
 import pulsar
 import pytest
@@ -47,7 +47,7 @@ class TestShared:
 
 class TestManyConsumers:
     def test_key_shared_keeps_payloads_whole_while_a_consumer_joins(self, lab):
-        """The broker keeps the tails for their new owner until the old one has given the heads back: they expire."""
+        """The broker holds the last chunks for their new owner until the old one releases the first: they expire."""
         cc = lab.claimcheck("external", chunking={"expire_after_seconds": 1})
         first = lab.consumer(cc=cc, consumer_type=KEYED)
         native = lab.client.create_producer(lab.topic)

@@ -1,4 +1,4 @@
-"""A side topic as the store: any subscription type, several writers, and a log that forgets what it may."""
+"""A side topic as the store: any subscription type, several writers, and retention."""
 
 import threading
 from dataclasses import replace
@@ -19,7 +19,7 @@ KEEPS = {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1}
 
 @pytest.fixture
 def side(lab):
-    """A side topic that keeps what it gets."""
+    """A side topic with unlimited retention."""
     name = f"{lab.topic}-side"
     lab.client.create_producer(name).close()
     lab.broker.set_policy(name, "retention", KEEPS)
@@ -28,7 +28,7 @@ def side(lab):
 
 @pytest.fixture
 def entry(lab, side):
-    """The store's entry in a configuration."""
+    """Return the store's entry in a configuration."""
     return {
         "type": "pulsar-topic", "url": lab.broker.service_url, "topic": side, "ttl_seconds": 600,
         "segment_bytes": 50_000, "admin_url": lab.broker.admin_url,
@@ -90,7 +90,7 @@ def test_a_partitioned_topic(lab, partitions):
 
 @pytest.fixture
 def sends(lab, side):
-    """Chunks as others wrote them: a test's own producer."""
+    """Chunks from the test's own producer."""
     native = lab.client.create_producer(side)
 
     def send(number, piece, key="_-k"):
@@ -155,23 +155,23 @@ def _of_two_chunks(first, payload):
 
 
 class TestForgedPointers:
-    """A pointer that anybody may have changed costs no more than what lies near its chunks."""
+    """A manipulated pointer makes the reader read only a bounded part of the topic."""
 
     @pytest.fixture
     def real(self, store):
-        """Of two chunks, with 300 messages behind them, 30 MB."""
+        """Two chunks, followed by 300 messages of 30 MB."""
         pointer = store.write(content(100_000))
         store.write(content(30 * 50_000 * 10))
         return pointer
 
     @pytest.fixture
     def one_more(self, real):
-        """It names one chunk more than there are."""
+        """A pointer with one chunk more than the payload has."""
         return replace(real, segments=3, size=150_000)
 
     @pytest.fixture
     def bounded(self, entry):
-        """A store with other bounds."""
+        """A store with other limits."""
         opened = []
 
         def build(**options):

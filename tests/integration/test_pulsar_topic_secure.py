@@ -1,4 +1,4 @@
-"""A side topic of a Pulsar that requires a token and speaks TLS: certificates are verified, host names included."""
+"""A side topic on a broker with tokens and TLS: certificates and host names are verified."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The web service of a broker: hosts are verified, and a token goes to nobody but the host that it is for."""
+"""The client for a broker's web service verifies hosts, and sends a token only to the host that it is for."""
 
 import contextlib
 import http.server
@@ -21,7 +21,7 @@ LIMITS = {
 
 
 class Service:
-    """A web service on one address, which answers, refuses or redirects."""
+    """A web service that answers, refuses or redirects."""
 
     def __init__(self, host, *, redirect_to=None, certificate=None):
         self.requests, self.redirect_to, service = [], redirect_to, self
@@ -36,7 +36,7 @@ class Service:
                 self.wfile.write(json.dumps(LIMITS.get(self.path)).encode())
 
             def log_message(self, *args):
-                """Nothing."""
+                """Log nothing."""
 
         self.server = http.server.ThreadingHTTPServer((host, 0), Handler)
         self.required = False

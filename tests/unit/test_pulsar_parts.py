@@ -1,4 +1,4 @@
-"""The parts of the Pulsar transport that need no broker: ids, limits, deadlines, and messages on their way."""
+"""Parts of the Pulsar transport that need no broker: ids, limits, deadlines, and the in-flight window."""
 
 import pickle
 import threading
@@ -118,7 +118,7 @@ class Clock:
 
 
 class Client:
-    """Takes messages, and lands them when it is told to."""
+    """Accepts messages, and acknowledges each when `land` is called."""
 
     def __init__(self, room=1000):
         self.flying, self.room, self.taken = [], room, []
@@ -134,7 +134,7 @@ class Client:
         self.flying.pop(0)(result, len(self.taken) - len(self.flying))
 
     def landing(self):
-        """Lands one after the other, in a thread of its own, as the real one does."""
+        """Acknowledges all messages from another thread, as the real client does."""
         stop = threading.Event()
 
         def run():
@@ -300,7 +300,7 @@ class TestRedeliveryTracker:
 
 
 class Busy(Receiver):
-    """Messages come without end, and no payload."""
+    """Receives messages without end, and no payload."""
 
     def __init__(self, clock):
         resolver = SimpleNamespace(pending_payloads=1)
@@ -313,7 +313,7 @@ class Busy(Receiver):
         self.taken += 1
 
     def _drop(self, dropped):
-        """There is nothing."""
+        """Nothing to do."""
 
     _forget_history = _drop
 

@@ -1,4 +1,4 @@
-"""What takes no broker: how far a reader searches, and to whom a token goes."""
+"""Parts of the store that need no broker: how far a reader searches, and where a token is sent."""
 
 import http.server
 import threading
@@ -42,7 +42,7 @@ def test_a_gap_ends_with_its_time():
 
 @contextmanager
 def web(redirect=None):
-    """A web service that keeps everything for ever, or sends whoever asks elsewhere; with the tokens that it saw."""
+    """A web service with unlimited retention, or with a redirect; records the tokens that it received."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):

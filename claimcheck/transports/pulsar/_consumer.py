@@ -77,8 +77,8 @@ class PulsarConsumer(Receiver):
     the consumer's own ``dead_letter_policy``, which would split payloads; pass ``dead_letter_producer`` here.
 
     Args:
-        consumer: A `pulsar.Consumer`, without a message listener. For chunks, and to read ahead, it needs a
-            ``receiver_queue_size`` of 1 or more, without which the client fails with `pulsar.InvalidConfiguration`.
+        consumer: A `pulsar.Consumer`, without a message listener. To receive chunks or read ahead, it needs a
+            ``receiver_queue_size`` of at least 1; otherwise the client raises `pulsar.InvalidConfiguration`.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         consumer_type: As it was subscribed. Without it, chunks are refused on a subscription that could be Shared,
             which the client cannot distinguish from Key_Shared.
@@ -179,9 +179,9 @@ class PulsarConsumer(Receiver):
         self.tick()  # duplicates may have ended with it
 
     def acknowledge_cumulative(self, message: AnyMessage) -> None:
-        """Acknowledge everything up to a payload, but no message of one that is incomplete or not settled.
+        """Acknowledge everything up to a payload, but no message of a payload that is incomplete or not settled.
 
-        Messages behind the beginning of such a payload are acknowledged individually.
+        Messages after the beginning of such a payload are acknowledged individually.
 
         Args:
             message: See `acknowledge`.
@@ -234,11 +234,11 @@ class PulsarConsumer(Receiver):
     # The other methods of the client's consumer ----------------------------------------------------------------
 
     def pause_message_listener(self) -> None:
-        """See `pulsar.Consumer`."""
+        """Stop calling the listener; see `pulsar.Consumer.pause_message_listener`."""
         self._native.pause_message_listener()
 
     def resume_message_listener(self) -> None:
-        """See `pulsar.Consumer`."""
+        """Call the listener again; see `pulsar.Consumer.resume_message_listener`."""
         self._native.resume_message_listener()
 
     def get_last_message_id(self) -> pulsar.MessageId:
@@ -246,7 +246,7 @@ class PulsarConsumer(Receiver):
         return self._native.get_last_message_id()
 
     def unsubscribe(self) -> None:
-        """Delete the subscription, and forget what is held."""
+        """Delete the subscription, and forget all messages that are held."""
         self._native.unsubscribe()
         self.forget()
 
@@ -380,12 +380,11 @@ class RedeliveryTracker:
         return bool(self._counts)
 
     def too_many(self, place: Place, broker_count: int) -> int | None:
-        """Return how often a payload was redelivered, the larger of two counts, if that reaches the maximum."""
+        """Return the larger of the own and the broker's count of redeliveries if it reaches the maximum."""
         count = max(self._counts.get(place, 0), broker_count)
         return count if self._maximum is not None and count >= self._maximum else None
 
     def add(self, place: Place) -> None:
-        """Count a payload that was negatively acknowledged."""
         if self._maximum is None:
             return
         with self._lock:
@@ -394,7 +393,6 @@ class RedeliveryTracker:
                 self._counts.popitem(last=False)
 
     def forget(self, place: Place) -> None:
-        """Forget a payload that was acknowledged."""
         self._counts.pop(place, None)
 
     def forget_up_to(self, topic: str, position: Position) -> None:
@@ -404,7 +402,6 @@ class RedeliveryTracker:
                 del self._counts[place]
 
     def clear(self) -> None:
-        """Forget all payloads."""
         with self._lock:
             self._counts.clear()
 

@@ -53,12 +53,9 @@ class Inbox:
     Args:
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         schema: The consumer's.
-        refusal: Returns why chunks from a topic cannot be assembled, or ``None``; called for each chunk.
+        refusal: Returns the error if chunks from a topic cannot be assembled; called for each chunk.
         keep: Whether to keep native chunks until they are settled, for a dead-letter topic.
         clock: Seconds, monotonic.
-
-    Attributes:
-        resolver: Assembles the chunks.
     """
 
     def __init__(
@@ -97,7 +94,7 @@ class Inbox:
         return PulsarMessage(native, self._schema, data)
 
     def take(self, native: pulsar.Message) -> Sequence[Arrival]:
-        """Take one message and return its payload, or what it completed: for a chunk often nothing."""
+        """Take one message and return the payloads that it completed; most chunks complete none."""
         data = native.data()
         if not data.startswith(self._header):
             self._note(native)
@@ -115,12 +112,11 @@ class Inbox:
         return (PulsarMessage(native, self._schema, bytes(content.payload)),)
 
     def tick(self) -> Sequence[Arrival]:
-        """Expire chunks that have waited too long."""
         with self._lock:
             return self._arrivals(self.resolver.tick())
 
     def report(self, dropped: Dropped) -> PulsarMessage:
-        """Return one message for the application, whose data raises the error, for messages that became no payload."""
+        """Return a message for the application whose data raises the error, for messages that became no payload."""
         with self._lock:
             return self._deliver(dropped.as_failed())
 
@@ -142,7 +138,7 @@ class Inbox:
                 self._behind.pop(outcome.source, None)
 
     def settle_own(self, place: Place) -> None:
-        """Forget a message that is its own payload: it was acknowledged, or negatively acknowledged."""
+        """Forget a message that is its own payload and was acknowledged or negatively acknowledged."""
         with self._lock:
             behind = self._behind.get(place[0])
             if behind is not None:
@@ -186,7 +182,7 @@ class Inbox:
         return target_id, plan.individually
 
     def clear(self) -> None:
-        """Forget all chunks: what was not acknowledged is redelivered."""
+        """Forget all chunks; those that were not acknowledged are redelivered."""
         with self._lock:
             self.resolver.clear()
             self._delivered.clear()

@@ -1,4 +1,4 @@
-"""Receives whole payloads: the base of consumers and readers, and `PulsarReader`, which acknowledges nothing."""
+"""Receives whole payloads: the base of consumers and readers, and the wrapper for readers."""
 
 from __future__ import annotations
 
@@ -107,10 +107,10 @@ class Receiver(Closing, ABC):
         self.forget()
         self._forget_history()
 
-    # For other ways to receive ---------------------------------------------------------------------------------
+    # For listeners and asyncio ---------------------------------------------------------------------------------
 
     def take(self, native: pulsar.Message) -> None:
-        """Take a native message that was received elsewhere; `take_ready` returns the payloads that it completed."""
+        """Take a native message; `take_ready` returns the payloads that it completed."""
         self._act(self._inbox.take(native))
         if self.tick_is_due:
             self.tick()
@@ -169,7 +169,6 @@ class Receiver(Closing, ABC):
             self.take(native)
 
     def _receive_within(self, millis: int) -> pulsar.Message:
-        """Wait for a limited time, which a client without a receiver queue refuses."""
         try:
             return self._receive(millis)
         except vendor().InvalidConfiguration as error:
@@ -197,7 +196,7 @@ class ReaderOptions(TypedDict, total=False):
 class PulsarReader(Receiver):
     """Wraps a `pulsar.Reader` and has its methods; each message that it returns is a whole payload.
 
-    A reader that starts in the middle of a payload's chunks does not return that payload. A reader cannot have chunks
+    A reader that starts in the middle of a payload's chunks does not return that payload. Readers cannot have chunks
     redelivered: a payload that is still incomplete after ``chunking.expire_after_seconds``, or is evicted, is returned
     once, as a message whose data raises `IncompletePayloadError`, unless ``on_expire`` or ``on_evict`` is ``ack``.
 
@@ -237,7 +236,7 @@ class PulsarReader(Receiver):
         return self._wait(timeout_millis)
 
     def has_message_available(self) -> bool:
-        """Whether a whole payload is available; reads the chunks that are."""
+        """Whether a whole payload is available; reads the chunks in the topic."""
         while not self._ready and self._native.has_message_available():
             self.take(self._native.read_next())
         return bool(self._ready)
@@ -262,7 +261,7 @@ class PulsarReader(Receiver):
             super()._keep(message)
 
     def _is_first_report(self, outcome: Any) -> bool:
-        """Late chunks of an incomplete payload are not reported again."""
+        """Return whether this incomplete payload was not reported before; its late chunks are not reported again."""
         known = outcome.identity in self._reported
         self._reported[outcome.identity] = None
         if len(self._reported) > _REMEMBERED:

@@ -124,7 +124,7 @@ class SendSettings:
     clock: Callable[[], float] = time.monotonic
 
     def send(self, envelope: Envelope, callback: SendCallback, options: Mapping[str, Any]) -> None:
-        """Pass one message to the client, which accepts no other bytes-like objects than ``bytes``."""
+        """Pass one message to the client, which accepts only ``bytes``."""
         data = envelope.data
         if data is not None and type(data) is not bytes:
             data = bytes(data)
@@ -185,7 +185,7 @@ class InFlightWindow:
         return self._ledger.results
 
     def drain(self) -> None:
-        """Wait until the client has accepted all messages. Raises as `launch` does."""
+        """Wait until the client has accepted all messages. Raises as `launch`."""
         with self._changed:
             self._wait(lambda: True)
 
