@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from claimcheck._envelope import Envelope
 from claimcheck.errors import TransportError
 from claimcheck.transports.pulsar._consumer import RedeliveryTracker
-from claimcheck.transports.pulsar._deadlines import Deadlines, Ticket
+from claimcheck.transports.pulsar._deadlines import BoundedProducer, Ticket
 from claimcheck.transports.pulsar._errors import SendDeadlineError, classify, error_of
 from claimcheck.transports.pulsar._message import WholeMessageId, before, deserialize, natives, position_of
 from claimcheck.transports.pulsar._receiver import Receiver
@@ -234,6 +234,18 @@ class TestInFlightWindow:
         assert landed == [one]
 
 
+class Silent:
+    """A producer that answers nothing."""
+
+    def topic(self):
+        return "t"
+
+    def flush(self):
+        """There is nothing to flush."""
+
+    close = flush
+
+
 class TestDeadlines:
     def test_a_ticket_is_called_once(self):
         heard = []
@@ -247,23 +259,24 @@ class TestDeadlines:
         Ticket(lambda *_: 1 / 0)(OK, None)
         assert "ZeroDivisionError" in caplog.text
 
-    def test_who_hears_nothing_is_called_when_time_is_up(self):
-        heard = threading.Event()
-        deadlines = Deadlines(0.01, lambda: ("late", None))
-        said = []
-        deadlines.watch(Ticket(lambda *what: (said.append(what), heard.set())))
-        assert heard.wait(10)
-        deadlines.close()
-        assert said == [("late", None)]
+    def test_a_callback_without_an_answer_is_called_after_the_deadline(self):
+        called = threading.Event()
+        producer, results = BoundedProducer(Silent(), 0.01), []
+        producer.watch(Ticket(lambda result, message_id: (results.append(result), called.set())))
+        assert called.wait(10)
+        with pytest.raises(SendDeadlineError):
+            producer.flush()
+        producer.close()
+        assert results == [pulsar.Result.Timeout]
 
     def test_landed_tickets_are_not_kept(self):
-        deadlines = Deadlines(1000, lambda: ("late", None))
+        producer = BoundedProducer(Silent(), 1000)
         for _ in range(100):
             ticket = Ticket(lambda *_: None)
-            deadlines.watch(ticket)
+            producer.watch(ticket)
             ticket(OK, None)
-        assert len(deadlines._watched) <= 65
-        deadlines.close()
+        assert len(producer._watched) <= 65
+        producer.close()
 
 
 class TestRedeliveryTracker:

@@ -15,7 +15,7 @@ from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.delegation import AsyncClosing, off_the_loop
 from claimcheck.transports.pulsar._consumer import ConsumerOptions, PulsarConsumer
 from claimcheck.transports.pulsar._errors import vendor
-from claimcheck.transports.pulsar._message import PulsarMessage
+from claimcheck.transports.pulsar._message import PulsarMessage, WholeMessageId
 from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer
 from claimcheck.transports.pulsar._receiver import TICK_SECONDS, PulsarReader, ReaderOptions, Receiver, blocking
 from claimcheck.transports.pulsar._send import PayloadSend, SendOptions, given_options
@@ -226,11 +226,11 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
 
     async def send(
         self,
-        content: Any,
+        content: object,
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
         **options: Unpack[SendOptions],
-    ) -> Any:
+    ) -> pulsar.MessageId | WholeMessageId:
         """Send one payload; arguments and result as for `PulsarProducer.send`, with ``None`` for a tombstone.
 
         If the calling task is cancelled, it ends at once, and the payload is sent all the same.
@@ -274,9 +274,9 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
         self,
         before: asyncio.Future[None] | None,
         launched: asyncio.Future[None],
-        arguments: tuple[Any, dict[str, str] | None, str | None],
-        options: dict[str, Any] | None,
-    ) -> Any:
+        arguments: tuple[object, dict[str, str] | None, str | None],
+        options: dict[str, object] | None,
+    ) -> pulsar.MessageId | WholeMessageId:
         """Store a payload now, launch it when the one before was launched or has failed, and return the result.
 
         Args:
@@ -308,7 +308,7 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
         return await result
 
     def _send_plain(
-        self, content: Any, properties: dict[str, str] | None, partition_key: str | None
+        self, content: object, properties: dict[str, str] | None, partition_key: str | None
     ) -> Awaitable[pulsar.MessageId]:
         """Pass a plain message to the client now, and return a future for its id."""
         loop = asyncio.get_running_loop()

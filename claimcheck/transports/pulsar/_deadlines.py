@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     SendCallback = Callable[[pulsar.Result, pulsar.MessageId], object]
     """Receives the result of a send and the message id."""
 
-__all__ = ["BoundedProducer", "Deadlines", "Ticket", "no_id"]
+__all__ = ["BoundedProducer", "Ticket", "no_id"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,10 +45,11 @@ class Ticket:
         """Whether the callback was not called yet."""
         return bool(self._callback)
 
-    def expire(self, result: pulsar.Result, message_id: pulsar.MessageId) -> None:
+    def expire(self) -> None:
+        """Call the callback with ``Result.Timeout``, unless it was called before."""
         if self.open and self.late is not None:
             self.late()
-        self(result, message_id)
+        self(vendor().Result.Timeout, no_id())
 
     def __call__(self, result: pulsar.Result, message_id: pulsar.MessageId) -> None:
         """Call the callback, unless it was called before."""
@@ -62,87 +63,28 @@ class Ticket:
             _log.exception("the callback of a send failed")
 
 
-class Deadlines:
-    """Expires tickets, in a thread that the first ticket starts.
-
-    Args:
-        seconds: From `watch` until a ticket expires.
-        overdue: Returns the result and the message id to call an expired ticket with.
-        clock: Seconds, monotonic.
-    """
-
-    def __init__(
-        self,
-        seconds: float,
-        overdue: Callable[[], tuple[pulsar.Result, pulsar.MessageId]],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._seconds = seconds
-        self._overdue = overdue
-        self._clock = clock
-        self._watched: deque[Ticket] = deque()  # oldest first
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-
-    def watch(self, ticket: Ticket) -> None:
-        """Start the time of a ticket."""
-        ticket.due = self._clock() + self._seconds
-        watched = self._watched
-        watched.append(ticket)
-        if self._thread is None:
-            self._start()
-        elif len(watched) > _KEPT and not watched[0].open:
-            self._forget_called()
-
-    def close(self) -> None:
-        """End the thread; open tickets no longer expire."""
-        with self._lock:
-            thread, self._thread = self._thread, None
-        self._stop.set()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._run, name="claimcheck-pulsar-deadlines", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        pause = self._seconds
-        while not self._stop.wait(pause):
-            while (ticket := self._oldest_open()) is not None and ticket.due <= self._clock():
-                ticket.expire(*self._overdue())
-            pause = self._seconds if ticket is None else max(0.0, min(ticket.due - self._clock(), self._seconds))
-
-    def _oldest_open(self) -> Ticket | None:
-        self._forget_called()
-        try:
-            return self._watched[0]
-        except IndexError:
-            return None
-
-    def _forget_called(self) -> None:
-        with self._lock:
-            while self._watched and not self._watched[0].open:
-                self._watched.popleft()
-
-
 class BoundedProducer:
     """A native producer whose sends and flushes end. It is *lost* once a message has had no answer in time.
+
+    A thread, started by the first `watch`, expires the tickets of messages without an answer.
 
     Args:
         native: A native producer; its schema encodes what `send_async` sends.
         deadline_seconds: For the answer to one message.
+        clock: Seconds, monotonic.
     """
 
-    def __init__(self, native: pulsar.Producer, deadline_seconds: float) -> None:
+    def __init__(
+        self, native: pulsar.Producer, deadline_seconds: float, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._native = native
-        self._deadlines = Deadlines(deadline_seconds, self._overdue)
+        self._seconds = deadline_seconds
+        self._clock = clock
         self._lost: Future[None] = Future()
-        self.watch = self._deadlines.watch
+        self._watched: deque[Ticket] = deque()  # oldest first
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
 
     def send_async(
         self,
@@ -155,6 +97,16 @@ class BoundedProducer:
         ticket = Ticket(callback)
         self._native.send_async(content, ticket, properties=properties, partition_key=partition_key)
         self.watch(ticket)
+
+    def watch(self, ticket: Ticket) -> None:
+        """Start the time of a ticket, which expires after ``deadline_seconds``."""
+        ticket.due = self._clock() + self._seconds
+        watched = self._watched
+        watched.append(ticket)
+        if self._thread is None:
+            self._start()
+        elif len(watched) > _KEPT and not watched[0].open:
+            self._forget_called()
 
     def lose(self) -> None:
         """Record that a message has had no answer in time: the client sends nothing after it."""
@@ -183,11 +135,37 @@ class BoundedProducer:
         try:
             self._native.close()
         finally:
-            self._deadlines.close()
+            with self._lock:
+                thread, self._thread = self._thread, None
+            self._stop.set()
+            if thread is not None and thread is not threading.current_thread():
+                thread.join()
 
-    def _overdue(self) -> tuple[pulsar.Result, pulsar.MessageId]:
-        self.lose()
-        return vendor().Result.Timeout, no_id()
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._run, name="claimcheck-pulsar-deadlines", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        pause = self._seconds
+        while not self._stop.wait(pause):
+            while (ticket := self._oldest_open()) is not None and ticket.due <= self._clock():
+                self.lose()
+                ticket.expire()
+            pause = self._seconds if ticket is None else max(0.0, min(ticket.due - self._clock(), self._seconds))
+
+    def _oldest_open(self) -> Ticket | None:
+        self._forget_called()
+        try:
+            return self._watched[0]
+        except IndexError:
+            return None
+
+    def _forget_called(self) -> None:
+        with self._lock:
+            while self._watched and not self._watched[0].open:
+                self._watched.popleft()
 
 
 def _flush_in_thread(producer: pulsar.Producer) -> Future[None]:

@@ -153,7 +153,7 @@ class WholeMessageId:
         return WholeMessageId.deserialize, (self.serialize(),)
 
 
-def deserialize(data: bytes, topic: str | None = None) -> Any:
+def deserialize(data: bytes, topic: str | None = None) -> pulsar.MessageId | WholeMessageId:
     """Create an id, native or of a whole payload, from what its ``serialize`` returned.
 
     Args:
@@ -165,7 +165,7 @@ def deserialize(data: bytes, topic: str | None = None) -> Any:
     return vendor().MessageId.deserialize(data, topic=topic)
 
 
-def id_of(message: AnyMessage) -> Any:
+def id_of(message: AnyMessage) -> AnyMessageId:
     """Return the id of a message; an id unchanged."""
     read = getattr(message, "message_id", None)
     return read() if callable(read) else message
@@ -219,7 +219,7 @@ class MessageMetadata:
     schema_version: bytes
     int_schema_version: int
     producer_name: str
-    native: pulsar.Message = None
+    native: pulsar.Message | None = None
 
     @classmethod
     def of(cls, native: pulsar.Message, *, keep: bool = False) -> MessageMetadata:
@@ -304,7 +304,7 @@ class PulsarMessage:
             return error
         return None
 
-    def message_id(self) -> Any:
+    def message_id(self) -> pulsar.MessageId | WholeMessageId:
         """The native id; a `WholeMessageId` for chunks."""
         if self.outcome is None:
             return self._native.message_id()

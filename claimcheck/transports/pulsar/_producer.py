@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from claimcheck._client import ClaimCheck
     from claimcheck.transports.pulsar._deadlines import SendCallback
+    from claimcheck.transports.pulsar._message import WholeMessageId
 
 __all__ = ["ProducerOptions", "PulsarProducer"]
 
@@ -110,11 +111,11 @@ class PulsarProducer(Closing):
 
     def send(
         self,
-        content: Any,
+        content: object,
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
         **options: Unpack[SendOptions],
-    ) -> Any:
+    ) -> pulsar.MessageId | WholeMessageId:
         """Send one payload and wait until the broker has it; arguments as for `pulsar.Producer.send`.
 
         Args:
@@ -150,7 +151,7 @@ class PulsarProducer(Closing):
 
     def send_async(
         self,
-        content: Any,
+        content: object,
         callback: SendCallback,
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
@@ -178,7 +179,11 @@ class PulsarProducer(Closing):
         self._watch(ticket)
 
     def prepare(
-        self, content: Any, properties: dict[str, str] | None, partition_key: str | None, options: Mapping[str, Any]
+        self,
+        content: object,
+        properties: dict[str, str] | None,
+        partition_key: str | None,
+        options: Mapping[str, object],
     ) -> PayloadSend:
         """Store one payload or cut it into chunks, for the caller to launch; ``options`` are those that are set."""
         if self._closed:  # a definite refusal, where the client's own error leaves the outcome unknown
@@ -194,7 +199,7 @@ class PulsarProducer(Closing):
         )
         return PayloadSend(self._settings, self._undoing, block.__enter__(), options)
 
-    def sends_plain(self, content: Any, properties: dict[str, str] | None, partition_key: str | None) -> bool:
+    def sends_plain(self, content: object, properties: dict[str, str] | None, partition_key: str | None) -> bool:
         """Return whether this payload would be sent unchanged, without any I/O besides the client's."""
         return self._plain(content, properties, partition_key) is not None
 
@@ -238,7 +243,7 @@ class PulsarProducer(Closing):
     def __repr__(self) -> str:
         return f"<PulsarProducer of {self._topic}, messages up to {self._max_message_bytes} bytes>"
 
-    def _plain(self, content: Any, properties: dict[str, str] | None, key: str | None) -> bytes | None:
+    def _plain(self, content: object, properties: dict[str, str] | None, key: str | None) -> bytes | None:
         """Return the message of a small payload that does not look like an envelope; ``None`` for all others."""
         data = content if self._is_encoded else self._encode(content)
         if type(data) is not bytes or data.startswith(self._header):
@@ -252,8 +257,8 @@ class PulsarProducer(Closing):
             room = self._threshold - self._limit.overhead(key, None) - len(data)
         return data if room >= 0 else None
 
-    def _encode(self, content: Any) -> Any:
+    def _encode(self, content: object) -> object:
         return content if content is None or self._is_encoded else self._schema.encode(content)
 
-    def _limit_for(self, options: Mapping[str, Any]) -> WireLimit:
+    def _limit_for(self, options: Mapping[str, object]) -> WireLimit:
         return wire_limit(self._max_message_bytes, producer_name=self._name, options=options)

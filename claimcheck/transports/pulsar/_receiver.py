@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from claimcheck._resolver import Dropped
+from claimcheck._resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_type
 from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports.pulsar._errors import vendor
@@ -257,10 +257,10 @@ class PulsarReader(Receiver):
 
     def _keep(self, message: PulsarMessage) -> None:
         self._inbox.settle(message.outcome, acked=True)
-        if not message.is_incomplete or self._is_first_report(message.outcome):
+        if not message.is_incomplete or message.outcome is None or self._is_first_report(message.outcome):
             super()._keep(message)
 
-    def _is_first_report(self, outcome: Any) -> bool:
+    def _is_first_report(self, outcome: Outcome) -> bool:
         """Return whether this incomplete payload was not reported before; its late chunks are not reported again."""
         known = outcome.identity in self._reported
         self._reported[outcome.identity] = None

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
@@ -62,7 +62,7 @@ class SendOptions(TypedDict, total=False):
     deliver_after: timedelta | None
 
 
-def given_options(options: Mapping[str, object]) -> dict[str, Any]:
+def given_options(options: Mapping[str, object]) -> dict[str, object]:
     """Return the options that are set.
 
     Raises:
@@ -83,7 +83,7 @@ def metadata_bytes(key: object, properties: object) -> int:
     return size
 
 
-def wire_limit(max_message_bytes: int, *, producer_name: str, options: Mapping[str, Any]) -> WireLimit:
+def wire_limit(max_message_bytes: int, *, producer_name: str, options: Mapping[str, object]) -> WireLimit:
     """Return the limit for one send.
 
     Args:
@@ -100,11 +100,11 @@ def _field(size: int) -> int:
     return size + 2 if size < 128 else 1 - (-size.bit_length() // 7) + size
 
 
-def _option_bytes(option: tuple[str, Any]) -> int:
+def _option_bytes(option: tuple[str, object]) -> int:
     name, value = option
     if value is None or value is False:
         return 0
-    if name == "replication_clusters":
+    if isinstance(value, list):  # of replication clusters
         return sum(_field(byte_length(cluster)) for cluster in value)
     return 1 + _field(byte_length(value)) if name == "ordering_key" else 12
 
@@ -123,7 +123,7 @@ class SendSettings:
     late: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
 
-    def send(self, envelope: Envelope, callback: SendCallback, options: Mapping[str, Any]) -> None:
+    def send(self, envelope: Envelope, callback: SendCallback, options: Mapping[str, object]) -> None:
         """Pass one message to the client, which accepts only ``bytes``."""
         data = envelope.data
         if data is not None and type(data) is not bytes:
@@ -146,7 +146,7 @@ class InFlightWindow:
     """
 
     def __init__(
-        self, settings: SendSettings, options: Mapping[str, Any] | None = None, ledger: SendLedger | None = None
+        self, settings: SendSettings, options: Mapping[str, object] | None = None, ledger: SendLedger | None = None
     ) -> None:
         self._settings = settings
         self._options = options or {}
@@ -278,7 +278,7 @@ class PayloadSend:
         options: Of the send.
     """
 
-    def __init__(self, settings: SendSettings, undoing: Undoing, out: Outbound, options: Mapping[str, Any]) -> None:
+    def __init__(self, settings: SendSettings, undoing: Undoing, out: Outbound, options: Mapping[str, object]) -> None:
         self._settings = settings
         self._undoing = undoing
         self._out = out
