@@ -137,7 +137,7 @@ class TestTls:
 
     def test_a_file_without_certificates(self, tmp_path):
         for path in (tmp_path / "missing", tmp_path):
-            with pytest.raises(ConfigError, match="ca_file: found a file that holds no certificates"):
+            with pytest.raises(ConfigError, match="ca_file: found a file without readable certificates"):
                 ask_limit("https://127.0.0.1:1", "t", ca_file=str(path))
 
 

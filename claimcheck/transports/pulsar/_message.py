@@ -165,7 +165,7 @@ def deserialize(data: bytes, topic: str | None = None) -> pulsar.MessageId | Who
     return vendor().MessageId.deserialize(data, topic=topic)
 
 
-def id_of(message: AnyMessage) -> AnyMessageId:
+def id_of(message: AnyMessage) -> Any:
     """Return the id of a message; an id unchanged."""
     read = getattr(message, "message_id", None)
     return read() if callable(read) else message

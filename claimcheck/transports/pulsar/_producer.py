@@ -179,11 +179,7 @@ class PulsarProducer(Closing):
         self._watch(ticket)
 
     def prepare(
-        self,
-        content: object,
-        properties: dict[str, str] | None,
-        partition_key: str | None,
-        options: Mapping[str, object],
+        self, content: object, properties: dict[str, str] | None, key: str | None, options: Mapping[str, object]
     ) -> PayloadSend:
         """Store one payload or cut it into chunks, for the caller to launch; ``options`` are those that are set."""
         if self._closed:  # a definite refusal, where the client's own error leaves the outcome unknown
@@ -191,7 +187,7 @@ class PulsarProducer(Closing):
         block = self._cc.outbound(
             self._encode(content),
             destination=self._topic,
-            key=partition_key,
+            key=key,
             headers=properties,
             limit=self._limit_for(options) if options else self._limit,
             text_key=True,
