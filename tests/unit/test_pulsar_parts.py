@@ -118,43 +118,43 @@ class Clock:
 
 
 class Client:
-    """Accepts messages, and acknowledges each when `land` is called."""
+    """Accepts messages, and acknowledges each when `answer` is called."""
 
     def __init__(self, room=1000):
-        self.flying, self.room, self.taken = [], room, []
+        self.in_flight, self.room, self.taken = [], room, []
 
     def send_async(self, data, callback, properties, partition_key):
-        if len(self.flying) >= self.room:
+        if len(self.in_flight) >= self.room:
             callback(pulsar.Result.ProducerQueueIsFull, None)
             return
         self.taken.append(data)
-        self.flying.append(callback)
+        self.in_flight.append(callback)
 
-    def land(self, result=OK):
-        self.flying.pop(0)(result, len(self.taken) - len(self.flying))
+    def answer(self, result=OK):
+        self.in_flight.pop(0)(result, len(self.taken) - len(self.in_flight))
 
-    def landing(self):
+    def answering(self):
         """Acknowledges all messages from another thread, as the real client does."""
         stop = threading.Event()
 
         def run():
             while not stop.is_set():
-                if self.flying:
-                    self.land()
+                if self.in_flight:
+                    self.answer()
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         return stop
 
 
-def flight(client, **settings):
+def window(client, **settings):
     return InFlightWindow(SendSettings(client, "t", **{"window_bytes": 30, "deadline_seconds": 5.0, **settings}))
 
 
 class TestInFlightWindow:
     def test_the_window_bounds_what_is_on_its_way(self):
         client, seen = Client(), []
-        one, stop = flight(client), client.landing()
+        one, stop = window(client), client.answering()
         for _ in range(50):
             one.launch(Envelope(b"x" * 10))
             seen.append(one._bytes())
@@ -166,14 +166,14 @@ class TestInFlightWindow:
 
     def test_one_message_is_always_let_through(self):
         client = Client()
-        one = flight(client, window_bytes=1)
+        one = window(client, window_bytes=1)
         one.launch(Envelope(b"x" * 10))
         assert len(client.taken) == 1
 
     @pytest.mark.parametrize("room", [1, 2])
     def test_a_full_queue_is_tried_again_when_there_is_room(self, room):
         client = Client(room=room)
-        one, stop = flight(client), client.landing()
+        one, stop = window(client), client.answering()
         for i in range(20):
             one.launch(Envelope(b"%d" % i))
         one.drain()
@@ -183,55 +183,55 @@ class TestInFlightWindow:
 
     def test_a_queue_that_is_full_of_others_is_a_refusal(self):
         client = Client(room=0)
-        one = flight(client)
+        one = window(client)
         one.launch(Envelope(b"x"))
         with pytest.raises(pulsar.exceptions.ProducerQueueIsFull):
             one.wait()
 
     def test_the_first_error_ends_it_and_the_others_are_waited_for(self):
         client = Client()
-        one = flight(client)
+        one = window(client)
         for _ in range(3):
             one.launch(Envelope(b"x" * 10))
-        client.land()
-        client.land(pulsar.Result.MessageTooBig)
+        client.answer()
+        client.answer(pulsar.Result.MessageTooBig)
 
         with pytest.raises(pulsar.exceptions.MessageTooBig):
             one.launch(Envelope(b"x"))
-        client.land()
+        client.answer()
         one.settle()
         verdict = one._ledger.verdict()
         assert (verdict.outcome, verdict.acknowledged, verdict.unknown) == ("partial", 2, 0)
 
     def test_no_answer(self):
         clock, client = Clock(), Client()
-        one = flight(client, clock=clock)
+        one = window(client, clock=clock)
         one.launch(Envelope(b"x" * 30))
         clock.now = 5.1
         with pytest.raises(SendDeadlineError, match="t: no answer in 5 s"):
             one.launch(Envelope(b"x"))
         one.settle()  # does not wait for what is overdue
 
-    def test_landed_is_called_once_when_the_last_one_has(self):
-        client, landed = Client(), []
-        one = flight(client)
-        one.landed = lambda: landed.append(one)
+    def test_on_finished_is_called_once_after_the_last_result(self):
+        client, finished = Client(), []
+        one = window(client)
+        one.on_finished = lambda: finished.append(one)
         one.launch(Envelope(b"x"))
         one.launch(Envelope(b"y"))
-        client.land()
+        client.answer()
         one.close()
-        assert landed == []
-        client.land()
-        assert landed == [one]
+        assert finished == []
+        client.answer()
+        assert finished == [one]
 
-    def test_landed_is_called_even_if_all_had_landed_before(self):
-        client, landed = Client(), []
-        one = flight(client)
-        one.landed = lambda: landed.append(one)
+    def test_on_finished_is_called_if_all_had_results_before(self):
+        client, finished = Client(), []
+        one = window(client)
+        one.on_finished = lambda: finished.append(one)
         one.launch(Envelope(b"x"))
-        client.land()
+        client.answer()
         one.close()
-        assert landed == [one]
+        assert finished == [one]
 
 
 class Silent:
@@ -269,7 +269,7 @@ class TestDeadlines:
         producer.close()
         assert results == [pulsar.Result.Timeout]
 
-    def test_landed_tickets_are_not_kept(self):
+    def test_called_tickets_are_not_kept(self):
         producer = BoundedProducer(Silent(), 1000)
         for _ in range(100):
             ticket = Ticket(lambda *_: None)

@@ -18,7 +18,7 @@ from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._message import PulsarMessage, WholeMessageId
 from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer
 from claimcheck.transports.pulsar._receiver import TICK_SECONDS, PulsarReader, ReaderOptions, Receiver, blocking
-from claimcheck.transports.pulsar._send import PayloadSend, SendOptions, given_options
+from claimcheck.transports.pulsar._send import PayloadSend, SendOptions, checked_options
 
 if TYPE_CHECKING:
     import pulsar
@@ -233,23 +233,23 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
     ) -> pulsar.MessageId | WholeMessageId:
         """Send one payload; arguments and result as for `PulsarProducer.send`, with ``None`` for a tombstone.
 
-        If the calling task is cancelled, it ends at once, and the payload is sent all the same.
+        If the calling task is cancelled, it ends at once, but the payload is still sent.
 
         Raises:
             pulsar.asyncio.PulsarException: The client's own error; other errors as for `PulsarProducer.send`.
         """
-        given, arguments = given_options(options), (content, properties, partition_key)
+        checked, arguments = checked_options(options), (content, properties, partition_key)
         with _asyncio_errors():
-            plain = not given and self._blocking.sends_plain(*arguments)
+            plain = not checked and self._blocking.sends_plain(*arguments)
             if plain and self._is_idle:
                 return await self._send_plain(*arguments)
             loop = asyncio.get_running_loop()
             before, self._last = None if self._is_idle else self._last, loop.create_future()
-            sending = self._send_after(before, self._last, arguments, None if plain else given)
+            sending = self._send_after(before, self._last, arguments, None if plain else checked)
             return await asyncio.shield(in_background(loop, sending))
 
     async def flush(self) -> None:
-        """Wait until everything that was sent is in the topic."""
+        """Wait until all sent messages are in the topic."""
         await self._wait_idle()
         await self._call(self._blocking.flush)
 

@@ -136,7 +136,7 @@ class PulsarConsumer(Receiver):
             timeout_millis: Without it, waits as long as it takes.
 
         Raises:
-            pulsar.Timeout: No payload came in time.
+            pulsar.Timeout: No payload was received in time.
             Exception: The client's own.
         """
         if not self._looks_ahead and not self._ready and not self._inbox.has_unsettled_chunks:
@@ -351,7 +351,7 @@ class PulsarConsumer(Receiver):
             except pulsar.exceptions.CumulativeAcknowledgementNotAllowedError:
                 return SharedSubscriptionError(_MAY_BE_SHARED)
             except pulsar.exceptions.PulsarException as error:
-                _log.debug("cannot tell the type of the subscription: %s", error)
+                _log.debug("cannot determine the type of the subscription: %s", error)
         return None
 
 

@@ -114,7 +114,7 @@ class BoundedProducer:
             self._lost.set_result(None)
 
     def flush(self) -> None:
-        """Wait until everything that was sent is in the topic.
+        """Wait until all sent messages are in the topic.
 
         Raises:
             SendDeadlineError: The producer is lost.

@@ -172,7 +172,7 @@ def id_of(message: AnyMessage) -> Any:
 
 
 def natives(message_id: AnyMessageId) -> tuple[pulsar.MessageId, ...]:
-    """Return all native ids that an id stands for."""
+    """Return the native ids of all messages of an id."""
     return message_id.ids if isinstance(message_id, WholeMessageId) else (message_id,)
 
 

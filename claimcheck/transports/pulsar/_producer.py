@@ -19,7 +19,7 @@ from claimcheck.transports.pulsar._send import (
     PayloadSend,
     SendOptions,
     SendSettings,
-    given_options,
+    checked_options,
     wire_limit,
     without_schema,
 )
@@ -61,7 +61,7 @@ class PulsarProducer(Closing):
         cc: A `claimcheck.ClaimCheck`.
         max_message_bytes: The broker's limit for one message, if it is not Pulsar's default. If the producer encrypts,
             1 KiB less: its keys travel with every message.
-        admin_url: The broker's web service. It is asked for the limits of the broker and of the topic.
+        admin_url: The broker's web service. Its limits for the broker and the topic are used.
         admin_headers: Sent with that request, for example a token; never to another host.
         admin_ca_file: CA certificates (PEM) to trust for an ``admin_url`` with https; by default the system's.
         window_bytes: The most bytes of one payload's chunks that are in flight at once.
@@ -137,15 +137,15 @@ class PulsarProducer(Closing):
                 broker keeps dropping the connection that it shares with the client's other producers. For chunks it is
                 the ``__cause__`` of the `PartialSendError`.
             pulsar.AlreadyClosed: This producer was closed; nothing was stored.
-            Exception: The client's own, unchanged; what was stored is deleted if the send definitely failed.
+            Exception: The client's own, unchanged; the stored payload is deleted if the send definitely failed.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
-        given = given_options(options)
-        if not given and (plain := self._plain(content, properties, partition_key)) is not None:
+        checked = checked_options(options)
+        if not checked and (plain := self._plain(content, properties, partition_key)) is not None:
             window = InFlightWindow(self._settings)
             window.launch(Envelope(plain, properties, partition_key))
             return window.wait()[0]
-        sending = self.prepare(content, properties, partition_key, given)
+        sending = self.prepare(content, properties, partition_key, checked)
         sending.launch()
         return sending.wait()
 
@@ -167,15 +167,15 @@ class PulsarProducer(Closing):
             ChunkArgumentError: As `send`. After this and any other `ClaimCheckError` nothing was sent, and the callback
                 is not called.
         """
-        given, ticket = given_options(options), Ticket(callback)
-        if not given and (plain := self._plain(content, properties, partition_key)) is not None:
+        checked, ticket = checked_options(options), Ticket(callback)
+        if not checked and (plain := self._plain(content, properties, partition_key)) is not None:
             self._raw.send_async(plain, ticket, properties=properties, partition_key=partition_key)
             self._watch(ticket)
             return
         if self._closed:
             ticket(vendor().Result.AlreadyClosed, no_id())
             return
-        self.prepare(content, properties, partition_key, given).launch_for(ticket)
+        self.prepare(content, properties, partition_key, checked).launch_for(ticket)
         self._watch(ticket)
 
     def prepare(
@@ -200,7 +200,7 @@ class PulsarProducer(Closing):
         return self._plain(content, properties, partition_key) is not None
 
     def flush(self) -> None:
-        """Wait until everything that was sent is in the topic, and what failed is rolled back.
+        """Wait until all sent messages are in the topic, and failed payloads are rolled back.
 
         Raises:
             SendDeadlineError: A message has no answer; the client sends nothing after it.
@@ -210,7 +210,7 @@ class PulsarProducer(Closing):
         self._undoing.wait()
 
     def close(self) -> None:
-        """Flush and close: with messages in flight, the client would report failures for what is in the topic.
+        """Flush and close. Without the flush, the client would report failures for messages that reach the topic.
 
         Does not flush if a message has had no answer in time.
         """
@@ -225,7 +225,7 @@ class PulsarProducer(Closing):
         return self._topic
 
     def producer_name(self) -> str:
-        """The producer's name, chosen by the application or by the broker."""
+        """The producer's name, checked by the application or by the broker."""
         return self._name
 
     def last_sequence_id(self) -> int:

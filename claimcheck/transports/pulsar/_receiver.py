@@ -27,7 +27,7 @@ __all__ = ["TICK_SECONDS", "PulsarReader", "ReaderOptions", "Receiver", "blockin
 _log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0  # how late chunks may expire
-_BUSY_SECONDS = 1.0  # how long to go on beyond the timeout while messages come, but no payload
+_BUSY_SECONDS = 1.0  # how long to exceed the timeout while messages are received, but no payload
 _REMEMBERED = 10_000  # incomplete payloads that a reader reported
 _NO_QUEUE = (
     "with receiver_queue_size=0 the client cannot wait with a timeout, which it has to while chunks are held or "
@@ -231,7 +231,7 @@ class PulsarReader(Receiver):
             timeout_millis: Without it, waits as long as it takes.
 
         Raises:
-            pulsar.Timeout: No payload came in time.
+            pulsar.Timeout: No payload was received in time.
         """
         return self._wait(timeout_millis)
 

@@ -32,7 +32,7 @@ __all__ = [
     "PayloadSend",
     "SendOptions",
     "SendSettings",
-    "given_options",
+    "checked_options",
     "metadata_bytes",
     "wire_limit",
     "without_schema",
@@ -62,7 +62,7 @@ class SendOptions(TypedDict, total=False):
     deliver_after: timedelta | None
 
 
-def given_options(options: Mapping[str, object]) -> dict[str, object]:
+def checked_options(options: Mapping[str, object]) -> dict[str, object]:
     """Return the options that are set.
 
     Raises:
@@ -140,7 +140,7 @@ class InFlightWindow:
     """Sends messages and records their results in a ledger. One thread launches; the client's thread reports results.
 
     Attributes:
-        landed: Called by the client's thread when the last message has its result, after `close`.
+        on_finished: Called by the client's thread when the last message has its result, after `close`.
         launched: Messages that the client accepted.
         result: Of the first message that failed.
     """
@@ -152,10 +152,10 @@ class InFlightWindow:
         self._options = options or {}
         self._ledger = ledger or SendLedger()
         self._changed = threading.Condition()
-        self._flying: dict[int, tuple[float, int]] = {}  # launch time and size
-        self._again: list[tuple[int, Envelope, int]] = []  # refused: the client's queue was full, with so many of ours
+        self._in_flight: dict[int, tuple[float, int]] = {}  # launch time and size
+        self._again: list[tuple[int, Envelope, int]] = []  # rejected by a full queue, with the number in flight then
         self._closed = False
-        self.landed: Callable[[], None] = lambda: None
+        self.on_finished: Callable[[], None] = lambda: None
         self.launched = 0
         self.result: pulsar.Result | None = None
 
@@ -168,7 +168,7 @@ class InFlightWindow:
         """
         room = self._settings.window_bytes - len(envelope.data or b"")
         with self._changed:
-            self._wait(lambda: not self._flying or self._bytes() <= room)
+            self._wait(lambda: not self._in_flight or self._bytes() <= room)
             number = self._ledger.launched()
         self._launch(number, envelope)
         self.launched += 1
@@ -181,7 +181,7 @@ class InFlightWindow:
             Exception: The first error of a message; others may still be in flight.
         """
         with self._changed:
-            self._wait(lambda: not self._flying)
+            self._wait(lambda: not self._in_flight)
         return self._ledger.results
 
     def drain(self) -> None:
@@ -192,55 +192,55 @@ class InFlightWindow:
     def settle(self) -> None:
         """After an error, wait for the results of the messages in flight, until they are overdue."""
         with self._changed:
-            while self._flying and (left := self._left()) > 0:
+            while self._in_flight and (left := self._left()) > 0:
                 self._changed.wait(left)
-            if self._flying:
+            if self._in_flight:
                 self._settings.late()
 
     def close(self) -> None:
-        """Stop launching; ``landed`` may be called from now on."""
+        """Stop launching; ``on_finished`` may be called from now on."""
         with self._changed:
             self._closed = True
-            done = not self._flying
+            done = not self._in_flight
         if done:
-            self.landed()
+            self.on_finished()
 
     def _launch(self, number: int, envelope: Envelope) -> None:
         def callback(result: pulsar.Result, message_id: pulsar.MessageId) -> None:
             self._record(number, envelope, result, message_id)
 
         with self._changed:
-            self._flying[number] = self._settings.clock(), len(envelope.data or b"")
+            self._in_flight[number] = self._settings.clock(), len(envelope.data or b"")
         try:
             self._settings.send(envelope, callback, self._options)
         except BaseException as error:
             with self._changed:
-                self._flying.pop(number, None)
+                self._in_flight.pop(number, None)
                 self._ledger.failed(number, error)
             raise
 
     def _record(self, number: int, envelope: Envelope, result: pulsar.Result, message_id: pulsar.MessageId) -> None:
         """Record a result, in the client's thread: an exception here would end the process."""
         with self._changed:
-            self._flying.pop(number, None)
+            self._in_flight.pop(number, None)
             if result.name == "Ok":  # several times as fast as a comparison of the members
                 self._ledger.acknowledged(number, message_id)
-            elif result.name == _QUEUE_IS_FULL and self._flying and not self._closed:
-                self._again.append((number, envelope, len(self._flying)))
+            elif result.name == _QUEUE_IS_FULL and self._in_flight and not self._closed:
+                self._again.append((number, envelope, len(self._in_flight)))
                 self._ledger.postponed(number)
             else:
                 self.result = self.result or result
                 self._ledger.failed(number, error_of(result))
-            done = self._closed and not self._flying
+            done = self._closed and not self._in_flight
             self._changed.notify_all()
         if done:
-            self.landed()
+            self.on_finished()
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         while True:
             if self._ledger.error is not None:
                 raise self._ledger.error
-            if self._again and len(self._flying) < self._again[0][2]:  # one of ours has landed: there is room
+            if self._again and len(self._in_flight) < self._again[0][2]:  # one of ours has its result: there is room
                 self._retry()
             elif ready() and not self._again:
                 return
@@ -261,11 +261,11 @@ class InFlightWindow:
 
     def _left(self) -> float:
         """Seconds until the oldest message is overdue."""
-        oldest = min(launched for launched, _ in self._flying.values())
+        oldest = min(launched for launched, _ in self._in_flight.values())
         return oldest + self._settings.deadline_seconds - self._settings.clock()
 
     def _bytes(self) -> int:
-        return sum(size for _, size in self._flying.values())
+        return sum(size for _, size in self._in_flight.values())
 
 
 class PayloadSend:
@@ -295,7 +295,7 @@ class PayloadSend:
 
         Raises:
             PartialSendError: Some chunks are or may be in the topic; an abort envelope followed if it could be sent.
-            Exception: The client's own; what was stored is deleted if the send definitely failed.
+            Exception: The client's own; the stored payload is deleted if the send definitely failed.
         """
         with self._breaking_off():
             ids = self._window.wait()
@@ -303,7 +303,7 @@ class PayloadSend:
         return self._id(ids)
 
     def drop(self) -> None:
-        """Delete what was stored, instead of launching it."""
+        """Delete the stored payload instead of launching it."""
         with contextlib.suppress(Exception):  # was logged; the stored payload expires
             self._out.settle(None)
 
@@ -313,7 +313,7 @@ class PayloadSend:
         Raises:
             Exception: Nothing was launched, and the ticket is not called; nor is it after a `KeyboardInterrupt`.
         """
-        self._window.landed = lambda: self._landed(ticket)
+        self._window.on_finished = lambda: self._finish(ticket)
         ticket.late = self._late
         try:
             self._launch_all()
@@ -354,7 +354,7 @@ class PayloadSend:
         self._settings.send(abort, lambda result, message_id: answered.set(), self._options)
         answered.wait(seconds)
 
-    def _landed(self, ticket: Ticket) -> None:
+    def _finish(self, ticket: Ticket) -> None:
         """Finish in the client's thread, which must neither wait nor raise."""
         if self._out.ledger.error is None:
             self._out.finish()
@@ -368,7 +368,7 @@ class PayloadSend:
         self._out.finish()
 
     def _late(self) -> None:
-        """Finish in the thread of the `Deadlines`: the ticket expired."""
+        """Finish in the thread that expires tickets."""
         self._out.ledger.stopped(self._settings.no_answer())
         self._out.finish()
 
