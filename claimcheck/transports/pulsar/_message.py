@@ -253,7 +253,7 @@ class PulsarMessage:
         error: Why there is no payload.
     """
 
-    __slots__ = ("_error", "_first", "_native", "_payload", "_schema", "_stored", "outcome")
+    __slots__ = ("_error", "_loaded_metadata", "_native", "_payload", "_schema", "_stored", "outcome")
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class PulsarMessage:
         self._payload = payload
         self._stored = stored
         self._error = error
-        self._first: MessageMetadata | None = None
+        self._loaded_metadata: MessageMetadata | None = None
         self.outcome = outcome
 
     def data(self) -> bytes:
@@ -409,9 +409,9 @@ class PulsarMessage:
     @property
     def _metadata(self) -> MessageMetadata:
         """The native message's metadata; for chunks, that of the first."""
-        if self._first is None:
+        if self._loaded_metadata is None:
             if self.outcome is None:
-                self._first = MessageMetadata.of(self._native)
+                self._loaded_metadata = MessageMetadata.of(self._native)
             else:
-                self._first = min(self.outcome.slots, key=lambda slot: slot.position).handle
-        return self._first
+                self._loaded_metadata = min(self.outcome.slots, key=lambda slot: slot.position).handle
+        return self._loaded_metadata
