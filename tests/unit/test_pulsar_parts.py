@@ -16,7 +16,7 @@ from claimcheck.transports.pulsar._deadlines import BoundedProducer, Ticket
 from claimcheck.transports.pulsar._errors import SendDeadlineError, classify, error_of
 from claimcheck.transports.pulsar._message import WholeMessageId, before, deserialize, natives, position_of
 from claimcheck.transports.pulsar._receiver import Receiver
-from claimcheck.transports.pulsar._send import InFlightWindow, SendSettings, metadata_bytes, wire_limit
+from claimcheck.transports.pulsar._send import InFlightWindow, SendSettings, checked_options, metadata_bytes, wire_limit
 
 OK = pulsar.Result.Ok
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
@@ -81,6 +81,16 @@ class TestLimit:
         rich = wire_limit(1000, producer_name="p", options={"ordering_key": "o" * 10, "event_timestamp": 5})
         assert bare.max_message_bytes - rich.max_message_bytes == 13 + 12
         assert wire_limit(1000, producer_name="p" * 20, options={}).max_message_bytes < bare.max_message_bytes
+
+
+class TestOptions:
+    def test_options_that_are_not_set_are_left_out(self):
+        options = {"ordering_key": None, "sequence_id": 0, "event_timestamp": 5, "disable_replication": False}
+        assert checked_options(options) == {"event_timestamp": 5}
+
+    def test_an_unknown_option_is_an_error(self):
+        with pytest.raises(TypeError, match="orderingkey"):
+            checked_options({"orderingkey": None})
 
 
 def _varint(number):
