@@ -19,8 +19,7 @@ sys.path.insert(0, PACKAGE)  # this process and the workers have claimcheck; wha
 
 from pyspark.sql import SparkSession  # noqa: E402
 
-from claimcheck.spark import ensure_java  # noqa: E402
-from claimcheck.spark._reassemble import reassemble  # noqa: E402
+from claimcheck.spark import ensure_java, reassemble  # noqa: E402
 
 job = json.loads(Path(JOB).read_text())
 ensure_java()

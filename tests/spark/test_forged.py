@@ -10,7 +10,7 @@ from claimcheck._envelope import HEADER
 from claimcheck.errors import MissingDependencyError, PointerRejectedError, StoreUnavailableError
 from claimcheck.spark import map_payloads, reassemble, resolve, resolver
 from claimcheck.spark._resolve import _Stage
-from claimcheck.spark._rows import Faults, Reading
+from claimcheck.spark._rows import Reading
 from claimcheck.spark._worker import as_config
 
 FACTS = {"size": 1, "segments": 1, "checksum": "crc32:00000000"}
@@ -80,10 +80,10 @@ def run(config, messages):
         concurrency=1,
         max_inflight_bytes=1 << 20,
         out_batch_bytes=1 << 20,
-        faults=Faults(on_error="null"),
+        on_error="null",
     )
     batch = pa.RecordBatch.from_arrays([pa.array(messages, pa.binary())], names=["value"])
-    rows = [out.to_pydict() for out in _Stage(reading, 0, ("value",), with_errors=True)([batch])]
+    rows = [out.to_pydict() for out in _Stage(reading, 0, ("value",))([batch])]
     return [pair for found in rows for pair in zip(found["a0"], found["a1"], strict=True)]
 
 

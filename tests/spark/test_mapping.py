@@ -273,16 +273,12 @@ def stage_of(config, fn, **options):
     """As `map_payloads` makes it, for one column."""
     from pyspark.sql.types import IntegerType, StructField, StructType
 
-    from claimcheck.spark._rows import Faults, Reading
+    from claimcheck.spark._rows import Reading
     from claimcheck.spark._worker import as_config
 
-    reading = Reading(
-        config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20, out_batch_bytes=1 << 20, faults=Faults()
-    )
+    reading = Reading(config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20, out_batch_bytes=1 << 20)
     schema = StructType([StructField("size", IntegerType())])
-    return mapping._Stage(
-        reading, 0, ("value",), schema, fn, options.get("as_file", False), with_row=False, with_errors=False
-    )
+    return mapping._Stage(reading, 0, ("value",), schema, fn, options.get("as_file", False), with_row=False)
 
 
 def test_what_a_function_leaves_unread_costs_nothing_more(config, send, tmp_path):

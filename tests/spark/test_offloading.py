@@ -217,7 +217,7 @@ def stage_rows(stage, place, batches):
             yield batch
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("claimcheck.spark._offload.task_place", lambda: place)
+        patch.setattr("claimcheck.spark._offload.task_id", lambda: place)
         for batch in stage(coming()):
             yield from batch.column("a0").to_pylist()
 

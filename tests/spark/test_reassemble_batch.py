@@ -15,11 +15,12 @@ import pytest
 
 from claimcheck._envelope import HEADER, Abort, Chunk, decode, encode_abort, encode_chunk, encode_literal
 from claimcheck.errors import ClaimCheckError, ConfigError
-from claimcheck.spark._reassemble import batch as on_batch
-from claimcheck.spark._reassemble import reassemble
-from claimcheck.spark._reassemble.batch import Group
-from claimcheck.spark._reassemble.chunk_heads import head_of
-from claimcheck.spark._reassemble.options import Options, Places
+from claimcheck.spark import _reassemble_batch as on_batch
+from claimcheck.spark import reassemble
+from claimcheck.spark._reassemble_batch import BatchAssembler
+from claimcheck.spark._reassemble_chunks import read_header
+from claimcheck.spark._reassemble_common import ColumnIndexes, Options
+from claimcheck.spark._rows import Reading
 from claimcheck.spark._worker import as_config
 
 CHUNKING = {"strategy": "chunking", "chunking": {"max_message_bytes": 1000}}
@@ -169,7 +170,7 @@ def test_spark_and_the_decoder_read_heads_alike(spark):
     ]:
         sent.append(chunk[:44] + b"".join(n.to_bytes(4, "big") for n in numbers))
     df = spark.createDataFrame([(message,) for message in sent], "value binary")
-    head = head_of(df.value, header)
+    head = read_header(df.value, header)
 
     rows = df.select(head.uuid.alias("uuid"), head.position.alias("position")).collect()
 
@@ -258,16 +259,14 @@ def test_rows_that_are_no_chunks_spread(spark, config):
 
 
 def run_stage(config, batches, *, out_batch_bytes=1 << 20):
-    options = Options(
+    reading = Reading(
         config=as_config(config),
-        expire_after_seconds=60,
-        expire_by="clock",
-        remember_seconds=60,
         concurrency=1,
         max_inflight_bytes=1 << 20,
         out_batch_bytes=out_batch_bytes,
+        on_error="null",
     )
-    stage = on_batch._Stage(options, Places(0, ()))
+    stage = on_batch._Stage(Options(reading, 60, "clock", 60), ColumnIndexes(0, ()))
     return pickle.loads(pickle.dumps(stage))(batches)
 
 
@@ -341,7 +340,7 @@ def test_a_payload_over_its_limit_is_let_go_while_its_chunks_still_come(config):
 )
 def test_a_group_of_chunks(config, chunks, kind):
     uuid = str(uuid4())
-    group = Group(uuid, as_config(config), max_bytes=100)
+    group = BatchAssembler(uuid, as_config(config), max_bytes=100)
 
     for position, count, piece in chunks:
         group.add(memoryview(encode_chunk(uuid, position, count, piece)))

@@ -9,9 +9,8 @@ import pytest
 from claimcheck._envelope import encode_chunk
 from claimcheck._payload import crc32_of
 from claimcheck.errors import ConfigError, IntegrityError
-from claimcheck.spark import offload
-from claimcheck.spark._reassemble import reassemble
-from claimcheck.spark._reassemble.batch import Group
+from claimcheck.spark import offload, reassemble
+from claimcheck.spark._reassemble_batch import BatchAssembler
 from claimcheck.spark._worker import as_config
 
 CHUNKING = {"strategy": "chunking", "threshold_bytes": 1000, "chunking": {"max_message_bytes": 1000}}
@@ -83,7 +82,7 @@ def test_columns_of_the_usual_names_and_another_type_are_no_headers(chunks):
 )
 def test_a_group_knows_its_checksum_whichever_chunk_has_it(config, declared, wrong):
     for place in (0, 1):
-        group = Group(str(uuid4()), as_config(config), max_bytes=100)
+        group = BatchAssembler(str(uuid4()), as_config(config), max_bytes=100)
         for position, piece in enumerate((b"a", b"b")):
             message = memoryview(encode_chunk(group._uuid, position, 2, piece))
             group.add(message, declared if position == place else None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from claimcheck.spark._reassemble.error_texts import missing
+from claimcheck.spark._reassemble_chunks import missing_positions
 
 UUID = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 KEY = json.dumps(["orders", 3, UUID])
@@ -20,7 +20,7 @@ class Operator:
     def __init__(self, **limits: int) -> None:
         from pyspark.sql.streaming.tws_tester import TwsTester
 
-        from claimcheck.spark._reassemble.stateful_processor import Limits, Reassembler
+        from claimcheck.spark._reassemble_state import Limits, Reassembler
 
         known = {"max_chunks": 10, "max_bytes": 100, "expire_ms": 60_000, "remember_ms": 600_000} | limits
         self.behind = known.get("behind_ms", 0)
@@ -123,7 +123,7 @@ def test_what_waits_too_long_is_said_once(tester):
     [row] = tester.at(60.001)
     assert (row.uuid, row.row, row.pieces, row.error_type) == (UUID, b"row of 2", [], "IncompletePayloadError")
     assert row.error_message == (
-        f"only 2 of 6 chunks of {UUID} came, missing 0-1, 3, 5: expire_after_seconds (60) passed"
+        f"received only 2 of 6 chunks of {UUID}, missing 0-1, 3, 5: expire_after_seconds (60) passed"
     )
     assert tester.noted == {}
     assert tester.feed(tester.chunk(0, 6)) == []  # the rest of it comes too late
@@ -144,8 +144,11 @@ def test_without_expiry_nothing_is_given_up(tester):
 @pytest.mark.parametrize(
     ("second", "why"),
     [
-        ({"position": 1, "total": 4, "piece": b"qq"}, "chunk 1 of UUID came twice with different bytes: two writers,"),
-        ({"position": 2, "total": 5}, "chunk 2 of UUID says 5 chunks, an earlier one 4: two writers,"),
+        (
+            {"position": 1, "total": 4, "piece": b"qq"},
+            "chunk 1 of UUID arrived twice with different bytes: two",
+        ),
+        ({"position": 2, "total": 5}, "chunk 2 of UUID declares 5 chunks, an earlier one 4: two writers,"),
     ],
 )
 def test_contradictions_are_said_once(tester, apart, second, why):
@@ -209,4 +212,4 @@ def test_an_abort_that_comes_before_all_chunks(tester):
     ],
 )
 def test_what_is_missing(positions, count, text):
-    assert missing(positions, count) == text
+    assert missing_positions(positions, count) == text

@@ -22,10 +22,10 @@ import pytest
 from claimcheck._envelope import HEADER, decode, encode_abort, encode_chunk
 from claimcheck._payload import crc32_of
 from claimcheck.errors import ConfigError
-from claimcheck.spark import Metrics
-from claimcheck.spark._reassemble import chunk_storage as storing
-from claimcheck.spark._reassemble import reassemble
-from claimcheck.spark._reassemble.options import Options
+from claimcheck.spark import Metrics, reassemble
+from claimcheck.spark import _reassemble_stream as on_stream
+from claimcheck.spark._reassemble_common import Options
+from claimcheck.spark._rows import Reading
 from claimcheck.spark._worker import as_config, claim_check
 from tests.spark.shipping_rig import staged
 
@@ -373,16 +373,9 @@ def test_no_store_where_chunks_can_rest(source, stored, change, words):
 def test_a_store_that_forgets_too_soon(stored):
     stored["stores"]["disk"]["ttl_seconds"] = 60
     known = as_config(stored)
-    options = Options(
-        config=known,
-        expire_after_seconds=59,
-        expire_by="clock",
-        remember_seconds=60,
-        concurrency=1,
-        max_inflight_bytes=1,
-        out_batch_bytes=1,
-    )
+    reading = Reading(config=known, concurrency=1, max_inflight_bytes=1, out_batch_bytes=1, on_error="null")
+    options = Options(reading, 59, "clock", 60)
 
-    assert storing._store(claim_check(known), options).ttl_seconds == 60
+    assert on_stream._store(claim_check(known), options).ttl_seconds == 60
     with pytest.raises(ConfigError, match=r"stores.disk.ttl_seconds: found 60, expected well above"):
-        storing._store(claim_check(known), replace(options, expire_after_seconds=60))
+        on_stream._store(claim_check(known), replace(options, expire_after_seconds=60))

@@ -18,7 +18,7 @@ from claimcheck.errors import ConfigError, PayloadTooLargeError
 from claimcheck.spark import _resolve as resolving
 from claimcheck.spark import reassemble, repartition_by_payload, resolve
 from claimcheck.spark._columns import MAX_COLUMN_BYTES
-from claimcheck.spark._rows import Faults, Reading, RowByRow
+from claimcheck.spark._rows import Reading, RowResolver
 
 
 def frame(spark, messages, partitions=1):
@@ -160,9 +160,8 @@ def run_stage(config, batches, *, out_batch_bytes=1 << 20):
         concurrency=1,
         max_inflight_bytes=1 << 20,
         out_batch_bytes=out_batch_bytes,
-        faults=Faults(),
     )
-    stage = resolving._Stage(reading, 0, ("value",), with_errors=False)
+    stage = resolving._Stage(reading, 0, ("value",))
     return list(pickle.loads(pickle.dumps(stage))(batches))
 
 
@@ -201,11 +200,13 @@ def test_a_batch_without_rows_gives_none(config):
 
 def test_a_payload_that_fits_no_column_is_refused_before_any_io():
     class Asked:
+        pointer = None
+
         def read(self, pointer, /):
             raise AssertionError("asked the store")
 
     with pytest.raises(PayloadTooLargeError, match="map_payloads") as caught:
-        RowByRow(Asked(), max_bytes=MAX_COLUMN_BYTES).read(Pointer(key="k", store="disk", size=2 << 30))
+        RowResolver(Asked(), max_bytes=MAX_COLUMN_BYTES).read(Pointer(key="k", store="disk", size=2 << 30))
 
     assert caught.value.size == 2 << 30
 
