@@ -16,24 +16,6 @@ if TYPE_CHECKING:
 
     BatchFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-__all__ = [
-    "HEADERS_TYPE",
-    "MAP_TYPE",
-    "MAX_COLUMN_BYTES",
-    "arrow_error_type",
-    "check_distinct",
-    "check_new",
-    "check_types",
-    "error_type",
-    "error_value",
-    "find_column",
-    "map_batches",
-    "require_arrow",
-    "row_source",
-    "with_fields",
-    "with_index_names",
-]
-
 MAX_COLUMN_BYTES = 2040 << 20
 """The largest payload that fits into a column: JVM arrays end below 2 GiB, and 2100 MiB failed in tests."""
 
@@ -49,26 +31,16 @@ _ERROR = ("type", "message", "store", "key")
 
 
 def require_arrow() -> None:
-    """Import the packages that ``mapInArrow`` needs; it requires pandas without using it.
-
-    Raises:
-        MissingDependencyError: Names the extra to install.
-    """
+    """Import the packages that ``mapInArrow`` needs, or raise `MissingDependencyError`; it does not use pandas."""
     for module in ("pyspark", "pyarrow", "pandas"):
         import_vendor(module, extra="spark")
 
 
 def find_column(df: DataFrame, option: str, name: object, *types: str) -> int:
-    """Return the index of a column; names are case-insensitive, as in Spark.
-
-    Args:
-        df: The DataFrame.
-        option: The caller's name for the argument.
-        name: The column's name.
-        types: Allowed types, as ``simpleString`` returns them; ``binary`` by default.
+    """Return the index of the column that ``option`` names; case-insensitive, as in Spark.
 
     Raises:
-        ConfigError: No such column, more than one, or the wrong type.
+        ConfigError: No such column, more than one, or of none of the types (by default ``binary``).
     """
     if not isinstance(name, str):
         fail(option, found=f"a {type(name).__name__}", expected="the name of a column, as text")
@@ -85,11 +57,7 @@ def find_column(df: DataFrame, option: str, name: object, *types: str) -> int:
 
 
 def check_new(taken: Iterable[str], **added: object) -> None:
-    """Check the names of new columns.
-
-    Args:
-        taken: Names of the columns that stay.
-        added: Maps the caller's argument to the name of the new column.
+    """Check the names of new columns, by option, against those of the columns that stay.
 
     Raises:
         ConfigError: A name is taken, or is not text; names the argument.
@@ -105,11 +73,7 @@ def check_new(taken: Iterable[str], **added: object) -> None:
 
 
 def check_distinct(names: Sequence[str], option: str) -> None:
-    """Check that column names are unique, as the keys of a dictionary must be.
-
-    Args:
-        names: The names of the columns.
-        option: The option that needs the dictionary.
+    """Check that column names are unique, because ``option`` turns rows into dictionaries.
 
     Raises:
         ConfigError: Names a duplicate.
@@ -132,16 +96,8 @@ def map_batches(
 ) -> DataFrame:
     """Run a function on the Arrow batches of a DataFrame; it finds columns by index, and Spark names its output.
 
-    Columns are renamed only if necessary: renaming makes Spark copy each row, payloads included.
-
-    Args:
-        df: The input.
-        function: Called once per partition.
-        kept: Indexes of the columns that stay; they come first in the output.
-        added: Names and types of the columns that follow.
-
-    Raises:
-        ConfigError: A column has a type that Spark cannot pass to Python workers.
+    The output has the columns ``kept``, by index, and then those in ``added``. Columns are renamed only if necessary:
+    renaming makes Spark copy each row, payloads included. Raises as `check_types`.
     """
     check_types(df)
     names = {name.lower() for name in df.columns}
@@ -156,11 +112,7 @@ def with_index_names(df: DataFrame) -> DataFrame:
 
 
 def check_types(df: DataFrame) -> None:
-    """Check that Spark can pass every column to a Python worker.
-
-    Raises:
-        ConfigError: Names the column.
-    """
+    """Check that Spark can pass every column to a Python worker, or raise a `ConfigError` that names the column."""
     for field in df.schema.fields:
         if _has_months(field.dataType):
             kind = field.dataType.simpleString()
@@ -185,7 +137,7 @@ def error_type() -> StructType:
 
 
 def arrow_error_type() -> pa.DataType:
-    """Return the same type for Arrow."""
+    """Return `error_type` for Arrow."""
     import pyarrow as pa
 
     return pa.struct([(name, pa.string()) for name in _ERROR])

@@ -13,8 +13,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, BinaryIO, Generic, Literal, TypeVar
 
+from claimcheck._client import ClaimCheck
 from claimcheck._envelope import Buffer
 from claimcheck._payload import as_view
 from claimcheck._pointer import Pointer
@@ -32,30 +33,14 @@ from claimcheck.errors import (
     PointerRejectedError,
 )
 
-__all__ = [
-    "MAX_INFLIGHT_BYTES",
-    "MESSAGE_ERRORS",
-    "OUT_BATCH_BYTES",
-    "AdaptiveConcurrency",
-    "Concurrency",
-    "Job",
-    "MessageResolver",
-    "OrderedExecutor",
-    "Outcome",
-    "check_limits",
-    "is_bad_message",
-    "outcomes",
-    "payload_size",
-]
-
 T = TypeVar("T")
 R = TypeVar("R")
 
 Concurrency = Literal["auto"] | int
 """Concurrent requests: 1 to 64, or ``auto`` to measure what pays."""
 
-Outcome = bytes | None | ClaimCheckError
-"""The result of one message: its payload, ``None`` for a tombstone, or the error."""
+Outcome = bytes | None | ClaimCheckError | Callable[[], BinaryIO]
+"""The result of one message: its payload, ``None`` for a tombstone, the error, or a function that opens the payload."""
 
 MAX_INFLIGHT_BYTES = 64 << 20
 """Default bound on the payload bytes that one task fetches ahead."""
@@ -84,12 +69,8 @@ _QUEUE_PER_THREAD = 4  # bounds the number of jobs in flight when payloads are t
 class AdaptiveConcurrency:
     """Decides how many fetches run at once; one per process and store.
 
-    With ``auto`` it measures single fetches and remembers the result for a minute.
-
-    Args:
-        concurrency: A fixed number, or ``auto``.
-        wall: Clock of elapsed seconds.
-        cpu: Clock of the calling thread's CPU seconds.
+    With ``auto`` it compares the elapsed time of single fetches (``wall``) with the CPU time of their thread (``cpu``),
+    and remembers the result for a minute.
     """
 
     def __init__(
@@ -227,35 +208,24 @@ class OrderedExecutor(Generic[R]):
         return self._pool
 
 
-class MessageResolver(Protocol):
-    """The methods of `claimcheck.ClaimCheck` that fetching needs; called from several threads at once."""
-
-    def resolve(self, message: Buffer | None, /) -> Buffer | None:
-        """Return the payload of one message, or raise a `ClaimCheckError`."""
-
-    def pointer(self, message: Buffer, /) -> Pointer | None:
-        """Return the pointer that a message carries, or ``None``; no I/O."""
-
-    def read(self, pointer: Pointer, /) -> bytes:
-        """Return the payload of a pointer, or raise a `ClaimCheckError`."""
-
-
 def outcomes(
     messages: Iterable[tuple[T, Buffer | None]],
-    cc: MessageResolver,
+    cc: ClaimCheck,
     *,
     concurrency: AdaptiveConcurrency,
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+    instead: Callable[[Buffer, Pointer], Outcome] | None = None,
     waited: Callable[[float], object] | None = None,
 ) -> Generator[tuple[T, Buffer | None, Outcome]]:
     """Resolve messages one by one, in order; nothing happens before the first result is requested.
 
     Args:
         messages: Pairs of any item and its envelope or plain message, read only as far ahead as payloads are fetched.
-        cc: Resolves one message; errors other than `ClaimCheckError` end the iteration.
+        cc: Called from several threads at once. Errors other than `ClaimCheckError` end the iteration.
         concurrency: How many threads fetch at once.
         max_inflight_bytes: Bound on the payload bytes that were fetched and not yet released, including the last
             payload yielded. A larger payload is fetched alone.
+        instead: Called with a message and its pointer before any I/O; returns the outcome, or ``None`` to fetch.
         waited: Called at the end with the seconds spent waiting for payloads.
 
     Yields:
@@ -267,7 +237,7 @@ def outcomes(
     def jobs() -> Iterator[Job[Outcome]]:
         for pair in messages:
             ahead.append(pair)
-            yield _job(cc, pair[1])
+            yield _job(cc, pair[1], instead)
 
     executor = OrderedExecutor[Outcome](concurrency, max_inflight_bytes, measure=payload_size)
     try:
@@ -284,13 +254,18 @@ def payload_size(outcome: Outcome) -> int:
     return len(outcome) if isinstance(outcome, bytes) else 0
 
 
-def _job(cc: MessageResolver, message: Buffer | None) -> Job[Outcome]:
+def _job(cc: ClaimCheck, message: Buffer | None, instead: Callable[[Buffer, Pointer], Outcome] | None) -> Job[Outcome]:
+    if message is None:
+        return Job(partial(_same, None), 0, waits=False)
     try:
-        pointer = None if message is None else cc.pointer(message)
+        pointer = cc.pointer(message)
+        result = instead(message, pointer) if pointer is not None and instead is not None else None
     except ClaimCheckError as error:
         return Job(partial(_same, error), 0, waits=False)
+    if result is not None:
+        return Job(partial(_same, result), 0, waits=False)
     if pointer is None:
-        return Job(partial(_outcome, cc.resolve, message), len(message or b""), waits=False)
+        return Job(partial(_outcome, cc.resolve, message), len(message), waits=False)
     return Job(partial(_outcome, cc.read, pointer), pointer.size, waits=True)
 
 
@@ -302,8 +277,8 @@ def _outcome(work: Callable[[T], Buffer | None], argument: T) -> Outcome:
         return error
 
 
-def _same(error: ClaimCheckError) -> Outcome:
-    return error
+def _same(outcome: Outcome) -> Outcome:
+    return outcome
 
 
 def is_bad_message(error: ClaimCheckError, config: Config) -> bool:
@@ -324,11 +299,7 @@ def _lacks_needed_store(error: ClaimCheckError, config: Config) -> bool:
 
 
 def check_limits(*, concurrency: Concurrency, **byte_counts: int) -> None:
-    """Check options on the driver, before they fail in every task.
-
-    Args:
-        concurrency: 1 to 64, or ``auto``.
-        byte_counts: Options that are positive numbers of bytes.
+    """Check the concurrency and options that are numbers of bytes, before they fail in every task.
 
     Raises:
         ConfigError: An option is out of range; names it and the valid values.

@@ -11,11 +11,12 @@ import io
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from claimcheck._client import ClaimCheck
+from claimcheck._envelope import Buffer
+from claimcheck._pointer import Pointer
 from claimcheck._validation import check_value, fail
-from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import check_distinct, check_new, error_type, find_column, map_batches, require_arrow
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, Outcome
 from claimcheck.spark._metrics import Metrics
@@ -27,7 +28,6 @@ from claimcheck.spark._rows import (
     Row,
     RowGroup,
     RowReader,
-    RowResolver,
     error_array,
     grouped,
     messages_of,
@@ -155,24 +155,33 @@ class _Stage:
                 yield from self._output(group)
 
     def _results(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, _Result, int]]:
-        cc, reader = claim_check(self.reading.config), RowReader(self.names)
-        large = _LargePayloads(cc, self.reading.max_inflight_bytes if self.as_file else None)
-        messages = large.set_aside(messages_of(batches, self.index, self.names))
-        with closing(self.reading.rows(messages, RowResolver(cc))) as rows:
+        reader, messages = RowReader(self.names), messages_of(batches, self.index, self.names)
+        with closing(self.reading.rows(messages, instead=self._opener if self.as_file else None)) as rows:
             for row, _, outcome in rows:
-                result = self._result(row, large.opener(row) or outcome, reader)
-                if result.error is None or self.reading.keeps(row, result.error):
+                result = self._result(row, outcome, reader)
+                if result is not None:
                     yield row, result, sum(map(_size, result.values))
 
-    def _result(self, row: Row, payload: Outcome | Callable[[], BinaryIO], reader: RowReader) -> _Result:
-        if payload is None or isinstance(payload, Exception):
-            return _Result(self._nulls(), payload)
+    def _opener(self, message: Buffer, pointer: Pointer) -> Callable[[], BinaryIO] | None:
+        """Return a function that opens a payload that is too large to fetch ahead."""
+        small = pointer.size is not None and pointer.size <= self.reading.max_inflight_bytes
+        return None if small else partial(claim_check(self.reading.config).open, message)
+
+    def _result(self, row: Row, outcome: Outcome, reader: RowReader) -> _Result | None:
+        if outcome is None:
+            return _Result(self._nulls())
+        if isinstance(outcome, Exception):
+            return self._error_result(row, outcome)
         try:
-            return _Result(self._call(payload, (reader.values_of(row),) if self.with_row else ()))
+            return _Result(self._call(outcome, (reader.values_of(row),) if self.with_row else ()))
         except MemoryError:  # a problem of this worker, not of this row
             raise
         except Exception as error:
-            return _Result(self._nulls(), error)
+            return self._error_result(row, error)
+
+    def _error_result(self, row: Row, error: Exception) -> _Result | None:
+        shown = self.reading.handle(row, error)
+        return None if shown is None else _Result(self._nulls(), shown)
 
     def _nulls(self) -> tuple[None, ...]:
         return (None,) * len(self.schema)
@@ -219,14 +228,14 @@ class _Stage:
         """Handle results that do not fit their columns as errors of their rows."""
         fitting = RowGroup[_Result](group.batch, [], [])
         for number, result in zip(group.numbers, group.values, strict=True):
+            kept: _Result | None = result
             try:
                 _arrays([result], fields)
             except ResultError as error:
-                if not self.reading.keeps(Row(group.batch, number, self.names), error):
-                    continue
-                result = _Result(self._nulls(), error)
-            fitting.numbers.append(number)
-            fitting.values.append(result)
+                kept = self._error_result(Row(group.batch, number, self.names), error)
+            if kept is not None:
+                fitting.numbers.append(number)
+                fitting.values.append(kept)
         return fitting
 
 
@@ -249,41 +258,6 @@ def _array(values: list[object], field: pa.Field) -> pa.Array:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         text = f"the function's result does not fit column {field.name!r} of type {field.type}: {str(error)[:300]}"
         raise ResultError(text) from error
-
-
-class _LargePayloads:
-    """Payloads that are too large to fetch ahead; they are read while the function uses them.
-
-    Args:
-        cc: Opens them.
-        above: A larger payload is not fetched ahead; ``None`` to fetch all.
-    """
-
-    def __init__(self, cc: ClaimCheck, above: int | None) -> None:
-        self._cc, self._above = cc, above
-        self._messages: dict[tuple[int, int], bytes] = {}
-
-    def set_aside(self, messages: Iterable[tuple[Row, bytes | None]]) -> Iterator[tuple[Row, bytes | None]]:
-        """Replace the messages of large payloads by null, and keep them for `opener`."""
-        for row, message in messages:
-            large = message is not None and self._is_large(message)
-            if large:
-                self._messages[id(row.batch), row.number] = message or b""
-            yield row, None if large else message
-
-    def opener(self, row: Row) -> Callable[[], BinaryIO] | None:
-        """Return a function that opens the payload, if it was set aside."""
-        message = self._messages.pop((id(row.batch), row.number), None) if self._messages else None
-        return None if message is None else lambda: self._cc.open(message)
-
-    def _is_large(self, message: bytes) -> bool:
-        if self._above is None:
-            return False
-        try:
-            pointer = self._cc.pointer(message)
-        except ClaimCheckError:  # resolving the message raises it again
-            return False
-        return pointer is not None and (pointer.size is None or pointer.size > self._above)
 
 
 def _arrow_fields(schema: StructType, *, large: bool) -> list[pa.Field]:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Protocol, cast
 
 from claimcheck._pointer import Pointer
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
@@ -30,10 +30,9 @@ _log = logging.getLogger(__name__)
 
 
 class _Counts(Protocol):
-    """Receives the counts of a task when it ends."""
+    """An accumulator, which receives the counts of a task when it ends."""
 
-    def add(self, counts: Mapping[str, float], /) -> object:
-        """Add them to the counts of other tasks."""
+    def add(self, counts: Mapping[str, float], /) -> object: ...
 
 
 class Metrics:
@@ -115,11 +114,7 @@ def _as_counts(counts: _Counts) -> _Counts:
 
 
 class Tally:
-    """The counts of one task.
-
-    Args:
-        metrics: Receives them at the end; ``None`` to drop them. In a worker it is an accumulator: see `Metrics`.
-    """
+    """The counts of one task; in a worker ``metrics`` is an accumulator: see `Metrics.__reduce__`."""
 
     def __init__(self, metrics: Metrics | None) -> None:
         self._counts = cast("_Counts | None", metrics)
@@ -141,11 +136,7 @@ class Tally:
 
 
 def check_metrics(metrics: object) -> None:
-    """Check an option that takes a `Metrics` or ``None``.
-
-    Raises:
-        ConfigError: Anything else.
-    """
+    """Check that an option is a `Metrics` or ``None``, or raise a `ConfigError`."""
     if metrics is not None and not isinstance(metrics, Metrics):
         fail("metrics", found=f"a {type(metrics).__name__}", expected="a claimcheck.spark.Metrics")
 
@@ -212,10 +203,10 @@ def progress(
         ConfigError: ``every_seconds`` is out of range.
     """
     check_value("every_seconds", every_seconds, Annotated[float, Range(0.01, MAX_SECONDS)])
-    write, done, begin, before = say or _default_output(), threading.Event(), time.monotonic(), _Totals.of(metrics)
+    write, done, begin, before = say or _default_output(), threading.Event(), time.monotonic(), _totals(metrics)
 
     def report() -> None:
-        write(_line(metrics, _Totals.of(metrics).since(before), time.monotonic() - begin))
+        write(_line(metrics, before, time.monotonic() - begin))
 
     def watch() -> None:
         while not done.wait(every_seconds):
@@ -239,28 +230,17 @@ def _default_output() -> Callable[[str], object]:
     return lambda line: _log.info("%s", line)
 
 
-class _Totals(NamedTuple):
-    rows: int
-    size: int
-    waiting_seconds: float
-    errors: int
-
-    @classmethod
-    def of(cls, metrics: Metrics) -> _Totals:
-        return cls(metrics.rows, metrics.payload_bytes, metrics.waiting_seconds, sum(metrics.errors.values()))
-
-    def since(self, before: _Totals) -> _Totals:
-        rows, size = self.rows - before.rows, self.size - before.size
-        return _Totals(rows, size, self.waiting_seconds - before.waiting_seconds, self.errors - before.errors)
+def _totals(metrics: Metrics) -> tuple[float, ...]:
+    return metrics.rows, metrics.payload_bytes, metrics.waiting_seconds, sum(metrics.errors.values())
 
 
-def _line(metrics: Metrics, totals: _Totals, seconds: float) -> str:
+def _line(metrics: Metrics, before: tuple[float, ...], seconds: float) -> str:
     """For example ``12 of 40 tasks, 1,234 payloads, 5.1 GB, 410.0 MB/s, waited 3.2 s, 2 errors``."""
-    rate = _size_text(totals.size / max(seconds, 1e-3))
-    parts = [_tasks(metrics), f"{totals.rows:,} payloads", _size_text(totals.size), f"{rate}/s"]
-    parts.append(f"waited {totals.waiting_seconds:,.1f} s")
-    if totals.errors:
-        parts.append(f"{totals.errors:,} errors")
+    rows, size, waited, errors = (now - then for now, then in zip(_totals(metrics), before, strict=True))
+    rate = _size_text(size / max(seconds, 1e-3))
+    parts = [_tasks(metrics), f"{rows:,} payloads", _size_text(size), f"{rate}/s", f"waited {waited:,.1f} s"]
+    if errors:
+        parts.append(f"{errors:,} errors")
     return ", ".join(part for part in parts if part)
 
 

@@ -16,8 +16,8 @@ from claimcheck.errors import (
     IncompletePayloadError,
     PayloadTooLargeError,
 )
-from claimcheck.spark._columns import MAX_COLUMN_BYTES, error_value
-from claimcheck.spark._fetching import is_bad_message, payload_size
+from claimcheck.spark._columns import error_value
+from claimcheck.spark._fetching import is_bad_message
 from claimcheck.spark._metrics import Tally
 from claimcheck.spark._reassemble_chunks import (
     checksum_error,
@@ -28,15 +28,12 @@ from claimcheck.spark._reassemble_chunks import (
     too_large_text,
 )
 from claimcheck.spark._reassemble_common import ColumnIndexes, Options, OutputRow, added_columns, count, cut
-from claimcheck.spark._rows import Row, RowResolver, views
-from claimcheck.spark._worker import claim_check
+from claimcheck.spark._rows import Row, views
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
-
-__all__ = ["BatchAssembler", "reassemble_batch"]
 
 _UUID, _POSITION, _DECLARED = "uuid", "position", "declared"
 _HELPERS = 3  # these columns follow those of the input
@@ -44,14 +41,7 @@ _HASHED = ("string", "binary", "tinyint", "smallint", "int", "bigint", "timestam
 
 
 def reassemble_batch(df: DataFrame, columns: ColumnIndexes, options: Options, schema: StructType) -> DataFrame:
-    """Join the chunks of a batch.
-
-    Args:
-        df: A DataFrame whose column names need no quotes.
-        columns: Its columns.
-        options: See `claimcheck.spark.reassemble`.
-        schema: The schema of the result.
-    """
+    """Join the chunks of a batch whose column names need no quotes; returns a DataFrame with this schema."""
     names = df.columns
     header = read_header(df[names[columns.message]], options.config.header)
     declared = declared_checksum(df, columns.headers).alias(_DECLARED)
@@ -74,11 +64,6 @@ class BatchAssembler:
 
     What it holds is bounded by the limits on a payload, not by what chunks declare. For a payload that cannot become
     complete it holds only the positions of its chunks.
-
-    Args:
-        uuid: The payload's uuid.
-        config: Its limits on payloads in chunks apply.
-        max_bytes: The largest payload.
     """
 
     def __init__(self, uuid: str, config: Config, *, max_bytes: int) -> None:
@@ -214,16 +199,15 @@ class _Stage:
                 yield each.row, None if each.message is None else bytes(each.message)
 
         config = self.options.config
-        cc = RowResolver(claim_check(config), max_bytes=MAX_COLUMN_BYTES)
-        with closing(self.options.reading.rows(plain(), cc)) as rows:
+        with closing(self.options.reading.rows(plain())) as rows:
             for row, message, outcome in rows:
                 size, error, pieces = len(message or b""), None, None
                 if isinstance(outcome, ClaimCheckError):
                     if not is_bad_message(outcome, config):
                         raise outcome
                     error = error_value(outcome)
-                elif outcome is not None:
-                    size, pieces = size + payload_size(outcome), [outcome]
+                elif isinstance(outcome, bytes):
+                    size, pieces = size + len(outcome), [outcome]
                 yield OutputRow(row.batch, row.number, True, None, pieces, error, size)
 
     def _joined(self, messages: Iterator[_Message]) -> OutputRow | None:

@@ -22,18 +22,6 @@ from claimcheck.spark._columns import MAP_TYPE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = [
-    "ABORT",
-    "ChunkHeader",
-    "checksum_error",
-    "conflict_text",
-    "declared_checksum",
-    "incomplete_text",
-    "missing_positions",
-    "read_header",
-    "too_large_text",
-]
-
 ABORT = -1
 """The position of an abort envelope: it sorts before all chunks."""
 
@@ -50,12 +38,7 @@ class ChunkHeader(NamedTuple):
 
 
 def read_header(message: Column, header: bytes) -> ChunkHeader:
-    """Read the headers of a column of messages.
-
-    Args:
-        message: The messages.
-        header: What envelopes begin with.
-    """
+    """Read the chunk headers of a column of messages; envelopes begin with ``header``."""
     from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
     start = len(header) + 1
@@ -71,12 +54,7 @@ def read_header(message: Column, header: bytes) -> ChunkHeader:
 
 
 def declared_checksum(df: DataFrame, headers: int | None) -> Column:
-    """Read the checksum of the whole payload from the headers of its last chunk; null if there is none.
-
-    Args:
-        df: A DataFrame whose column names need no quotes.
-        headers: Index of the headers, of type `HEADERS_TYPE` or `MAP_TYPE`, if any.
-    """
+    """Read the checksum of the whole payload from the Kafka or Pulsar headers of its last chunk; null if none."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if headers is None:
@@ -120,17 +98,14 @@ def _literal(value: bytes) -> Column:
 
 
 def incomplete_text(uuid: str, positions: list[int], count: int, why: str) -> str:
-    """Return the message of an error for missing chunks."""
     missing = missing_positions(positions, count)
     return f"received only {len(positions)} of {count} chunks of {uuid}, missing {missing}: {why}"
 
 
 def missing_positions(positions: Iterable[int], count: int) -> str:
-    """List the positions below ``count`` that are missing, as in ``1, 4-7 and 12 more``.
+    """List the positions below ``count`` that are not in ``positions``, which are sorted: ``1, 4-7 and 12 more``.
 
-    Args:
-        positions: The positions present, in order, each once.
-        count: The declared number of chunks; nothing is allocated for it.
+    Allocates nothing for ``count``, which a chunk declared.
     """
     ranges, more = list[str](), 0
     for first, last in _gaps(positions, count):
@@ -152,10 +127,8 @@ def _gaps(positions: Iterable[int], count: int) -> Iterator[tuple[int, int]]:
 
 
 def conflict_text(uuid: str, position: int, why: str) -> str:
-    """Return the message of an error for chunks that conflict."""
     return f"chunk {position} of {uuid} {why}: two writers, or damage"
 
 
 def too_large_text(uuid: str, size: int, limit: int, what: str) -> str:
-    """Return the message of an error for a payload over a limit."""
     return f"the payload {uuid} has {size} {what}, the limit is {limit}"

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["ColumnIndexes", "ExpireBy", "Options", "OutputRow", "added_columns", "count", "cut"]
-
 ExpireBy = Literal["clock", "data"]
 """Which time expires payloads: the machine's, or that of arriving messages."""
 
@@ -31,14 +29,7 @@ _MAX_ROWS = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of `claimcheck.spark.reassemble`; pickled and sent to the workers.
-
-    Attributes:
-        reading: How payloads are read; errors become rows.
-        expire_after_seconds: How long the first chunk waits for the others; 0 for ever.
-        expire_by: See `ExpireBy`.
-        remember_seconds: How long a finished payload is remembered.
-    """
+    """The options of `claimcheck.spark.reassemble`; pickled and sent to the workers."""
 
     reading: Reading
     expire_after_seconds: float
@@ -47,7 +38,6 @@ class Options:
 
     @property
     def config(self) -> Config:
-        """The configuration."""
         return self.reading.config
 
     @property
@@ -58,13 +48,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class ColumnIndexes:
-    """Indexes of the input columns.
-
-    Attributes:
-        message: The messages.
-        source: What identifies where they came from.
-        headers: Their headers, if any.
-    """
+    """Indexes of the messages, of the columns that identify their source, and of their headers, if any."""
 
     message: int
     source: tuple[int, ...]
@@ -72,11 +56,7 @@ class ColumnIndexes:
 
     @classmethod
     def find(cls, df: DataFrame, column: str, source: Sequence[str] | None, headers: str | None) -> ColumnIndexes:
-        """Find the columns by name.
-
-        Raises:
-            ConfigError: A column does not exist, or has the wrong type.
-        """
+        """Find the columns by name, or raise a `ConfigError` if one does not exist or has the wrong type."""
         message = find_column(df, "column", column)
         if isinstance(source, str):
             fail("source", found=f"the text {source!r}", expected="a list of columns")
@@ -96,17 +76,7 @@ def _source_index(df: DataFrame, types: dict[str, str], name: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OutputRow:
-    """One row of the result.
-
-    Attributes:
-        batch: The batch that has its other columns.
-        number: Its number in that batch.
-        keeps_message: Whether the message stays in its column.
-        uuid: The payload's uuid, if it came as chunks.
-        pieces: The payload; ``None`` for none.
-        error: A value of the error column.
-        size: Its bytes.
-    """
+    """One row of the result; its other columns are those of row ``number`` in ``batch``."""
 
     batch: pa.RecordBatch
     number: int
@@ -139,12 +109,7 @@ def cut(rows: Iterable[OutputRow], *, max_bytes: int) -> Iterator[list[OutputRow
 
 
 def added_columns(rows: Sequence[OutputRow], kind: pa.DataType) -> list[pa.Array]:
-    """Return the columns for uuid, payload and error.
-
-    Args:
-        rows: Their rows.
-        kind: The type of binary columns: ``large_binary`` where Spark uses it.
-    """
+    """Return the columns for uuid, payload and error; ``kind`` is ``large_binary`` where Spark uses it."""
     import pyarrow as pa
 
     uuids = pa.array([row.uuid for row in rows], type=pa.string())

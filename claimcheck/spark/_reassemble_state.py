@@ -26,8 +26,6 @@ if TYPE_CHECKING:
         ValueState,
     )
 
-__all__ = ["OUTPUT", "Limits", "Reassembler"]
-
 OUTPUT = "uuid string, row binary, pieces array<binary>, error_type string, error_message string, declared string"
 """One payload: the packed row of its first chunk, references to its pieces in order, or its error."""
 
@@ -38,14 +36,9 @@ _NO_POSITION = 0x7FFFFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits on one payload.
+    """The limits on one payload; 0 for ``expire_ms`` means never.
 
-    Attributes:
-        max_chunks: The most chunks.
-        max_bytes: The most bytes.
-        expire_ms: How long the first chunk waits for the others; 0 for ever.
-        remember_ms: How long a finished payload is remembered.
-        behind_ms: How far the time of timers lags behind arrivals: that of a watermark does, a clock does not.
+    The time of timers lags ``behind_ms`` behind arrivals: a watermark does, a clock does not.
     """
 
     max_chunks: int
@@ -106,11 +99,7 @@ class _MicroBatch:
 
 
 class Reassembler(StatefulProcessor):
-    """Tracks the chunks of payloads, keyed by source and uuid.
-
-    Args:
-        limits: The limits on one payload.
-    """
+    """Tracks the chunks of payloads, keyed by source and uuid."""
 
     _handle: StatefulProcessorHandle
     _payload: ValueState

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["reassemble_stream"]
-
 _MIN_PYSPARK = (4, 1)
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -56,13 +54,7 @@ _NO_ERROR: dict[str, str | None] = {"type": None, "message": None, "store": None
 
 
 def reassemble_stream(df: DataFrame, columns: ColumnIndexes, options: Options, schema: StructType) -> DataFrame:
-    """Join the chunks of a stream.
-
-    Args:
-        df: A DataFrame whose column names need no quotes.
-        columns: Its columns.
-        options: See `claimcheck.spark.reassemble`.
-        schema: The schema of the result.
+    """Join the chunks of a stream whose column names need no quotes; returns a DataFrame with this schema.
 
     Raises:
         ConfigError: This pyspark, state store or configuration does not support it.
@@ -308,8 +300,8 @@ class _Payload:
             if not is_bad_message(outcome, config):
                 raise outcome
             self.error, self.pieces = self.error or error_value(outcome), []
-        elif self.error is None:
-            self.pieces.append(outcome or b"")
+        elif self.error is None and isinstance(outcome, bytes):
+            self.pieces.append(outcome)
 
     def finish(self) -> OutputRow:
         if self.error is None and (error := checksum_error(self.declared, self.pieces)) is not None:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from claimcheck.spark._columns import (
-    MAX_COLUMN_BYTES,
     check_new,
     error_type,
     find_column,
     map_batches,
     require_arrow,
 )
-from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, Outcome
+from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, Outcome, payload_size
 from claimcheck.spark._metrics import Metrics
 from claimcheck.spark._rows import (
     DeadLetter,
@@ -26,12 +25,11 @@ from claimcheck.spark._rows import (
     Reading,
     Row,
     RowGroup,
-    RowResolver,
     error_array,
     grouped,
     messages_of,
 )
-from claimcheck.spark._worker import AnyConfig, as_config, check_paths, claim_check
+from claimcheck.spark._worker import AnyConfig, as_config, check_paths
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,18 +119,16 @@ class _Stage:
             for group in grouped(rows, max_bytes=self.reading.out_batch_bytes):
                 yield self._output(group)
 
-    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Outcome, int]]:
+    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Outcome | Exception, int]]:
         """Yield every row that stays, its payload or error, and the size of the payload."""
-        cc = RowResolver(claim_check(self.reading.config), max_bytes=MAX_COLUMN_BYTES)
-        with closing(self.reading.rows(messages_of(batches, self.index, self.names), cc)) as rows:
+        with closing(self.reading.rows(messages_of(batches, self.index, self.names))) as rows:
             for row, _, outcome in rows:
-                if isinstance(outcome, Exception):
-                    if self.reading.keeps(row, outcome):
-                        yield row, outcome, 0
-                else:
-                    yield row, outcome, len(outcome or b"")
+                if not isinstance(outcome, Exception):
+                    yield row, outcome, payload_size(outcome)
+                elif (error := self.reading.handle(row, outcome)) is not None:
+                    yield row, error, 0
 
-    def _output(self, group: RowGroup[Outcome]) -> pa.RecordBatch:
+    def _output(self, group: RowGroup[Outcome | Exception]) -> pa.RecordBatch:
         import pyarrow as pa
 
         payloads = [None if isinstance(value, Exception) else value for value in group.values]

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
+from claimcheck._client import ClaimCheck
 from claimcheck._envelope import Buffer
 from claimcheck._pointer import Pointer
 from claimcheck._validation import check_value, fail
 from claimcheck.config import Config
 from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTooLargeError
-from claimcheck.spark._columns import arrow_error_type, error_value, row_source
+from claimcheck.spark._columns import MAX_COLUMN_BYTES, arrow_error_type, error_value, row_source
 from claimcheck.spark._fetching import (
     Concurrency,
-    MessageResolver,
     Outcome,
     check_limits,
     is_bad_message,
@@ -24,25 +24,10 @@ from claimcheck.spark._fetching import (
     payload_size,
 )
 from claimcheck.spark._metrics import Metrics, Tally, check_metrics, store_of
-from claimcheck.spark._worker import adaptive_concurrency
+from claimcheck.spark._worker import adaptive_concurrency, claim_check
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = [
-    "DeadLetter",
-    "OnError",
-    "Reading",
-    "ResultError",
-    "Row",
-    "RowGroup",
-    "RowReader",
-    "RowResolver",
-    "error_array",
-    "grouped",
-    "messages_of",
-    "views",
-]
 
 T = TypeVar("T")
 
@@ -88,11 +73,7 @@ class Row(NamedTuple):
 
 
 class RowReader:
-    """Converts successive rows to dictionaries, many at a time, which is much faster than one by one.
-
-    Args:
-        names: The names of the columns.
-    """
+    """Converts successive rows to dictionaries, many at a time, which is much faster than one by one."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
@@ -128,18 +109,22 @@ class DeadLetter:
     source: str
 
 
+def reject_oversized(message: Buffer, pointer: Pointer) -> None:
+    """Reject, before any I/O, a payload that no column can hold, with `PayloadTooLargeError`."""
+    if (pointer.size or 0) > MAX_COLUMN_BYTES:
+        raise PayloadTooLargeError(
+            f"a payload of {pointer.size} bytes does not fit into a Spark column ({MAX_COLUMN_BYTES} bytes): "
+            "use it inside the worker, with map_payloads(..., as_file=True), up to limits.max_payload_bytes",
+            store=pointer.store,
+            key=pointer.key,
+            size=pointer.size,
+            limit=MAX_COLUMN_BYTES,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How a function reads payloads; pickled and sent to the workers, opens nothing.
-
-    Attributes:
-        config: The configuration.
-        concurrency: Concurrent fetches.
-        max_inflight_bytes: Bound on the payload bytes fetched ahead.
-        out_batch_bytes: Payload bytes per Arrow batch.
-        on_error: See `OnError`.
-        dead_letter: Called in the worker with each row without a payload, which is then dropped.
-        metrics: Counts rows, if set.
+    """The options for reading payloads; see `claimcheck.spark.resolve`. Pickled and sent to the workers.
 
     Raises:
         ConfigError: An option is invalid.
@@ -165,21 +150,22 @@ class Reading:
             out_batch_bytes=self.out_batch_bytes,
         )
 
-    def keeps(self, row: Row, error: Exception) -> bool:
-        """Handle a row without a payload; returns whether the row stays, with the error.
+    def handle(self, row: Row, error: Exception) -> Exception | None:
+        """Handle a row without a payload; returns the error that the row shows, or ``None`` to drop the row.
 
         Raises:
             Exception: The error, if it must fail the task; a note names the row.
         """
+        error = _with_advice(error) if type(error) is ChunkError else error
         if self.on_error == "fail" or self._affects_all(error):
             if source := row_source(row.values()):
                 error.add_note(f"Row: {source}")
             raise error
         if self.dead_letter is None:
-            return True
+            return error
         values = row.values()
         self.dead_letter(DeadLetter(row=values, error=error, source=row_source(values)))
-        return False
+        return None
 
     def _affects_all(self, error: Exception) -> bool:
         """Whether an error would affect every row; errors of the user's function never do."""
@@ -188,22 +174,37 @@ class Reading:
         return not is_bad_message(error, self.config)
 
     def rows(
-        self, messages: Iterable[tuple[Row, bytes | None]], cc: MessageResolver
+        self,
+        messages: Iterable[tuple[Row, bytes | None]],
+        *,
+        instead: Callable[[Buffer, Pointer], Outcome] | None = reject_oversized,
     ) -> Generator[tuple[Row, Buffer | None, Outcome]]:
-        """Yield each row, its message and its outcome; reads rows only as far ahead as payloads are fetched."""
-        tally = Tally(self.metrics)
+        """Yield each row, its message and its outcome; see `claimcheck.spark._fetching.outcomes`."""
+        cc, tally = claim_check(self.config), Tally(self.metrics)
         results = outcomes(
             messages,
             cc,
             concurrency=adaptive_concurrency(self.config, self.concurrency),
             max_inflight_bytes=self.max_inflight_bytes,
+            instead=instead,
             waited=tally.close,
         )
         return results if self.metrics is None else _counted(results, tally, cc)
 
 
+def _with_advice(error: ChunkError) -> ChunkError:
+    advised = ChunkError(
+        f"a chunk of {error.uuid} cannot be resolved by itself: use df.transform(reassemble(...)), or, if all chunks "
+        'of a payload are in one partition of an RDD, mapPartitions(resolver(..., chunks="reassemble"))',
+        uuid=error.uuid,
+        total=error.total,
+    )
+    advised.__cause__ = error
+    return advised
+
+
 def _counted(
-    results: Generator[tuple[Row, Buffer | None, Outcome]], tally: Tally, cc: MessageResolver
+    results: Generator[tuple[Row, Buffer | None, Outcome]], tally: Tally, cc: ClaimCheck
 ) -> Generator[tuple[Row, Buffer | None, Outcome]]:
     with closing(results):
         for row, message, outcome in results:
@@ -221,44 +222,6 @@ def messages_of(
     for batch in batches:
         for number, message in enumerate(views(batch.column(index))):
             yield Row(batch, number, names), None if message is None else bytes(message)
-
-
-class RowResolver:
-    """Resolves the message of one row; rejects chunks, and before any I/O payloads that no column can hold.
-
-    Args:
-        cc: Resolves messages.
-        max_bytes: The largest payload; ``None`` if payloads are not put into a column.
-    """
-
-    def __init__(self, cc: MessageResolver, *, max_bytes: int | None = None) -> None:
-        self._cc, self._max_bytes = cc, max_bytes
-        self.pointer = cc.pointer
-
-    def resolve(self, message: Buffer | None, /) -> Buffer | None:
-        """Return the payload of one message."""
-        try:
-            return self._cc.resolve(message)
-        except ChunkError as error:
-            raise ChunkError(
-                f"a chunk of {error.uuid} cannot be resolved by itself: use df.transform(reassemble(...)), or, if all "
-                'chunks of a payload are in one partition of an RDD, mapPartitions(resolver(..., chunks="reassemble"))',
-                uuid=error.uuid,
-                total=error.total,
-            ) from error
-
-    def read(self, pointer: Pointer, /) -> bytes:
-        """Return the payload of a pointer, if a column can hold it."""
-        if self._max_bytes is not None and (pointer.size or 0) > self._max_bytes:
-            raise PayloadTooLargeError(
-                f"a payload of {pointer.size} bytes does not fit into a Spark column ({self._max_bytes} bytes): "
-                "use it inside the worker, with map_payloads(..., as_file=True), up to limits.max_payload_bytes",
-                store=pointer.store,
-                key=pointer.key,
-                size=pointer.size,
-                limit=self._max_bytes,
-            )
-        return self._cc.read(pointer)
 
 
 class RowGroup(NamedTuple, Generic[T]):
@@ -280,12 +243,9 @@ class RowGroup(NamedTuple, Generic[T]):
 
 
 def grouped(rows: Iterable[tuple[Row, T, int]], *, max_bytes: int, max_rows: int = 1 << 14) -> Iterator[RowGroup[T]]:
-    """Group rows by bytes: Spark limits the batches that enter a worker, but not those that leave it.
+    """Group rows by the bytes of their values; a larger value is a group of its own.
 
-    Args:
-        rows: Each with a value and the bytes of the value.
-        max_bytes: Per group; a larger value is a group of its own.
-        max_rows: Per group.
+    Spark limits the batches that enter a worker, but not those that leave it.
     """
     group, held = RowGroup[T](None, [], []), 0
     for row, value, size in rows:

@@ -24,23 +24,6 @@ from claimcheck.spark._fetching import AdaptiveConcurrency, Concurrency
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "AnyConfig",
-    "active_session",
-    "adaptive_concurrency",
-    "as_config",
-    "check_absolute",
-    "check_paths",
-    "check_reached",
-    "check_store_paths",
-    "check_writing",
-    "claim_check",
-    "is_one_machine",
-    "partition_id",
-    "query_id",
-    "task_id",
-]
-
 AnyConfig = str | os.PathLike[str] | Mapping[str, Any] | Config | ClaimCheck
 """A path, which is read on the driver, a mapping shaped like the YAML file, a `Config` or a `ClaimCheck`."""
 
@@ -56,11 +39,7 @@ _concurrencies: dict[tuple[int, bytes, Concurrency, str], AdaptiveConcurrency] =
 
 
 def as_config(given: AnyConfig) -> Config:
-    """Return the configuration that is sent to the workers, with placeholders unresolved.
-
-    Raises:
-        ConfigError: The configuration cannot be read or is invalid.
-    """
+    """Return the configuration to send to the workers, placeholders unresolved; raises `ConfigError` if invalid."""
     if isinstance(given, ClaimCheck):
         return given.config
     if isinstance(given, (str, os.PathLike)):
@@ -71,14 +50,7 @@ def as_config(given: AnyConfig) -> Config:
 
 
 def check_reached(config: Config) -> None:
-    """Check that other processes can read the configured store.
-
-    Args:
-        config: The configuration of one destination.
-
-    Raises:
-        ConfigError: The store is ``memory``.
-    """
+    """Check that every process can read the store of a destination, or raise a `ConfigError`: ``memory`` is private."""
     if config.store is not None and config.stores[config.store].type == "memory":
         fail(f"stores.{config.store}.type", found="'memory'", expected="a store that every process can reach")
 
@@ -113,11 +85,7 @@ def _process_key(config: Config) -> tuple[int, bytes]:
 
 
 def task_id() -> tuple[str, int]:
-    """Return what identifies this task, and is the same in every attempt.
-
-    Returns:
-        The streaming query and the number of its micro-batch, or an empty text for a batch; the partition's number.
-    """
+    """Return what identifies this task in every attempt: query and micro-batch (empty for a batch), and partition."""
     query, batch = query_id(), _local_property("streaming.sql.batchId")
     return f"{query}/{batch}" if query and batch else "", partition_id()
 
@@ -149,11 +117,7 @@ def check_paths(config: Config, spark: SparkSession) -> None:
 
 
 def check_store_paths(config: Config) -> None:
-    """Check that the filesystem stores that readers or writers may use have absolute paths.
-
-    Raises:
-        ConfigError: A path is relative; names it.
-    """
+    """Check the paths of the filesystem stores in use, or raise a `ConfigError` that names a relative one."""
     for name in sorted({config.store or "", *config.readable} & config.stores.keys()):
         if _is_relative(config.stores[name]):
             expected = f"{_EXPECTED_PATH}. The default of a variable applies where the variable is not set"
@@ -161,11 +125,7 @@ def check_store_paths(config: Config) -> None:
 
 
 def check_absolute(name: str, path: str) -> None:
-    """Check that an option is an absolute path.
-
-    Raises:
-        ConfigError: It is not; names the option.
-    """
+    """Check that an option is an absolute path, or raise a `ConfigError` that names the option."""
     if not os.path.isabs(path):
         fail(name, found="a relative path", expected=_EXPECTED_PATH)
 

@@ -18,7 +18,8 @@ from claimcheck.errors import ConfigError, PayloadTooLargeError
 from claimcheck.spark import _resolve as resolving
 from claimcheck.spark import reassemble, repartition_by_payload, resolve
 from claimcheck.spark._columns import MAX_COLUMN_BYTES
-from claimcheck.spark._rows import Reading, RowResolver
+from claimcheck.spark._fetching import AdaptiveConcurrency, outcomes
+from claimcheck.spark._rows import Reading, reject_oversized
 
 
 def frame(spark, messages, partitions=1):
@@ -199,16 +200,18 @@ def test_a_batch_without_rows_gives_none(config):
 
 
 def test_a_payload_that_fits_no_column_is_refused_before_any_io():
-    class Asked:
-        pointer = None
+    class Large:
+        def pointer(self, message, /):
+            return Pointer(key="k", store="disk", size=2 << 30)
 
         def read(self, pointer, /):
-            raise AssertionError("asked the store")
+            raise AssertionError("the store was read")
 
-    with pytest.raises(PayloadTooLargeError, match="map_payloads") as caught:
-        RowResolver(Asked(), max_bytes=MAX_COLUMN_BYTES).read(Pointer(key="k", store="disk", size=2 << 30))
+    [(*_, error)] = outcomes([(0, b"m")], Large(), concurrency=AdaptiveConcurrency(1), instead=reject_oversized)
 
-    assert caught.value.size == 2 << 30
+    assert isinstance(error, PayloadTooLargeError)
+    assert "map_payloads" in str(error)
+    assert (error.size, error.limit) == (2 << 30, MAX_COLUMN_BYTES)
 
 
 # Mistakes, told on the driver -----------------------------------------------------------------------------------
