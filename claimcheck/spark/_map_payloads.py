@@ -271,8 +271,7 @@ def _arrow_fields(schema: StructType, *, large: bool) -> list[pa.Field]:
 
 def _field_names(result: tuple[object, ...]) -> list[str]:
     """Return the field names of a Spark Row or a named tuple."""
-    names: Iterable[str] = getattr(result, "__fields__", None) or getattr(result, "_fields", ())
-    return list(names)
+    return [*(getattr(result, "__fields__", None) or getattr(result, "_fields", None) or ())]
 
 
 def _size(value: object) -> int:

@@ -117,17 +117,7 @@ def offload(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """The columns of the input, by index, and of the output.
-
-    Attributes:
-        payload: Index of the payloads.
-        key: Index of the keys, if any.
-        headers: Index of the headers, if any.
-        kept: Indexes of the columns that stay.
-        names: Names of the columns that follow them: message, key if there is one, headers.
-        text_key: Whether keys are text.
-        all_names: Names of the input's columns.
-    """
+    """The columns of the input, by index; those that are ``kept`` precede the added ones, which have ``names``."""
 
     payload: int
     key: int | None
@@ -161,7 +151,6 @@ class _Columns:
         )
 
     def added(self) -> dict[str, DataType]:
-        """Return the names and types of the new columns."""
         from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
         pair = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -170,7 +159,6 @@ class _Columns:
 
     @property
     def has_key(self) -> bool:
-        """Whether the output has a column of keys."""
         return len(self.names) > 2
 
 
@@ -260,7 +248,7 @@ class _Writer:
         self.store = self._cc.config.for_destination(stage.destination).store
 
     def job(self, number: int, item: _Input) -> Job[_Offloaded]:
-        """Return the job that turns the payload of the task's row ``number`` into envelopes."""
+        """Return the job that offloads the payload of the task's row ``number``."""
         plain = self._is_plain(item)
         return Job(partial(self._offload, item, None if plain else number), item.size, waits=not plain)
 

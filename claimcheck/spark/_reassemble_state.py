@@ -48,7 +48,7 @@ class Limits:
     behind_ms: int = 0
 
 
-class _ChunkRow(Protocol):
+class _InputRow(Protocol):
     """One row of the operator's input."""
 
     position: int
@@ -126,7 +126,7 @@ class Reassembler(StatefulProcessor):
         if payload.done:
             return
         uuid, batch = _uuid(key), _MicroBatch(payload)
-        for row in cast("Iterator[_ChunkRow]", rows):
+        for row in cast("Iterator[_InputRow]", rows):
             batch.now = max(batch.now, int(row.arrived) - self._limits.behind_ms)
             self._add(uuid, row, batch, waited=state is not None)
         if batch.is_complete:
@@ -163,13 +163,13 @@ class Reassembler(StatefulProcessor):
     def close(self) -> None:
         """Do nothing: Spark requires this method."""
 
-    def _add(self, uuid: str, row: _ChunkRow, batch: _MicroBatch, *, waited: bool) -> None:
+    def _add(self, uuid: str, row: _InputRow, batch: _MicroBatch, *, waited: bool) -> None:
         if row.position < 0:
             batch.aborted = True
         elif batch.error is None:
             batch.error = self._conflict(uuid, row, batch, waited=waited) or self._excess(uuid, row, batch)
 
-    def _conflict(self, uuid: str, row: _ChunkRow, batch: _MicroBatch, *, waited: bool) -> tuple[str, str] | None:
+    def _conflict(self, uuid: str, row: _InputRow, batch: _MicroBatch, *, waited: bool) -> tuple[str, str] | None:
         """Add a chunk unless it is a duplicate; returns the error if it conflicts with others."""
         payload, position, digest = batch.payload, row.position, bytes(row.digest)
         if payload.count and row.total != payload.count:
@@ -194,7 +194,7 @@ class Reassembler(StatefulProcessor):
         )
         return None
 
-    def _excess(self, uuid: str, row: _ChunkRow, batch: _MicroBatch) -> tuple[str, str] | None:
+    def _excess(self, uuid: str, row: _InputRow, batch: _MicroBatch) -> tuple[str, str] | None:
         size, count, limits = batch.payload.size, row.total, self._limits
         if count > limits.max_chunks:
             text = too_large_text(uuid, count, limits.max_chunks, "chunks (chunking.max_chunks)")

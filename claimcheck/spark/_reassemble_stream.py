@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from claimcheck._client import ClaimCheck
@@ -150,8 +151,8 @@ def _chunks(df: DataFrame, columns: ColumnIndexes, options: Options, schema: Str
 # Storing chunks --------------------------------------------------------------------------------------------------
 
 
-class _StoredChunk(NamedTuple):
-    """A row of `_STORED`: the payload, the chunk, its content and its reference, the input row, the checksum."""
+class _ChunkRow(NamedTuple):
+    """A row of `_STORED` for a chunk or an abort envelope; ``row`` has the other input columns."""
 
     key: str
     position: int
@@ -163,21 +164,6 @@ class _StoredChunk(NamedTuple):
     declared: str | None
 
 
-class _Part(NamedTuple):
-    """A chunk or an abort envelope."""
-
-    key: str
-    chunk: Chunk | Abort
-    row: bytes
-    declared: str | None
-
-    def stored(self, digest: bytes, reference: bytes | None) -> _StoredChunk:
-        position, total, size = ABORT, 0, 0
-        if isinstance(self.chunk, Chunk):
-            position, total, size = self.chunk.position, self.chunk.count, len(self.chunk.piece)
-        return _StoredChunk(self.key, position, total, size, digest, reference, self.row, self.declared)
-
-
 @dataclass(frozen=True, slots=True)
 class _StoreStage:
     """Stores the chunks of one partition; the declared checksum is the last column."""
@@ -187,64 +173,67 @@ class _StoreStage:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with closing(self._stored(batches)) as stored:
-            rows = list[_StoredChunk]()
+            rows = list[_ChunkRow]()
             for row in stored:
                 rows.append(row)
                 if len(rows) >= _MAX_ROWS:
-                    yield _stored_batch(rows)
+                    yield _chunk_batch(rows)
                     rows = []
         if rows:
-            yield _stored_batch(rows)
+            yield _chunk_batch(rows)
 
-    def _stored(self, batches: Iterable[pa.RecordBatch]) -> Generator[_StoredChunk]:
-        reading, cc = self.options.reading, claim_check(self.options.config)
-        writer = _ChunkWriter(self.options, cc, _store(cc, self.options), query_id() or "")
+    def _stored(self, batches: Iterable[pa.RecordBatch]) -> Generator[_ChunkRow]:
+        reading, writer = self.options.reading, _ChunkWriter(self.options)
         concurrency = adaptive_concurrency(reading.config, reading.concurrency, "write")
-        executor = OrderedExecutor[_StoredChunk](concurrency, reading.max_inflight_bytes, measure=lambda row: 0)
+        executor = OrderedExecutor[_ChunkRow](concurrency, reading.max_inflight_bytes, measure=lambda row: 0)
         try:
-            yield from executor.run(writer.job(part) for part in self._parts(batches))
+            yield from executor.run(writer.job(row, part) for row, part in self._parts(batches))
         finally:
             executor.close()
 
-    def _parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Part]:
-        header = self.options.config.header
+    def _parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_ChunkRow, Chunk | Abort]]:
         for batch in batches:
             *inputs, last = range(batch.num_columns)
             kept = batch.select([index for index in inputs if index != self.columns.message])
             values, declared = batch.column(self.columns.message), batch.column(last)
             sources = [batch.column(index).to_pylist() for index in self.columns.source]
             for number, value in enumerate(views(values)):
-                part = decode(value or b"", header=header)
-                if isinstance(part, (Chunk, Abort)):
-                    key = _key([column[number] for column in sources], part.uuid)
-                    yield _Part(key, part, _packed(kept.slice(number, 1)), declared[number].as_py())
+                part = decode(value or b"", header=self.options.config.header)
+                if not isinstance(part, (Chunk, Abort)):
+                    continue
+                key = _key([column[number] for column in sources], part.uuid)
+                position, total, size = ABORT, 0, 0
+                if isinstance(part, Chunk):
+                    position, total, size = part.position, part.count, len(part.piece)
+                packed = _packed(kept.slice(number, 1))
+                yield _ChunkRow(key, position, total, size, b"", None, packed, declared[number].as_py()), part
 
 
 class _ChunkWriter:
-    """Stores chunks, each under a name that depends on its content and place."""
+    """Stores the chunks of a task, each under a name that depends on its content and place."""
 
-    def __init__(self, options: Options, cc: ClaimCheck, store: Store, query: str) -> None:
-        self._cc, self._store, self._query = cc, store, query
+    def __init__(self, options: Options) -> None:
+        self._cc, self._query = claim_check(options.config), query_id() or ""
+        self._store = _store(self._cc, options)
         self._max_chunks, self._max_bytes = options.config.chunks.max_chunks, options.max_payload_bytes
 
-    def job(self, part: _Part) -> Job[_StoredChunk]:
-        """Return the job that stores one chunk."""
-        chunk = part.chunk
-        if not isinstance(chunk, Chunk) or chunk.count > self._max_chunks or len(chunk.piece) > self._max_bytes:
-            return Job(lambda: part.stored(b"", None), 0, waits=False)  # the operator rejects such a payload
-        size = len(chunk.piece)
-        return Job(lambda: part.stored(*self._write(part.key, chunk)), size, waits=size > _INLINE_BYTES)
+    def job(self, row: _ChunkRow, part: Chunk | Abort) -> Job[_ChunkRow]:
+        """Return the job that stores a chunk and completes its row."""
+        if isinstance(part, Abort) or row.total > self._max_chunks or row.size > self._max_bytes:
+            return Job(lambda: row, 0, waits=False)  # the stateful operator rejects payloads over a limit
+        return Job(partial(self._write, row, part), row.size, waits=row.size > _INLINE_BYTES)
 
-    def _write(self, key: str, chunk: Chunk) -> tuple[bytes, bytes]:
-        """Return the digest of a chunk and its place, and a reference to its piece."""
-        place = json.dumps([self._query, key, chunk.position, chunk.count]).encode()
+    def _write(self, row: _ChunkRow, chunk: Chunk) -> _ChunkRow:
+        place = json.dumps([self._query, row.key, chunk.position, chunk.count]).encode()
         hashed = hashlib.blake2b(b"%d %b" % (len(place), place), digest_size=_DIGEST_BYTES)
         hashed.update(chunk.piece)
         digest = hashed.digest()
-        if len(chunk.piece) <= _INLINE_BYTES:
-            return digest, encode_literal(chunk.piece, header=self._cc.config.header)
-        name, identity = f"chunk-{chunk.uuid}", uuid.UUID(bytes=digest)
-        return digest, self._cc.seal(self._store.write(chunk.piece, destination=name, identity=identity))
+        if row.size <= _INLINE_BYTES:
+            reference = encode_literal(chunk.piece, header=self._cc.config.header)
+        else:
+            name, identity = f"chunk-{chunk.uuid}", uuid.UUID(bytes=digest)
+            reference = self._cc.seal(self._store.write(chunk.piece, destination=name, identity=identity))
+        return row._replace(digest=digest, reference=reference)
 
 
 def _store(cc: ClaimCheck, options: Options) -> Store:
@@ -262,12 +251,12 @@ def _key(source: list[object], uuid: str) -> str:
     return json.dumps([value.hex() if isinstance(value, bytes) else value for value in source] + [uuid])
 
 
-def _stored_batch(rows: list[_StoredChunk]) -> pa.RecordBatch:
+def _chunk_batch(rows: list[_ChunkRow]) -> pa.RecordBatch:
     import pyarrow as pa
 
     types = (pa.string(), pa.int32(), pa.int32(), pa.int64(), pa.binary(), pa.binary(), pa.binary(), pa.string())
     columns = [pa.array(values, type=kind) for values, kind in zip(zip(*rows, strict=True), types, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, names=list(_StoredChunk._fields))
+    return pa.RecordBatch.from_arrays(columns, names=list(_ChunkRow._fields))
 
 
 def _packed(row: pa.RecordBatch) -> bytes:

@@ -62,13 +62,7 @@ def repartition_by_payload(
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """Packs the rows of each partition into bins, in order, and reports the bins; called once per partition.
-
-    Attributes:
-        config: Decodes pointers.
-        index: Of the column.
-        target_bytes: Capacity of a bin.
-    """
+    """Packs the rows of each partition into bins, in order, and reports the bins; called once per partition."""
 
     config: Config
     index: int
