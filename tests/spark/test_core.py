@@ -1,4 +1,4 @@
-"""The plain core, without Spark: lazy, in order, bounded in bytes, and closing cancels."""
+"""Fetching without Spark: lazy, in order, bounded in bytes, and canceled by closing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from claimcheck.spark._fetching import AdaptiveConcurrency, check_limits
 
 
 class Getter:
-    """Messages are sizes as text, ``p`` before those that rest in a store; it counts the bytes that are held."""
+    """Messages are sizes as text, with the prefix ``p`` for stored payloads; counts the bytes held."""
 
     def __init__(self, *, seconds: float = 0.0, declared: bool = True, bad: frozenset[bytes] = frozenset()) -> None:
         self.seconds, self.declared, self.bad = seconds, declared, bad
@@ -58,7 +58,7 @@ class Getter:
 
 
 def outcomes(messages, getter: Getter, concurrency: Any = 8, **options) -> Iterator[Any]:
-    """Only the outcomes, of messages that belong to nothing."""
+    """Yield only the outcomes."""
     known = AdaptiveConcurrency(concurrency)
     pairs = ((None, message) for message in messages)
     with closing(fetching.outcomes(pairs, getter, concurrency=known, **options)) as results:
@@ -176,7 +176,7 @@ def test_plain_messages_count_too():
 
 
 def test_pointers_without_a_size_are_learnt_from():
-    """The first goes alone; then each counts as the largest seen."""
+    """The first is fetched alone; after that each counts as the largest seen."""
     getter = Getter(declared=False, seconds=0.001)
 
     for payload in outcomes([b"p100"] * 30, getter, concurrency=8, max_inflight_bytes=350):
@@ -259,11 +259,11 @@ def test_closing_closes_nothing_that_was_never_opened():
     outcomes([b"p1"], Getter(), concurrency=2).close()
 
 
-# How many at once -----------------------------------------------------------------------------------------------
+# Adaptive concurrency -------------------------------------------------------------------------------------------
 
 
 class Time:
-    """A clock that the test moves: how long fetching takes, and how much of it is work."""
+    """A clock that the test advances: elapsed time and CPU time."""
 
     def __init__(self) -> None:
         self.wall = self.cpu = 0.0
@@ -291,7 +291,7 @@ def learnt(*, first: float = 0.5, wall: float, cpu: float) -> AdaptiveConcurrenc
     ("wall", "cpu", "threads"),
     [
         (0.0005, 0.0005, 1),  # a local store: nothing to hide
-        (0.0024, 0.0005, 1),  # waits a little: threads would cost more
+        (0.0024, 0.0005, 1),  # short waits: threads would cost more
         (0.0030, 0.0009, 4),
         (0.0060, 0.0050, 1),
         (0.0200, 0.0010, 16),  # a network: mostly waiting

@@ -1,4 +1,4 @@
-"""One forged message is one bad row, whatever it names; what the whole job needs fails the task."""
+"""A forged message is one bad row, whatever it names; a problem of the whole job fails the task."""
 
 import json
 
@@ -39,7 +39,7 @@ FORGED = {
 
 
 class TapeStore(claimcheck.Store):
-    """One whose driver nobody has."""
+    """A store whose driver is not installed."""
 
     def _write(self, pointer, source):
         raise NotImplementedError
@@ -74,7 +74,7 @@ def good(config):
 
 
 def run(config, messages):
-    """What a worker does for ``resolve(on_error="null")``, in this process."""
+    """Run the stage of ``resolve(on_error="null")`` in this process."""
     reading = Reading(
         config=as_config(config),
         concurrency=1,

@@ -1,4 +1,4 @@
-"""What jobs did with payloads: counted by tasks, counted by Spark, and said while they run."""
+"""`Metrics`, `measures` and `progress`."""
 
 from __future__ import annotations
 

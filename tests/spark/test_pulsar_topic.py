@@ -1,4 +1,4 @@
-"""Payloads that rest on a side topic of a real Pulsar, resolved by Spark's workers."""
+"""Spark workers resolve payloads stored in a topic of a real Pulsar."""
 
 from claimcheck import from_dict
 from claimcheck.spark import resolver

@@ -34,7 +34,7 @@ def in_chunks(payload: bytes, size: int = 700, uuid: str | None = None) -> list[
 
 
 def messages(spark, found, partitions=3):
-    """A DataFrame of ``(topic, partition, message)``, numbered as they come."""
+    """Return a DataFrame of ``(topic, partition, message)``, numbered in order."""
     rows = [(topic, partition, n, message) for n, (topic, partition, message) in enumerate(found)]
     return spark.createDataFrame(spark.sparkContext.parallelize(rows, partitions), SCHEMA)
 
@@ -79,7 +79,7 @@ def test_a_topic_of_all_kinds_in_any_order(spark, config, send, tmp_path):
     sent += [*with_conflict, with_conflict[4][:-1] + b"\xff"]
     sent += [*given_up[:5], encode_abort(decode(given_up[0]).uuid)]
     complete = in_chunks(b"c" * 2_000)
-    sent += [*complete, encode_abort(decode(complete[0]).uuid)]  # it was complete after all
+    sent += [*complete, encode_abort(decode(complete[0]).uuid)]  # an abort after all chunks
     sent += [HEADER + b"\x09?", HEADER + b"\x01short", None]
     rng.shuffle(sent)
     messages(spark, [("orders", 0, message) for message in sent], 4).write.parquet(str(tmp_path / "in"))
@@ -151,7 +151,7 @@ def test_limits_are_rows_and_a_declared_count_costs_nothing(spark, config):
 
 
 def test_spark_and_the_decoder_read_heads_alike(spark):
-    """Every byte of the head wrong in many ways: what Spark takes for a chunk is one, and the other way round."""
+    """Damage every byte of the header: Spark and the decoder must agree on what is a chunk."""
     rng, header = random.Random(3), b"custom:"
     chunk = encode_chunk(str(uuid4()), 3, 9, b"piece", header=header)
     sent = [chunk, encode_abort(str(uuid4()), header=header), encode_literal(b"x", header=header), b"", header]
@@ -207,7 +207,7 @@ def test_columns_of_every_kind_and_name(spark, config):
     plain = (*row[:6], b"plain", *row[7:])
     before = spark.createDataFrame(
         [row, plain, *((None,) * 6 + (chunk, None, None) for chunk in others)], schema
-    ).withColumnRenamed("nothing", "A.B")  # Spark has no trouble with two names alike, as long as nobody uses them
+    ).withColumnRenamed("nothing", "A.B")  # Spark allows ambiguous names that are not used
 
     after = before.transform(reassemble("value", config=config, payload="p", error="e", uuid="u")).collect()
 
@@ -245,7 +245,7 @@ def test_rows_that_are_no_chunks_spread(spark, config):
     from pyspark.sql import functions as F  # noqa: N812
 
     plain = messages(spark, [("orders", 0, b"%d" % n) for n in range(200)])
-    spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")  # they are small
+    spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")  # partitions are small
     try:
         spread = plain.transform(reassemble("value", config=config)).groupBy(F.spark_partition_id()).count().collect()
     finally:
@@ -255,7 +255,7 @@ def test_rows_that_are_no_chunks_spread(spark, config):
     assert min(row["count"] for row in spread) > 50
 
 
-# The stage itself, without Spark --------------------------------------------------------------------------------
+# The stage, without Spark ---------------------------------------------------------------------------------------
 
 
 def run_stage(config, batches, *, out_batch_bytes=1 << 20):
@@ -271,7 +271,7 @@ def run_stage(config, batches, *, out_batch_bytes=1 << 20):
 
 
 def arrow(found: list[bytes], kind: str = "binary"):
-    """A batch as Spark hands it to the stage, heads read."""
+    """Return a batch as Spark passes it to the stage, with chunk headers read."""
     import pyarrow as pa
 
     heads = [decoded(message, HEADER) for message in found]
@@ -301,7 +301,7 @@ def test_large_binary_stays_large_binary(config):
 
 
 def test_a_payload_over_its_limit_is_let_go_while_its_chunks_still_come(config):
-    """64 MiB of chunks under a limit of 1 MiB: never more than a few of them are there."""
+    """With 64 MiB of chunks and a limit of 1 MiB, only a few chunks are in memory at a time."""
     config |= {"chunking": {"max_payload_bytes": 1 << 20, "max_pending_bytes": 1 << 20}}
     uuid = str(uuid4())
 
@@ -350,7 +350,7 @@ def test_a_group_of_chunks(config, chunks, kind):
     assert b"".join(group.pieces) == (b"" if kind else b"ab"[: len(chunks[0][2]) * 2])
 
 
-# Mistakes, told on the driver -----------------------------------------------------------------------------------
+# Mistakes, raised on the driver ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_wrong_columns(spark, config, column, options, words):
 def test_a_source_of_a_kind_that_is_none(spark, config):
     df = spark.createDataFrame([], "value binary, topic array<string>")
 
-    df.transform(reassemble("value", config=config))  # not taken for one
+    df.transform(reassemble("value", config=config))  # not used by default
     with pytest.raises(
         ConfigError, match=r"'topic' of type array<string>, expected a column of type string, binary or"
     ):

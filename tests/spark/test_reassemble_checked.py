@@ -1,4 +1,4 @@
-"""A payload in chunks is what its sender said of it, where the headers that say so are there."""
+"""The checksum of a payload in chunks is verified if the DataFrame has headers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ KAFKAS, MAP = "headers", "map_from_entries(transform(headers, h -> struct(h.key,
 
 @pytest.fixture
 def chunks(spark):
-    """Rows of chunks with their headers, as Kafka's sink takes them; all chunks of one have one place."""
+    """Rows of chunks with headers, in the form of Spark's Kafka sink."""
     df = spark.createDataFrame([(bytearray(payload),) for payload in PAYLOADS], "payload binary")
     return df.coalesce(1).transform(offload("payload", destination="orders", config=CHUNKING)).cache()
 
 
 def damaged(df):
-    """The second payload with another byte in the middle of one of its chunks."""
+    """Change a byte inside a chunk of the second payload."""
     from pyspark.sql import functions as F  # noqa: N812
 
     piece = F.hex("value").contains("02" * 100)

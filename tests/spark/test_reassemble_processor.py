@@ -1,4 +1,4 @@
-"""What the stateful operator notes and says, in Spark's own tester: no processes, and time goes as the test says."""
+"""The stateful operator in Spark's own tester: no processes, and the test controls time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START = 1_700_000_000_000
 
 
 class Operator:
-    """The operator, fed with micro-batches."""
+    """Feeds micro-batches to the operator."""
 
     def __init__(self, **limits: int) -> None:
         from pyspark.sql.streaming.tws_tester import TwsTester
@@ -31,7 +31,7 @@ class Operator:
         self.at(0)
 
     def at(self, seconds: float) -> list[Any]:
-        """Let time pass; gives what the timers say."""
+        """Advance the time; return the rows that timers emit."""
         self.now = START + int(seconds * 1000)
         if self.behind:
             return self.tester.setWatermark(self.now - self.behind)
@@ -66,7 +66,7 @@ class Operator:
 
     @property
     def timers(self) -> list[int]:
-        """Seconds from the start, as arrivals count them."""
+        """The timers, in seconds after the start."""
         known = self.tester.handle._timers._key_to_timers.values()
         return sorted((each + self.behind - START) // 1000 for timers in known for each in timers)
 
@@ -126,7 +126,7 @@ def test_what_waits_too_long_is_said_once(tester):
         f"received only 2 of 6 chunks of {UUID}, missing 0-1, 3, 5: expire_after_seconds (60) passed"
     )
     assert tester.noted == {}
-    assert tester.feed(tester.chunk(0, 6)) == []  # the rest of it comes too late
+    assert tester.feed(tester.chunk(0, 6)) == []  # too late
     assert tester.at(300) == []
     assert tester.at(700) == []
     assert tester.timers == []

@@ -1,4 +1,4 @@
-"""``df.transform(resolve(...))``: a column more, and all else as it was."""
+"""``df.transform(resolve(...))`` adds a column and changes nothing else."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_on_a_stream(spark, config, send, tmp_path):
     assert [tuple(row) for row in spark.table("resolved").collect()] == [(0, 3000)]
 
 
-# The stage itself, without Spark --------------------------------------------------------------------------------
+# The stage, without Spark ---------------------------------------------------------------------------------------
 
 
 def run_stage(config, batches, *, out_batch_bytes=1 << 20):
@@ -214,7 +214,7 @@ def test_a_payload_that_fits_no_column_is_refused_before_any_io():
     assert (error.size, error.limit) == (2 << 30, MAX_COLUMN_BYTES)
 
 
-# Mistakes, told on the driver -----------------------------------------------------------------------------------
+# Mistakes, raised on the driver ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
