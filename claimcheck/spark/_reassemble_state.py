@@ -116,7 +116,7 @@ class Reassembler(StatefulProcessor):
 
     def handleInputRows(  # noqa: N802
         self,
-        key: Any,
+        key: tuple[str],
         rows: Iterator[Row],
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[Row]:
@@ -140,7 +140,7 @@ class Reassembler(StatefulProcessor):
 
     def handleExpiredTimer(  # noqa: N802
         self,
-        key: Any,
+        key: tuple[str],
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Row]:
@@ -232,7 +232,7 @@ class Reassembler(StatefulProcessor):
         self._payload.update(ended.values())
 
 
-def _uuid(key: Any) -> str:
+def _uuid(key: tuple[str]) -> str:
     return str(json.loads(key[0])[-1])
 
 

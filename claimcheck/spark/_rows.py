@@ -63,11 +63,11 @@ class Row(NamedTuple):
     number: int
     names: tuple[str, ...] = ()
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, object]:
         """Return all columns by name, as Python objects."""
         return self.values_of(range(self.batch.num_columns))
 
-    def values_of(self, columns: Iterable[int]) -> dict[str, Any]:
+    def values_of(self, columns: Iterable[int]) -> dict[str, object]:
         """Return some columns, chosen by index."""
         return {self.names[index]: self.batch.column(index)[self.number].as_py() for index in columns}
 
@@ -79,9 +79,9 @@ class RowReader:
         self._names = names
         self._batch: pa.RecordBatch | None = None
         self._start = self._stop = 0
-        self._values: list[list[Any]] = []
+        self._values: list[list[object]] = []
 
-    def values_of(self, row: Row) -> dict[str, Any]:
+    def values_of(self, row: Row) -> dict[str, object]:
         """Return all columns of a row by name."""
         if row.batch is not self._batch or not self._start <= row.number < self._stop:
             self._read(row)
