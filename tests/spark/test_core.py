@@ -57,7 +57,7 @@ class Getter:
             self.held -= len(payload)
 
 
-def outcomes(messages, getter: Getter, concurrency: Any = 8, **options) -> Iterator[Any]:
+def outcomes(messages, getter: Any, concurrency: Any = 8, **options) -> Iterator[Any]:
     """Yield only the outcomes."""
     known = AdaptiveConcurrency(concurrency)
     pairs = ((None, message) for message in messages)
