@@ -91,7 +91,7 @@ def test_a_topic_of_all_kinds_in_any_order(spark, config, send, tmp_path):
     assert whole(rows) == sorted([*chunked, *lone, b"c" * 2_000])
     wrong = {row.error.type: row for row in rows if row.error is not None and row.uuid is not None}
     assert set(wrong) == {"IncompletePayloadError", "ChunkConflictError"}
-    assert f"only 8 of 10 chunks of {decode(with_gap[0]).uuid} came, missing 3, 7:" in (
+    assert f"received only 8 of 10 chunks of {decode(with_gap[0]).uuid}, missing 3, 7:" in (
         wrong["IncompletePayloadError"].error.message
     )
     assert wrong["ChunkConflictError"].uuid == decode(with_conflict[0]).uuid
