@@ -361,7 +361,7 @@ def test_an_older_pyspark(source, stored, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"strategy": "chunking", "stores": {}, "store": None}, "store: found none, expected the store in which"),
+        ({"strategy": "chunking", "stores": {}, "store": None}, "store: found none, expected the store for the chunks"),
         ({"stores": {"disk": {"type": "memory"}}}, "stores.disk.type: found 'memory', expected a store that every"),
     ],
 )
