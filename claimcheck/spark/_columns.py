@@ -1,9 +1,9 @@
-"""The columns that the functions of this package read and add: found as Spark finds them, checked on the driver."""
+"""The columns that the functions of this package read and add, checked on the driver."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from claimcheck._registry import import_vendor
 from claimcheck._validation import fail
@@ -14,59 +14,33 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructField, StructType
 
-__all__ = [
-    "HEADERS_TYPE",
-    "MAP_TYPE",
-    "MAX_COLUMN_BYTES",
-    "arrow_error_type",
-    "by_place",
-    "check_named_apart",
-    "check_new",
-    "check_types",
-    "error_type",
-    "error_value",
-    "find_column",
-    "need_arrow",
-    "over_rows",
-    "row_source",
-    "with_fields",
-]
+    BatchFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 MAX_COLUMN_BYTES = 2040 << 20
-"""The largest payload that fits a column: the JVM has no larger arrays, and 2100 MiB were seen to fail."""
+"""The largest payload that fits into a column: JVM arrays end below 2 GiB, and 2100 MiB failed in tests."""
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
-"""Of headers, as Spark's source and sink for Kafka have them."""
+"""The type of Kafka headers in Spark's Kafka source and sink."""
 
 MAP_TYPE = "map<string,string>"
-"""Of headers where names are there once, as Pulsar has its properties."""
+"""The type of headers with unique names, such as Pulsar properties."""
 
 _SOURCE = ("topic", "partition", "offset", "message_id", "ledger_id", "entry_id", "batch_index")
 _MESSAGE_CHARACTERS = 2000
 _ERROR = ("type", "message", "store", "key")
 
 
-def need_arrow() -> None:
-    """Make sure of what ``mapInArrow`` wants; pandas, too, though Spark does not use it there.
-
-    Raises:
-        MissingDependencyError: Names the extra.
-    """
+def require_arrow() -> None:
+    """Import the packages that ``mapInArrow`` needs, or raise `MissingDependencyError`; it does not use pandas."""
     for module in ("pyspark", "pyarrow", "pandas"):
         import_vendor(module, extra="spark")
 
 
-def find_column(df: DataFrame, option: str, name: object, *kinds: str) -> int:
-    """Find a column's place; names count as Spark counts them, whatever their case.
-
-    Args:
-        df: Where to look.
-        option: What the caller calls the argument.
-        name: Of the column.
-        kinds: The types that it may have, as Spark writes them in ``simpleString``; by default ``binary``.
+def find_column(df: DataFrame, option: str, name: object, *types: str) -> int:
+    """Return the index of the column that ``option`` names; case-insensitive, as in Spark.
 
     Raises:
-        ConfigError: There is no such column, or several, or it is of another type.
+        ConfigError: No such column, more than one, or of none of the types (by default ``binary``).
     """
     if not isinstance(name, str):
         fail(option, found=f"a {type(name).__name__}", expected="the name of a column, as text")
@@ -76,21 +50,17 @@ def find_column(df: DataFrame, option: str, name: object, *kinds: str) -> int:
         fail(option, found=found, expected=f"exactly one column of the DataFrame ({shown})")
     index = names.index(name.lower())
     actual = df.schema.fields[index].dataType.simpleString()
-    if actual not in (kinds or ("binary",)):
-        expected = f"a column of type {' or '.join(kinds or ('binary',))}"
+    if actual not in (types or ("binary",)):
+        expected = f"a column of type {' or '.join(types or ('binary',))}"
         fail(option, found=f"{name!r} of type {actual}", expected=expected)
     return index
 
 
 def check_new(taken: Iterable[str], **added: object) -> None:
-    """Refuse names for new columns that are taken, or that are no names.
-
-    Args:
-        taken: Names of the columns that stay.
-        added: From the caller's argument to the name of the column.
+    """Check the names of new columns, by option, against those of the columns that stay.
 
     Raises:
-        ConfigError: Names the argument.
+        ConfigError: A name is taken, or is not text; names the argument.
     """
     names = [name.lower() for name in taken]
     for option, name in added.items():
@@ -102,75 +72,56 @@ def check_new(taken: Iterable[str], **added: object) -> None:
         names.append(name.lower())
 
 
-def check_named_apart(names: Sequence[str], option: str) -> None:
-    """Refuse columns of one name, of which a dictionary would keep the last.
-
-    Args:
-        names: Of the columns.
-        option: What asks for the dictionary.
+def check_distinct(names: Sequence[str], option: str) -> None:
+    """Check that column names are unique, because ``option`` turns rows into dictionaries.
 
     Raises:
-        ConfigError: Names one of them.
+        ConfigError: Names a duplicate.
     """
-    twin = next((name for name in names if names.count(name) > 1), None)
-    if twin is not None:
-        fail(option, found=f"several columns {twin!r}", expected="columns of different names: a row is a dictionary")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        expected = "columns with different names: each row becomes a dictionary"
+        fail(option, found=f"several columns {duplicate!r}", expected=expected)
 
 
 def with_fields(kept: Iterable[StructField], /, **added: DataType) -> StructType:
-    """Make a schema of columns that stay and columns that are added, which may be null."""
+    """Return a schema of existing columns followed by new, nullable ones."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType([*kept, *(StructField(name, kind) for name, kind in added.items())])
 
 
-def over_rows(
-    df: DataFrame,
-    stage: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    *,
-    kept: Sequence[int],
-    added: Mapping[str, DataType],
+def map_batches(
+    df: DataFrame, function: BatchFunction, *, kept: Sequence[int], added: Mapping[str, DataType]
 ) -> DataFrame:
-    """Run a stage in the workers, which goes by the places of columns; Spark gives what comes out its names.
+    """Run a function on the Arrow batches of a DataFrame; it finds columns by index, and Spark names its output.
 
-    Nothing is renamed where that can be helped: Spark would copy each row for it, payloads included.
-
-    Args:
-        df: Whose rows.
-        stage: Called once per partition.
-        kept: Places of the columns that stay, which come first.
-        added: Names and types of those that follow.
-
-    Raises:
-        ConfigError: A column is of a type that Spark gives to no Python worker.
+    The output has the columns ``kept``, by index, and then those in ``added``. Columns are renamed only if necessary:
+    renaming makes Spark copy each row, payloads included. Raises as `check_types`.
     """
     check_types(df)
     names = {name.lower() for name in df.columns}
-    told_apart = len(names) == len(df.columns) and not any(name == "" or set(name) & set(".`*") for name in names)
-    fields = [df.schema.fields[place] for place in kept]
-    return (df if told_apart else by_place(df)).mapInArrow(stage, with_fields(fields, **added))
+    usable = len(names) == len(df.columns) and not any(name == "" or set(name) & set(".`*") for name in names)
+    fields = [df.schema.fields[index] for index in kept]
+    return (df if usable else with_index_names(df)).mapInArrow(function, with_fields(fields, **added))
 
 
-def by_place(df: DataFrame) -> DataFrame:
-    """Call columns ``c0``, ``c1`` and so on, whose names may have dots, or be there twice."""
-    return df.toDF(*(f"c{place}" for place in range(len(df.columns))))
+def with_index_names(df: DataFrame) -> DataFrame:
+    """Rename the columns to ``c0``, ``c1`` and so on, because names may contain dots or occur twice."""
+    return df.toDF(*(f"c{index}" for index in range(len(df.columns))))
 
 
 def check_types(df: DataFrame) -> None:
-    """Refuse columns that no Python worker can be given, whether they are wanted there or not.
-
-    Raises:
-        ConfigError: Names the column.
-    """
+    """Check that Spark can pass every column to a Python worker, or raise a `ConfigError` that names the column."""
     for field in df.schema.fields:
         if _has_months(field.dataType):
             kind = field.dataType.simpleString()
-            expected = "none of those, which no Python worker is given: cast it to string, or drop it"
-            fail("df", found=f"the column {field.name!r} of type {kind}", expected=expected)
+            expected = "no year-month or calendar interval, which Python workers cannot receive: cast it to string"
+            fail("df", found=f"the column {field.name!r} of type {kind}", expected=f"{expected}, or drop the column")
 
 
 def _has_months(kind: DataType) -> bool:
-    """Whether there are intervals in it that are no durations."""
+    """Whether a type is, or contains, an interval that is not a plain duration."""
     if type(kind).__name__ in ("CalendarIntervalType", "YearMonthIntervalType"):  # some versions lack the second
         return True
     parts = [getattr(kind, name, None) for name in ("elementType", "keyType", "valueType")]
@@ -179,40 +130,40 @@ def _has_months(kind: DataType) -> bool:
 
 
 def error_type() -> StructType:
-    """Give the type of an error column: ``type`` (the class's name), ``message``, ``store`` and ``key``, all text."""
+    """Return the type of an error column: ``type`` (a class name), ``message``, ``store`` and ``key``, all text."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     return StructType([StructField(name, StringType()) for name in _ERROR])
 
 
 def arrow_error_type() -> pa.DataType:
-    """Give the same for Arrow."""
+    """Return `error_type` for Arrow."""
     import pyarrow as pa
 
     return pa.struct([(name, pa.string()) for name in _ERROR])
 
 
 def error_value(error: BaseException) -> dict[str, str | None]:
-    """Write an error as a value of such a column."""
+    """Return an error as a value of an error column."""
     store, key = getattr(error, "store", None), getattr(error, "key", None)
-    named = isinstance(error, ClaimCheckError)
+    ours = isinstance(error, ClaimCheckError)
     return {
         "type": type(error).__name__,
-        "message": _told(error),
-        "store": str(store) if named and store else None,
-        "key": str(key) if named and key else None,
+        "message": _message(error),
+        "store": str(store) if ours and store else None,
+        "key": str(key) if ours and key else None,
     }
 
 
-def _told(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     try:
         return str(error)[:_MESSAGE_CHARACTERS]
-    except Exception as second:  # a stranger's error may not even be able to say what it is
-        return f"it cannot be said: {type(second).__name__}"
+    except Exception as second:  # a third-party error may fail to format itself
+        return f"no message: str() raised {type(second).__name__}"
 
 
-def row_source(row: Mapping[str, Any]) -> str:
-    """Say where a row came from, as far as its columns tell: those of Kafka's source, and of ours."""
-    told = {name.lower(): value for name, value in row.items()}
-    parts = [f"{name} {told[name]}" for name in _SOURCE if isinstance(told.get(name), (str, int))]
+def row_source(row: Mapping[str, object]) -> str:
+    """Describe where a row came from, from the columns of Spark's Kafka source or of our sources."""
+    values = {name.lower(): value for name, value in row.items()}
+    parts = [f"{name} {values[name]}" for name in _SOURCE if isinstance(values.get(name), (str, int))]
     return ", ".join(parts)

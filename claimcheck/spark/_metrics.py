@@ -1,42 +1,51 @@
-"""What a job did with payloads: counted in the workers (`Metrics`), or by Spark from the columns (`measures`)."""
+"""What a job did with payloads: counted by tasks (`Metrics`, shown by `progress`), or by Spark (`measures`)."""
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Protocol, cast
 
 from claimcheck._pointer import Pointer
-from claimcheck._validation import fail
+from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
 from claimcheck.errors import ClaimCheckError, ConfigError
+from claimcheck.spark._fetching import MESSAGE_ERRORS
 
 if TYPE_CHECKING:
+    from pyspark import Accumulator
     from pyspark.sql import Column, SparkSession
 
-__all__ = ["Counts", "Metrics", "Tally", "check_metrics", "measures", "store_of"]
+__all__ = ["Metrics", "Tally", "check_metrics", "measures", "progress", "store_of"]
 
 _ROWS, _BYTES, _WAITING = "rows", "payload_bytes", "waiting_seconds"
 _ERRORS, _STORES = "errors.", "store_bytes."
+_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+
+_log = logging.getLogger(__name__)
 
 
-class Counts(Protocol):
-    """Where a task's counts go when it ends."""
+class _Counts(Protocol):
+    """An accumulator, which receives the counts of a task when it ends."""
 
-    def add(self, counts: Mapping[str, float], /) -> object:
-        """Add them to those of other tasks."""
+    def add(self, counts: Mapping[str, float], /) -> object: ...
 
 
 class Metrics:
-    """Counts of all tasks that were given it; grows on the driver as tasks end.
+    """Counts of all tasks that use this object; updated on the driver as tasks end.
 
-    Spark counts what a task did when it ends well. What failed attempts did, and tasks that were stopped early by a
-    ``limit``, is not in here, and what is computed twice counts twice: for display, not for accounts.
+    Spark counts a task when it succeeds. Failed attempts, and tasks stopped early by a ``limit``, are not included;
+    recomputed rows count again. Use it for display, not for accounting.
 
     Args:
-        spark: The session; not one of Spark Connect, which has no accumulators: see `measures`.
+        spark: The session. Spark Connect has no accumulators: use `measures` there.
 
     Raises:
-        ConfigError: It is one of Spark Connect, or none.
+        ConfigError: A Spark Connect session, or not a session.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -44,139 +53,54 @@ class Metrics:
             fail("spark", found=f"a {type(spark).__name__}", expected="a SparkSession")
         if not hasattr(spark, "_jsparkSession"):
             raise ConfigError(
-                "metrics: Spark Connect has no accumulators: use df.observe(name, *measures(...)) there",
+                "metrics: Spark Connect has no accumulators: use df.observe(name, *measures(...)) instead",
                 path="metrics",
                 found="a session of Spark Connect",
                 expected="a session with a SparkContext",
             )
         self.context = spark.sparkContext
-        self._counts: Any = self.context.accumulator({}, _Sum())  # type: ignore[arg-type]  # duck-typed, to import nothing
+        self._counts: Accumulator[dict[str, float]] = self.context.accumulator(
+            {}, _Sum()  # type: ignore[arg-type]  # duck-typed, so that pyspark is not imported here
+        )  # fmt: skip
 
     @property
     def rows(self) -> int:
-        """Rows, bad ones included."""
+        """Rows, including those with errors."""
         return int(self._counts.value.get(_ROWS, 0))
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the payloads that were had, or written."""
+        """Bytes of the payloads that were read or written."""
         return int(self._counts.value.get(_BYTES, 0))
 
     @property
     def waiting_seconds(self) -> float:
-        """How long tasks, taken together, stood still until a store had answered."""
+        """Seconds that all tasks together spent waiting for stores."""
         return float(self._counts.value.get(_WAITING, 0.0))
 
     @property
     def errors(self) -> dict[str, int]:
-        """Rows whose payload could not be had, by the type of their error."""
+        """Rows without a payload, by type of error."""
         return self._by(_ERRORS)
 
     @property
     def store_bytes(self) -> dict[str, int]:
-        """Payload bytes by the name of the store that they came from, or went to."""
+        """Payload bytes read from or written to each store, by name."""
         return self._by(_STORES)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _as_counts, (self._counts,)  # all that a worker needs of it
+    def __reduce__(self) -> tuple[object, ...]:
+        return _as_counts, (self._counts,)  # a worker needs nothing else
 
     def __repr__(self) -> str:
         return f"<Metrics {self.rows} rows, {self.payload_bytes} bytes, {sum(self.errors.values())} errors>"
 
     def _by(self, prefix: str) -> dict[str, int]:
-        counts: Mapping[str, float] = self._counts.value
+        counts = self._counts.value
         return {name[len(prefix) :]: int(count) for name, count in counts.items() if name.startswith(prefix)}
 
 
-class Tally:
-    """What one task counts.
-
-    Args:
-        counts: Where it goes in the end; ``None`` for nowhere, and nothing is counted.
-    """
-
-    def __init__(self, counts: Counts | None) -> None:
-        self._counts = counts
-        self._sums: Counter[str] = Counter()
-
-    def __bool__(self) -> bool:
-        return self._counts is not None
-
-    def row(self, size: int, *, store: str | None = None, error: str | None = None) -> None:
-        """Count a row: its payload's bytes, where they rest, and the type of what was wrong with it."""
-        self._sums[_ROWS] += 1
-        self._sums[_BYTES] += size
-        if store is not None:
-            self._sums[_STORES + store] += size
-        if error is not None:
-            self._sums[_ERRORS + error] += 1
-
-    def close(self, waited_seconds: float = 0.0) -> None:
-        """Hand over what was counted."""
-        if self._counts is not None:
-            self._counts.add({**self._sums, _WAITING: waited_seconds})
-
-
-def measures(
-    *, payload: str = "payload", error: str | None = None, types: Iterable[type[ClaimCheckError]] = ()
-) -> list[Column]:
-    """Make the columns of an observation, ``df.observe("claims", *measures())``, of what `resolve` has added.
-
-    Spark counts them as the rows pass, exactly once for each row of the result, with Spark Connect, too, and in streams
-    for each micro-batch.
-
-    Args:
-        payload: The column of payloads.
-        error: The column of errors, where there is one.
-        types: Errors to count one by one; by default those that a message can have.
-
-    Returns:
-        ``rows``, ``payload_bytes`` and, with ``error``, ``errors`` and one of the name of each type.
-
-    Raises:
-        ConfigError: A name that is no text.
-    """
-    for option, name in (("payload", payload), ("error", error)):
-        if not isinstance(name, str | None):
-            fail(option, found=f"a {type(name).__name__}", expected="the name of a column, as text")
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-
-    from claimcheck.spark._fetching import OF_ONE_MESSAGE
-
-    found = [F.count(F.lit(1)).alias(_ROWS), F.coalesce(F.sum(F.length(payload)), F.lit(0)).alias(_BYTES)]
-    if error is not None:
-        kind = F.col(f"{error}.type")
-        found.append(F.count(kind).alias("errors"))
-        names = sorted(each.__name__ for each in types or _leaves(OF_ONE_MESSAGE))
-        found += [F.count(F.when(kind == name, 1)).alias(name) for name in names]
-    return found
-
-
-def check_metrics(metrics: object) -> None:
-    """Refuse what counts nothing.
-
-    Raises:
-        ConfigError: It is no `Metrics`.
-    """
-    if metrics is not None and not isinstance(metrics, Metrics):
-        fail("metrics", found=f"a {type(metrics).__name__}", expected="a claimcheck.spark.Metrics")
-
-
-def store_of(pointer: Pointer | None) -> str | None:
-    """The store that a payload rests in."""
-    return None if pointer is None else pointer.store or "pointer of version 1"
-
-
-def _leaves(kinds: Iterable[type[ClaimCheckError]]) -> set[type[ClaimCheckError]]:
-    """The errors and all that derive from them."""
-    found = set(kinds)
-    for kind in kinds:
-        found |= _leaves(kind.__subclasses__())
-    return found
-
-
 class _Sum:
-    """Adds counts by their names, as Spark's accumulators want it."""
+    """Adds counts by name, for Spark's accumulators."""
 
     def zero(self, value: Mapping[str, float]) -> dict[str, float]:
         return {}
@@ -185,5 +109,149 @@ class _Sum:
         return dict(Counter(one) + Counter(other))
 
 
-def _as_counts(counts: Counts) -> Counts:
+def _as_counts(counts: _Counts) -> _Counts:
     return counts
+
+
+class Tally:
+    """The counts of one task; in a worker ``metrics`` is an accumulator: see `Metrics.__reduce__`."""
+
+    def __init__(self, metrics: Metrics | None) -> None:
+        self._counts = cast("_Counts | None", metrics)
+        self._sums: Counter[str] = Counter()
+
+    def row(self, size: int, *, store: str | None = None, error: str | None = None) -> None:
+        """Count one row: the bytes of its payload, the store, and the type of its error."""
+        self._sums[_ROWS] += 1
+        self._sums[_BYTES] += size
+        if store is not None:
+            self._sums[_STORES + store] += size
+        if error is not None:
+            self._sums[_ERRORS + error] += 1
+
+    def close(self, waited_seconds: float = 0.0) -> None:
+        """Send the counts to the driver."""
+        if self._counts is not None:
+            self._counts.add({**self._sums, _WAITING: waited_seconds})
+
+
+def check_metrics(metrics: object) -> None:
+    """Check that an option is a `Metrics` or ``None``, or raise a `ConfigError`."""
+    if metrics is not None and not isinstance(metrics, Metrics):
+        fail("metrics", found=f"a {type(metrics).__name__}", expected="a claimcheck.spark.Metrics")
+
+
+def store_of(pointer: Pointer | None) -> str | None:
+    """Return the name under which a pointer's store is counted."""
+    return None if pointer is None else pointer.store or "pointer of version 1"
+
+
+def measures(
+    *, payload: str = "payload", error: str | None = None, types: Iterable[type[ClaimCheckError]] = ()
+) -> list[Column]:
+    """Return the columns to observe the result of `resolve`: ``df.observe("claims", *measures())``.
+
+    Spark counts each row of the result exactly once; also with Spark Connect, and for each micro-batch of a stream.
+
+    Args:
+        payload: The column of payloads.
+        error: The column of errors, if there is one.
+        types: Errors to count one by one; by default those that a message can have.
+
+    Returns:
+        ``rows``, ``payload_bytes`` and, with ``error``, ``errors`` and one column named after each type.
+
+    Raises:
+        ConfigError: A name is not text.
+    """
+    for option, name in (("payload", payload), ("error", error)):
+        if not isinstance(name, str | None):
+            fail(option, found=f"a {type(name).__name__}", expected="the name of a column, as text")
+    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+
+    columns = [F.count(F.lit(1)).alias(_ROWS), F.coalesce(F.sum(F.length(payload)), F.lit(0)).alias(_BYTES)]
+    if error is not None:
+        kind = F.col(f"{error}.type")
+        columns.append(F.count(kind).alias("errors"))
+        names = sorted(each.__name__ for each in types or _with_subclasses(MESSAGE_ERRORS))
+        columns += [F.count(F.when(kind == name, 1)).alias(name) for name in names]
+    return columns
+
+
+def _with_subclasses(types: Iterable[type[ClaimCheckError]]) -> set[type[ClaimCheckError]]:
+    result = set(types)
+    for each in types:
+        result |= _with_subclasses(each.__subclasses__())
+    return result
+
+
+@contextmanager
+def progress(
+    metrics: Metrics, *, every_seconds: float = 5.0, say: Callable[[str], object] | None = None
+) -> Iterator[None]:
+    """Report the progress of the jobs inside the block, at intervals and at the end.
+
+    A payload counts once for each function that uses these metrics.
+
+    Args:
+        metrics: What the jobs count; updated as tasks end.
+        every_seconds: Seconds between reports, at least 0.01.
+        say: Called with each line. By default lines go to a terminal on stderr, overwriting each other, or else to the
+            log at level INFO.
+
+    Raises:
+        ConfigError: ``every_seconds`` is out of range.
+    """
+    check_value("every_seconds", every_seconds, Annotated[float, Range(0.01, MAX_SECONDS)])
+    write, done, begin, before = say or _default_output(), threading.Event(), time.monotonic(), _totals(metrics)
+
+    def report() -> None:
+        write(_line(metrics, before, time.monotonic() - begin))
+
+    def watch() -> None:
+        while not done.wait(every_seconds):
+            report()
+
+    watcher = threading.Thread(target=watch, name="claimcheck-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+        report()
+        if say is None and sys.stderr.isatty():
+            sys.stderr.write("\n")
+
+
+def _default_output() -> Callable[[str], object]:
+    if sys.stderr.isatty():
+        return lambda line: sys.stderr.write(f"\r\033[K{line}") and sys.stderr.flush()
+    return lambda line: _log.info("%s", line)
+
+
+def _totals(metrics: Metrics) -> tuple[float, ...]:
+    return metrics.rows, metrics.payload_bytes, metrics.waiting_seconds, sum(metrics.errors.values())
+
+
+def _line(metrics: Metrics, before: tuple[float, ...], seconds: float) -> str:
+    """For example ``12 of 40 tasks, 1,234 payloads, 5.1 GB, 410.0 MB/s, waited 3.2 s, 2 errors``."""
+    rows, size, waited, errors = (now - then for now, then in zip(_totals(metrics), before, strict=True))
+    rate = _size_text(size / max(seconds, 1e-3))
+    parts = [_tasks(metrics), f"{rows:,} payloads", _size_text(size), f"{rate}/s", f"waited {waited:,.1f} s"]
+    if errors:
+        parts.append(f"{errors:,} errors")
+    return ", ".join(part for part in parts if part)
+
+
+def _size_text(size: float) -> str:
+    unit, factor = next(((unit, factor) for unit, factor in _UNITS if size >= factor), _UNITS[-1])
+    return f"{size / factor:,.1f} {unit}"
+
+
+def _tasks(metrics: Metrics) -> str:
+    tracker = metrics.context.statusTracker()
+    stages = [info for stage in tracker.getActiveStageIds() if (info := tracker.getStageInfo(stage)) is not None]
+    if not stages:
+        return ""
+    return f"{sum(stage.numCompletedTasks for stage in stages)} of {sum(stage.numTasks for stage in stages)} tasks"

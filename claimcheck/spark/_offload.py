@@ -1,8 +1,8 @@
-"""Payloads in, envelopes out: ``df.transform(offload("payload", destination="orders", ...))``, ready for any sink.
+"""Payloads to envelopes: ``df.transform(offload("payload", destination="orders", ...))``, ready for any sink.
 
-Tasks are run again, and sometimes two at once. What identifies a payload here is the run, the row's place and its
-content: attempts name the same key in the store, so that nothing rests twice and nothing that one attempt has made
-known is removed by another.
+Spark reruns tasks, sometimes two attempts at once. A payload is identified by the run, the row's position and its
+content: all attempts use the same key in the store, so nothing is stored twice, and no attempt deletes what another
+has published.
 """
 
 from __future__ import annotations
@@ -12,26 +12,33 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from claimcheck._checksum import content_hash
 from claimcheck._client import ClaimCheck
 from claimcheck._envelope import Envelope, Kind, is_lookalike
-from claimcheck._validation import fail
+from claimcheck._validation import check_int, fail
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit, kafka_overhead
-from claimcheck.spark._columns import HEADERS_TYPE, check_new, find_column, need_arrow, over_rows, row_source
+from claimcheck.spark._columns import HEADERS_TYPE, check_new, find_column, map_batches, require_arrow, row_source
 from claimcheck.spark._fetching import (
     MAX_INFLIGHT_BYTES,
     OUT_BATCH_BYTES,
     Concurrency,
     Job,
-    Line,
-    check_bytes,
-    check_reading,
+    OrderedExecutor,
+    check_limits,
 )
 from claimcheck.spark._metrics import Metrics, Tally, check_metrics
-from claimcheck.spark._rows import Group, Row, grouped, views
-from claimcheck.spark._worker import AnyConfig, as_config, check_paths, check_writing, claim_check, pace, task_place
+from claimcheck.spark._rows import Row, RowGroup, grouped, views
+from claimcheck.spark._worker import (
+    AnyConfig,
+    adaptive_concurrency,
+    as_config,
+    check_paths,
+    check_writing,
+    claim_check,
+    task_id,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,70 +63,61 @@ def offload(
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     metrics: Metrics | None = None,
 ) -> Callable[[DataFrame], DataFrame]:
-    """Make the function that turns a column of payloads into messages, for ``df.transform``.
+    """Return a function that turns a column of payloads into messages, for ``df.transform``.
 
-    A payload becomes one row, or one for each of its chunks, in order. The columns are those of Spark's sink for
-    Kafka, and of ours: the message, ``key`` and ``headers``, and all other columns of the payload's row.
+    A payload becomes one row, or one row for each of its chunks, in order. The columns are those of Spark's Kafka sink
+    and of our sinks: the message, ``key`` and ``headers``, and all other columns of the payload's row.
 
-    When a task is run again, or twice at once, the same payload in the same place is written under the same name. What
-    a job wrote that failed in the end stays until it expires. Rows have to come in the same order each time for that:
-    else what an attempt wrote that did not succeed expires, too, and never is anything lost.
+    When Spark reruns a task, or runs two attempts at once, the same payload in the same position is written under the
+    same name. This needs rows in the same order each time; otherwise payloads of failed attempts stay until they
+    expire, but none is lost. Payloads of a job that fails stay until they expire, too.
 
-    Payloads come out of Spark quicker with ``spark.sql.execution.arrow.maxBytesPerBatch`` at ``16m``.
+    Payloads leave Spark faster with ``spark.sql.execution.arrow.maxBytesPerBatch`` set to ``16m``.
 
     Args:
-        column: A binary column of payloads, which leaves the DataFrame; null stays null: a tombstone.
-        destination: The topic that the messages will go to; it chooses what the configuration says of it.
+        column: A binary column of payloads, which is dropped; null stays null: a tombstone.
+        destination: The topic of the messages; selects the configuration's overrides for it.
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
-        key: The column of keys, binary or text. Where chunks may be sent and it is null, the payload's identity takes
-            its place, so that they stay together; without it a binary column ``key`` is added for them.
-        headers: The column of headers, in the form of Kafka's. Without it ``headers`` is added, for our hints.
+        key: The column of keys, binary or text. Where payloads may be chunked and the key is null, the payload's uuid
+            replaces it, so that the chunks stay together; without ``key`` a binary column ``key`` is added for that.
+        headers: The column of headers, in the form of Kafka headers. Without it, ``headers`` is added for our hints.
         into: Name of the column of messages.
-        max_message_bytes: What the broker takes, counted as Kafka does; 1,000,000 unless the configuration says more.
-        concurrency: Writes at once per task, 1 to 64, or ``auto``: threads where writing means waiting.
-        max_inflight_bytes: Bound on the payload bytes that are on their way at once.
-        metrics: Counts what tasks do, where it is wanted.
+        max_message_bytes: The broker's limit, counted as Kafka does; 1,000,000 unless the configuration sets another.
+        concurrency: Concurrent writes per task, 1 to 64, or ``auto``: threads where writing means waiting.
+        max_inflight_bytes: Bound on the payload bytes being written at once.
+        metrics: Counts what tasks do.
 
     Returns:
-        A function from DataFrame to DataFrame, which checks the columns at once and writes nothing yet.
+        A function from DataFrame to DataFrame, which checks the columns when called and writes nothing yet.
 
     Raises:
-        ConfigError: The configuration or an option cannot be used; the function raises it for columns.
+        ConfigError: The configuration or an option is invalid; the function raises it for columns.
         MissingDependencyError: pyspark, pyarrow or pandas is missing.
     """
-    need_arrow()
+    require_arrow()
     check_metrics(metrics)
-    check_reading(concurrency=concurrency, max_inflight_bytes=max_inflight_bytes)
+    check_limits(concurrency=concurrency, max_inflight_bytes=max_inflight_bytes)
     if not isinstance(destination, str) or not destination:
         fail("destination", found=repr(destination), expected="the name of a topic")
     if max_message_bytes is not None:
-        check_bytes("max_message_bytes", max_message_bytes)
-    known, run = as_config(config), uuid.uuid4()
-    check_writing(own := known.for_destination(destination))
+        check_int("max_message_bytes", max_message_bytes, minimum=1)
+    checked, run = as_config(config), uuid.uuid4()
+    check_writing(own := checked.for_destination(destination))
     limit = None if max_message_bytes is None else WireLimit(max_message_bytes, kafka_overhead)
 
     def transform(df: DataFrame) -> DataFrame:
         check_paths(own, df.sparkSession)
-        columns = _Columns.found(df, column, key, headers, into, may_chunk=ClaimCheck(known).may_chunk(destination))
-        stage = _Stage(known, run.bytes, columns, destination, limit, concurrency, max_inflight_bytes, metrics)
-        return over_rows(df, stage, kept=columns.kept, added=columns.added())
+        may_chunk = ClaimCheck(checked).may_chunk(destination)
+        columns = _Columns.find(df, column, key, headers, into, may_chunk=may_chunk)
+        stage = _Stage(checked, run.bytes, columns, destination, limit, concurrency, max_inflight_bytes, metrics)
+        return map_batches(df, stage, kept=columns.kept, added=columns.added())
 
     return transform
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """Which columns mean what; numbers are places in the DataFrame that came.
-
-    Attributes:
-        payload: Where payloads are.
-        key: Where keys are; ``None`` for nowhere.
-        headers: Where headers are; ``None`` for nowhere.
-        kept: Those that go through as they are.
-        names: Of the columns that follow them: message, key where there is one, headers.
-        text_key: Whether keys are text.
-        all_names: Of the columns that came.
-    """
+    """The columns of the input, by index; those that are ``kept`` precede the added ones, which have ``names``."""
 
     payload: int
     key: int | None
@@ -130,18 +128,17 @@ class _Columns:
     all_names: tuple[str, ...]
 
     @classmethod
-    def found(
+    def find(
         cls, df: DataFrame, payload: str, key: str | None, headers: str | None, into: str, *, may_chunk: bool
     ) -> _Columns:
         index = find_column(df, "column", payload)
-        kinds = {name.lower(): kind for name, kind in df.dtypes}
-        text = key is not None and kinds.get(str(key).lower()) == "string"
         key_index = None if key is None else find_column(df, "key", key, "binary", "string")
         headers_index = None if headers is None else find_column(df, "headers", headers, HEADERS_TYPE)
         kept = tuple(i for i in range(len(df.columns)) if i not in (index, key_index, headers_index))
-        named = {"into": into, "headers": headers or "headers"}
+        named = {"into": into}
         if key is not None or may_chunk:
-            named = {"into": into, "key": key or "key", "headers": headers or "headers"}
+            named["key"] = key or "key"
+        named["headers"] = headers or "headers"
         check_new([df.columns[i] for i in kept], **named)
         return cls(
             payload=index,
@@ -149,12 +146,11 @@ class _Columns:
             headers=headers_index,
             kept=kept,
             names=tuple(named.values()),
-            text_key=text,
+            text_key=key_index is not None and df.dtypes[key_index][1] == "string",
             all_names=tuple(df.columns),
         )
 
     def added(self) -> dict[str, DataType]:
-        """Names and types of the columns that are added."""
         from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
         pair = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -163,16 +159,15 @@ class _Columns:
 
     @property
     def has_key(self) -> bool:
-        """Whether keys are among what is added."""
         return len(self.names) > 2
 
 
-class _Given(NamedTuple):
-    """One payload as its row has it; its bytes stay in the Arrow batch."""
+class _Input(NamedTuple):
+    """One row's payload, which stays in the Arrow batch, with its key and headers."""
 
     row: Row
     payload: memoryview | None
-    key: Any
+    key: bytes | str | None
     headers: list[tuple[str, bytes | None]] | None
 
     @property
@@ -180,12 +175,12 @@ class _Given(NamedTuple):
         return 0 if self.payload is None else len(self.payload)
 
 
-_Sent = tuple[_Given, list[Envelope]]
+_Offloaded = tuple[_Input, list[Envelope]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """What `offload` sends to the workers; called once per partition."""
+    """Pickled and sent to the workers, where it is called once per partition."""
 
     config: Config
     run: bytes
@@ -194,7 +189,7 @@ class _Stage:
     limit: WireLimit | None
     concurrency: Concurrency
     max_inflight_bytes: int
-    metrics: Any
+    metrics: Metrics | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with closing(self._messages(batches)) as messages:
@@ -202,103 +197,99 @@ class _Stage:
                 yield self._output(group)
 
     def _messages(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Envelope, int]]:
-        writer = _Writer(self, task_place())
-        learnt = pace(self.config, self.concurrency, "write")
-        line, tally = Line[_Sent](learnt, self.max_inflight_bytes, measure=lambda sent: 0), Tally(self.metrics)
+        writer, tally = _Writer(self, *task_id()), Tally(self.metrics)
+        concurrency = adaptive_concurrency(self.config, self.concurrency, "write")
+        executor = OrderedExecutor[_Offloaded](concurrency, self.max_inflight_bytes, measure=lambda offloaded: 0)
         try:
-            for given, envelopes in line.run(writer.job(*each) for each in enumerate(self._given(batches))):
-                tally.row(given.size, store=writer.store_of(envelopes))
+            for item, envelopes in executor.run(writer.job(*each) for each in enumerate(self._inputs(batches))):
+                tally.row(item.size, store=writer.store if envelopes[0].kind == Kind.POINTER else None)
                 for envelope in envelopes:
-                    yield given.row, envelope, len(envelope.data or b"")
+                    yield item.row, envelope, len(envelope.data or b"")
         finally:
-            line.close()
-            tally.close(line.waited_seconds)
+            executor.close()
+            tally.close(executor.waited_seconds)
 
-    def _given(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Given]:
+    def _inputs(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Input]:
         columns = self.columns
         for batch in batches:
             keys = None if columns.key is None else batch.column(columns.key)
             headers = None if columns.headers is None else batch.column(columns.headers)
             for number, payload in enumerate(views(batch.column(columns.payload))):
                 pairs = None if headers is None else headers[number].as_py()
-                yield _Given(
+                yield _Input(
                     Row(batch, number, columns.all_names),
                     payload,
                     None if keys is None else keys[number].as_py(),
                     None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs],
                 )
 
-    def _output(self, group: Group) -> pa.RecordBatch:
+    def _output(self, group: RowGroup[Envelope]) -> pa.RecordBatch:
         import pyarrow as pa
 
         columns, batch, envelopes = self.columns, group.batch, group.values
-        kind = batch.schema.field(columns.payload).type
-        text = pa.large_string() if kind == pa.large_binary() else pa.string()
-        pair = pa.struct([("key", text), ("value", kind)])
-        added = [pa.array([_data(each) for each in envelopes], type=kind)]
+        binary = batch.schema.field(columns.payload).type
+        text = pa.large_string() if binary == pa.large_binary() else pa.string()
+        pair = pa.struct([("key", text), ("value", binary)])
+        added = [pa.array([_data(each) for each in envelopes], type=binary)]
         if columns.has_key:
-            added.append(pa.array([each.key for each in envelopes], type=text if columns.text_key else kind))
-        added.append(pa.array([_pairs(each.headers) for each in envelopes], type=pa.list_(pair)))
-        return group._replace(batch=batch.select(list(columns.kept))).widened(added)
+            added.append(pa.array([each.key for each in envelopes], type=text if columns.text_key else binary))
+        added.append(pa.array([_pairs(each) for each in envelopes], type=pa.list_(pair)))
+        return group._replace(batch=batch.select(list(columns.kept))).with_columns(added)
 
 
 class _Writer:
     """Offloads the payloads of one task."""
 
-    def __init__(self, stage: _Stage, place: tuple[str, int]) -> None:
+    def __init__(self, stage: _Stage, micro_batch: str, partition: int) -> None:
         self._stage, self._cc = stage, claim_check(stage.config)
-        self._run, self._partition = place
+        self._run, self._partition = micro_batch.encode() or stage.run, partition
         self._threshold = self._cc.threshold(stage.destination, stage.limit)
-        self._store = self._cc.config.for_destination(stage.destination).store
         self._overhead = (stage.limit or DEFAULT_LIMIT).overhead
+        self.store = self._cc.config.for_destination(stage.destination).store
 
-    def job(self, number: int, given: _Given) -> Job[_Sent]:
-        """What turns the payload of the task's row of this number into envelopes."""
-        plain = self._is_plain(given)
-        return Job(partial(self._sent, given, None if plain else number), given.size, waits=not plain)
+    def job(self, number: int, item: _Input) -> Job[_Offloaded]:
+        """Return the job that offloads the payload of the task's row ``number``."""
+        plain = self._is_plain(item)
+        return Job(partial(self._offload, item, None if plain else number), item.size, waits=not plain)
 
-    def store_of(self, envelopes: list[Envelope]) -> str | None:
-        """Where the payload of these rests, if it rests anywhere."""
-        return self._store if envelopes[0].kind == Kind.POINTER else None
-
-    def _is_plain(self, given: _Given) -> bool:
-        """Whether the payload is sent as it is, for which nothing has to be written."""
-        if given.payload is None:
+    def _is_plain(self, item: _Input) -> bool:
+        """Whether the payload is sent unchanged, without writing to a store."""
+        if item.payload is None:
             return True
-        fits = given.size + self._overhead(given.key, given.headers) <= self._threshold
-        return fits and not is_lookalike(given.payload, header=self._cc.config.header)
+        fits = item.size + self._overhead(item.key, item.headers) <= self._threshold
+        return fits and not is_lookalike(item.payload, header=self._cc.config.header)
 
-    def _sent(self, given: _Given, number: int | None) -> _Sent:
+    def _offload(self, item: _Input, number: int | None) -> _Offloaded:
         try:
             with self._cc.outbound(
-                given.payload,
+                item.payload,
                 destination=self._stage.destination,
-                key=given.key,
-                headers=given.headers,
+                key=item.key,
+                headers=item.headers,
                 limit=self._stage.limit,
                 text_key=self._stage.columns.text_key,
-                identity=None if number is None else self._identity(given, number),
+                identity=None if number is None else self._identity(item, number),
             ) as out:
-                return given, list(out.envelopes)
+                return item, list(out.envelopes)
         except Exception as error:
-            if source := row_source(given.row.values_of(self._stage.columns.kept)):
+            if source := row_source(item.row.values_of(self._stage.columns.kept)):
                 error.add_note(f"Row: {source}")
             raise
 
-    def _identity(self, given: _Given, number: int) -> uuid.UUID:
-        """The same in every attempt; another one if other rows come first the next time."""
-        run = self._run.encode() or self._stage.run
-        digest = content_hash(b"%s/%d/%d/%d/" % (run, self._partition, number, given.size))
-        digest.update(given.payload or b"")
+    def _identity(self, item: _Input, number: int) -> uuid.UUID:
+        """Return the same identity in every attempt, unless the order of rows changes."""
+        digest = content_hash(b"%s/%d/%d/%d/" % (self._run, self._partition, number, item.size))
+        digest.update(item.payload or b"")
         return uuid.UUID(bytes=digest.digest()[:16], version=5)
 
 
-def _data(envelope: Envelope) -> Any:
+def _data(envelope: Envelope) -> bytes | None:
     return envelope.data if envelope.data is None or isinstance(envelope.data, bytes) else bytes(envelope.data)
 
 
-def _pairs(headers: Any) -> list[dict[str, Any]] | None:
-    """Headers in the form of Kafka's column; hints are text."""
+def _pairs(envelope: Envelope) -> list[dict[str, object]] | None:
+    """Return the headers in the form of Kafka headers; hints are text."""
+    headers = envelope.headers
     if not headers:
         return None
     pairs = headers.items() if isinstance(headers, dict) else headers

@@ -3,7 +3,7 @@
 import pytest
 
 import claimcheck
-from claimcheck.spark._reassemble import reassemble
+from claimcheck.spark import reassemble
 from tests.integration.pulsar_rig import LIMIT, content
 
 PULSAR = "claimcheck_pulsar"

@@ -1,4 +1,4 @@
-"""What a session on a cluster makes of relative paths: JSON in, from each step to the error that it raised.
+"""Tries relative paths in a session on a cluster. Reads JSON; prints the error of each step as JSON.
 
 The cluster is local-cluster, whose executors have folders of their own. It runs no job, so none is started.
 """
@@ -22,7 +22,7 @@ from claimcheck.transports.local import LocalBroker  # noqa: E402
 
 
 def steps(spark: SparkSession, config: Any, broker: str, yaml: str) -> dict[str, Callable[[], object]]:
-    """Everything that opens a store on an executor."""
+    """Return everything that opens a store on an executor."""
     df = spark.createDataFrame([(bytearray(b"payload"),)], "value binary")
     local, topic = {"path": broker, "topic": "orders"}, {"serviceUrl": "pulsar://127.0.0.1:1", "topic": "orders"}
 
@@ -42,7 +42,7 @@ def steps(spark: SparkSession, config: Any, broker: str, yaml: str) -> dict[str,
 
 
 def error_of(step: Callable[[], object]) -> str | None:
-    """The end of what a step raises: that of Spark begins with where it was."""
+    """Return the end of a step's error: Spark's errors begin with a location."""
     try:
         step()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: where payloads rest, and how they get there."""
+"""Fixtures of this folder: a configuration, and a function that sends payloads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import claimcheck
 
 @pytest.fixture
 def config(tmp_path) -> dict[str, object]:
-    """Payloads above 1,000 bytes rest in a folder: the memory store does not cross processes."""
+    """Stores payloads above 1,000 bytes in a folder: processes cannot share the memory store."""
     return {
         "strategy": "external",
         "threshold_bytes": 1000,
@@ -19,7 +19,7 @@ def config(tmp_path) -> dict[str, object]:
 
 @pytest.fixture
 def send(config):
-    """From a payload to its messages."""
+    """Returns the messages of a payload."""
     writer = claimcheck.from_dict(config)
 
     def messages(payload: bytes, **overrides: object) -> list[bytes]:

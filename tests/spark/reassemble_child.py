@@ -1,4 +1,4 @@
-"""A driver that dies: run by test_reassemble_stream.py, ``reassemble_child.py PACKAGE JOB``.
+"""A driver that is killed; test_reassemble_stream.py runs ``reassemble_child.py PACKAGE JOB``.
 
 The package comes as a zip, for the workers. The job is a JSON file: ``config``, ``input``, ``checkpoint``, ``output``
 (folders), ``expire``, and ``die``, one of ``["before", batch]`` (all is computed, nothing is put out), ``["after",
@@ -15,12 +15,11 @@ import sys
 from pathlib import Path
 
 PACKAGE, JOB = sys.argv[1:]
-sys.path.insert(0, PACKAGE)  # this process and the workers have claimcheck; what plans for them does not
+sys.path.insert(0, PACKAGE)  # for this process and the workers, not for the planner
 
 from pyspark.sql import SparkSession  # noqa: E402
 
-from claimcheck.spark import ensure_java  # noqa: E402
-from claimcheck.spark._reassemble import reassemble  # noqa: E402
+from claimcheck.spark import ensure_java, reassemble  # noqa: E402
 
 job = json.loads(Path(JOB).read_text())
 ensure_java()
@@ -49,7 +48,7 @@ def die_here(point, batch):
 
 
 def put_out(df, batch):
-    """One file for each attempt at a batch."""
+    """Write one file for each attempt at a batch."""
     rows = [
         {
             "uuid": row.uuid,

@@ -1,4 +1,4 @@
-"""A client of Spark Connect, in a process without Java; executors have no claimcheck but the one that is added.
+"""A Spark Connect client in a process without Java; executors have only the claimcheck that the client adds.
 
 Reads JSON from its standard input: the ``port`` of the server, the ``zip`` and the ``wheel`` to add, the ``config`` of
 claimcheck, the ``messages`` and the ``chunks`` in hexadecimal, and which ``steps`` to take. Prints as JSON what came of
@@ -32,15 +32,15 @@ class Client:
         return self.spark.createDataFrame(rows, "n int, value binary").repartition(2)
 
     def before(self) -> None:
-        """Nothing is shipped yet."""
+        """Resolve before claimcheck is shipped."""
         self.resolve()
 
     def wheel(self) -> None:
-        """A wheel as it is."""
+        """Ship a wheel under its own name."""
         self.spark.addArtifacts(self.given["wheel"], pyfile=True)
 
     def artifact(self) -> list[str]:
-        """What is shipped, and where executors find it."""
+        """Ship the zip; return where executors find it."""
         self.spark.addArtifacts(self.given["zip"], pyfile=True)
 
         def ask(batches: Iterator[Any]) -> Iterator[Any]:
@@ -58,7 +58,7 @@ class Client:
         return _digests(df.select("n", "payload").collect())
 
     def error_column(self) -> list[Any]:
-        bad = self.messages[-1][:-1]  # its JSON has no end
+        bad = self.messages[-1][:-1]  # truncated JSON
         transform = claimcheck.spark.resolve("value", config=self.config, on_error="null")
         rows = self.frame([self.messages[-1], bad]).transform(transform).orderBy("n").collect()
         return [row.error and row.error.type for row in rows]
@@ -71,7 +71,7 @@ class Client:
         return [row.digest for row in self.frame().transform(transform).orderBy("n").collect()]
 
     def offload(self) -> list[str]:
-        """Payloads from `resolve`, messages again, and what they stand for."""
+        """Resolve payloads, offload them again, and resolve the messages."""
         payloads = self.frame().transform(claimcheck.spark.resolve("value", config=self.config)).drop("value")
         made = payloads.transform(claimcheck.spark.offload("payload", destination="orders", config=self.config))
         messages = [bytes(row.value) for row in sorted(made.collect(), key=lambda row: row.n)]
@@ -96,7 +96,7 @@ class Client:
         return sorted(hashlib.sha256(row.payload).hexdigest() for row in rows)
 
     def streaming(self) -> list[str]:
-        """`resolve` of a stream, from a folder to a table in memory."""
+        """Resolve a stream from one folder to another."""
         folder, target = self.given["folder"], self.given["target"]
         self.frame().write.parquet(folder)
         stream = self.spark.readStream.schema("n int, value binary").parquet(folder)

@@ -1,4 +1,4 @@
-"""A job on executors in processes of their own, which have no claimcheck but the one that was shipped.
+"""A job on executors in separate processes, which have only the claimcheck that was shipped.
 
 Reads JSON from its standard input: ``conf`` for Spark, the ``config`` of claimcheck, the ``messages`` in hexadecimal,
 and which ``steps`` to take. Prints as JSON what came of each.
@@ -18,7 +18,7 @@ from typing import Any
 from claimcheck.spark import ensure_java, resolve, resolver
 
 ensure_java()
-for name in ("PYTHONPATH", "SHIPPING_DRIVER_ONLY"):  # the executors' Java inherits what is left
+for name in ("PYTHONPATH", "SHIPPING_DRIVER_ONLY"):  # the executors' Java inherits the environment
     os.environ.pop(name, None)
 
 from pyspark import cloudpickle  # noqa: E402 - a Java is needed first
@@ -27,7 +27,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 
 def whereabouts() -> dict[str, Any]:
-    """Of the process that this runs in: where its claimcheck came from."""
+    """Describe this process and where its claimcheck came from."""
     import claimcheck
 
     return {
@@ -39,7 +39,7 @@ def whereabouts() -> dict[str, Any]:
 
 
 class Job:
-    """One session, and the steps that a test may ask for."""
+    """One session, and the steps that a test can run."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         builder = SparkSession.builder.master(given.get("master", "local-cluster[2,1,1024]")).appName("shipping")
@@ -55,13 +55,13 @@ class Job:
         return self.spark.createDataFrame(rows, "n int, value binary").repartition(2)
 
     def rdd(self) -> dict[str, Any]:
-        """`resolver`, and in the same process the question where it came from."""
+        """Run `resolver`, and in the same process find where it came from."""
         source = self.spark.sparkContext.parallelize(self.messages, 2).mapPartitions(resolver(self.config))
         pairs = source.map(lambda payload: (hashlib.sha256(payload).hexdigest(), whereabouts())).collect()
         return {"digests": [digest for digest, _ in pairs], "workers": [told for _, told in pairs]}
 
     def dataframe(self) -> dict[str, Any]:
-        """`resolve`; the process that asks where it came from is another one of the same executor."""
+        """Run `resolve`, and in another process of the same executor find where it came from."""
 
         def ask(batches: Iterator[Any]) -> Iterator[Any]:
             import pyarrow as pa
@@ -80,12 +80,12 @@ class Job:
         self.spark.sparkContext.addPyFile(self.given["py_file"])
 
     def add_wheel(self) -> str:
-        """What comes of a wheel that is added as it is."""
+        """Return the error for a wheel that is added under its own name."""
         self.spark.sparkContext.addPyFile(self.given["wheel"])
         return _error(self.rdd)
 
     def streaming_source(self) -> str:
-        """What comes of a streaming source whose planner needs what was shipped."""
+        """Return the error for a streaming source whose planner needs the shipped package."""
         self.spark.dataSource.register(_Source)
 
         def run() -> None:
@@ -96,7 +96,7 @@ class Job:
         return _error(run)
 
     def plan(self) -> str:
-        """Everything that ``explain`` says."""
+        """Return the output of ``explain``."""
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             self.frame(self.messages).transform(resolve("value", config=self.config)).explain("extended")
@@ -104,12 +104,12 @@ class Job:
         return said.getvalue()
 
     def closure(self) -> str:
-        """What travels to the executors, in hexadecimal."""
+        """Return what is sent to the executors, in hexadecimal."""
         made = (resolve("value", config=self.config), resolver(self.config))
         return bytes(cloudpickle.dumps(made)).hex()
 
     def failing(self) -> list[str]:
-        """Errors of tasks that must fail: a store that is down, a signature that is not ours."""
+        """Return the errors of failing tasks: a store that is down, a wrong signature."""
         bad = [bytes.fromhex(message) for message in self.given["bad"]]
         frames = [self.frame([message]).transform(resolve("value", config=self.config)) for message in bad]
         rdds = [self.spark.sparkContext.parallelize([m], 1).mapPartitions(resolver(self.config)) for m in bad]

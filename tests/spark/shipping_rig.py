@@ -1,4 +1,4 @@
-"""Executors that have no claimcheck of their own, made without network: what is shipped to them is all they get."""
+"""Sets up executors without claimcheck, and without network: they have only what is shipped to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FORGOTTEN = ("PYTHONPATH", "SPARK_HOME", "SPARK_REMOTE", "SPARK_CONF_DIR", "PYS
 
 @dataclass(frozen=True)
 class Ground:
-    """What the tests of one file share.
+    """The shared set-up of one test file.
 
     Attributes:
         folder: Where all of it lies.
@@ -41,7 +41,7 @@ class Ground:
     bare: Path
 
     def python_with_package(self) -> Path:
-        """Make an interpreter that has claimcheck, as after ``pip install``; the rest it has from `bare`."""
+        """Make an interpreter with claimcheck, as after ``pip install``; the other packages come from `bare`."""
         python = self.folder / "environment" / "bin" / "python"
         if python.exists():
             return python
@@ -51,29 +51,29 @@ class Ground:
         return python
 
     def packed_environment(self) -> Path:
-        """Pack such an environment, as venv-pack does."""
+        """Pack this environment, as venv-pack does."""
         target = self.folder / "environment.tar.gz"
         with tarfile.open(target, "w:gz", compresslevel=1) as tar:
             tar.add(self.python_with_package().parents[1], arcname=".")
         return target
 
     def wheel(self) -> Path:
-        """The archive under the name of a wheel."""
+        """Return the archive under the name of a wheel."""
         return Path(shutil.copy(self.archive, self.folder / "claimcheck-0.1.0-py3-none-any.whl"))
 
     def executor_logs(self) -> list[Path]:
-        """What executors wrote, in all jobs until now."""
+        """Return the logs of executors in all jobs so far."""
         return [*self.folder.glob("spark/work/*/*/stderr"), *self.folder.glob("spark/work/*/*/stdout")]
 
     def environment(self, python: Path | str, **more: str) -> dict[str, str]:
-        """Variables of a driver that imports claimcheck, and of executors that do not unless `python` has it."""
+        """Return variables for a driver with claimcheck and executors without it, unless `python` has it."""
         kept = {name: value for name, value in os.environ.items() if name not in _FORGOTTEN}
         told = {"SPARK_HOME": str(spark_home(self.folder)), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONSAFEPATH": "1"}
         return kept | told | {"PYSPARK_PYTHON": str(python), "PYTHONPATH": _path(self.package)} | more
 
 
 def staged(folder: Path) -> Path:
-    """Copy the package that is tested here to where nothing else lies, with its stores, as a wheel has it."""
+    """Copy the tested package, with its stores, to a folder of its own, as in a wheel."""
     package, ignore = folder / "package" / "claimcheck", shutil.ignore_patterns("__pycache__", "stores")
     stores = importlib.import_module("claimcheck.stores").__file__
     shutil.copytree(Path(claimcheck.__file__).parent, package, ignore=ignore)
@@ -82,14 +82,14 @@ def staged(folder: Path) -> Path:
 
 
 def ground(folder: Path) -> Ground:
-    """Lay it out; takes a second or two."""
+    """Set it up; takes a second or two."""
     package = staged(folder)
     archive = shutil.make_archive(str(folder / "claimcheck"), "zip", package.parent)
     return Ground(folder, package, Path(archive), _bare(folder / "bare"))
 
 
 def run(program: str, given: Mapping[str, Any], env: Mapping[str, str], cwd: Path) -> Any:
-    """Run a program of this folder: JSON in, and the last line that it prints is JSON, too."""
+    """Run a program of this folder with JSON as input; return the JSON in its last line of output."""
     done = subprocess.run(
         [sys.executable, str(FOLDER / program)],
         input=json.dumps(given),
@@ -105,7 +105,7 @@ def run(program: str, given: Mapping[str, Any], env: Mapping[str, str], cwd: Pat
 
 
 def _bare(folder: Path) -> Path:
-    """Links to all that is installed but one package: nothing is copied, and nothing is fetched."""
+    """Link all installed packages but one: nothing is copied or downloaded."""
     python = _environment(folder)
     for installed in filter(os.path.isdir, [*site.getsitepackages(), *_added()]):
         for entry in Path(installed).iterdir():
@@ -129,12 +129,12 @@ def _site(python: Path) -> Path:
 
 
 def _path(package: Path) -> str:
-    """For the driver, which is no executor: the package, and what this process finds by PYTHONPATH."""
+    """Return the driver's PYTHONPATH: the package, and the entries of this process."""
     return os.pathsep.join([str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def spark_home(folder: Path) -> Path:
-    """Spark as it is installed, but with room for the executors' folders, which are not wanted inside of it."""
+    """Link the installed Spark into a folder where executors may write."""
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None

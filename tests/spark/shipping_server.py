@@ -1,4 +1,4 @@
-"""A Spark Connect server, on a port that it prints; it ends when its standard input does.
+"""A Spark Connect server. Prints its port; ends when its standard input is closed.
 
 python shipping_server.py MASTER
 """
@@ -12,7 +12,7 @@ from claimcheck.spark import ensure_java
 
 ensure_java()
 if "installed" not in sys.argv:
-    os.environ.pop("PYTHONPATH", None)  # the executors' Java inherits what is left
+    os.environ.pop("PYTHONPATH", None)  # the executors' Java inherits the environment
 
 from pyspark.sql import SparkSession  # noqa: E402 - a Java is needed first
 
@@ -25,10 +25,10 @@ def main(master: str) -> None:
         "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
-        "spark.sql.artifact.isolation.enabled": "true",  # as Spark's own server has it
+        "spark.sql.artifact.isolation.enabled": "true",  # as in Spark's own server
         "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
         "spark.sql.shuffle.partitions": "2",
-        "spark.task.maxFailures": "1",  # what must fail fails at once
+        "spark.task.maxFailures": "1",  # fail without retries
     }
     builder = SparkSession.builder.master(master).appName("shipping-server")
     for name, value in conf.items():

@@ -1,4 +1,4 @@
-"""Every feature for Spark once, in a few rows: for `tests/spark_versions.py`, and for what the README says of versions.
+"""Runs each Spark feature once on a few rows, for `tests/spark_versions.py` and the README's table of versions.
 
 python shipping_smoke.py        # with the pyspark that is installed; prints JSON, from feature to "yes" or the reason
 """
@@ -30,12 +30,12 @@ PAYLOADS = [b"small", *(bytes([n]) * 3000 for n in range(1, 6))]
 
 
 class MissingFeatureError(Exception):
-    """The library does not have it."""
+    """The library does not have the feature."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """A session, and a folder for payloads and all else."""
+    """A session, and a folder for payloads and other files."""
 
     spark: Any
     folder: Path
@@ -50,7 +50,7 @@ class Lab:
             return [bytes(e.data) for payload in PAYLOADS for e in _envelopes(cc, payload)]
 
     def frame(self, messages: list[bytes]) -> Any:
-        """Two partitions; made from files, so that it needs neither an RDD nor Arrow."""
+        """Return two partitions, read from files, which needs neither an RDD nor Arrow."""
         rows = [(n, bytearray(message)) for n, message in enumerate(messages)]
         return self.spark.createDataFrame(rows, "n int, value binary").repartition(2)
 
@@ -60,7 +60,7 @@ class Lab:
         return self.spark.readStream.schema("n int, value binary").parquet(folder)
 
     def finished(self, df: Any, column: str = "payload") -> list[str]:
-        """Digests of a stream's payloads, when it has ended."""
+        """Run a stream to its end; return the digests of its payloads."""
         target, checkpoint = (str(self.folder / f"{name}-{os.urandom(4).hex()}") for name in ("out", "checkpoint"))
         query = df.select(column).writeStream.format("parquet").option("checkpointLocation", checkpoint)
         query.trigger(availableNow=True).start(target).awaitTermination(60)
@@ -72,7 +72,7 @@ def _digest(payload: bytes) -> str:
 
 
 def digests(rows: list[Any], column: str = "payload") -> list[str]:
-    """In no order that means anything."""
+    """Return the digests, sorted."""
     return sorted(_digest(row[column]) for row in rows)
 
 
@@ -80,7 +80,7 @@ WANTED = sorted(_digest(payload) for payload in PAYLOADS)
 
 
 def feature(name: str) -> Any:
-    """Something of `claimcheck.spark`, which may be missing."""
+    """Return a function of `claimcheck.spark`, which may be missing."""
     if not hasattr(claimcheck.spark, name):
         raise MissingFeatureError(name)
     return getattr(claimcheck.spark, name)
@@ -102,7 +102,7 @@ def resolver(lab: Lab) -> None:
 
 
 def map_payloads(lab: Lab) -> None:
-    def digest(payload: bytes) -> str:  # of no module that workers would have to import
+    def digest(payload: bytes) -> str:  # not in a module that workers would have to import
         return hashlib.sha256(payload).hexdigest()
 
     made = feature("map_payloads")(digest, "digest string", column="value", config=lab.config)
@@ -141,7 +141,7 @@ def reassemble_stream(lab: Lab) -> None:
 
 
 def source(lab: Lab) -> None:
-    """The one that needs no server stands for all; as a stream, which is what they are for."""
+    """Read a stream from the source that needs no server."""
     try:
         sources: Any = importlib.import_module("claimcheck.spark.sources")
     except ImportError as error:
@@ -160,7 +160,7 @@ def source(lab: Lab) -> None:
 
 
 def connect(lab: Lab) -> None:
-    """In processes of their own: one process has one kind of session."""
+    """Use separate processes: a process has one kind of session."""
     if importlib.util.find_spec("pyspark.sql.connect") is None or importlib.util.find_spec("grpc") is None:
         raise RuntimeError("grpcio is not installed: pyspark[connect] brings it")
     folder = Path(__file__).parent
@@ -205,11 +205,11 @@ FEATURES: dict[str, Callable[[Lab], None]] = {
     "sources and sinks": source,
     "Spark Connect": connect,
 }
-"""From the README's word for it to what tries it."""
+"""The function that tries each feature, by its name in the README."""
 
 
 def attempt(name: str, lab: Lab) -> str:
-    """Try one: `YES`, or why not."""
+    """Try a feature; return `YES` or the reason why it fails."""
     try:
         FEATURES[name](lab)
     except MissingFeatureError:
@@ -225,7 +225,7 @@ def _envelopes(cc: claimcheck.ClaimCheck, payload: bytes) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """The line that says it, of all that a worker, a Java or another process had to say."""
+    """Return the most useful line of an error from a worker, Java or another process."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     if isinstance(error, ClaimCheckError):
         return lines[0]

@@ -1,4 +1,4 @@
-"""Spark Connect: a client without Java, a server, and executors that have claimcheck because the client added it."""
+"""Spark Connect: a client without Java, a server, and executors with the claimcheck that the client added."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lab(tmp_path_factory) -> Ground:
 
 @pytest.fixture(scope="module")
 def found(lab, spark_connect):
-    """What came of all steps of shipping_client.py, in one session."""
+    """The results of all steps of shipping_client.py, in one session."""
     config = {
         "strategy": "external",
         "threshold_bytes": 1000,
@@ -51,7 +51,7 @@ def messages(config) -> Iterator[str]:
 
 @contextlib.contextmanager
 def served(lab: Ground) -> Iterator[int]:
-    """A server whose Python, and whose executors' Python, is the bare one."""
+    """A server with executors that use the bare Python."""
     command = [sys.executable, str(FOLDER / "shipping_server.py"), "local-cluster[2,1,1024]"]
     with (lab.folder / "server.log").open("wb") as log:
         server = subprocess.Popen(
@@ -68,7 +68,7 @@ def served(lab: Ground) -> Iterator[int]:
             assert line, (lab.folder / "server.log").read_text()[-4000:]
             yield int(line)
         finally:
-            server.communicate(timeout=60)  # closes its standard input, and that ends it
+            server.communicate(timeout=60)  # closes its standard input, which ends it
 
 
 def test_nothing_works_before_it_is_shipped(found):
@@ -100,7 +100,7 @@ def test_chunks_become_payloads(found):
 
 
 def test_an_artifact_does_not_reach_the_executors_of_a_stream(found):
-    """Spark runs a stream in a copy of the session, which has no artifacts on executors; installed there, it works."""
+    """Spark runs a stream in a cloned session, without artifacts on executors; an installed package works."""
     assert "No module named 'claimcheck'" in found["streaming"]["error"]
 
 

@@ -1,21 +1,23 @@
-"""The plain core, without Spark: lazy, in order, bounded in bytes, and closing cancels."""
+"""Fetching without Spark: lazy, in order, bounded in bytes, and canceled by closing."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from claimcheck._pointer import Pointer
 from claimcheck.errors import ConfigError, PayloadNotFoundError, PayloadTypeError
-from claimcheck.spark._fetching import Pace, check_bytes, check_choice, check_reading, outcomes
+from claimcheck.spark import _fetching as fetching
+from claimcheck.spark._fetching import AdaptiveConcurrency, check_limits
 
 
 class Getter:
-    """Messages are sizes as text, ``p`` before those that rest in a store; it counts the bytes that are held."""
+    """Messages are sizes as text, with the prefix ``p`` for stored payloads; counts the bytes held."""
 
     def __init__(self, *, seconds: float = 0.0, declared: bool = True, bad: frozenset[bytes] = frozenset()) -> None:
         self.seconds, self.declared, self.bad = seconds, declared, bad
@@ -55,9 +57,18 @@ class Getter:
             self.held -= len(payload)
 
 
+def outcomes(messages, getter: Any, concurrency: Any = 8, **options) -> Iterator[Any]:
+    """Yield only the outcomes."""
+    known = AdaptiveConcurrency(concurrency)
+    pairs = ((None, message) for message in messages)
+    with closing(fetching.outcomes(pairs, getter, concurrency=known, **options)) as results:
+        for _, _, outcome in results:
+            yield outcome
+            del outcome
+
+
 def ordered(getter: Getter, messages, **options) -> list[object]:
-    pace = Pace(options.pop("concurrency", 8))
-    return list(outcomes(messages, getter, pace=pace, **options))
+    return list(outcomes(messages, getter, **options))
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 8])
@@ -89,7 +100,7 @@ def test_nothing_happens_before_the_first_is_asked_for():
         raise AssertionError("read too early")
         yield b""
 
-    outcomes(explode(), Getter(), pace=Pace(8))
+    outcomes(explode(), Getter(), concurrency=8)
 
 
 @pytest.mark.parametrize("concurrency", [1, "auto"])
@@ -102,7 +113,7 @@ def test_one_at_a_time_reads_not_one_message_ahead(concurrency):
             yield taken[-1]
 
     getter = Getter()
-    results = outcomes(source(), getter, pace=Pace(concurrency))
+    results = outcomes(source(), getter, concurrency=concurrency)
     next(results)
     next(results)
 
@@ -119,7 +130,7 @@ def test_messages_are_read_ahead_by_number_too_when_payloads_are_tiny():
             taken += 1
             yield b"p1"
 
-    results = outcomes(source(), Getter(), pace=Pace(4))
+    results = outcomes(source(), Getter(), concurrency=4)
     next(results)
 
     assert taken <= 4 * 4 + 1
@@ -131,7 +142,7 @@ def test_bytes_held_never_exceed_the_bound(limit):
     getter = Getter(seconds=0.001)
     sizes = [10, 90, 40, 60, 100, 1, 1, 1, 99, 50] * 10
 
-    for payload in outcomes((b"p%d" % n for n in sizes), getter, pace=Pace(8), max_inflight_bytes=limit):
+    for payload in outcomes((b"p%d" % n for n in sizes), getter, concurrency=8, max_inflight_bytes=limit):
         getter.release(payload)
 
     assert len(getter.fetched) == 100
@@ -142,7 +153,7 @@ def test_a_payload_over_the_bound_goes_alone():
     getter = Getter()
     sizes = [10, 5000, 10, 5000, 5000, 10]
 
-    for payload in outcomes((b"p%d" % n for n in sizes), getter, pace=Pace(8), max_inflight_bytes=100):
+    for payload in outcomes((b"p%d" % n for n in sizes), getter, concurrency=8, max_inflight_bytes=100):
         getter.release(payload)
 
     assert getter.peak <= 5000
@@ -157,7 +168,7 @@ def test_plain_messages_count_too():
             taken += 1
             yield b"x" * 60
 
-    results = outcomes(source(), Getter(), pace=Pace(8), max_inflight_bytes=200)
+    results = outcomes(source(), Getter(), concurrency=8, max_inflight_bytes=200)
     next(results)
 
     assert taken <= 4
@@ -165,10 +176,10 @@ def test_plain_messages_count_too():
 
 
 def test_pointers_without_a_size_are_learnt_from():
-    """The first goes alone; then each counts as the largest seen."""
+    """The first is fetched alone; after that each counts as the largest seen."""
     getter = Getter(declared=False, seconds=0.001)
 
-    for payload in outcomes([b"p100"] * 30, getter, pace=Pace(8), max_inflight_bytes=350):
+    for payload in outcomes([b"p100"] * 30, getter, concurrency=8, max_inflight_bytes=350):
         getter.release(payload)
 
     assert 2 <= getter.most_running <= 3
@@ -230,7 +241,7 @@ def test_text_is_refused():
 def test_closing_cancels_what_has_not_begun_and_waits_for_what_has():
     getter = Getter()
     getter.gate.clear()
-    results = outcomes([b"p1", *[b"p2"] * 100], getter, pace=Pace(2))
+    results = outcomes([b"p1", *[b"p2"] * 100], getter, concurrency=2)
     threading.Timer(0.1, getter.gate.set).start()
     next(results)
     getter.gate.clear()
@@ -245,14 +256,14 @@ def test_closing_cancels_what_has_not_begun_and_waits_for_what_has():
 
 
 def test_closing_closes_nothing_that_was_never_opened():
-    outcomes([b"p1"], Getter(), pace=Pace(2)).close()
+    outcomes([b"p1"], Getter(), concurrency=2).close()
 
 
-# How many at once -----------------------------------------------------------------------------------------------
+# Adaptive concurrency -------------------------------------------------------------------------------------------
 
 
 class Time:
-    """A clock that the test moves: how long fetching takes, and how much of it is work."""
+    """A clock that the test advances: elapsed time and CPU time."""
 
     def __init__(self) -> None:
         self.wall = self.cpu = 0.0
@@ -266,13 +277,13 @@ class Time:
         return act
 
 
-def learnt(*, first: float = 0.5, wall: float, cpu: float) -> Pace:
+def learnt(*, first: float = 0.5, wall: float, cpu: float) -> AdaptiveConcurrency:
     clock = Time()
-    pace = Pace("auto", wall=lambda: clock.wall, cpu=lambda: clock.cpu)
-    pace.watch(clock.fetch(first, 0.001))
+    pace = AdaptiveConcurrency("auto", wall=lambda: clock.wall, cpu=lambda: clock.cpu)
+    pace.measure(clock.fetch(first, 0.001))
     for _ in range(4):
         assert pace.threads == 1
-        pace.watch(clock.fetch(wall, cpu))
+        pace.measure(clock.fetch(wall, cpu))
     return pace
 
 
@@ -280,7 +291,7 @@ def learnt(*, first: float = 0.5, wall: float, cpu: float) -> Pace:
     ("wall", "cpu", "threads"),
     [
         (0.0005, 0.0005, 1),  # a local store: nothing to hide
-        (0.0024, 0.0005, 1),  # waits a little: threads would cost more
+        (0.0024, 0.0005, 1),  # short waits: threads would cost more
         (0.0030, 0.0009, 4),
         (0.0060, 0.0050, 1),
         (0.0200, 0.0010, 16),  # a network: mostly waiting
@@ -298,15 +309,15 @@ def test_auto_does_not_count_the_first_fetch_which_connects():
 
 def test_auto_looks_again_after_a_minute():
     clock = Time()
-    pace = Pace("auto", wall=lambda: clock.wall, cpu=lambda: clock.cpu)
+    pace = AdaptiveConcurrency("auto", wall=lambda: clock.wall, cpu=lambda: clock.cpu)
     for _ in range(5):
-        pace.watch(clock.fetch(0.02, 0.001))
+        pace.measure(clock.fetch(0.02, 0.001))
     assert pace.threads == 16
 
     clock.wall += 61.0
     assert pace.threads == 1
     for _ in range(4):
-        pace.watch(clock.fetch(0.001, 0.001))
+        pace.measure(clock.fetch(0.001, 0.001))
     assert pace.threads == 1
 
 
@@ -327,7 +338,7 @@ def test_auto_is_not_misled_by_plain_messages():
 
 
 def test_a_number_is_taken_as_it_is():
-    assert Pace(3).threads == 3
+    assert AdaptiveConcurrency(3).threads == 3
 
 
 # Options --------------------------------------------------------------------------------------------------------
@@ -336,17 +347,12 @@ def test_a_number_is_taken_as_it_is():
 @pytest.mark.parametrize("concurrency", [0, -1, 65, 1.5, "many", None, True])
 def test_concurrency_that_cannot_be_meant(concurrency):
     with pytest.raises(ConfigError, match="concurrency"):
-        check_reading(concurrency=concurrency, max_inflight_bytes=1)
+        check_limits(concurrency=concurrency, max_inflight_bytes=1)
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "64MB", None, True])
 def test_bytes_that_cannot_be_meant(number):
     with pytest.raises(ConfigError, match="max_inflight_bytes"):
-        check_reading(concurrency="auto", max_inflight_bytes=number)
+        check_limits(concurrency="auto", max_inflight_bytes=number)
     with pytest.raises(ConfigError, match="out_batch_bytes"):
-        check_bytes("out_batch_bytes", number)
-
-
-def test_a_choice_names_the_choices():
-    with pytest.raises(ConfigError, match="'fail' or 'null'"):
-        check_choice("on_error", "ignore", "fail", "null")
+        check_limits(concurrency="auto", out_batch_bytes=number)

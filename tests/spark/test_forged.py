@@ -1,4 +1,4 @@
-"""One forged message is one bad row, whatever it names; what the whole job needs fails the task."""
+"""A forged message is one bad row, whatever it names; a problem of the whole job fails the task."""
 
 import json
 
@@ -10,7 +10,7 @@ from claimcheck._envelope import HEADER
 from claimcheck.errors import MissingDependencyError, PointerRejectedError, StoreUnavailableError
 from claimcheck.spark import map_payloads, reassemble, resolve, resolver
 from claimcheck.spark._resolve import _Stage
-from claimcheck.spark._rows import Faults, Reading
+from claimcheck.spark._rows import Reading
 from claimcheck.spark._worker import as_config
 
 FACTS = {"size": 1, "segments": 1, "checksum": "crc32:00000000"}
@@ -39,7 +39,7 @@ FORGED = {
 
 
 class TapeStore(claimcheck.Store):
-    """One whose driver nobody has."""
+    """A store whose driver is not installed."""
 
     def _write(self, pointer, source):
         raise NotImplementedError
@@ -74,16 +74,16 @@ def good(config):
 
 
 def run(config, messages):
-    """What a worker does for ``resolve(on_error="null")``, in this process."""
+    """Run the stage of ``resolve(on_error="null")`` in this process."""
     reading = Reading(
         config=as_config(config),
         concurrency=1,
         max_inflight_bytes=1 << 20,
         out_batch_bytes=1 << 20,
-        faults=Faults(on_error="null"),
+        on_error="null",
     )
     batch = pa.RecordBatch.from_arrays([pa.array(messages, pa.binary())], names=["value"])
-    rows = [out.to_pydict() for out in _Stage(reading, 0, ("value",), with_errors=True)([batch])]
+    rows = [out.to_pydict() for out in _Stage(reading, 0, ("value",))([batch])]
     return [pair for found in rows for pair in zip(found["a0"], found["a1"], strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""A machine without Java: the one that comes by pip, round the trap that Spark's launcher sets for it."""
+"""`ensure_java` on a machine without Java, and with one that Spark cannot use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fake_java(folder, text, *, code=0):
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """Whatever is set in a test is gone after it."""
+    """Restore the environment after each test."""
     for name in ("JAVA_HOME", "PYSPARK_PYTHON"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -50,7 +50,7 @@ def no_java(monkeypatch, tmp_path):
 
 def test_spark_runs_where_there_is_no_java(worker_env, tmp_path):
     (tmp_path / "bin").mkdir()
-    for name in ("bash", "dirname", "sh", "ps", "cat", "env"):  # what Spark's own scripts need; no java among them
+    for name in ("bash", "dirname", "sh", "ps", "cat", "env"):  # needed by Spark's scripts; no java
         found = next((p for p in (f"/bin/{name}", f"/usr/bin/{name}") if os.path.exists(p)), None)
         if found:
             (tmp_path / "bin" / name).symlink_to(found)
@@ -63,7 +63,7 @@ def test_spark_runs_where_there_is_no_java(worker_env, tmp_path):
     assert done.returncode == 0, done.stderr
     home, answer = done.stdout.split()
     assert answer == "2"
-    assert not os.path.exists(home)  # and it is cleaned up at the end
+    assert not os.path.exists(home)  # deleted at the end
 
 
 def test_a_java_that_works_is_left_alone(monkeypatch, no_java, tmp_path):

@@ -1,4 +1,4 @@
-"""``df.transform(map_payloads(fn, ...))``: what a function makes of payloads, which never leave the worker."""
+"""``df.transform(map_payloads(fn, ...))``: results of a function; payloads never leave the worker."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_struct_is_one_value_of_one_column(spark, config, send):
 
 
 def test_files_of_any_size_and_the_row_beside_them(spark, config, send):
-    """The first payload is fetched ahead, the second is larger than all that may be, and is read as it is used."""
+    """The first payload is fetched ahead; the second is too large and is read while it is used."""
     messages = [*send(b"s" * 3000), *send(b"l" * 50_000)]
 
     def look(file, row):
@@ -129,7 +129,7 @@ def test_a_result_that_does_not_fit_fails_the_task_and_says_why(spark, config, s
     with pytest.raises(Exception, match=words) as caught:
         df.transform(map_payloads(fn, "size int, more int", column="value", config=config)).collect()
 
-    if "fit" not in words:  # of one row, not of a whole batch
+    if "fit" not in words:  # an error of one row, not of a batch
         assert "Row: offset 0" in str(caught.value)
 
 
@@ -148,7 +148,7 @@ def test_a_result_that_does_not_fit_is_an_error_of_its_row_where_rows_may_have_e
 
 
 def test_times_with_a_zone_and_without(spark, config, send):
-    """Of a session whose own zone is another."""
+    """The session has another time zone."""
     moment = datetime.datetime(2020, 5, 17, 12, 30, tzinfo=datetime.UTC)
     stage = map_payloads(
         lambda payload: {"with": moment, "without": moment.replace(tzinfo=None)}, "with timestamp, without timestamp",
@@ -180,7 +180,7 @@ def test_a_row_as_a_dictionary_wants_columns_of_different_names(spark, config, s
 
 @pytest.mark.parametrize("verb", ["resolve", "map_payloads", "offload", "repartition_by_payload"])
 def test_columns_may_have_any_names(spark, config, send, verb):
-    """Dots, spaces, backticks, twins, and a struct whose field has the path of another column."""
+    """Dots, spaces, backticks, duplicates, and a struct field with the path of another column."""
     from pyspark.sql import functions as F  # noqa: N812
 
     from claimcheck.spark import offload, repartition_by_payload, resolve
@@ -244,11 +244,11 @@ def test_mistakes_are_told_on_the_driver(spark, config, arguments, words):
         frame(spark, []).transform(map_payloads(**given))
 
 
-# The stage itself, without Spark --------------------------------------------------------------------------------
+# The stage, without Spark ---------------------------------------------------------------------------------------
 
 
 def test_payloads_are_let_go_one_after_the_other(config, send):
-    """The results of many payloads are small: none of the payloads may wait for its batch to be full."""
+    """Results are small: payloads must not stay in memory until the batch is full."""
     import weakref
 
     class Kept(bytearray):
@@ -270,23 +270,19 @@ def test_payloads_are_let_go_one_after_the_other(config, send):
 
 
 def stage_of(config, fn, **options):
-    """As `map_payloads` makes it, for one column."""
+    """Return the stage of `map_payloads` for one column."""
     from pyspark.sql.types import IntegerType, StructField, StructType
 
-    from claimcheck.spark._rows import Faults, Reading
+    from claimcheck.spark._rows import Reading
     from claimcheck.spark._worker import as_config
 
-    reading = Reading(
-        config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20, out_batch_bytes=1 << 20, faults=Faults()
-    )
+    reading = Reading(config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20, out_batch_bytes=1 << 20)
     schema = StructType([StructField("size", IntegerType())])
-    return mapping._Stage(
-        reading, 0, ("value",), schema, fn, options.get("as_file", False), with_row=False, with_errors=False
-    )
+    return mapping._Stage(reading, 0, ("value",), schema, fn, options.get("as_file", False), with_row=False)
 
 
 def test_what_a_function_leaves_unread_costs_nothing_more(config, send, tmp_path):
-    """A file that is closed before its end is no error, and gives its descriptor back."""
+    """Closing a file before its end is not an error."""
     stage = stage_of(config | {"limits": {"max_payload_bytes": 1 << 22}}, lambda file: len(file.read(4)), as_file=True)
     messages = send(bytes(3 << 20))
 

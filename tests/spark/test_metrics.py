@@ -1,4 +1,4 @@
-"""What jobs did with payloads: counted by tasks, counted by Spark, and said while they run."""
+"""`Metrics`, `measures` and `progress`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_progress_is_that_of_the_block(spark, config, messages):
 
 
 def test_progress_goes_to_the_log_where_there_is_no_terminal(spark, caplog):
-    with caplog.at_level("INFO", "claimcheck.spark._progress"), progress(Metrics(spark)):
+    with caplog.at_level("INFO", "claimcheck.spark._metrics"), progress(Metrics(spark)):
         pass
 
     assert "0 payloads" in caplog.text

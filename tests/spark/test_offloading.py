@@ -1,4 +1,4 @@
-"""``df.transform(offload(...))``: payloads in, messages out, and nothing twice however often tasks are run."""
+"""``df.transform(offload(...))``: payloads to messages; rerunning tasks stores nothing twice."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_chunks_are_rows_that_stay_together(spark, config):
 
 
 def test_a_task_that_is_run_again_writes_nothing_twice(spark, config):
-    """Each action runs the tasks anew, as a retry does."""
+    """Each action runs the tasks again, as a retry does."""
     df = frame(spark, [os.urandom(3000) for _ in range(6)], partitions=3)
     sent = df.transform(offload("payload", destination="orders", config=config))
 
@@ -99,7 +99,7 @@ def test_a_task_that_fails_half_way_leaves_what_its_next_attempt_uses(config):
 
 
 def test_other_rows_in_the_same_place_never_overwrite(config):
-    """Rows whose order changes between attempts: what the first attempt made known must stay what it was."""
+    """If the order of rows changes between attempts, payloads of the first attempt must stay unchanged."""
     stage = stage_of(config)
     first = list(stage_rows(stage, ("", 0), [batch_of([b"a" * 3000, b"b" * 3000])]))
     second = list(stage_rows(stage, ("", 0), [batch_of([b"b" * 3000, b"a" * 3000])]))
@@ -112,7 +112,7 @@ def test_other_rows_in_the_same_place_never_overwrite(config):
 
 
 def test_micro_batches_are_known_by_query_and_number(config):
-    """After a restart it is another run, and the same batch of the same query."""
+    """After a restart the run is new, but the query and its micro-batch are the same."""
     rows = [batch_of([b"a" * 3000])]
 
     one = list(stage_rows(stage_of(config), ("query/7", 0), rows))
@@ -182,7 +182,7 @@ def test_mistakes_are_told_on_the_driver(spark, config, arguments, words):
         frame(spark, []).transform(offload(**given))
 
 
-# The stage itself, without Spark --------------------------------------------------------------------------------
+# The stage, without Spark ---------------------------------------------------------------------------------------
 
 
 def batch_of(payloads):
@@ -208,7 +208,7 @@ def stage_of(config):
 
 
 def stage_rows(stage, place, batches):
-    """The messages that a task of this place makes; an exception in place of a batch ends it."""
+    """Yield the messages of a task; an exception among the batches is raised."""
 
     def coming():
         for batch in batches:
@@ -217,7 +217,7 @@ def stage_rows(stage, place, batches):
             yield batch
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("claimcheck.spark._offload.task_place", lambda: place)
+        patch.setattr("claimcheck.spark._offload.task_id", lambda: place)
         for batch in stage(coming()):
             yield from batch.column("a0").to_pylist()
 

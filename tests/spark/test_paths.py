@@ -1,4 +1,4 @@
-"""Relative paths: fine on one machine, refused on a cluster before anything runs."""
+"""Relative paths: accepted on one machine, rejected on a cluster before anything runs."""
 
 import os
 
@@ -48,7 +48,7 @@ def test_one_machine_takes_relative_paths(spark, tmp_path, monkeypatch):
 
 
 class Session:
-    """As far as it takes one to say which master it has."""
+    """A session that only knows its master."""
 
     def __init__(self, master):
         self.conf, self.master = self, master

@@ -1,4 +1,4 @@
-"""``rdd.mapPartitions(resolver(...))``, in a real Spark where processes matter and without one where they do not."""
+"""``rdd.mapPartitions(resolver(...))``, with Spark where processes matter, otherwise without."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHUNKING = {"strategy": "chunking", "chunking": {"max_message_bytes": 1000}}
 
 
 def payloads(count: int) -> list[bytes]:
-    """Sizes on both sides of the threshold, the empty one and a look-alike among them."""
+    """Return payloads around the threshold, with an empty one and a look-alike."""
     rng = random.Random(7)
     some = [rng.randbytes(rng.choice([1, 500, 5_000, 200_000])) for _ in range(count - 2)]
     return [b"", *some, b"PRF_wdkafcli_header_\x02 but not really"]
@@ -133,7 +133,7 @@ def test_chunks_spread_over_partitions_are_refused_with_words(sc, config, send):
         sc.parallelize(messages, 2).mapPartitions(resolver(config, chunks="reassemble")).collect()
 
 
-# The callable itself --------------------------------------------------------------------------------------------
+# The callable ---------------------------------------------------------------------------------------------------
 
 
 def test_it_is_lazy(config, send):

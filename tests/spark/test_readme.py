@@ -1,4 +1,4 @@
-"""What the README shows of Spark runs, with no server."""
+"""The README's Spark examples run without a server."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_its_python_runs(spark, tmp_path, monkeypatch, capsys):
         for payload in payloads:
             producer.send("orders", payload)
     (code,) = re.findall(r"```python spark\n(.*?)```", README, re.DOTALL)
-    for name in ("broker.sqlite", "payloads"):  # Spark's own working folder is where it was started
+    for name in ("broker.sqlite", "payloads"):  # Spark's working folder
         code = code.replace(f'"{name}"', f'"{tmp_path / name}"')
     names = {}
 

@@ -15,11 +15,12 @@ import pytest
 
 from claimcheck._envelope import HEADER, Abort, Chunk, decode, encode_abort, encode_chunk, encode_literal
 from claimcheck.errors import ClaimCheckError, ConfigError
-from claimcheck.spark._reassemble import batch as on_batch
-from claimcheck.spark._reassemble import reassemble
-from claimcheck.spark._reassemble.batch import Group
-from claimcheck.spark._reassemble.chunk_heads import head_of
-from claimcheck.spark._reassemble.options import Options, Places
+from claimcheck.spark import _reassemble_batch as on_batch
+from claimcheck.spark import reassemble
+from claimcheck.spark._reassemble_batch import BatchAssembler
+from claimcheck.spark._reassemble_chunks import read_header
+from claimcheck.spark._reassemble_common import ColumnIndexes, Options
+from claimcheck.spark._rows import Reading
 from claimcheck.spark._worker import as_config
 
 CHUNKING = {"strategy": "chunking", "chunking": {"max_message_bytes": 1000}}
@@ -33,7 +34,7 @@ def in_chunks(payload: bytes, size: int = 700, uuid: str | None = None) -> list[
 
 
 def messages(spark, found, partitions=3):
-    """A DataFrame of ``(topic, partition, message)``, numbered as they come."""
+    """Return a DataFrame of ``(topic, partition, message)``, numbered in order."""
     rows = [(topic, partition, n, message) for n, (topic, partition, message) in enumerate(found)]
     return spark.createDataFrame(spark.sparkContext.parallelize(rows, partitions), SCHEMA)
 
@@ -78,7 +79,7 @@ def test_a_topic_of_all_kinds_in_any_order(spark, config, send, tmp_path):
     sent += [*with_conflict, with_conflict[4][:-1] + b"\xff"]
     sent += [*given_up[:5], encode_abort(decode(given_up[0]).uuid)]
     complete = in_chunks(b"c" * 2_000)
-    sent += [*complete, encode_abort(decode(complete[0]).uuid)]  # it was complete after all
+    sent += [*complete, encode_abort(decode(complete[0]).uuid)]  # an abort after all chunks
     sent += [HEADER + b"\x09?", HEADER + b"\x01short", None]
     rng.shuffle(sent)
     messages(spark, [("orders", 0, message) for message in sent], 4).write.parquet(str(tmp_path / "in"))
@@ -90,7 +91,7 @@ def test_a_topic_of_all_kinds_in_any_order(spark, config, send, tmp_path):
     assert whole(rows) == sorted([*chunked, *lone, b"c" * 2_000])
     wrong = {row.error.type: row for row in rows if row.error is not None and row.uuid is not None}
     assert set(wrong) == {"IncompletePayloadError", "ChunkConflictError"}
-    assert f"only 8 of 10 chunks of {decode(with_gap[0]).uuid} came, missing 3, 7:" in (
+    assert f"received only 8 of 10 chunks of {decode(with_gap[0]).uuid}, missing 3, 7:" in (
         wrong["IncompletePayloadError"].error.message
     )
     assert wrong["ChunkConflictError"].uuid == decode(with_conflict[0]).uuid
@@ -150,7 +151,7 @@ def test_limits_are_rows_and_a_declared_count_costs_nothing(spark, config):
 
 
 def test_spark_and_the_decoder_read_heads_alike(spark):
-    """Every byte of the head wrong in many ways: what Spark takes for a chunk is one, and the other way round."""
+    """Damage every byte of the header: Spark and the decoder must agree on what is a chunk."""
     rng, header = random.Random(3), b"custom:"
     chunk = encode_chunk(str(uuid4()), 3, 9, b"piece", header=header)
     sent = [chunk, encode_abort(str(uuid4()), header=header), encode_literal(b"x", header=header), b"", header]
@@ -169,7 +170,7 @@ def test_spark_and_the_decoder_read_heads_alike(spark):
     ]:
         sent.append(chunk[:44] + b"".join(n.to_bytes(4, "big") for n in numbers))
     df = spark.createDataFrame([(message,) for message in sent], "value binary")
-    head = head_of(df.value, header)
+    head = read_header(df.value, header)
 
     rows = df.select(head.uuid.alias("uuid"), head.position.alias("position")).collect()
 
@@ -206,7 +207,7 @@ def test_columns_of_every_kind_and_name(spark, config):
     plain = (*row[:6], b"plain", *row[7:])
     before = spark.createDataFrame(
         [row, plain, *((None,) * 6 + (chunk, None, None) for chunk in others)], schema
-    ).withColumnRenamed("nothing", "A.B")  # Spark has no trouble with two names alike, as long as nobody uses them
+    ).withColumnRenamed("nothing", "A.B")  # Spark allows ambiguous names that are not used
 
     after = before.transform(reassemble("value", config=config, payload="p", error="e", uuid="u")).collect()
 
@@ -244,7 +245,7 @@ def test_rows_that_are_no_chunks_spread(spark, config):
     from pyspark.sql import functions as F  # noqa: N812
 
     plain = messages(spark, [("orders", 0, b"%d" % n) for n in range(200)])
-    spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")  # they are small
+    spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")  # partitions are small
     try:
         spread = plain.transform(reassemble("value", config=config)).groupBy(F.spark_partition_id()).count().collect()
     finally:
@@ -254,25 +255,23 @@ def test_rows_that_are_no_chunks_spread(spark, config):
     assert min(row["count"] for row in spread) > 50
 
 
-# The stage itself, without Spark --------------------------------------------------------------------------------
+# The stage, without Spark ---------------------------------------------------------------------------------------
 
 
 def run_stage(config, batches, *, out_batch_bytes=1 << 20):
-    options = Options(
+    reading = Reading(
         config=as_config(config),
-        expire_after_seconds=60,
-        expire_by="clock",
-        remember_seconds=60,
         concurrency=1,
         max_inflight_bytes=1 << 20,
         out_batch_bytes=out_batch_bytes,
+        on_error="null",
     )
-    stage = on_batch._Stage(options, Places(0, ()))
+    stage = on_batch._Stage(Options(reading, 60, "clock", 60), ColumnIndexes(0, ()))
     return pickle.loads(pickle.dumps(stage))(batches)
 
 
 def arrow(found: list[bytes], kind: str = "binary"):
-    """A batch as Spark hands it to the stage, heads read."""
+    """Return a batch as Spark passes it to the stage, with chunk headers read."""
     import pyarrow as pa
 
     heads = [decoded(message, HEADER) for message in found]
@@ -302,7 +301,7 @@ def test_large_binary_stays_large_binary(config):
 
 
 def test_a_payload_over_its_limit_is_let_go_while_its_chunks_still_come(config):
-    """64 MiB of chunks under a limit of 1 MiB: never more than a few of them are there."""
+    """With 64 MiB of chunks and a limit of 1 MiB, only a few chunks are in memory at a time."""
     config |= {"chunking": {"max_payload_bytes": 1 << 20, "max_pending_bytes": 1 << 20}}
     uuid = str(uuid4())
 
@@ -341,7 +340,7 @@ def test_a_payload_over_its_limit_is_let_go_while_its_chunks_still_come(config):
 )
 def test_a_group_of_chunks(config, chunks, kind):
     uuid = str(uuid4())
-    group = Group(uuid, as_config(config), max_bytes=100)
+    group = BatchAssembler(uuid, as_config(config), max_bytes=100)
 
     for position, count, piece in chunks:
         group.add(memoryview(encode_chunk(uuid, position, count, piece)))
@@ -351,7 +350,7 @@ def test_a_group_of_chunks(config, chunks, kind):
     assert b"".join(group.pieces) == (b"" if kind else b"ab"[: len(chunks[0][2]) * 2])
 
 
-# Mistakes, told on the driver -----------------------------------------------------------------------------------
+# Mistakes, raised on the driver ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -375,7 +374,7 @@ def test_wrong_columns(spark, config, column, options, words):
 def test_a_source_of_a_kind_that_is_none(spark, config):
     df = spark.createDataFrame([], "value binary, topic array<string>")
 
-    df.transform(reassemble("value", config=config))  # not taken for one
+    df.transform(reassemble("value", config=config))  # not used by default
     with pytest.raises(
         ConfigError, match=r"'topic' of type array<string>, expected a column of type string, binary or"
     ):

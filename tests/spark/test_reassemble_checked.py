@@ -1,4 +1,4 @@
-"""A payload in chunks is what its sender said of it, where the headers that say so are there."""
+"""The checksum of a payload in chunks is verified if the DataFrame has headers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 from claimcheck._envelope import encode_chunk
 from claimcheck._payload import crc32_of
 from claimcheck.errors import ConfigError, IntegrityError
-from claimcheck.spark import offload
-from claimcheck.spark._reassemble import reassemble
-from claimcheck.spark._reassemble.batch import Group
+from claimcheck.spark import offload, reassemble
+from claimcheck.spark._reassemble_batch import BatchAssembler
 from claimcheck.spark._worker import as_config
 
 CHUNKING = {"strategy": "chunking", "threshold_bytes": 1000, "chunking": {"max_message_bytes": 1000}}
@@ -21,13 +20,13 @@ KAFKAS, MAP = "headers", "map_from_entries(transform(headers, h -> struct(h.key,
 
 @pytest.fixture
 def chunks(spark):
-    """Rows of chunks with their headers, as Kafka's sink takes them; all chunks of one have one place."""
+    """Rows of chunks with headers, in the form of Spark's Kafka sink."""
     df = spark.createDataFrame([(bytearray(payload),) for payload in PAYLOADS], "payload binary")
     return df.coalesce(1).transform(offload("payload", destination="orders", config=CHUNKING)).cache()
 
 
 def damaged(df):
-    """The second payload with another byte in the middle of one of its chunks."""
+    """Change a byte inside a chunk of the second payload."""
     from pyspark.sql import functions as F  # noqa: N812
 
     piece = F.hex("value").contains("02" * 100)
@@ -83,7 +82,7 @@ def test_columns_of_the_usual_names_and_another_type_are_no_headers(chunks):
 )
 def test_a_group_knows_its_checksum_whichever_chunk_has_it(config, declared, wrong):
     for place in (0, 1):
-        group = Group(str(uuid4()), as_config(config), max_bytes=100)
+        group = BatchAssembler(str(uuid4()), as_config(config), max_bytes=100)
         for position, piece in enumerate((b"a", b"b")):
             message = memoryview(encode_chunk(group._uuid, position, 2, piece))
             group.add(message, declared if position == place else None)

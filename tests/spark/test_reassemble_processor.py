@@ -1,4 +1,4 @@
-"""What the stateful operator notes and says, in Spark's own tester: no processes, and time goes as the test says."""
+"""The stateful operator in Spark's own tester: no processes, and the test controls time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from claimcheck.spark._reassemble.error_texts import missing
+from claimcheck.spark._reassemble_chunks import missing_positions
 
 UUID = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 KEY = json.dumps(["orders", 3, UUID])
@@ -15,12 +15,12 @@ START = 1_700_000_000_000
 
 
 class Operator:
-    """The operator, fed with micro-batches."""
+    """Feeds micro-batches to the operator."""
 
     def __init__(self, **limits: int) -> None:
         from pyspark.sql.streaming.tws_tester import TwsTester
 
-        from claimcheck.spark._reassemble.stateful_processor import Limits, Reassembler
+        from claimcheck.spark._reassemble_state import Limits, Reassembler
 
         known = {"max_chunks": 10, "max_bytes": 100, "expire_ms": 60_000, "remember_ms": 600_000} | limits
         self.behind = known.get("behind_ms", 0)
@@ -31,7 +31,7 @@ class Operator:
         self.at(0)
 
     def at(self, seconds: float) -> list[Any]:
-        """Let time pass; gives what the timers say."""
+        """Advance the time; return the rows that timers emit."""
         self.now = START + int(seconds * 1000)
         if self.behind:
             return self.tester.setWatermark(self.now - self.behind)
@@ -66,7 +66,7 @@ class Operator:
 
     @property
     def timers(self) -> list[int]:
-        """Seconds from the start, as arrivals count them."""
+        """The timers, in seconds after the start."""
         known = self.tester.handle._timers._key_to_timers.values()
         return sorted((each + self.behind - START) // 1000 for timers in known for each in timers)
 
@@ -123,10 +123,10 @@ def test_what_waits_too_long_is_said_once(tester):
     [row] = tester.at(60.001)
     assert (row.uuid, row.row, row.pieces, row.error_type) == (UUID, b"row of 2", [], "IncompletePayloadError")
     assert row.error_message == (
-        f"only 2 of 6 chunks of {UUID} came, missing 0-1, 3, 5: expire_after_seconds (60) passed"
+        f"received only 2 of 6 chunks of {UUID}, missing 0-1, 3, 5: expire_after_seconds (60) passed"
     )
     assert tester.noted == {}
-    assert tester.feed(tester.chunk(0, 6)) == []  # the rest of it comes too late
+    assert tester.feed(tester.chunk(0, 6)) == []  # too late
     assert tester.at(300) == []
     assert tester.at(700) == []
     assert tester.timers == []
@@ -144,8 +144,11 @@ def test_without_expiry_nothing_is_given_up(tester):
 @pytest.mark.parametrize(
     ("second", "why"),
     [
-        ({"position": 1, "total": 4, "piece": b"qq"}, "chunk 1 of UUID came twice with different bytes: two writers,"),
-        ({"position": 2, "total": 5}, "chunk 2 of UUID says 5 chunks, an earlier one 4: two writers,"),
+        (
+            {"position": 1, "total": 4, "piece": b"qq"},
+            "chunk 1 of UUID arrived twice with different bytes: two",
+        ),
+        ({"position": 2, "total": 5}, "chunk 2 of UUID declares 5 chunks, an earlier one 4: two writers,"),
     ],
 )
 def test_contradictions_are_said_once(tester, apart, second, why):
@@ -209,4 +212,4 @@ def test_an_abort_that_comes_before_all_chunks(tester):
     ],
 )
 def test_what_is_missing(positions, count, text):
-    assert missing(positions, count) == text
+    assert missing_positions(positions, count) == text

@@ -22,10 +22,10 @@ import pytest
 from claimcheck._envelope import HEADER, decode, encode_abort, encode_chunk
 from claimcheck._payload import crc32_of
 from claimcheck.errors import ConfigError
-from claimcheck.spark import Metrics
-from claimcheck.spark._reassemble import chunk_storage as storing
-from claimcheck.spark._reassemble import reassemble
-from claimcheck.spark._reassemble.options import Options
+from claimcheck.spark import Metrics, reassemble
+from claimcheck.spark import _reassemble_stream as on_stream
+from claimcheck.spark._reassemble_common import Options
+from claimcheck.spark._rows import Reading
 from claimcheck.spark._worker import as_config, claim_check
 from tests.spark.shipping_rig import staged
 
@@ -37,7 +37,7 @@ Message = tuple[str, int, bytes | None]
 
 
 class Topic:
-    """Files that a stream reads, one in each micro-batch."""
+    """Files that a stream reads, one per micro-batch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ class Topic:
         self._files = self._rows = 0
 
     def put(self, *messages: Message) -> list[int]:
-        """Add one file; gives the offsets."""
+        """Add one file; return the offsets."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -58,7 +58,7 @@ class Topic:
         }
         path, hidden = self.folder / f"{self._files:04}.parquet", self.folder / f".{self._files:04}"
         pq.write_table(pa.table(columns), hidden)
-        os.utime(hidden, (1_000_000_000 + self._files,) * 2)  # Spark goes by the time of a file
+        os.utime(hidden, (1_000_000_000 + self._files,) * 2)  # Spark sorts files by time
         hidden.rename(path)
         self._files += 1
         self._rows += len(messages)
@@ -85,7 +85,7 @@ def stateful(spark) -> Iterator[Any]:
 
 @pytest.fixture
 def stored(config) -> dict[str, Any]:
-    """A configuration that names the store where chunks rest meanwhile."""
+    """A configuration that names the store for chunks."""
     return {**config, "store": "disk"}
 
 
@@ -96,7 +96,7 @@ def topic(tmp_path) -> Topic:
 
 @pytest.fixture
 def run(stateful, stored, topic, tmp_path):
-    """Read what is there, as one run of a query; gives the rows that it put out."""
+    """Run a query on the available data; returns the rows of its output."""
     from pyspark.sql import functions as F  # noqa: N812
 
     def once(*, properties: dict[str, str] | None = None, **options: Any) -> list[Any]:
@@ -248,11 +248,11 @@ def test_a_chunk_that_is_gone_is_the_payloads_error(run, topic, tmp_path):
     ]
 
 
-# Drivers that die -----------------------------------------------------------------------------------------------
+# Killed drivers -------------------------------------------------------------------------------------------------
 
 
 def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_path):
-    """``kill -9`` before the output of a batch, and after it; where Spark plans the operator there is no claimcheck."""
+    """``kill -9`` before and after the output of a batch; the process that plans the operator has no claimcheck."""
     rng = random.Random(23)
     payloads = [rng.randbytes(4_000) for _ in range(12)]
     sent = [chunk for payload in payloads for chunk in in_chunks(payload)]
@@ -265,14 +265,14 @@ def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_p
         topic.put(*orders(everything[n::3]))
     job = Job(stored, topic, tmp_path)
 
-    assert job.run(die=["before", 1], expire=0.01) == -signal.SIGKILL  # holds for what came in batch 0
+    assert job.run(die=["before", 1], expire=0.01) == -signal.SIGKILL  # applies to the chunks of batch 0
     assert job.batches() == {0: 1}
     assert job.run(die=["after", 2]) == -signal.SIGKILL
     assert job.batches() == {0: 1, 1: 1, 2: 1}
     assert job.run() == 0
     assert job.batches() == {0: 1, 1: 1, 2: 2, 3: 1} | ({4: 1} if 4 in job.batches() else {})
     first, again = job.attempts(2)
-    assert first == again  # under the same number
+    assert first == again  # of the same batch
     assert len(first) >= 3
 
     rows = job.rows()
@@ -287,7 +287,7 @@ def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_p
 
 
 class Job:
-    """What reassemble_child.py does, and what came of it."""
+    """Runs reassemble_child.py and reads its results."""
 
     def __init__(self, config: dict[str, Any], topic: Topic, tmp_path: Path) -> None:
 
@@ -296,7 +296,7 @@ class Job:
         self._folder, self._shadow = tmp_path, tmp_path / "shadow"
         (self._shadow / "claimcheck").mkdir(parents=True)
         (self._shadow / "claimcheck" / "__init__.py").write_text("raise ImportError('not installed here')\n")
-        package = staged(tmp_path).parent  # with its stores: an archive does not follow the link to them
+        package = staged(tmp_path).parent  # with its stores, because an archive does not follow links
         self._zip = shutil.make_archive(str(tmp_path / "zipped"), "zip", package, "claimcheck")
         self._job = {
             "config": config,
@@ -309,7 +309,7 @@ class Job:
         self._path.write_text(json.dumps(self._job | {"die": die, "expire": expire}))
         program = Path(__file__).with_name("reassemble_child.py")
         environ = os.environ | {"PYTHONPATH": str(self._shadow)}
-        environ.pop("PYTHONSAFEPATH", None)  # Spark puts the zip behind the first entry, which is the folder, then
+        environ.pop("PYTHONSAFEPATH", None)  # Spark inserts the zip after the first entry of sys.path
         with self._path.with_suffix(".log").open("ab") as log:
             command = [sys.executable, str(program), self._zip, str(self._path)]
             child = subprocess.run(
@@ -318,21 +318,21 @@ class Job:
         return child.returncode
 
     def batches(self) -> dict[int, int]:
-        """How often each batch was put out."""
+        """Return the number of attempts at each batch."""
         numbers = [int(path.stem.split("-")[0]) for path in self._output.iterdir()]
         return {number: numbers.count(number) for number in sorted(numbers)}
 
     def attempts(self, batch: int) -> list[Any]:
-        """What each attempt at a batch put out."""
+        """Return the output of each attempt at a batch."""
         paths = sorted(self._output.glob(f"{batch}-*.json"))
         return [sorted(json.loads(path.read_text()), key=str) for path in paths]
 
     def rows(self) -> list[Any]:
-        """What a sink keeps that knows batches by their numbers."""
+        """Return the output of a sink that ignores repeated batches."""
         return [row for batch in self.batches() for row in self.attempts(batch)[-1]]
 
 
-# Mistakes, told on the driver -----------------------------------------------------------------------------------
+# Mistakes, raised on the driver ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -361,7 +361,7 @@ def test_an_older_pyspark(source, stored, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"strategy": "chunking", "stores": {}, "store": None}, "store: found none, expected the store in which"),
+        ({"strategy": "chunking", "stores": {}, "store": None}, "store: found none, expected the store for the chunks"),
         ({"stores": {"disk": {"type": "memory"}}}, "stores.disk.type: found 'memory', expected a store that every"),
     ],
 )
@@ -373,16 +373,9 @@ def test_no_store_where_chunks_can_rest(source, stored, change, words):
 def test_a_store_that_forgets_too_soon(stored):
     stored["stores"]["disk"]["ttl_seconds"] = 60
     known = as_config(stored)
-    options = Options(
-        config=known,
-        expire_after_seconds=59,
-        expire_by="clock",
-        remember_seconds=60,
-        concurrency=1,
-        max_inflight_bytes=1,
-        out_batch_bytes=1,
-    )
+    reading = Reading(config=known, concurrency=1, max_inflight_bytes=1, out_batch_bytes=1, on_error="null")
+    options = Options(reading, 59, "clock", 60)
 
-    assert storing._store(claim_check(known), options).ttl_seconds == 60
+    assert on_stream._store(claim_check(known), options).ttl_seconds == 60
     with pytest.raises(ConfigError, match=r"stores.disk.ttl_seconds: found 60, expected well above"):
-        storing._store(claim_check(known), replace(options, expire_after_seconds=60))
+        on_stream._store(claim_check(known), replace(options, expire_after_seconds=60))

@@ -1,4 +1,4 @@
-"""``df.transform(resolve(...))``: a column more, and all else as it was."""
+"""``df.transform(resolve(...))`` adds a column and changes nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from claimcheck.errors import ConfigError, PayloadTooLargeError
 from claimcheck.spark import _resolve as resolving
 from claimcheck.spark import reassemble, repartition_by_payload, resolve
 from claimcheck.spark._columns import MAX_COLUMN_BYTES
-from claimcheck.spark._rows import Faults, Reading, RowByRow
+from claimcheck.spark._fetching import AdaptiveConcurrency, outcomes
+from claimcheck.spark._rows import Reading, reject_oversized
 
 
 def frame(spark, messages, partitions=1):
@@ -149,7 +150,7 @@ def test_on_a_stream(spark, config, send, tmp_path):
     assert [tuple(row) for row in spark.table("resolved").collect()] == [(0, 3000)]
 
 
-# The stage itself, without Spark --------------------------------------------------------------------------------
+# The stage, without Spark ---------------------------------------------------------------------------------------
 
 
 def run_stage(config, batches, *, out_batch_bytes=1 << 20):
@@ -160,9 +161,8 @@ def run_stage(config, batches, *, out_batch_bytes=1 << 20):
         concurrency=1,
         max_inflight_bytes=1 << 20,
         out_batch_bytes=out_batch_bytes,
-        faults=Faults(),
     )
-    stage = resolving._Stage(reading, 0, ("value",), with_errors=False)
+    stage = resolving._Stage(reading, 0, ("value",))
     return list(pickle.loads(pickle.dumps(stage))(batches))
 
 
@@ -200,17 +200,21 @@ def test_a_batch_without_rows_gives_none(config):
 
 
 def test_a_payload_that_fits_no_column_is_refused_before_any_io():
-    class Asked:
+    class Large:
+        def pointer(self, message, /):
+            return Pointer(key="k", store="disk", size=2 << 30)
+
         def read(self, pointer, /):
-            raise AssertionError("asked the store")
+            raise AssertionError("the store was read")
 
-    with pytest.raises(PayloadTooLargeError, match="map_payloads") as caught:
-        RowByRow(Asked(), max_bytes=MAX_COLUMN_BYTES).read(Pointer(key="k", store="disk", size=2 << 30))
+    [(*_, error)] = outcomes([(0, b"m")], Large(), concurrency=AdaptiveConcurrency(1), instead=reject_oversized)
 
-    assert caught.value.size == 2 << 30
+    assert isinstance(error, PayloadTooLargeError)
+    assert "map_payloads" in str(error)
+    assert (error.size, error.limit) == (2 << 30, MAX_COLUMN_BYTES)
 
 
-# Mistakes, told on the driver -----------------------------------------------------------------------------------
+# Mistakes, raised on the driver ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The ways that claimcheck comes to executors; and what stays where it is: secrets, connections.
+"""Ways to ship claimcheck to executors, without secrets and connections.
 
 Executors are processes of their own, and find no claimcheck but the one that was shipped (see shipping_rig.py).
 """
@@ -24,7 +24,7 @@ QUIET = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
-    "spark.task.maxFailures": "1",  # what must fail fails at once
+    "spark.task.maxFailures": "1",  # fail without retries
 }
 
 
@@ -40,7 +40,7 @@ def messages(send) -> list[str]:
 
 @pytest.fixture
 def job(lab, config, messages, tmp_path):
-    """Run steps of shipping_job.py with executors of this Python."""
+    """Run steps of shipping_job.py with executors that use this Python."""
 
     def job(python: Path | str, *steps: str, conf: dict[str, str] | None = None, **more: object):
         given = {"conf": QUIET | (conf or {}), "config": config, "messages": messages, "steps": steps, **more}
@@ -50,12 +50,12 @@ def job(lab, config, messages, tmp_path):
 
 
 def check(found, *, place: str) -> None:
-    """All payloads are right, and no worker had its claimcheck from anywhere else."""
+    """Check all payloads, and that every worker's claimcheck came from this place."""
     for way in ("rdd", "dataframe"):
         assert found[way]["digests"] == DIGESTS
         files = {told["file"] for told in found[way]["workers"]}
         assert all(place in file for file in files), files
-        assert len({told["pid"] for told in found[way]["workers"]}) > 1  # of several executors
+        assert len({told["pid"] for told in found[way]["workers"]}) > 1  # several executors
 
 
 def test_the_bare_python_has_all_but_claimcheck(lab):
@@ -65,7 +65,7 @@ def test_the_bare_python_has_all_but_claimcheck(lab):
 
 
 def test_py_files(lab, job, tmp_path):
-    """The wheel as a zip. It reaches the workers; a planner that runs beside the driver does not see it."""
+    """The wheel as a zip. Workers find it; a planner process on the driver does not."""
     conf = {"spark.submit.pyFiles": str(lab.archive)}
 
     found = job(lab.bare, "rdd", "dataframe", "streaming_source", conf=conf, checkpoint=str(tmp_path / "checkpoint"))
@@ -75,7 +75,7 @@ def test_py_files(lab, job, tmp_path):
 
 
 def test_a_py_file_that_is_added_later(lab, job):
-    """As a zip; a wheel under its own name is taken, and nothing can be imported from it."""
+    """A zip works; Spark accepts a wheel under its own name, but nothing can be imported from it."""
     files = {"wheel": str(lab.wheel()), "py_file": str(lab.archive)}
 
     found = job(lab.bare, "add_wheel", "add_py_file", "rdd", master="local[2]", **files)
@@ -93,12 +93,12 @@ def test_an_archive_with_an_environment(lab, job):
     assert all("/environment/bin/python" in told["python"] for told in found["rdd"]["workers"])
 
 
-# Plain pip, and what executors are told besides
+# Installed by pip, with secrets
 
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """A configuration that names a secret, and messages from where it is known."""
+    """A configuration that names a secret, and messages from a writer that knows it."""
 
     config: dict[str, object]
     good: list[str]
@@ -107,7 +107,7 @@ class Told:
 
 @pytest.fixture
 def told(config, monkeypatch) -> Told:
-    """The bad messages: one whose store is down, and one whose signature is wrong."""
+    """Bad messages: the store is down; the signature is wrong."""
     hot = {"type": "redis", "url": "redis://:${ORDERS_PASSWORD}@127.0.0.1:1/0"}
     signing = {"key_id": "k1", "keys": {"k1": "${ORDERS_PASSWORD}"}, "require": True}
     named = config | {"stores": {**config["stores"], "hot": hot}, "store": "disk", "signing": signing}
@@ -123,7 +123,7 @@ def told(config, monkeypatch) -> Told:
 
 
 def test_pip_and_a_secret_that_only_executors_are_told(lab, job, told, tmp_path):
-    """`spark.executorEnv` resolves a placeholder; the value is in nothing that anybody reads or keeps."""
+    """`spark.executorEnv` resolves a placeholder; its value is in no log, plan, error or closure."""
     events = tmp_path / "events"
     events.mkdir()
     conf = {"spark.executorEnv.ORDERS_PASSWORD": SECRET, "spark.executorEnv.ORDERS_KEY": "a value that is told"}
@@ -138,10 +138,10 @@ def test_pip_and_a_secret_that_only_executors_are_told(lab, job, told, tmp_path)
         assert kind in error
     log = "".join(path.read_text() for path in events.rglob("*") if path.is_file())
     assert "SparkListenerTaskEnd" in log
-    assert "spark.executorEnv.ORDERS_PASSWORD" in log  # its name may be there
-    assert "a value that is told" in log  # spark.redaction.regex goes by names, and this one sounds harmless
+    assert "spark.executorEnv.ORDERS_PASSWORD" in log  # the name is no secret
+    assert "a value that is told" in log  # spark.redaction.regex matches names, and not this one
     written = "".join(path.read_text(errors="replace") for path in lab.executor_logs())
-    assert "StoreUnavailableError" in written  # so these are the logs that are meant
+    assert "StoreUnavailableError" in written  # these are the right logs
     assert "MapInArrow" in found["plan"]
     for text in (found["plan"], *found["failing"], log, written):
         assert SECRET not in text
@@ -182,9 +182,9 @@ def test_connections_outlive_tasks_and_jobs(spark, own_redis):
         ever.append(connections(server))
 
     assert ever[1] - ever[0] == len(pids)
-    assert 1 <= ever[2] - ever[1] <= spark.sparkContext.defaultParallelism  # these are other processes
+    assert 1 <= ever[2] - ever[1] <= spark.sparkContext.defaultParallelism  # DataFrames use other processes
 
 
 def connections(server) -> int:
-    """How many clients ever came, this one included once."""
+    """Return how many connections the server ever received."""
     return int(server.info("stats")["total_connections_received"])

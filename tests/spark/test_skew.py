@@ -1,4 +1,4 @@
-"""``df.transform(repartition_by_payload(...))``: Spark sees pointers, partitions are cut by payloads."""
+"""``df.transform(repartition_by_payload(...))`` balances partitions by payload bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from claimcheck.spark import repartition_by_payload
 
 
 def pointing(config, sizes):
-    """Messages of pointers that declare these sizes; there need be no payloads."""
+    """Return messages with pointers that declare these sizes, without payloads."""
     cc = claimcheck.from_dict(config)
     return [
         cc.seal(Pointer(key=f"orders-{n}", store="disk", size=size, checksum="crc32:0")) for n, size in enumerate(sizes)
@@ -19,7 +19,7 @@ def pointing(config, sizes):
 
 
 def partitions_of(df):
-    """From each partition to its rows' numbers."""
+    """Return the rows of each partition."""
     from pyspark.sql import functions as F  # noqa: N812
 
     found = {}
@@ -75,7 +75,7 @@ def test_plain_messages_nulls_and_damage_count_as_what_they_are(spark, config):
 
 
 def test_sizes_that_nobody_would_follow_count_for_nothing(spark, config):
-    """A pointer is not to be trusted: one that says 2**62 bytes must not make partitions without end."""
+    """Pointers are untrusted: one that declares 2**62 bytes must not create endless partitions."""
     df = frame(spark, pointing(config, [1 << 62, 10, 10]), 2)
 
     spread = df.transform(repartition_by_payload("value", config=config, target_bytes=100_000))

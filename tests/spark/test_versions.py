@@ -1,4 +1,4 @@
-"""What the README says of versions: true at least of the pyspark that is installed here."""
+"""The README's table of versions is true for the installed pyspark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = pyspark.__version__.rpartition(".")[0]
 
 
 def said() -> dict[str, dict[str, str]]:
-    """From version to feature to answer; nothing while there is no table."""
+    """Return the table by version and feature; empty if there is no table."""
     try:
         return parse(README, REQUIREMENTS)
     except LookupError:
@@ -28,7 +28,7 @@ def promised() -> list[str]:
 
 @pytest.mark.parametrize("feature", promised())
 def test_what_is_promised_runs(feature, spark, worker_env, tmp_path, monkeypatch, request):
-    for name, value in worker_env.items():  # for those that start processes of their own
+    for name, value in worker_env.items():  # for features that start processes
         monkeypatch.setenv(name, value)
     if feature == "Spark Connect":
         request.getfixturevalue("spark_connect")

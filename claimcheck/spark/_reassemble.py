@@ -1,0 +1,134 @@
+"""Chunks to payloads: ``df.transform(reassemble("value", config="claimcheck.yaml"))``, batch and streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from claimcheck._validation import MAX_SECONDS, Range, check_value
+from claimcheck.spark._columns import (
+    check_new,
+    check_types,
+    error_type,
+    require_arrow,
+    with_fields,
+    with_index_names,
+)
+from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency
+from claimcheck.spark._metrics import Metrics
+from claimcheck.spark._reassemble_batch import reassemble_batch
+from claimcheck.spark._reassemble_common import ColumnIndexes, ExpireBy, Options
+from claimcheck.spark._reassemble_stream import reassemble_stream
+from claimcheck.spark._rows import Reading
+from claimcheck.spark._worker import AnyConfig, as_config, check_paths
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["reassemble"]
+
+
+def reassemble(
+    column: str,
+    *,
+    config: AnyConfig,
+    payload: str = "payload",
+    error: str = "error",
+    uuid: str = "uuid",
+    source: Sequence[str] | None = None,
+    headers: str | None = None,
+    expire_after_seconds: float | None = None,
+    expire_by: ExpireBy = "clock",
+    remember_seconds: float = 3600.0,
+    concurrency: Concurrency = "auto",
+    max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+    metrics: Metrics | None = None,
+    out_batch_bytes: int = OUT_BATCH_BYTES,
+) -> Callable[[DataFrame], DataFrame]:
+    """Return a function that joins chunks into payloads, for ``df.transform``; on a batch and on a stream.
+
+    Returns one row per payload, in no particular order. A payload in chunks gets the row of its first chunk, with a
+    null ``column``, since no single message is the payload. Plain messages, literals, pointers and nulls in the same
+    column are resolved as by `claimcheck.spark.resolve` and keep their rows. Bad messages become rows with an error: a
+    damaged envelope, a payload that is gone or too large, chunks that conflict or are missing. A payload aborted by
+    its writer becomes no row. Errors that are not specific to one row (a store that is down) fail the task.
+
+    The checksum of a payload in chunks is in the headers of its last message, not in the chunks. It is checked if the
+    DataFrame has the headers; without them, bytes changed inside a chunk after sending go unnoticed.
+
+    **On a batch** one shuffle brings all chunks of a payload together, and each partition holds one payload in memory
+    at a time. Chunks that are not in the DataFrame are missing.
+
+    **On a stream** chunks are stored in ``config.store``, and small references to them in Spark's state, until the
+    payload is complete. Their names depend on the query and the content, so that a replay writes the same ones. They
+    are not deleted here, because a replay may need them again: let the store's TTL or a lifecycle rule delete them,
+    well after ``expire_after_seconds``. Each micro-batch reads the source twice, once for the chunks and once for
+    everything else. Streaming needs pyspark 4.1 and the RocksDB state store.
+
+    Args:
+        column: A binary column of messages.
+        config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`. The limits in
+            ``chunking`` on one payload apply, and ``limits``; those on pending payloads do not.
+        payload: Name of the binary column to add.
+        error: Name of the error column to add, a struct of ``type``, ``message``, ``store`` and ``key``.
+        uuid: Name of the text column to add; null for rows that did not come as chunks.
+        source: The columns that identify where messages came from and who sent them: text, whole numbers or binary.
+            Chunks of different sources never mix, and an abort envelope applies only to its own source. ``None`` for
+            those of ``topic``, ``partition`` and ``key`` that the DataFrame has, ``()`` for none.
+        headers: The column of headers, in the form of Spark's Kafka source, or a map of texts. ``None`` for
+            ``headers`` or ``properties``, if the DataFrame has one of that type.
+        expire_after_seconds: On a stream: how long the first chunk waits for the others; 0 for ever. Choose much more
+            than the duration of a micro-batch. ``None`` uses the value in ``chunking``.
+        expire_by: On a stream: ``clock`` uses the machine's time, which also passes while no messages arrive; in Spark
+            a query with ``trigger(availableNow=True)`` then never ends. ``data`` uses the arrival of messages: the
+            query ends, and leaves incomplete payloads to the next run.
+        remember_seconds: On a stream: how long a finished payload is remembered, to drop late duplicates of its
+            chunks; later duplicates count as chunks of a payload that never completes.
+        concurrency: Payloads or chunks that one task reads or writes at once, 1 to 64, or ``auto``.
+        max_inflight_bytes: Bound on their bytes.
+        metrics: Counts the rows of the result.
+        out_batch_bytes: Payload bytes per Arrow batch; a larger payload is a batch of its own.
+
+    Returns:
+        A function from DataFrame to DataFrame, which checks the columns when called and reads nothing yet.
+
+    Raises:
+        ConfigError: The configuration or an option is invalid. The function raises it for columns, and on a stream for
+            an unsupported version of pyspark, state store or configuration.
+        MissingDependencyError: pyspark, pyarrow or pandas is missing; on a stream also protobuf.
+    """
+    require_arrow()
+    check_value("expire_by", expire_by, ExpireBy)
+    checked = as_config(config)
+    expire = checked.chunks.expire_after_seconds if expire_after_seconds is None else expire_after_seconds
+    check_value("expire_after_seconds", expire, Annotated[float, Range(0, MAX_SECONDS)])
+    check_value("remember_seconds", remember_seconds, Annotated[float, Range(1, MAX_SECONDS)])
+    reading = Reading(
+        config=checked,
+        concurrency=concurrency,
+        max_inflight_bytes=max_inflight_bytes,
+        out_batch_bytes=out_batch_bytes,
+        on_error="null",
+        metrics=metrics,
+    )
+    options = Options(reading, float(expire), expire_by, float(remember_seconds))
+
+    def transform(df: DataFrame) -> DataFrame:
+        check_paths(checked, df.sparkSession)
+        check_new(df.columns, uuid=uuid, payload=payload, error=error)
+        check_types(df)
+        columns = ColumnIndexes.find(df, column, source, headers)
+        function = reassemble_stream if df.isStreaming else reassemble_batch
+        return function(with_index_names(df), columns, options, _schema(df, columns, uuid, payload, error))
+
+    return transform
+
+
+def _schema(df: DataFrame, columns: ColumnIndexes, uuid: str, payload: str, error: str) -> StructType:
+    """Return the columns of the input, with nullable messages, and those that are added."""
+    from pyspark.sql.types import BinaryType, StringType, StructField
+
+    kept = list(df.schema.fields)
+    kept[columns.message] = StructField(kept[columns.message].name, BinaryType())
+    return with_fields(kept, **{uuid: StringType(), payload: BinaryType(), error: error_type()})

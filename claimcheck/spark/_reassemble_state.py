@@ -1,0 +1,240 @@
+"""The stateful operator of `reassemble` on a stream: tracks the chunks of payloads in Spark's state.
+
+It is pickled as code, not by name: the process that plans a stateful operator on the driver does not see ``--py-files``
+or ``addArtifacts``. Nothing of claimcheck may be imported here except the functions that format errors, which are
+pickled the same way. The names of arguments are Spark's: it passes them by keyword.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from claimcheck.spark._reassemble_chunks import conflict_text, incomplete_text, too_large_text
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import (
+        ExpiredTimerInfo,
+        MapState,
+        StatefulProcessorHandle,
+        TimerValues,
+        ValueState,
+    )
+
+OUTPUT = "uuid string, row binary, pieces array<binary>, error_type string, error_message string, declared string"
+"""One payload: the packed row of its first chunk, references to its pieces in order, or its error."""
+
+_PAYLOAD_STATE = "done boolean, count int, seen int, size bigint, lowest int, row binary, timer bigint, declared string"
+_CHUNK_STATE = "digest binary, reference binary"
+_NO_POSITION = 0x7FFFFFFF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits on one payload; 0 for ``expire_ms`` means never.
+
+    The time of timers lags ``behind_ms`` behind arrivals: a watermark does, a clock does not.
+    """
+
+    max_chunks: int
+    max_bytes: int
+    expire_ms: int
+    remember_ms: int
+    behind_ms: int = 0
+
+
+class _InputRow(Protocol):
+    """One row of the operator's input."""
+
+    position: int
+    total: int
+    size: int
+    digest: bytes
+    reference: bytes | None
+    row: bytes
+    declared: str | None
+    arrived: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    """The state of one payload."""
+
+    done: bool = False
+    count: int = 0
+    seen: int = 0
+    size: int = 0
+    lowest: int = _NO_POSITION
+    row: bytes | None = None
+    timer: int = 0
+    declared: str | None = None
+
+    @classmethod
+    def load(cls, values: Sequence[Any]) -> _Payload:
+        done, count, seen, size, lowest, row, timer, declared = values
+        return cls(done, count, seen, size, lowest, None if row is None else bytes(row), timer, declared)
+
+    def values(self) -> tuple[object, ...]:
+        return (self.done, self.count, self.seen, self.size, self.lowest, self.row, self.timer, self.declared)
+
+
+@dataclass(slots=True)
+class _MicroBatch:
+    """The changes that one micro-batch makes to a payload."""
+
+    payload: _Payload
+    chunks: dict[int, tuple[bytes, bytes | None]] = field(default_factory=dict)
+    aborted: bool = False
+    now: int = 0
+    error: tuple[str, str] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.error is None and 0 < self.payload.count == self.payload.seen
+
+
+class Reassembler(StatefulProcessor):
+    """Tracks the chunks of payloads, keyed by source and uuid."""
+
+    _handle: StatefulProcessorHandle
+    _payload: ValueState
+    _chunks: MapState
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state: a few numbers per payload, and a reference for each chunk of an incomplete payload."""
+        self._handle = handle
+        self._payload = handle.getValueState("payload", _PAYLOAD_STATE)
+        self._chunks = handle.getMapState("chunks", "position int", _CHUNK_STATE)
+
+    def handleInputRows(  # noqa: N802
+        self,
+        key: tuple[str],
+        rows: Iterator[Row],
+        timerValues: TimerValues,  # noqa: N803
+    ) -> Iterator[Row]:
+        """Add the chunks of one micro-batch to one payload; yields its row when it ends."""
+        state = self._payload.get()
+        payload = _Payload() if state is None else _Payload.load(state)
+        if payload.done:
+            return
+        uuid, batch = _uuid(key), _MicroBatch(payload)
+        for row in cast("Iterator[_InputRow]", rows):
+            batch.now = max(batch.now, int(row.arrived) - self._limits.behind_ms)
+            self._add(uuid, row, batch, waited=state is not None)
+        if batch.is_complete:
+            yield self._complete(uuid, batch, waited=state is not None)
+        elif batch.error is not None:
+            yield _failed(uuid, batch.payload.row, *batch.error)
+        elif not batch.aborted:
+            self._wait(batch, is_new=state is None)
+            return
+        self._finish(payload.timer, batch.now)
+
+    def handleExpiredTimer(  # noqa: N802
+        self,
+        key: tuple[str],
+        timerValues: TimerValues,  # noqa: N803
+        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
+    ) -> Iterator[Row]:
+        """Expire an incomplete payload, or forget a finished one."""
+        state = self._payload.get()
+        payload = None if state is None else _Payload.load(state)
+        if payload is None or payload.timer != expiredTimerInfo.getExpiryTimeInMs():
+            return
+        if payload.done:
+            self._payload.clear()
+            return
+        positions = sorted(position for (position,) in self._chunks.keys())  # noqa: SIM118 - not a dictionary
+        why = f"expire_after_seconds ({self._limits.expire_ms / 1000:g}) passed"
+        text = incomplete_text(_uuid(key), positions, payload.count, why)
+        yield _failed(_uuid(key), payload.row, "IncompletePayloadError", text)
+        by_data = self._limits.behind_ms
+        now = timerValues.getCurrentWatermarkInMs() if by_data else timerValues.getCurrentProcessingTimeInMs()
+        self._finish(0, int(now))
+
+    def close(self) -> None:
+        """Do nothing: Spark requires this method."""
+
+    def _add(self, uuid: str, row: _InputRow, batch: _MicroBatch, *, waited: bool) -> None:
+        if row.position < 0:
+            batch.aborted = True
+        elif batch.error is None:
+            batch.error = self._conflict(uuid, row, batch, waited=waited) or self._excess(uuid, row, batch)
+
+    def _conflict(self, uuid: str, row: _InputRow, batch: _MicroBatch, *, waited: bool) -> tuple[str, str] | None:
+        """Add a chunk unless it is a duplicate; returns the error if it conflicts with others."""
+        payload, position, digest = batch.payload, row.position, bytes(row.digest)
+        if payload.count and row.total != payload.count:
+            why = f"declares {row.total} chunks, an earlier one {payload.count}"
+            return "ChunkConflictError", conflict_text(uuid, position, why)
+        earlier = batch.chunks.get(position)
+        if earlier is None and waited:
+            earlier = self._chunks.getValue((position,))
+        if earlier is not None:
+            same, why = bytes(earlier[0]) == digest, "arrived twice with different bytes"
+            return None if same else ("ChunkConflictError", conflict_text(uuid, position, why))
+        batch.chunks[position] = (digest, row.reference)
+        first = position < payload.lowest
+        batch.payload = replace(
+            payload,
+            count=row.total,
+            seen=payload.seen + 1,
+            size=payload.size + row.size,
+            lowest=position if first else payload.lowest,
+            row=bytes(row.row) if first else payload.row,
+            declared=payload.declared or row.declared,
+        )
+        return None
+
+    def _excess(self, uuid: str, row: _InputRow, batch: _MicroBatch) -> tuple[str, str] | None:
+        size, count, limits = batch.payload.size, row.total, self._limits
+        if count > limits.max_chunks:
+            text = too_large_text(uuid, count, limits.max_chunks, "chunks (chunking.max_chunks)")
+        elif size > limits.max_bytes:
+            text = too_large_text(uuid, size, limits.max_bytes, "bytes or more (chunking.max_payload_bytes)")
+        else:
+            return None
+        return "PayloadTooLargeError", text
+
+    def _complete(self, uuid: str, batch: _MicroBatch, *, waited: bool) -> Row:
+        payload = batch.payload
+        references = {position: reference for position, (_, reference) in batch.chunks.items()}
+        if waited:
+            references |= {key[0]: value[1] for key, value in self._chunks.iterator()}
+        pieces = [bytes(references[position] or b"") for position in range(payload.count)]
+        return Row(
+            uuid=uuid, row=payload.row, pieces=pieces, error_type=None, error_message=None, declared=payload.declared
+        )
+
+    def _wait(self, batch: _MicroBatch, *, is_new: bool) -> None:
+        for position, value in batch.chunks.items():
+            self._chunks.updateValue((position,), value)
+        if is_new and self._limits.expire_ms:
+            batch.payload = replace(batch.payload, timer=batch.now + self._limits.expire_ms)
+            self._handle.registerTimer(batch.payload.timer)
+        self._payload.update(batch.payload.values())
+
+    def _finish(self, timer: int, now: int) -> None:
+        """Drop all state except that the payload has ended, and that after a while."""
+        if timer:
+            self._handle.deleteTimer(timer)
+        self._chunks.clear()
+        ended = _Payload(done=True, timer=now + self._limits.remember_ms)
+        self._handle.registerTimer(ended.timer)
+        self._payload.update(ended.values())
+
+
+def _uuid(key: tuple[str]) -> str:
+    return str(json.loads(key[0])[-1])
+
+
+def _failed(uuid: str, row: bytes | None, kind: str, text: str) -> Row:
+    return Row(uuid=uuid, row=row, pieces=[], error_type=kind, error_message=text, declared=None)

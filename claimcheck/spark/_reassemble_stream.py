@@ -1,0 +1,385 @@
+"""`reassemble` on a stream: chunks are stored, and Spark's state holds small references until a payload is complete.
+
+`_StoreStage` writes every chunk to the store and passes on a small row with a reference: a message that resolves to the
+chunk's piece, either a pointer envelope or, for a piece no larger than a pointer, a literal. When Spark reruns a task,
+or replays a micro-batch after the driver died, the same chunks are written under the same names, so nothing is left
+over. `claimcheck.spark._reassemble_state` tracks the chunks. `_FetchStage` reads the chunks of complete payloads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import json
+import re
+import uuid
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from claimcheck._client import ClaimCheck
+from claimcheck._envelope import Abort, Buffer, Chunk, decode, encode_literal
+from claimcheck._store import Store
+from claimcheck._validation import fail
+from claimcheck.config import Config
+from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError
+from claimcheck.spark import _reassemble_chunks
+from claimcheck.spark._columns import error_value
+from claimcheck.spark._fetching import Job, OrderedExecutor, Outcome, is_bad_message, outcomes
+from claimcheck.spark._metrics import Tally
+from claimcheck.spark._reassemble_chunks import ABORT, checksum_error, declared_checksum, read_header
+from claimcheck.spark._reassemble_common import ColumnIndexes, Options, OutputRow, added_columns, count, cut
+from claimcheck.spark._resolve import resolve
+from claimcheck.spark._rows import views
+from claimcheck.spark._worker import adaptive_concurrency, check_reached, claim_check, query_id
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_MIN_PYSPARK = (4, 1)
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_BEHIND_SECONDS = 3600  # how far a driver's clock may be set back without chunks counting as late
+_STORED = (
+    "key string, position int, total int, size bigint, digest binary, reference binary, row binary, declared string"
+)
+_INLINE_BYTES = 512
+_DIGEST_BYTES = 16
+_MAX_ROWS = 1024
+_NO_ERROR: dict[str, str | None] = {"type": None, "message": None, "store": None, "key": None}
+
+
+def reassemble_stream(df: DataFrame, columns: ColumnIndexes, options: Options, schema: StructType) -> DataFrame:
+    """Join the chunks of a stream whose column names need no quotes; returns a DataFrame with this schema.
+
+    Raises:
+        ConfigError: This pyspark, state store or configuration does not support it.
+        MissingDependencyError: protobuf is missing, which Spark's state needs.
+    """
+    _check_pyspark()
+    _check_state_store(df)
+    _check_store(options)
+    is_chunk = read_header(df[df.columns[columns.message]], options.config.header).uuid.isNotNull()
+    chunks = _chunks(df.filter(is_chunk), columns, options, schema)
+    return _messages(df.filter(~is_chunk), columns, options).union(chunks).toDF(*schema.names)
+
+
+def _check_pyspark() -> None:
+    import pyspark
+
+    version = re.findall(r"\d+", pyspark.__version__)[:2]
+    if tuple(map(int, version)) < _MIN_PYSPARK:
+        expected = "4.1 or newer for reassemble on a stream; a batch, as in foreachBatch, works with older versions"
+        fail("pyspark", found=f"version {pyspark.__version__}", expected=expected)
+    try:
+        importlib.import_module("google.protobuf")
+    except ImportError as error:
+        text = "Spark's state needs the package protobuf: pip install protobuf"
+        raise MissingDependencyError(text, package="protobuf", extra="spark") from error
+
+
+def _check_state_store(df: DataFrame) -> None:
+    provider = df.sparkSession.conf.get(_PROVIDER)
+    if "RocksDB" not in str(provider):
+        fail(_PROVIDER, found=repr(provider), expected=f'spark.conf.set("{_PROVIDER}", "{_ROCKSDB}")')
+
+
+def _check_store(options: Options) -> None:
+    if options.config.store is None:
+        raise ConfigError(
+            "store: found none, expected the store for the chunks of a stream until their payload is complete; every "
+            "executor must reach it; writers with the chunking strategy ignore it",
+            path="store",
+        )
+    check_reached(options.config)
+
+
+def _messages(df: DataFrame, columns: ColumnIndexes, options: Options) -> DataFrame:
+    """Resolve the messages that are not chunks."""
+    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+
+    reading = options.reading
+    resolved = df.transform(
+        resolve(
+            df.columns[columns.message],
+            config=reading.config,
+            on_error=reading.on_error,
+            concurrency=reading.concurrency,
+            max_inflight_bytes=reading.max_inflight_bytes,
+            metrics=reading.metrics,
+            out_batch_bytes=reading.out_batch_bytes,
+        )
+    )
+    return resolved.select(*df.columns, F.lit(None).cast("string").alias("uuid"), "payload", "error")
+
+
+def _chunks(df: DataFrame, columns: ColumnIndexes, options: Options, schema: StructType) -> DataFrame:
+    """Store the chunks, track them, and join complete payloads."""
+    from pyspark import cloudpickle
+    from pyspark.sql import functions as F  # noqa: N812
+
+    state = importlib.import_module("claimcheck.spark._reassemble_state")  # imports pyspark 4
+    for module in (state, _reassemble_chunks):  # see there
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    by_data = options.expire_by == "data"
+    limits = state.Limits(
+        max_chunks=options.config.chunks.max_chunks,
+        max_bytes=options.max_payload_bytes,
+        expire_ms=int(options.expire_after_seconds * 1000),
+        remember_ms=int(options.remember_seconds * 1000),
+        behind_ms=_BEHIND_SECONDS * 1000 if by_data else 0,
+    )
+    now = F.current_timestamp()  # of the micro-batch, the same when it is replayed
+    declared = df.select("*", declared_checksum(df, columns.headers).alias("declared"))
+    stored = declared.mapInArrow(_StoreStage(options, columns), _STORED).withColumn("arrived", F.unix_millis(now))
+    if by_data:
+        stored = stored.withColumn("time", now).withWatermark("time", f"{_BEHIND_SECONDS} seconds")
+    tracked = stored.groupBy("key").transformWithState(
+        statefulProcessor=state.Reassembler(limits),
+        outputStructType=state.OUTPUT,
+        outputMode="Append",
+        timeMode="EventTime" if by_data else "ProcessingTime",
+    )
+    return tracked.mapInArrow(_FetchStage(options, columns, (*df.columns, "uuid", "payload", "error")), schema)
+
+
+# Storing chunks --------------------------------------------------------------------------------------------------
+
+
+class _ChunkRow(NamedTuple):
+    """A row of `_STORED` for a chunk or an abort envelope; ``row`` has the other input columns."""
+
+    key: str
+    position: int
+    total: int
+    size: int
+    digest: bytes
+    reference: bytes | None
+    row: bytes
+    declared: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreStage:
+    """Stores the chunks of one partition; the declared checksum is the last column."""
+
+    options: Options
+    columns: ColumnIndexes
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with closing(self._stored(batches)) as stored:
+            rows = list[_ChunkRow]()
+            for row in stored:
+                rows.append(row)
+                if len(rows) >= _MAX_ROWS:
+                    yield _chunk_batch(rows)
+                    rows = []
+        if rows:
+            yield _chunk_batch(rows)
+
+    def _stored(self, batches: Iterable[pa.RecordBatch]) -> Generator[_ChunkRow]:
+        reading, writer = self.options.reading, _ChunkWriter(self.options)
+        concurrency = adaptive_concurrency(reading.config, reading.concurrency, "write")
+        executor = OrderedExecutor[_ChunkRow](concurrency, reading.max_inflight_bytes, measure=lambda row: 0)
+        try:
+            yield from executor.run(writer.job(row, part) for row, part in self._parts(batches))
+        finally:
+            executor.close()
+
+    def _parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_ChunkRow, Chunk | Abort]]:
+        for batch in batches:
+            *inputs, last = range(batch.num_columns)
+            kept = batch.select([index for index in inputs if index != self.columns.message])
+            values, declared = batch.column(self.columns.message), batch.column(last)
+            sources = [batch.column(index).to_pylist() for index in self.columns.source]
+            for number, value in enumerate(views(values)):
+                part = decode(value or b"", header=self.options.config.header)
+                if not isinstance(part, (Chunk, Abort)):
+                    continue
+                key = _key([column[number] for column in sources], part.uuid)
+                position, total, size = ABORT, 0, 0
+                if isinstance(part, Chunk):
+                    position, total, size = part.position, part.count, len(part.piece)
+                packed = _packed(kept.slice(number, 1))
+                yield _ChunkRow(key, position, total, size, b"", None, packed, declared[number].as_py()), part
+
+
+class _ChunkWriter:
+    """Stores the chunks of a task, each under a name that depends on its content and place."""
+
+    def __init__(self, options: Options) -> None:
+        self._cc, self._query = claim_check(options.config), query_id() or ""
+        self._store = _store(self._cc, options)
+        self._max_chunks, self._max_bytes = options.config.chunks.max_chunks, options.max_payload_bytes
+
+    def job(self, row: _ChunkRow, part: Chunk | Abort) -> Job[_ChunkRow]:
+        """Return the job that stores a chunk and completes its row."""
+        if isinstance(part, Abort) or row.total > self._max_chunks or row.size > self._max_bytes:
+            return Job(lambda: row, 0, waits=False)  # the stateful operator rejects payloads over a limit
+        return Job(partial(self._write, row, part), row.size, waits=row.size > _INLINE_BYTES)
+
+    def _write(self, row: _ChunkRow, chunk: Chunk) -> _ChunkRow:
+        place = json.dumps([self._query, row.key, chunk.position, chunk.count]).encode()
+        hashed = hashlib.blake2b(b"%d %b" % (len(place), place), digest_size=_DIGEST_BYTES)
+        hashed.update(chunk.piece)
+        digest = hashed.digest()
+        if row.size <= _INLINE_BYTES:
+            reference = encode_literal(chunk.piece, header=self._cc.config.header)
+        else:
+            name, identity = f"chunk-{chunk.uuid}", uuid.UUID(bytes=digest)
+            reference = self._cc.seal(self._store.write(chunk.piece, destination=name, identity=identity))
+        return row._replace(digest=digest, reference=reference)
+
+
+def _store(cc: ClaimCheck, options: Options) -> Store:
+    store = cc.store(options.config.store or "")
+    if store.ttl_seconds is not None and store.ttl_seconds <= options.expire_after_seconds:
+        fail(
+            f"stores.{options.config.store}.ttl_seconds",
+            found=f"{store.ttl_seconds:g}",
+            expected=f"well above expire_after_seconds ({options.expire_after_seconds:g}), as chunks wait there",
+        )
+    return store
+
+
+def _key(source: list[object], uuid: str) -> str:
+    return json.dumps([value.hex() if isinstance(value, bytes) else value for value in source] + [uuid])
+
+
+def _chunk_batch(rows: list[_ChunkRow]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    types = (pa.string(), pa.int32(), pa.int32(), pa.int64(), pa.binary(), pa.binary(), pa.binary(), pa.string())
+    columns = [pa.array(values, type=kind) for values, kind in zip(zip(*rows, strict=True), types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, names=list(_ChunkRow._fields))
+
+
+def _packed(row: pa.RecordBatch) -> bytes:
+    """Serialize the other columns of a row, so that the state does not depend on their types."""
+    import pyarrow as pa
+
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, row.schema) as stream:
+        stream.write_batch(row)
+    return sink.getvalue()
+
+
+# Joining payloads ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Payload:
+    """A payload whose pieces are being fetched."""
+
+    uuid: str
+    row: pa.RecordBatch
+    waiting: int
+    error: dict[str, str | None] | None
+    declared: str | None
+    pieces: list[Buffer] = field(default_factory=list)
+
+    def add(self, outcome: Outcome, config: Config) -> None:
+        self.waiting -= 1
+        if isinstance(outcome, ClaimCheckError):
+            if not is_bad_message(outcome, config):
+                raise outcome
+            self.error, self.pieces = self.error or error_value(outcome), []
+        elif self.error is None and isinstance(outcome, bytes):
+            self.pieces.append(outcome)
+
+    def finish(self) -> OutputRow:
+        if self.error is None and (error := checksum_error(self.declared, self.pieces)) is not None:
+            self.error, self.pieces = error_value(error), []
+        pieces = None if self.error else self.pieces
+        return OutputRow(self.row, 0, False, self.uuid, pieces, self.error, sum(map(len, self.pieces)))
+
+
+@dataclass(frozen=True, slots=True)
+class _FetchStage:
+    """Joins the payloads of one partition of the stateful operator's output."""
+
+    options: Options
+    columns: ColumnIndexes
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        kind: pa.DataType | None = None
+
+        def seen() -> Iterator[pa.RecordBatch]:
+            nonlocal kind
+            for batch in batches:
+                kind = batch.schema.field("row").type
+                yield batch
+
+        with closing(self._joined(seen())) as joined:
+            for rows in cut(joined, max_bytes=self.options.reading.out_batch_bytes):
+                yield self._output(rows, kind)
+
+    def _joined(self, batches: Iterable[pa.RecordBatch]) -> Generator[OutputRow]:
+        reading, tally = self.options.reading, Tally(self.options.reading.metrics)
+        results = outcomes(
+            self._references(batches),
+            claim_check(reading.config),
+            concurrency=adaptive_concurrency(reading.config, reading.concurrency),
+            max_inflight_bytes=reading.max_inflight_bytes,
+            waited=tally.close,
+        )
+        with closing(results):
+            for payload, _, outcome in results:
+                payload.add(outcome, reading.config)
+                if payload.waiting == 0:
+                    row = payload.finish()
+                    count(tally, row, store=reading.config.store)
+                    yield row
+
+    def _references(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_Payload, bytes | None]]:
+        """Yield each payload with each of its references; a payload with an error comes once, with ``None``."""
+        for batch in batches:
+            rows, references = batch.column("row"), batch.column("pieces")
+            names = ("uuid", "error_type", "error_message", "declared")
+            values = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+            for number, (identity, kind, text, declared) in enumerate(values):
+                row, error = self._unpacked(rows[number].as_py()), None
+                pieces = [None] if kind else references[number].as_py()
+                if kind:
+                    error = _NO_ERROR | {"type": kind, "message": text}
+                payload = _Payload(identity, row, len(pieces), error, declared)
+                yield from ((payload, reference) for reference in pieces)
+
+    def _unpacked(self, packed: bytes) -> pa.RecordBatch:
+        """Deserialize a row; a row from before a restart may have other columns."""
+        import pyarrow as pa
+
+        row = pa.ipc.open_stream(packed).read_next_batch()
+        expected = [*self.names[: self.columns.message], *self.names[self.columns.message + 1 : -3]]
+        if row.schema.names != expected:
+            raise ConfigError(
+                f"the checkpoint of this query holds chunks of a DataFrame with {row.num_columns + 1} columns, now "
+                f"it has {len(expected) + 1}: reassemble the same columns again, or start with a new checkpoint",
+                path="checkpointLocation",
+            )
+        return row
+
+    def _output(self, rows: list[OutputRow], kind: pa.DataType) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        first = rows[0].batch.schema
+        kept = pa.Table.from_batches([_with_schema(row.batch, first) for row in rows]).combine_chunks()
+        columns = [column.chunk(0) for column in kept.columns]
+        columns.insert(self.columns.message, pa.nulls(len(rows), kind))
+        return pa.RecordBatch.from_arrays([*columns, *added_columns(rows, kind)], names=list(self.names))
+
+
+def _with_schema(row: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Cast the columns of a row: an earlier session may have written times in another zone."""
+    import pyarrow as pa
+
+    if row.schema.equals(schema):
+        return row
+    columns = [column.cast(kind.type) for column, kind in zip(row.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
