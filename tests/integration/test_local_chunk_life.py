@@ -7,14 +7,13 @@ import pytest
 from claimcheck._envelope import decode, encode_abort, encode_chunk
 from claimcheck.errors import ArgumentTypeError, ChunkConflictError, ConfigError, IncompletePayloadError
 from claimcheck.transports.local import (
-    BrokerArgumentError,
     BrokerBusyError,
     BrokerStorageError,
-    GroupMember,
     LocalConsumer,
     LocalProducer,
     StaleDeliveryError,
 )
+from claimcheck.transports.local._groups import GroupMember
 from tests.local_rig import BIG, STRATEGIES, append_chunks, drain, rest_of
 
 # Consumers that die, and chunks that never come
@@ -273,7 +272,7 @@ def test_what_cannot_be_dead_lettered_comes_again_however_often(broker, configur
     ],
 )
 def test_numbers_that_are_refused(consume, name, value):
-    with pytest.raises(BrokerArgumentError, match=f"{name}: found") as caught:
+    with pytest.raises(ConfigError, match=f"{name}: found") as caught:
         consume(**{name: value})
     assert isinstance(caught.value, ConfigError)
     assert caught.value.path == name
@@ -310,13 +309,11 @@ def test_a_message_whose_resolving_was_interrupted_comes_again(broker, configure
     def feed(*args: object, **more: object) -> None:
         raise interruption
 
-    poll = GroupMember.poll
     with monkeypatch.context() as patch:
-        patch.setattr(GroupMember, "poll", lambda self, timeout: poll(self, limit=2, timeout=timeout))
         patch.setattr(consumer._resolver, "feed", feed, raising=True)
         with pytest.raises(interruption):
             consumer.receive(timeout=0)
-    assert [m.value for m in drain(consumer, timeout=2)] == [b"first", b"second"]
+    assert sorted(m.value for m in drain(consumer, timeout=2)) == [b"first", b"second"]
 
 
 def test_chunks_that_could_not_be_let_go_are_let_go_later(broker, configure, consume, monkeypatch):
