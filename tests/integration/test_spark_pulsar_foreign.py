@@ -7,8 +7,8 @@ import pytest
 
 from claimcheck.errors import TransportError
 from claimcheck.spark.sources._pulsar.connection import Connection
-from claimcheck.spark.sources._pulsar.reader import ReadSettings, _patiently, check_readable
-from claimcheck.spark.sources._pulsar.stream import _settled
+from claimcheck.spark.sources._pulsar.reader import PulsarLog, _retry_connecting, check_readable
+from claimcheck.spark.sources._pulsar.source import _retry_while_created
 from tests.spark.sources_rig import batches_of, failure, stream, values
 
 PULSAR = "claimcheck_pulsar"
@@ -159,7 +159,7 @@ def test_an_outage_is_waited_for_where_the_client_gives_up_at_once():
             raise TransportError("opening a reader failed") from error
         return "a reader"
 
-    assert _patiently(opened, ReadSettings(connection=Connection(service_url="pulsar://127.0.0.1:1"))) == "a reader"
+    assert _retry_connecting(opened, PulsarLog(connection=Connection(service_url="pulsar://127.0.0.1:1"))) == "a reader"
     assert answers == []
 
 
@@ -186,5 +186,5 @@ def test_a_partition_that_is_still_being_made_is_asked_again():
             raise error
         return "its end"
 
-    assert _settled(asked) == "its end"
+    assert _retry_while_created(asked) == "its end"
     assert answers == []

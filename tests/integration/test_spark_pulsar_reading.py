@@ -54,7 +54,7 @@ def test_only_the_columns_that_a_schema_asks_for(spark_sources, spark_topic):
 def test_topics_that_are_empty_and_topics_that_are_not_there(spark_sources, spark_topic):
     told = spark_topic.options(subscription=None, adminUrl=spark_topic.broker.admin_url)
 
-    assert "which is not there" in failure(batch(spark_sources, told).collect)
+    assert "which does not exist" in failure(batch(spark_sources, told).collect)
     spark_topic.broker.create_partitioned(spark_topic.name, 2)
     assert batch(spark_sources, told).collect() == []
 

@@ -103,7 +103,7 @@ def test_the_right_token_opens_and_is_written_down_nowhere(spark_tokens, secret_
     ("variable", "expected"),
     [
         (WRONG, ("AccessError", f"refuses the token in '{WRONG}'", f"spark.executorEnv.{WRONG}")),
-        (None, ("AccessError", "refuses who has no token", "authTokenEnv names the environment variable")),
+        (None, ("AccessError", "requires a token", "authTokenEnv names the environment variable")),
         ("NOBODY_SET_THIS", ("ConfigError", "authTokenEnv: found 'NOBODY_SET_THIS'", "spark.executorEnv")),
         (STRANGER, ("AccessError", "AuthorizationError", "may not do that")),
     ],

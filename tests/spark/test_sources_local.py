@@ -9,9 +9,8 @@ import claimcheck
 from claimcheck._envelope import HEADER
 from claimcheck.errors import ConfigError
 from claimcheck.spark import resolve
-from claimcheck.spark.sources import register
+from claimcheck.spark.sources import _check_version, register
 from claimcheck.spark.sources._admission_control import Budget, Entry, Scale, Spent, share, take
-from claimcheck.spark.sources._registration import check_version
 from claimcheck.transports.local import LocalBroker, LocalProducer
 from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
 
@@ -268,9 +267,9 @@ def test_what_a_batch_cannot_do_is_told(sources, broker):
 
 def test_an_old_pyspark_is_refused_with_what_to_do():
     with pytest.raises(ConfigError, match=r"found version 4\.1\.4, expected 4\.2 or newer"):
-        check_version("4.1.4")
-    check_version("4.2.0.dev1")
-    check_version("10.0")
+        _check_version("4.1.4")
+    _check_version("4.2.0.dev1")
+    _check_version("10.0")
 
 
 def test_a_share_takes_whole_entries_and_always_one():

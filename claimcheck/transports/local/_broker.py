@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from claimcheck._envelope import Buffer
 from claimcheck._validation import check_int, fail
 from claimcheck.errors import PayloadTypeError
 from claimcheck.transports._common.delegation import Closing
@@ -55,7 +56,6 @@ MESSAGE_OVERHEAD_BYTES = 32
 MESSAGE_COLUMNS = "m.topic, m.partition, m.offset, m.value, m.key, m.headers, m.timestamp"
 """The columns of a `LocalMessage`, from ``messages m``."""
 
-Buffer = bytes | bytearray | memoryview
 Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 """A mapping, or pairs in order with duplicates allowed; ``str`` values are encoded as UTF-8."""
 
@@ -184,7 +184,7 @@ class LocalBroker(Closing):
         with self.database.read() as db:
             return count_partitions(db, topic)
 
-    def partition_for(self, topic: str, key: bytes | str | None = None) -> int:
+    def partition_for(self, topic: str, key: Buffer | str | None = None) -> int:
         """Choose a partition as `append` does, to send several messages to the same one.
 
         Args:
@@ -203,7 +203,7 @@ class LocalBroker(Closing):
         topic: str,
         value: Buffer | None,
         *,
-        key: bytes | str | None = None,
+        key: Buffer | str | None = None,
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> MessageId:

@@ -81,6 +81,8 @@ class Database:
         sleep: Called with seconds, only while several processes open a new file at the same time.
     """
 
+    _connection: sqlite3.Connection | None
+
     def __init__(self, path: str | os.PathLike[str], *, sleep: Callable[[float], None]) -> None:
         self.path = os.path.abspath(path)
         self._sleep = sleep
@@ -135,7 +137,7 @@ class Database:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
+        self._connection = None
 
     def _leave_parents_connection(self) -> None:
         if self._pid != os.getpid():
