@@ -1,4 +1,4 @@
-"""Producer over the embedded broker: every kind of envelope, and sends that fail."""
+"""Producers of the embedded broker: every kind of envelope, and failed sends."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def test_a_chunked_send_that_breaks_off_says_so_and_is_dropped_by_readers(broker
     consumer.close()
     heir = consume("wide")
     assert heir.receive(timeout=0) is None
-    assert heir._resolver.pending_payloads == 0  # two chunks and the word that no more will come: acknowledged
+    assert heir._resolver.pending_payloads == 0  # two chunks and the abort envelope are acknowledged
     assert [broker.end_offset("wide", n) for n in range(4)] == [4, 0, 0, 0]
 
 

@@ -1,4 +1,4 @@
-"""What other clients put into a topic and this source does not read is an error, and never a gap."""
+"""Messages of other clients that this source cannot read are errors; they are never skipped."""
 
 import subprocess
 
@@ -139,7 +139,7 @@ def test_nobody_is_there(spark_sources):
 
     text = failure(lambda: spark_sources.read.format(PULSAR).options(**options).load().count())
 
-    assert "Is a broker at 127.0.0.1:1, and could this machine reach it?" in text
+    assert "Is a broker running at 127.0.0.1:1, and can this machine reach it?" in text
 
 
 def test_the_scheme_of_another_port(spark_sources, pulsar_broker):
@@ -173,7 +173,7 @@ class Plain:
 def test_what_merely_looks_like_chunks():
     ids = [pulsar.MessageId(0, 58, 58, index) for index in (-1, 58)]
 
-    for message_id in ids:  # 58 is what would tell of chunks elsewhere in an id
+    for message_id in ids:  # 58 marks chunks elsewhere in an id
         assert b":" in message_id.serialize()
         check_readable(Plain(), message_id, "t")
 

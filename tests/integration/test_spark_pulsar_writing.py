@@ -1,4 +1,4 @@
-"""Spark writes to topics of a real Pulsar: rows as they are, or offloaded."""
+"""Spark writes to topics of a real Pulsar: rows unchanged, or offloaded."""
 
 import pulsar
 import pytest
@@ -16,7 +16,7 @@ def save(df, to, **more):
 
 
 def messages(topic, count):
-    """What is in a topic, in order."""
+    """Return the messages of a topic, in order."""
     reader = topic.client.create_reader(topic.full, pulsar.MessageId.earliest)
     try:
         found = [reader.read_next(10_000) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""The embedded broker as a source and a sink of Spark: no server, and nothing that a real topic would not do, too."""
+"""The embedded broker as a source and a sink of Spark."""
 
 import json
 
@@ -127,7 +127,7 @@ def test_envelopes_pass_a_sink_untouched(sources, broker, config_file, send):
 
 
 def test_a_row_that_is_refused_undoes_the_whole_batch(sources, broker, config_file, tmp_path):
-    rows = [(LARGE, [])] * 3 + [(LARGE, [("h", b"x" * 3000)])]  # the last needs more than a message, store or no store
+    rows = [(LARGE, [])] * 3 + [(LARGE, [("h", b"x" * 3000)])]  # too large for a pointer
     df = sources.createDataFrame(rows, "value binary, headers array<struct<key:string,value:binary>>").coalesce(1)
     told = options(broker, "copies", config=config_file, maxMessageBytes=2000)
     writer = df.write.format("claimcheck_local").mode("append").options(**told)
@@ -296,5 +296,5 @@ def test_a_pointer_weighs_what_it_points_at(config, send):
     scale = Scale.of(claimcheck.from_dict(config).config)
 
     assert scale.weigh(pointer, len(pointer)) == len(LARGE)
-    assert scale.weigh(pointer[:60], 60) == 60  # damaged: it is what it is
+    assert scale.weigh(pointer[:60], 60) == 60  # damaged: it weighs as much as itself
     assert (scale.weigh(SMALL, 5), scale.weigh(None, 0)) == (5, 0)

@@ -1,4 +1,4 @@
-"""The embedded broker: topics, messages, limits, and how it fails. Groups are in groups/."""
+"""The embedded broker: topics, messages, limits and failures. Groups are in groups/."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_statistics_count_all_partitions_of_one_topic(broker):
     assert broker.stats("orders") == TopicStats(messages=3, bytes=3 * (5 + MESSAGE_OVERHEAD_BYTES))
 
 
-# Life of the object
+# Lifetime
 
 
 def test_nothing_is_opened_before_the_first_use(path):
@@ -474,7 +474,7 @@ def test_threads_with_a_broker_each_make_one_file(tmp_path):
             broker.create_topic("orders", partitions=2)
 
     with ThreadPoolExecutor(4) as pool:
-        for number in range(40):  # a file that was being made was taken for somebody else's in one of eight
+        for number in range(40):  # an older version mistook one in eight new files for those of other applications
             for made in [pool.submit(make, tmp_path / f"{number}.sqlite") for _ in range(4)]:
                 made.result()
 

@@ -9,12 +9,11 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from claimcheck import _hints as hints
-from claimcheck._payload import crc32_of
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
 from claimcheck.transports._common.delegation import Closing
+from claimcheck.transports._common.dispatch import dispatch
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.local._broker import LocalBroker, LocalMessage
 from claimcheck.transports.local._errors import MessageTooLargeError, StaleDeliveryError, TopicExistsError
@@ -44,7 +43,7 @@ class ReceivedMessage:
         timestamp: Seconds since 1970 when the message, or its first chunk, was appended.
         redelivery_count: How often it was negatively acknowledged before, from 0.
         error: Why there was no payload when the message was received; ``None`` where there was one.
-        outcome: The resolver's outcome.
+        outcome: The `claimcheck.Resolved` or `claimcheck.Failed` that the message stands for.
     """
 
     topic: str
@@ -88,7 +87,7 @@ class LocalConsumer(Closing):
         broker: The broker; it stays open when the consumer closes.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores; it stays open, too.
         topics: Existing topics, at least one.
-        group: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``.
+        group: The group's name: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``.
         lease_seconds: How long the group waits for a member that does not receive, more than 0.
         redelivery_delay_seconds: The time between a negative acknowledgement and the redelivery, from 0.
         max_redeliveries: How often a payload is redelivered, from 0; the next negative acknowledgement sends it to the
@@ -157,7 +156,8 @@ class LocalConsumer(Closing):
         """Acknowledge a payload with all its chunks: it is never delivered to the group again.
 
         Raises:
-            StaleDeliveryError: Its partition was lost or sought meanwhile: it is redelivered. Nothing was acknowledged.
+            StaleDeliveryError: The partition was lost, or a seek moved its position. Nothing was acknowledged; the
+                payload is redelivered.
             BrokerClosedError: The consumer or the broker was closed; nothing was acknowledged.
         """
         self._ack(message.outcome)
@@ -291,14 +291,12 @@ class LocalConsumer(Closing):
             redelivery_count=_redelivery_count(outcome),
             error=error,
             outcome=outcome,
-            _retry=StoredPayload(lambda: self._read_again(first)) if error is not None and error.retryable else None,
+            _retry=self._stored_payload(first) if error is not None and error.retryable else None,
         )
 
-    def _read_again(self, message: LocalMessage) -> bytes:
-        original = self._original(message)
-        payload: bytes = self._cc.resolve(original.value or b"")
-        hints.check(hints.declared(original.headers), size=len(payload), checksum=lambda: crc32_of(payload))
-        return payload
+    def _stored_payload(self, message: LocalMessage) -> StoredPayload | None:
+        content = dispatch(self._cc, self._original(message).value or b"", lambda: message.headers)
+        return content if isinstance(content, StoredPayload) else None
 
     def _original(self, message: LocalMessage) -> LocalMessage:
         """Return the message with its value, which handles do not hold."""

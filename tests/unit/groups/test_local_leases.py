@@ -1,4 +1,4 @@
-"""Who holds which partition of the embedded broker, and until when."""
+"""Leases of partitions: assignment, expiry and renewal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_partition_moves_as_a_whole_and_stale_acknowledgements_are_refused(bro
     with pytest.raises(StaleDeliveryError, match="leased anew, or a seek") as caught:
         first.ack(moved)
     assert (caught.value.destination, caught.value.partition, caught.value.offset) == ("wide", 3, 0)
-    first.nack(moved)  # passed over: it comes again anyhow
+    first.nack(moved)  # skipped: it is redelivered anyway
     assert rows(broker, "redeliveries") == 0
 
 

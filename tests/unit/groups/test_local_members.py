@@ -25,7 +25,7 @@ def test_seeking_back_gives_everything_from_there_again(broker, join):
     member.seek("orders", 0, 1)
     polled = member.poll(limit=9)
     assert offsets(list(polled.deliveries)) == [1, 2, 3]
-    assert polled.lost == ()  # it was the member's own doing
+    assert polled.lost == ()  # the member's own seek
 
 
 def test_seeking_forward_counts_what_is_passed_over_as_done(broker, join):

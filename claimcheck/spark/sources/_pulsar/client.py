@@ -2,8 +2,8 @@
 
 The client cannot tell a refused token from a time-out: when a broker refuses a token, or requires one, the client
 reconnects until its operation times out, raises ``Timeout`` as for a broker that does not exist, and logs no other
-reason at warning level (measured with client 3.13 and broker 4.2). The web service could tell, but ``adminUrl`` is
-optional. So this module sends the first frame of Pulsar's protocol itself. It sends the token only where the client
+reason at warning level (measured with client 3.13 and broker 4.2). The web service reports the reason, but ``adminUrl``
+is optional. So this module sends the first frame of Pulsar's protocol itself. It sends the token only where the client
 would send it, with TLS only to a broker whose certificate is trusted.
 """
 
@@ -18,7 +18,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from claimcheck._validation import fail
 from claimcheck.errors import TransportError
@@ -63,8 +63,9 @@ def open_client(connection: Connection) -> pulsar.Client:
     """
     library = vendor()
     token = connection.token()
-    if _probe(connection) == "":  # brokers that are unreachable or not trusted are left to the client
-        raise _refused(connection, "authTokenEnv")
+    refusal = _probe(connection)
+    if refusal is not None and refusal.certificate is None:  # all other problems are left to the client
+        raise _refused(connection, "connecting failed")
     return library.Client(
         connection.service_url,
         authentication=library.AuthenticationToken(token) if token else None,
@@ -91,7 +92,7 @@ def retry(call: Callable[[], T], *, transient: Callable[[Exception], bool], seco
 
 @contextlib.contextmanager
 def client_errors(connection: Connection, topic: str, what: str) -> Iterator[None]:
-    """Convert errors of the client into ours, with the topic, the operation, and why access was refused."""
+    """Convert errors of the client into `TransportError`, with the topic, the operation, and why access was refused."""
     try:
         yield
     except vendor().exceptions.PulsarException as error:
@@ -99,7 +100,7 @@ def client_errors(connection: Connection, topic: str, what: str) -> Iterator[Non
 
 
 def transport_error(connection: Connection, topic: str, what: str, error: Exception) -> TransportError:
-    """Return our error for an error of the client."""
+    """Return the `TransportError` for an error of the client."""
     kinds = vendor().exceptions
     text = f"{topic}: {what}: {type(error).__name__}"
     if isinstance(error, kinds.AuthorizationError):
@@ -110,9 +111,9 @@ def transport_error(connection: Connection, topic: str, what: str, error: Except
             access.destination = topic
             return access
     if isinstance(error, kinds.Timeout | kinds.ConnectError):
-        text = f"{text}. Is a broker at {connection.hosts}, and could this machine reach it?"
+        text = f"{text}. Is a broker running at {connection.hosts}, and can this machine reach it?"
     if isinstance(error, kinds.Timeout):
-        text = f"{text} It has one port for pulsar://, one for pulsar+ssl:// and one for its web service"
+        text = f"{text} A broker has one port for pulsar://, one for pulsar+ssl:// and one for its web service"
     wrapped = TransportError(text, destination=topic)
     wrapped.retryable = isinstance(error, kinds.Timeout)
     return wrapped
@@ -120,10 +121,12 @@ def transport_error(connection: Connection, topic: str, what: str, error: Except
 
 def _access_error(connection: Connection, before: str) -> AccessError | None:
     """Return why the broker refuses the connection, after the text ``before``; ``None`` if it does not."""
-    reason = _probe(connection)
-    if reason is None:
+    refusal = _probe(connection)
+    if refusal is None:
         return None
-    return _not_trusted(connection.hosts, reason, before) if reason else _refused(connection, before)
+    if refusal.certificate is None:
+        return _refused(connection, before)
+    return _not_trusted(connection.hosts, refusal.certificate, before)
 
 
 def _not_trusted(where: str, reason: str, before: str) -> AccessError:
@@ -150,16 +153,12 @@ def _refused(connection: Connection, before: str) -> AccessError:
 # The probe ----------------------------------------------------------------------------------------------------------
 
 
-def _probe(connection: Connection) -> str | None:
-    """Connect to the first host that answers; return why it refuses the connection.
+class _Refusal(NamedTuple):
+    certificate: str | None  # why it is not trusted; ``None`` if the broker refuses the token
 
-    Returns:
-        An empty text for a refused token, else why the certificate is not trusted; ``None`` if the broker accepts the
-        connection, or no host answers.
 
-    Raises:
-        ConfigError: The token or the certificates are not where the options say.
-    """
+def _probe(connection: Connection) -> _Refusal | None:
+    """Connect to the first host that answers; return ``None`` if it accepts the connection, or no host answers."""
     import certifi  # comes with the client, which falls back to it
 
     token, trust = connection.token(), connection.trust(certifi.where()) if connection.tls else None
@@ -171,13 +170,13 @@ def _probe(connection: Connection) -> str | None:
                 with trust.wrap_socket(plain, server_hostname=host) as encrypted:
                     return _connect(encrypted, token)
         except ssl.SSLCertVerificationError as error:
-            return str(error.verify_message)
+            return _Refusal(error.verify_message)
         except (OSError, ValueError):
             continue
     return None
 
 
-def _connect(connected: socket.socket, token: str | None) -> str | None:
+def _connect(connected: socket.socket, token: str | None) -> _Refusal | None:
     """Send `CommandConnect` (2): client version, protocol version and token."""
     fields = _field(1, b"claimcheck") + _varint(4 << 3) + _varint(_PROTOCOL_VERSION)
     if token is not None:
@@ -186,7 +185,7 @@ def _connect(connected: socket.socket, token: str | None) -> str | None:
     connected.sendall((len(command) + 4).to_bytes(4) + len(command).to_bytes(4) + command)
     size = int.from_bytes(_receive(connected, 4))
     response = _receive(connected, size)[4:] if size <= _MAX_RESPONSE_BYTES else b""
-    return "" if _TOKEN_REFUSED.match(response) else None
+    return _Refusal(None) if _TOKEN_REFUSED.match(response) else None
 
 
 def _field(number: int, value: bytes) -> bytes:

@@ -175,7 +175,7 @@ class PulsarLog:
         ranges = []
         for topic in self.topics:
             check_topic(self.connection, topic)
-            with client_errors(self.connection, topic, "asking for its partitions"):
+            with client_errors(self.connection, topic, "listing its partitions"):
                 names = client.get_topic_partitions(topic)
             ends = {name: self._end(client, name) for name in names}
             ranges += [OffsetRange(name, NOTHING, end) for name, end in ends.items() if end != NOTHING]
@@ -201,7 +201,7 @@ class PulsarLog:
             yield _batch_of(received, topic, schema)
 
     def _end(self, client: pulsar.Client, partition: str) -> Position:
-        with client_errors(self.connection, partition, "asking for its last message"):
+        with client_errors(self.connection, partition, "reading its last message id"):
             latest = vendor().MessageId.latest
             reader = client.create_reader(
                 partition, latest, start_message_id_inclusive=True, receiver_queue_size=1, **unfiltered()
@@ -278,7 +278,7 @@ def _until_end(reader: pulsar.Reader, offsets: Range, log: PulsarLog) -> Iterato
 
 
 def _has_more(reader: pulsar.Reader, offsets: Range, log: PulsarLog) -> bool:
-    with client_errors(log.connection, offsets.partition, "asking for more"):
+    with client_errors(log.connection, offsets.partition, "checking for more messages"):
         return bool(reader._reader.has_message_available())
 
 
@@ -316,6 +316,19 @@ def _batch_of(received: Sequence[Received], topic: tuple[str, int], schema: pa.S
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+_VALUES: dict[str, Callable[[Sequence[Received]], Sequence[object]]] = {
+    "key": lambda received: [message.partition_key() or None for _, _, message in received],
+    "value": lambda received: [_value(message) for _, _, message in received],
+    "message_id": lambda received: [message_id.serialize() for _, message_id, _ in received],
+    "ledger_id": lambda received: [position[0] for position, _, _ in received],
+    "entry_id": lambda received: [position[1] for position, _, _ in received],
+    "batch_index": lambda received: [message_id.batch_index() for _, message_id, _ in received],
+    "publish_time": lambda received: [message.publish_timestamp() for _, _, message in received],
+    "event_time": lambda received: [_moment(message.event_timestamp()) for _, _, message in received],
+    "producer_name": lambda received: [message.producer_name() for _, _, message in received],
+}
+
+
 def _column(field: pa.Field, received: Sequence[Received], topic: tuple[str, int]) -> pa.Array:
     import pyarrow as pa
 
@@ -323,34 +336,10 @@ def _column(field: pa.Field, received: Sequence[Received], topic: tuple[str, int
         return pa.repeat(pa.scalar(topic[field.name == "partition"], field.type), len(received))
     if field.name == "properties":
         return _properties([message.properties() for _, _, message in received], field.type)
-    values = _values(field.name, received)
+    values = _VALUES[field.name](received)
     if field.name.endswith("_time"):
         return pa.array(values, pa.timestamp("ms", field.type.tz)).cast(field.type)
     return pa.array(values, field.type)
-
-
-def _values(name: str, received: Sequence[Received]) -> Sequence[object]:
-    match name:
-        case "key":
-            return [message.partition_key() or None for _, _, message in received]
-        case "value":
-            return [_value(message) for _, _, message in received]
-        case "message_id":
-            return [message_id.serialize() for _, message_id, _ in received]
-        case "ledger_id":
-            return [position[0] for position, _, _ in received]
-        case "entry_id":
-            return [position[1] for position, _, _ in received]
-        case "batch_index":
-            return [message_id.batch_index() for _, message_id, _ in received]
-        case "publish_time":
-            return [message.publish_timestamp() for _, _, message in received]
-        case "event_time":
-            return [_moment(message.event_timestamp()) for _, _, message in received]
-        case "producer_name":
-            return [message.producer_name() for _, _, message in received]
-        case _:
-            raise AssertionError(name)
 
 
 def _moment(millis: int) -> int | None:

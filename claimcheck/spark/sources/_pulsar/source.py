@@ -128,11 +128,11 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
     _last: Offsets | None = None
 
     def initialOffset(self) -> Checkpoint:  # noqa: N802
-        """Return where a query without a checkpoint begins, and have the broker keep everything from there on."""
+        """Return where a query without a checkpoint begins. From now on the broker keeps all messages after that."""
         return to_json(self._subscriptions.begin(at_end=self._log.at_end))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Store where the topics end now: this run reads no further."""
+        """Record the current end of the topics: this run reads no further."""
         self._target = self._subscriptions.last()
 
     def latestOffset(self, start: Checkpoint, limit: ReadLimit) -> Checkpoint:  # noqa: N802
@@ -217,10 +217,9 @@ class Subscriptions:
         return {name: self._last(name) for name in self._partitions()}
 
     def begin(self, *, at_end: bool) -> Offsets:
-        """Move the subscription to the topics' beginning or end, so that the broker keeps everything from there on.
+        """Move the subscription to the topics' beginning or end, and return that position. Raises as `last` does.
 
-        Returns:
-            Where to begin to read. Raises as `last`.
+        The broker keeps all messages after it.
         """
         offsets = self.last() if at_end else dict.fromkeys(self._partitions(), NOTHING)
         for name, position in offsets.items():
@@ -235,15 +234,12 @@ class Subscriptions:
         """Whether the subscription was moved in a partition of which this query has read nothing.
 
         No last entry can prove then that nothing was deleted. But the first message of an unmoved subscription is that
-        of the partition. Checks once; later no other consumer can hold the subscription.
-
-        Args:
-            name: A partition that is not empty.
+        of the partition, which must not be empty. Checks once; later no other consumer can hold the subscription.
         """
         if name in self._known:
             return False
         millis = round(self._connection.timeout_seconds * 1000)
-        with client_errors(self._connection, name, "asking for its first message"):
+        with client_errors(self._connection, name, "reading its first message"):
             reader = self.client.create_reader(name, vendor().MessageId.earliest, receiver_queue_size=1, **unfiltered())
             try:
                 first = _position(reader.read_next(millis).message_id())
@@ -253,7 +249,7 @@ class Subscriptions:
                 moved = _position(self._consumer(name).receive(millis).message_id()) != first
             except vendor().exceptions.Timeout:
                 self._consumer(name).get_last_message_id()  # raises if no broker answers
-                moved = True  # it has nothing, and the partition has something
+                moved = True  # it has no message, but the partition has
         self._known.add(name)
         return moved
 
@@ -282,13 +278,13 @@ class Subscriptions:
     def _partitions(self) -> list[str]:
         names = []
         for topic in self._topics:
-            with client_errors(self._connection, topic, "asking for its partitions"):
+            with client_errors(self._connection, topic, "listing its partitions"):
                 names += self.client.get_topic_partitions(topic)
         return names
 
     def _last(self, name: str) -> Position:
         consumer = self._consumer(name)
-        with client_errors(self._connection, name, "asking for its last message"):
+        with client_errors(self._connection, name, "reading its last message id"):
             ledger, entry = _position(_retry_while_created(consumer.get_last_message_id))
         return (ledger, entry) if ledger >= 0 and entry >= 0 else NOTHING
 
