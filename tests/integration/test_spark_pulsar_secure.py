@@ -135,7 +135,7 @@ def test_the_web_service_says_so_too(spark_tokens, secret_topic, tokens, variabl
 def test_a_certificate_of_a_named_authority(spark_tokens, secret_topic, tls, config_file, tmp_path):
     sent = [b"small", content(LIMIT * 2)]
     df = spark_tokens.createDataFrame([(value,) for value in sent], "value binary").coalesce(1)
-    save(df, secret_topic, config=config_file, **tls)  # 5 MiB would fail
+    save(df, secret_topic, config=config_file, **tls)  # the default limit, 5 MiB, would be too large
 
     read = rows(batch(spark_tokens, secret_topic, **tls))
     seen = batches_of(stream(spark_tokens, PULSAR, secret_topic.options(**tls)), tmp_path / "c")

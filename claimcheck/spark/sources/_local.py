@@ -101,7 +101,7 @@ class LocalSource(TopicSource):
             check_absolute("path", path)
         whole = os.path.abspath(path)
         if not os.path.isfile(whole):  # a broker would create it
-            fail("path", found=f"{whole!r}, which is no file", expected="the file of an embedded broker")
+            fail("path", found=f"{whole!r}, which is not a file", expected="the file of an embedded broker")
         return whole
 
 
@@ -233,12 +233,12 @@ class _LocalStreamReader(TopicStreamReader[_LocalLog]):
         for name, entry in checkpoint.items():
             end, first = entry if isinstance(entry, list) else (entry, None)  # of an earlier version
             if end > current.get(name, 0) or (first is not None and first != firsts.get(name)):
-                raise DataLossError(
-                    f"{self._log.topic}: partition {name} has {current.get(name, 0)} messages, and not those of which "
-                    f"this query has read {end}: {self._log.path} is another file than before. Use a new checkpoint, "
-                    "or restore the file",
-                    destination=self._log.topic,
+                text = (
+                    f"{self._log.topic}: {self._log.path} is not the file that this query has read: partition {name} has "
+                    f"{current.get(name, 0)} other messages, the checkpoint is at offset {end}. Use a new checkpoint, or "
+                    "restore the file"
                 )
+                raise DataLossError(text, destination=self._log.topic)
             ends[name] = end
         return ends
 
@@ -382,7 +382,7 @@ class _LocalSink:
             with _staging(broker) as db:
                 _delete(db, stages)
         except Exception:
-            _log.exception("could not delete what was stored for rows that are not sent; it expires")
+            _log.exception("could not delete the payloads stored for rows that were not sent; they expire")
 
 
 class _StagedRows:

@@ -122,7 +122,7 @@ class TopicSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch."""
         if overwrite:
-            fail("mode", found="'overwrite'", expected="'append': a topic only ever grows")
+            fail("mode", found="'overwrite'", expected="'append': topics are append-only")
         return _BatchWriter(self._sink_of(parse(self.options, self.write_options), schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
@@ -213,9 +213,13 @@ def _checked(schema: StructType, columns: Mapping[str, str]) -> StructType:
     """Check that a user's schema has some of the columns; raises `ConfigError`."""
     names = [field.name for field in schema.fields]
     if not names or len(set(names)) < len(names):
-        fail("schema", found=", ".join(names) or "no columns", expected=f"some, each once, of: {_as_ddl(columns)}")
+        fail(
+            "schema",
+            found=", ".join(names) or "no columns",
+            expected=f"some of these columns, each once: {_as_ddl(columns)}",
+        )
     for field in schema.fields:
         kind = field.dataType.simpleString()
         if columns.get(field.name) != kind:
-            fail("schema", found=f"{field.name} {kind}", expected=f"columns out of: {_as_ddl(columns)}")
+            fail("schema", found=f"{field.name} {kind}", expected=f"columns among: {_as_ddl(columns)}")
     return schema
