@@ -234,9 +234,9 @@ class _LocalStreamReader(TopicStreamReader[_LocalLog]):
             end, first = entry if isinstance(entry, list) else (entry, None)  # of an earlier version
             if end > current.get(name, 0) or (first is not None and first != firsts.get(name)):
                 text = (
-                    f"{self._log.topic}: {self._log.path} is not the file that this query has read: partition {name} has "
-                    f"{current.get(name, 0)} other messages, the checkpoint is at offset {end}. Use a new checkpoint, or "
-                    "restore the file"
+                    f"{self._log.topic}: {self._log.path} is not the file that this query has read: partition {name} "
+                    f"has {current.get(name, 0)} other messages, the checkpoint is at offset {end}. Use a new "
+                    "checkpoint, or restore the file"
                 )
                 raise DataLossError(text, destination=self._log.topic)
             ends[name] = end

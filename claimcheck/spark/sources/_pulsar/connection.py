@@ -135,7 +135,7 @@ class Connection:
         except OSError as error:  # errors of TLS are among them
             fail(
                 "tlsTrustCertsFilePath",
-                found=f"{self.trust_certs!r}, which has no certificates that this process can read ({type(error).__name__})",
+                found=f"{self.trust_certs!r}, in which this process finds no certificates ({type(error).__name__})",
                 expected="a file of certificates (PEM), on the driver and on every executor",
             )
         context.check_hostname = self.validate_hostname and not self.allow_insecure
