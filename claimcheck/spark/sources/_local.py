@@ -34,7 +34,7 @@ from claimcheck.spark.sources._rows import Columns, Row
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TaskResults, TopicSource, TopicStreamReader
 from claimcheck.transports.local import LocalBroker, LocalMessage, MessageTooLargeError
 from claimcheck.transports.local._broker import StoredMessage, encode_message, insert_message
-from claimcheck.transports.local._producer import classify, wire_limit
+from claimcheck.transports.local._producer import outbound, wire_limit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -352,23 +352,13 @@ class _LocalSink:
             raise
 
     def _add_offloaded(self, rows: _StagedRows, row: Row, config: Config) -> None:
-        encode_message(row.topic, None, row.key, row.headers)  # refused before anything is stored
-        was_envelope = hints.is_ours(row.headers)
-        block = claim_check(config).outbound(
-            row.value,
-            destination=row.topic,
-            key=row.key,
-            headers=row.headers,
-            limit=wire_limit(self.max_message_bytes),
-            text_key=False,
-            classify=classify,
-        )
+        was_envelope, limit = hints.is_ours(row.headers), wire_limit(self.max_message_bytes)
 
         def append(envelope: Envelope) -> None:  # chunks share a key, and so a partition
             stored = not was_envelope and hints.get(envelope.headers, hints.TYPE) == "pointer"
             rows.append(row.topic, envelope.data, envelope.key, envelope.headers, stored=stored)
 
-        with block as out:
+        with outbound(claim_check(config), row.topic, row.value, key=row.key, headers=row.headers, limit=limit) as out:
             out.send(append)
 
     def _undo(self, broker: LocalBroker, stages: Sequence[str], pointers: Iterable[Buffer | None] = ()) -> None:

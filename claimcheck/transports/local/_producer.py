@@ -20,9 +20,12 @@ from claimcheck.transports.local._broker import (
 from claimcheck.transports.local._errors import BrokerCommitError
 
 if TYPE_CHECKING:
-    from claimcheck._client import ClaimCheck
+    from contextlib import AbstractContextManager
 
-__all__ = ["LocalProducer", "classify", "wire_limit"]
+    from claimcheck._client import ClaimCheck
+    from claimcheck._outbound import Outbound
+
+__all__ = ["LocalProducer", "classify", "outbound", "wire_limit"]
 
 
 class LocalProducer:
@@ -84,17 +87,7 @@ class LocalProducer:
         partition: int | None = None,
     ) -> tuple[MessageId, ...]:
         """Send as `send` does; returns the position of every message: one, or one for each chunk."""
-        encode_message(topic, None, key, headers)  # refused before anything is stored
-        block = self._cc.outbound(
-            payload,
-            destination=topic,
-            key=key,
-            headers=headers,
-            limit=self._limit,
-            text_key=False,
-            classify=classify,
-        )
-        with block as out:
+        with outbound(self._cc, topic, payload, key=key, headers=headers, limit=self._limit) as out:
             if partition is None and out.total > 1:  # by the sender's key: that of the chunks may be generated
                 partition = self._broker.partition_for(topic, key)
 
@@ -115,6 +108,16 @@ def classify(error: BaseException) -> Outcome:
     if isinstance(error, BrokerCommitError):
         return "unknown"
     return "failed" if isinstance(error, TransportError) else classify_error(error)
+
+
+def outbound(
+    cc: ClaimCheck, topic: str, payload: object, *, key: object, headers: object, limit: WireLimit
+) -> AbstractContextManager[Outbound]:
+    """Return the block that sends one payload; raises before anything is stored if an argument is invalid."""
+    encode_message(topic, None, key, headers)
+    return cc.outbound(
+        payload, destination=topic, key=key, headers=headers, limit=limit, text_key=False, classify=classify
+    )
 
 
 def wire_limit(max_message_bytes: int) -> WireLimit:
