@@ -1,4 +1,4 @@
-"""What the tests of the embedded transport share."""
+"""Helpers for the tests of the embedded transport."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stored(tmp_path: Path) -> list[str]:
 
 
 def drain(consumer: LocalConsumer, *, timeout: float = 0.0) -> list:
-    """Receive and acknowledge everything that is there."""
+    """Receive and acknowledge all available messages."""
     found = []
     while (message := consumer.receive(timeout=timeout)) is not None:
         found.append(message)
@@ -31,7 +31,7 @@ def drain(consumer: LocalConsumer, *, timeout: float = 0.0) -> list:
 
 
 def append_chunks(broker: LocalBroker, cc: claimcheck.ClaimCheck, payload: bytes, numbers: slice | None = None) -> int:
-    """Append some of the chunks of a payload, as a producer that is slow, or dies, would; returns how many it has."""
+    """Append some chunks of a payload, as a slow or dying producer would; return the number of all its chunks."""
     limit = claimcheck.WireLimit(LIMIT, lambda key, headers: 600)
     with cc.outbound(payload, destination="orders", limit=limit) as out:
         envelopes = list(out.envelopes)
@@ -41,7 +41,7 @@ def append_chunks(broker: LocalBroker, cc: claimcheck.ClaimCheck, payload: bytes
 
 
 def rest_of(broker: LocalBroker, total: int):
-    """The chunks that are missing, made again with the uuid of those that are there."""
+    """Return the missing chunks, made with the uuid of the present ones."""
     first = broker.fetch("orders", 0, 0, 1)[0]
     chunk = decode(first.value or b"")
     assert isinstance(chunk, Chunk)

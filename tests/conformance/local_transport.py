@@ -13,7 +13,7 @@ from claimcheck.transports.local import (
 
 
 class UncertainBroker(LocalBroker):
-    """Appends, and cannot tell whether it did."""
+    """Appends, but then reports that the result is unknown."""
 
     def append(self, *args, **options):
         super().append(*args, **options)
@@ -57,7 +57,7 @@ class LocalConformance(TransportConformance):
         return LocalProducer(self.native, cc)
 
     def close(self, opened):
-        if not isinstance(opened, LocalProducer):  # which holds nothing open
+        if not isinstance(opened, LocalProducer):  # which has nothing to close
             opened.close()
 
     def send(self, producer, topic, payload, *, key, headers):

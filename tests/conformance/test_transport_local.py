@@ -1,4 +1,4 @@
-"""The embedded broker keeps every promise of a transport."""
+"""The embedded broker passes the transport conformance kit."""
 
 from tests.conformance.local_transport import LocalConformance
 

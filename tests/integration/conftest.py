@@ -1,4 +1,4 @@
-"""A broker, configurations and consumers, closed when the test is done."""
+"""A broker, configurations and consumers, closed after each test."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def consume(broker: LocalBroker, configure):
 
 @pytest.fixture
 def spark_topic(pulsar_broker, pulsar_client, topic):
-    """One that is not partitioned, unless a test makes it so first."""
+    """A topic that is not partitioned, unless the test creates it with partitions."""
     return Topic(pulsar_broker, pulsar_client, topic)
 
 
 @pytest.fixture
 def lab(pulsar_broker, pulsar_client, topic):
-    """A topic of a real Pulsar, and whatever a test wraps on it; modules about other brokers have their own."""
+    """A topic of a real Pulsar, with wrapped clients; modules about other brokers override this."""
     from tests.integration.pulsar_rig import rig
 
     with rig(pulsar_broker, pulsar_client, topic) as lab:
@@ -74,7 +74,7 @@ def lab(pulsar_broker, pulsar_client, topic):
 
 @pytest.fixture
 def spark_sources(spark):
-    """Spark, which knows the sources."""
+    """A Spark session with the sources registered."""
     from claimcheck.spark.sources import register
 
     register(spark)
@@ -83,7 +83,7 @@ def spark_sources(spark):
 
 @pytest.fixture
 def claims(tmp_path):
-    """A configuration whose payloads rest in a folder."""
+    """A configuration that stores payloads in a folder."""
     stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "claims"), "create": True}}
     return {"strategy": "external", "threshold_bytes": 1000, "stores": stores}
 

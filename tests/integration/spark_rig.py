@@ -10,7 +10,7 @@ from tests.real.pulsar_broker import PulsarBroker
 
 
 class Topic:
-    """One topic of the broker, with what a query is told of it."""
+    """One topic of the broker, and the options of queries on it."""
 
     def __init__(self, broker: PulsarBroker, client: Any, name: str) -> None:
         self.broker, self.client, self.name = broker, client, name
@@ -23,7 +23,7 @@ class Topic:
         return {name: str(value) for name, value in told.items() if value is not None}
 
     def send(self, numbers: Any, *, batched: bool = False, **more: Any) -> list[bytes]:
-        """Send numbers as text, the batched ones in as few entries as there are partitions, or a few more."""
+        """Send numbers as text, the batched ones in about as many entries as there are partitions."""
         if batched not in self._producers:
             told = {"batching_enabled": batched, "batching_max_publish_delay_ms": 50, "block_if_queue_full": True}
             mode = pulsar.PartitionsRoutingMode.RoundRobinDistribution
@@ -37,9 +37,9 @@ class Topic:
         return sent
 
     def ledgers(self) -> list[int]:
-        """What the broker keeps of it."""
+        """Return the ledgers that the broker keeps."""
         return [each["ledgerId"] for each in self.broker.internal_stats(self.name)["ledgers"]]
 
     def roll(self) -> None:
-        """Begin a new ledger, so that the old one may go."""
+        """Begin a new ledger, so that the broker may delete the old one."""
         self.broker.unload(self.name)

@@ -1,4 +1,4 @@
-"""Chunks whose consumer or producer dies: nothing is lost, every incomplete payload ends. Time is injected."""
+"""Chunks whose consumer or producer dies: nothing is lost, and no payload stays incomplete. Time is injected."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import pytest
 from claimcheck._envelope import decode, encode_abort, encode_chunk
 from claimcheck.errors import ArgumentTypeError, ChunkConflictError, ConfigError, IncompletePayloadError
 from claimcheck.transports.local import (
-    BrokerArgumentError,
     BrokerBusyError,
     BrokerStorageError,
-    GroupMember,
     LocalConsumer,
     LocalProducer,
     StaleDeliveryError,
 )
+from claimcheck.transports.local._groups import GroupMember
 from tests.local_rig import BIG, STRATEGIES, append_chunks, drain, rest_of
 
 # Consumers that die, and chunks that never come
@@ -35,7 +34,7 @@ def test_chunks_half_received_by_a_consumer_that_died_come_again_to_the_next(bro
     assert message.positions == tuple(range(total))
     assert dead._resolver.pending_payloads == 1
     assert dead.receive(timeout=0) is None
-    assert dead._resolver.pending_payloads == 0  # it lives after all, and has forgotten what it held
+    assert dead._resolver.pending_payloads == 0  # it was only slow, and has cleared its chunks
     heir.ack(message)
 
 
@@ -48,7 +47,7 @@ def test_an_acknowledgement_after_the_lease_is_refused_and_does_no_harm(broker, 
     assert message.value == BIG
     with pytest.raises(StaleDeliveryError):
         slow.ack(late)
-    slow.nack(late)  # passed over: it is another's by now
+    slow.nack(late)  # skipped: another member holds the partition
     heir.ack(message)
     clock.now += 31
     assert slow.receive(timeout=0) is None
@@ -91,7 +90,7 @@ def test_payloads_that_had_to_make_room_come_again(broker, configure, consume):
     assert [m.value for m in drain(consumer, timeout=5)] == [BIG]
 
 
-# Enough is enough
+# Limits of redelivery
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -106,7 +105,7 @@ def test_a_payload_given_back_too_often_becomes_a_dead_letter(broker, configure,
     assert consumer.receive(timeout=0) is None
     assert consumer._resolver.safe_position(("orders", 0)) is None
     assert f"sent to the dead-letter topic: rejected after {limit} redeliveries" in caplog.text
-    letter = broker.fetch("orders.dead_letter", 0, 0, 9)[-1]  # a full chunk has no room for the reason, the last has
+    letter = broker.fetch("orders.dead_letter", 0, 0, 9)[-1]  # only the last chunk has room for the reason
     assert dict(letter.headers)["dead-letter-reason"] == f"rejected after {limit} redeliveries".encode()
     assert [m.value for m in drain(consume("orders.dead_letter"))] == [BIG]
     consumer.close()
@@ -133,11 +132,11 @@ def test_chunks_of_a_dead_producer_are_redelivered_and_then_reported(broker, con
     consumer, begin = consume(cc=cc, redelivery_delay_seconds=1), clock.now
     message = consumer.receive(timeout=200)
     assert (message.redelivery_count, message.positions, message.key) == (3, (0, 1), None)
-    assert 4 * 10 <= clock.now - begin <= 4 * 10 + 3 * 2 + 4  # each attempt, the delays between, and waiting for both
+    assert 4 * 10 <= clock.now - begin <= 4 * 10 + 3 * 2 + 4  # the attempts and the delays between them
     with pytest.raises(IncompletePayloadError, match=r"only 2 of \d chunks .* after 3 redeliveries") as caught:
         _ = message.value
     assert caught.value.seen == 2
-    assert broker.topics() == ["orders", "wide"]  # no dead letters were asked for
+    assert broker.topics() == ["orders", "wide"]  # dead letters are not configured
     consumer.ack(message)
     assert consumer._resolver.safe_position(("orders", 0)) is None
     assert consumer.receive(timeout=30) is None
@@ -273,7 +272,7 @@ def test_what_cannot_be_dead_lettered_comes_again_however_often(broker, configur
     ],
 )
 def test_numbers_that_are_refused(consume, name, value):
-    with pytest.raises(BrokerArgumentError, match=f"{name}: found") as caught:
+    with pytest.raises(ConfigError, match=f"{name}: found") as caught:
         consume(**{name: value})
     assert isinstance(caught.value, ConfigError)
     assert caught.value.path == name
@@ -310,13 +309,11 @@ def test_a_message_whose_resolving_was_interrupted_comes_again(broker, configure
     def feed(*args: object, **more: object) -> None:
         raise interruption
 
-    poll = GroupMember.poll
     with monkeypatch.context() as patch:
-        patch.setattr(GroupMember, "poll", lambda self, timeout: poll(self, limit=2, timeout=timeout))
         patch.setattr(consumer._resolver, "feed", feed, raising=True)
         with pytest.raises(interruption):
             consumer.receive(timeout=0)
-    assert [m.value for m in drain(consumer, timeout=2)] == [b"first", b"second"]
+    assert sorted(m.value for m in drain(consumer, timeout=2)) == [b"first", b"second"]
 
 
 def test_chunks_that_could_not_be_let_go_are_let_go_later(broker, configure, consume, monkeypatch):

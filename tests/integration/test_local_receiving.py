@@ -1,4 +1,4 @@
-"""Consumer over the embedded broker: ack, nack, seek, bad messages and dead letters. Time is injected."""
+"""Consumers of the embedded broker: ack, nack, seek, bad messages and dead letters. Time is injected."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_chunks_sent_twice_are_acknowledged_with_their_payload(broker, configure
         broker.append("orders", message.value, key=message.key, headers=message.headers)
     consumer = consume()
     assert [message.value for message in drain(consumer)] == [BIG]
-    assert consumer._resolver.safe_position(("orders", 0)) is None  # nothing is left to settle
+    assert consumer._resolver.safe_position(("orders", 0)) is None  # everything is settled
     consumer.close()
     assert consume().receive(timeout=0) is None
 
@@ -131,7 +131,7 @@ def test_what_was_received_before_a_seek_is_stale(broker, configure, consume):
     first = broker.fetch("orders", 0, 0, 1)[0]
     broker.append("orders", first.value, key=first.key, headers=first.headers)
     assert consumer.receive(timeout=0) is None
-    assert consumer._resolver.pending_payloads == 0  # known as a duplicate, whatever happened to the old one
+    assert consumer._resolver.pending_payloads == 0  # recognized as a duplicate
 
 
 # Bad messages

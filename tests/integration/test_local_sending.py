@@ -1,4 +1,4 @@
-"""Producer over the embedded broker: every kind of envelope, and sends that fail."""
+"""Producers of the embedded broker: every kind of envelope, and failed sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from claimcheck.errors import ConfigError
 from claimcheck.hooks import SendEvent
 from claimcheck.transports.local import (
     MESSAGE_OVERHEAD_BYTES,
-    BrokerArgumentError,
     BrokerBusyError,
     BrokerClosedError,
     BrokerCommitError,
@@ -288,7 +287,7 @@ def test_a_closed_broker_leaves_nothing_in_the_store(broker, configure, tmp_path
 )
 def test_arguments_are_refused_before_anything_is_stored(broker, configure, tmp_path, wrong):
     arguments = {"topic": "orders", **wrong}
-    with pytest.raises(BrokerArgumentError):
+    with pytest.raises(ConfigError):
         LocalProducer(broker, configure()).send(arguments.pop("topic"), BIG, **arguments)
     assert not (tmp_path / "store").exists()
 
@@ -322,7 +321,7 @@ def test_a_chunked_send_that_breaks_off_says_so_and_is_dropped_by_readers(broker
     consumer.close()
     heir = consume("wide")
     assert heir.receive(timeout=0) is None
-    assert heir._resolver.pending_payloads == 0  # two chunks and the word that no more will come: acknowledged
+    assert heir._resolver.pending_payloads == 0  # two chunks and the abort envelope are acknowledged
     assert [broker.end_offset("wide", n) for n in range(4)] == [4, 0, 0, 0]
 
 

@@ -1,4 +1,4 @@
-"""Chunks on a real Pulsar, read by Spark: what their sender said of the payload is checked."""
+"""Chunks on a real Pulsar, read by Spark: the hints of their sender are checked."""
 
 import pytest
 

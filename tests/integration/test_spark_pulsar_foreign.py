@@ -1,4 +1,4 @@
-"""What other clients put into a topic and this source does not read is an error, and never a gap."""
+"""Messages of other clients that this source cannot read are errors; they are never skipped."""
 
 import subprocess
 
@@ -7,8 +7,8 @@ import pytest
 
 from claimcheck.errors import TransportError
 from claimcheck.spark.sources._pulsar.connection import Connection
-from claimcheck.spark.sources._pulsar.reader import ReadSettings, _patiently, check_readable
-from claimcheck.spark.sources._pulsar.stream import _settled
+from claimcheck.spark.sources._pulsar.reader import PulsarLog, _retry_connecting, check_readable
+from claimcheck.spark.sources._pulsar.source import _retry_while_created
 from tests.spark.sources_rig import batches_of, failure, stream, values
 
 PULSAR = "claimcheck_pulsar"
@@ -139,7 +139,7 @@ def test_nobody_is_there(spark_sources):
 
     text = failure(lambda: spark_sources.read.format(PULSAR).options(**options).load().count())
 
-    assert "Is a broker at 127.0.0.1:1, and could this machine reach it?" in text
+    assert "Is a broker running at 127.0.0.1:1, and can this machine reach it?" in text
 
 
 def test_the_scheme_of_another_port(spark_sources, pulsar_broker):
@@ -159,7 +159,7 @@ def test_an_outage_is_waited_for_where_the_client_gives_up_at_once():
             raise TransportError("opening a reader failed") from error
         return "a reader"
 
-    assert _patiently(opened, ReadSettings(connection=Connection(service_url="pulsar://127.0.0.1:1"))) == "a reader"
+    assert _retry_connecting(opened, PulsarLog(connection=Connection(service_url="pulsar://127.0.0.1:1"))) == "a reader"
     assert answers == []
 
 
@@ -173,7 +173,7 @@ class Plain:
 def test_what_merely_looks_like_chunks():
     ids = [pulsar.MessageId(0, 58, 58, index) for index in (-1, 58)]
 
-    for message_id in ids:  # 58 is what would tell of chunks elsewhere in an id
+    for message_id in ids:  # 58 marks chunks elsewhere in an id
         assert b":" in message_id.serialize()
         check_readable(Plain(), message_id, "t")
 
@@ -186,5 +186,5 @@ def test_a_partition_that_is_still_being_made_is_asked_again():
             raise error
         return "its end"
 
-    assert _settled(asked) == "its end"
+    assert _retry_while_created(asked) == "its end"
     assert answers == []

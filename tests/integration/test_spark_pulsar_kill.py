@@ -1,4 +1,4 @@
-"""Spark's JVM is killed under a query, and its driver is not: the query goes on in a new session."""
+"""Spark's JVM is killed during a query, but its driver is not: the query continues in a new session."""
 
 import json
 import os
@@ -13,7 +13,7 @@ CHILD = Path(__file__).with_name("spark_jvm_child.py")
 
 
 def run_and_kill(environment, folder, told, stop):
-    """Run until the JVM is killed; gives what the driver has noticed."""
+    """Run until the JVM is killed; return the error that the driver sees."""
     done = subprocess.run(
         [sys.executable, str(CHILD), str(folder), json.dumps(told), stop],
         env={**os.environ, **environment},
@@ -26,7 +26,7 @@ def run_and_kill(environment, folder, told, stop):
 
 
 def consumers(topic):
-    """Who holds the query's subscription."""
+    """Return the consumers of the query's subscription."""
     partitions = topic.broker.request(
         "GET", f"persistent/public/default/{topic.name}/partitioned-stats?perPartition=true"
     )
@@ -53,6 +53,6 @@ def test_a_jvm_that_is_killed_loses_nothing(worker_env, spark_sources, spark_top
     rest = {number: sorted(bytes(row.value).decode() for row in rows) for number, rows in seen.items()}
     assert {number: len(each) for number, each in attempts.items()} == {0: 1, 1: 1, 2: 1}
     assert (tmp_path / "checkpoint" / "offsets" / "1").read_text() == planned
-    assert rest.pop(2) == attempts[2][0]  # written, not committed, and so the same again
+    assert rest.pop(2) == attempts[2][0]  # written but not committed, so written again
     rows = [row for each in attempts.values() for row in each[0]] + [row for each in rest.values() for row in each]
     assert sorted(rows) == sorted(map(str, range(170)))

@@ -1,4 +1,4 @@
-"""Limits of a trigger on topics of several ledgers: every row once, no batch beyond what the limit says, and an end."""
+"""Limits of a trigger on topics with several ledgers: every row once, no batch over the limit, and an end."""
 
 import pytest
 
@@ -11,7 +11,7 @@ LEDGERS = 3
 
 
 def fill(topic, rows, *, of=1):
-    """Send numbers into as many ledgers; ``of`` of them are one entry, where that is more than one."""
+    """Send numbers to several ledgers; ``of`` numbers share an entry."""
     sent = []
     for ledger in range(LEDGERS):
         if ledger:
@@ -30,7 +30,7 @@ def sizes(seen):
 
 
 def check_entries(seen):
-    """They come whole, and from all ledgers; batches of a producer do not go to every partition in each of them."""
+    """Entries are read as a whole, from all ledgers; a ledger need not have a producer's batch in every partition."""
     where = [{(row.partition, row.ledger_id, row.entry_id) for row in rows} for rows in seen.values()]
     entries = set().union(*where)
     assert sum(map(len, where)) == len(entries)
@@ -46,7 +46,7 @@ def test_rows_of_several_ledgers(spark_sources, spark_topic, tmp_path, of):
 
     assert values(seen) == sent
     assert max(sizes(seen)) <= 45  # no entry has more than a partition's share
-    assert len(seen) <= len(sent) // 20  # and each batch is worth its while
+    assert len(seen) <= len(sent) // 20  # and no batch is needlessly small
     check_entries(seen)
 
 
@@ -72,7 +72,7 @@ def test_an_entry_of_more_rows_than_the_limit_comes_whole(spark_sources, spark_t
 
 @pytest.fixture
 def fill_payloads(spark_topic, claims):
-    """Send payloads of 5,000 bytes, six for each ledger, through pointers, in entries of so many."""
+    """Send payloads of 5,000 bytes as pointers, six for each ledger, ``batch`` in each entry."""
 
     def fill(of):
         with claimcheck.from_dict(claims) as cc:
@@ -97,7 +97,7 @@ def fill_payloads(spark_topic, claims):
         (1, {"maxPayloadBytesPerTrigger": 20_000, "maxRowsPerTrigger": 3}, [3] * 6),
         (3, {"maxPayloadBytesPerTrigger": 35_000}, [6, 6, 6]),
         (3, {"maxPayloadBytesPerTrigger": 29_999}, [3] * 6),  # a byte less, and an entry less
-        (3, {"maxPayloadBytesPerTrigger": 5_000}, [3] * 6),  # an entry comes whole: three times the limit
+        (3, {"maxPayloadBytesPerTrigger": 5_000}, [3] * 6),  # an entry is read as a whole: three times the limit
     ],
     ids=["unbatched", "rows too", "batched", "batched, a byte less", "more in an entry"],
 )

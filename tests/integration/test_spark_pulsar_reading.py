@@ -1,4 +1,4 @@
-"""Spark reads topics of a real Pulsar: what rows look like, and streams that stop where they are told to."""
+"""Spark reads topics of a real Pulsar: the rows, and the limits of streams."""
 
 import os
 
@@ -54,7 +54,7 @@ def test_only_the_columns_that_a_schema_asks_for(spark_sources, spark_topic):
 def test_topics_that_are_empty_and_topics_that_are_not_there(spark_sources, spark_topic):
     told = spark_topic.options(subscription=None, adminUrl=spark_topic.broker.admin_url)
 
-    assert "which is not there" in failure(batch(spark_sources, told).collect)
+    assert "which does not exist" in failure(batch(spark_sources, told).collect)
     spark_topic.broker.create_partitioned(spark_topic.name, 2)
     assert batch(spark_sources, told).collect() == []
 
@@ -101,7 +101,7 @@ def test_a_stream_stops_at_rows_and_takes_entries_whole(spark_sources, spark_top
     assert values(seen) == sorted(b"%d" % n for n in range(150))
     assert values(more) == sorted(b"%d" % n for n in range(150, 160))
     assert len(seen) >= 4
-    assert max(map(len, seen.values())) <= 60  # 40, and where an entry alone is more, that entry
+    assert max(map(len, seen.values())) <= 60  # 40, or one entry that alone has more
     entries = [(row.partition, row.ledger_id, row.entry_id) for rows in seen.values() for row in rows]
     where = [{(r.partition, r.ledger_id, r.entry_id) for r in rows} for rows in seen.values()]
     assert sum(map(len, where)) == len(set(entries))  # no entry is in two batches
@@ -155,7 +155,7 @@ def test_wrong_options_are_told(spark_sources, spark_topic, tmp_path):
 
 
 def test_secrets_travel_by_name_only(spark_sources, spark_topic, tmp_path):
-    name = "AWS_SECRET_ACCESS_KEY"  # every process of the tests has it
+    name = "AWS_SECRET_ACCESS_KEY"  # in the environment of all processes
     sent = spark_topic.send(range(3))
     unreachable = {"serviceUrl": "pulsar://127.0.0.1:1", "readTimeoutSeconds": 1}
 

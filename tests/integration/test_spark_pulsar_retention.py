@@ -1,4 +1,4 @@
-"""What Pulsar keeps for a query, and two queries with one subscription: one is refused, or notices what it has lost."""
+"""Retention by subscription, and two queries with one subscription: one is refused, or reports its losses."""
 
 import pytest
 
@@ -19,10 +19,10 @@ def rival(spark_sources, spark_topic, tmp_path):
 
 
 def forget_what_was_read(topic, rival, ledger):
-    """Let the rival read on until the broker keeps a ledger no more."""
+    """Let the rival read until the broker deletes a ledger."""
 
     def gone():
-        topic.send([1000, 1001])  # in two entries, the second of which stays as the proof
+        topic.send([1000, 1001])  # in two entries; the second is kept as proof
         rival()
         topic.roll()
         topic.broker.trim(topic.name)
@@ -33,7 +33,7 @@ def forget_what_was_read(topic, rival, ledger):
 
 def test_what_is_committed_may_go_where_each_ledger_has_one_entry(spark_sources, spark_topic, tmp_path):
     df = stream(spark_sources, PULSAR, spark_topic.options())
-    for number in range(3):  # as a job that is run now and then, on a topic of few messages
+    for number in range(3):  # as a job that runs rarely, on a topic with few messages
         sent = spark_topic.send([number])
         assert values(batches_of(df, tmp_path / "c")) == sent
         if not number:
@@ -42,7 +42,7 @@ def test_what_is_committed_may_go_where_each_ledger_has_one_entry(spark_sources,
 
     servers.wait_until(lambda: spark_topic.broker.trim(spark_topic.name) or first not in spark_topic.ledgers(), "gone")
     spark_topic.send([3])
-    assert values(batches_of(df, tmp_path / "c")) == [b"3"]  # and its proof is still there
+    assert values(batches_of(df, tmp_path / "c")) == [b"3"]  # and the proof is still there
 
 
 def test_both_at_the_same_time(spark_sources, spark_topic, rival, tmp_path):

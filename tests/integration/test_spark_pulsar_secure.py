@@ -1,4 +1,4 @@
-"""Spark at a Pulsar that wants a token and speaks TLS: who may not come in is told why, and no secret is said."""
+"""Spark and a Pulsar with tokens and TLS: errors tell why access is refused, and contain no secret."""
 
 import os
 import time
@@ -15,7 +15,7 @@ from tests.spark.sources_rig import batches_of, failure, stream, values
 
 PULSAR = "claimcheck_pulsar"
 RIGHT, WRONG, STRANGER = "CLAIMCHECK_TEST_RIGHT", "CLAIMCHECK_TEST_WRONG", "CLAIMCHECK_TEST_STRANGER"
-TOLD_SECONDS = 60  # for three ways; the client would try for a minute in each
+TOLD_SECONDS = 60  # for three queries; the client would retry for a minute in each
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +28,14 @@ def doors(pulsar_jars):
 
 @pytest.fixture(scope="module")
 def tokens(doors):
-    """By the names of their variables; the wrong one is for the right person, and signed by somebody else."""
+    """Tokens by the names of their variables; the wrong one has a valid subject but another signature."""
     forged = replace(doors, secret=b"?" * 32).token("operator")
     return {RIGHT: doors.token("operator"), WRONG: forged, STRANGER: doors.token("stranger")}
 
 
 @pytest.fixture(scope="module")
 def spark_tokens(spark, tokens):
-    """Spark, whose processes have the tokens, as `spark.executorEnv` would have given them."""
+    """Spark, whose processes have the tokens in their environment, as with `spark.executorEnv`."""
     spark.sparkContext.environment.update(tokens)
     register(spark)
     yield spark
@@ -53,7 +53,7 @@ def secret_topic(doors, tokens, topic):
 
 @pytest.fixture
 def tls(doors):
-    """What a query is told that goes through the doors with TLS."""
+    """The options of a query that connects with TLS."""
     trusted = {"tlsTrustCertsFilePath": doors.authority, "authTokenEnv": RIGHT}
     return {"serviceUrl": doors.tls_url, "adminUrl": doors.tls_admin_url, **trusted}
 
@@ -67,7 +67,7 @@ def save(df, topic, **told):
 
 
 def ways(spark, topic, folder, **told):
-    """The three ways to the broker; each gives the text with which it fails."""
+    """Yield the error texts of a batch read, a write and a stream."""
     one = spark.range(1).selectExpr("binary('1') value")
     yield failure(batch(spark, topic, **told).collect)
     yield failure(lambda: save(one, topic, **told))
@@ -103,7 +103,7 @@ def test_the_right_token_opens_and_is_written_down_nowhere(spark_tokens, secret_
     ("variable", "expected"),
     [
         (WRONG, ("AccessError", f"refuses the token in '{WRONG}'", f"spark.executorEnv.{WRONG}")),
-        (None, ("AccessError", "refuses who has no token", "authTokenEnv names the environment variable")),
+        (None, ("AccessError", "requires a token", "authTokenEnv names the environment variable")),
         ("NOBODY_SET_THIS", ("ConfigError", "authTokenEnv: found 'NOBODY_SET_THIS'", "spark.executorEnv")),
         (STRANGER, ("AccessError", "AuthorizationError", "may not do that")),
     ],
@@ -135,7 +135,7 @@ def test_the_web_service_says_so_too(spark_tokens, secret_topic, tokens, variabl
 def test_a_certificate_of_a_named_authority(spark_tokens, secret_topic, tls, config_file, tmp_path):
     sent = [b"small", content(LIMIT * 2)]
     df = spark_tokens.createDataFrame([(value,) for value in sent], "value binary").coalesce(1)
-    save(df, secret_topic, config=config_file, **tls)  # whose limit is asked over TLS, too: 5 MiB would be too much
+    save(df, secret_topic, config=config_file, **tls)  # the default limit, 5 MiB, would be too large
 
     read = rows(batch(spark_tokens, secret_topic, **tls))
     seen = batches_of(stream(spark_tokens, PULSAR, secret_topic.options(**tls)), tmp_path / "c")

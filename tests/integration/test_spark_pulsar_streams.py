@@ -1,4 +1,4 @@
-"""Streams of a real Pulsar that are killed, overtaken, robbed and locked out: no row is lost, and none comes twice."""
+"""Streams of a real Pulsar that are killed, or whose data or subscription is lost: every row once, or an error."""
 
 import json
 import time
@@ -112,7 +112,7 @@ def test_a_subscription_that_somebody_else_has(spark_sources, spark_topic, tmp_p
 
 
 def _forget(topic):
-    """Have the broker remove everything, whoever wants it: without the subscription nothing is kept."""
+    """Have the broker delete all messages: without the subscription nothing is kept."""
     topic.broker.request("DELETE", f"persistent/public/default/{topic.name}/subscription/spark?force=true")
     old = topic.ledgers()
     topic.roll()

@@ -1,4 +1,4 @@
-"""Spark writes to topics of a real Pulsar: rows as they are, or offloaded."""
+"""Spark writes to topics of a real Pulsar: rows unchanged, or offloaded."""
 
 import pulsar
 import pytest
@@ -16,7 +16,7 @@ def save(df, to, **more):
 
 
 def messages(topic, count):
-    """What is in a topic, in order."""
+    """Return the messages of a topic, in order."""
     reader = topic.client.create_reader(topic.full, pulsar.MessageId.earliest)
     try:
         found = [reader.read_next(10_000) for _ in range(count)]
@@ -129,7 +129,7 @@ def test_what_was_stored_for_a_send_that_fails_is_removed(spark_sources, spark_t
 def test_a_key_that_is_no_text_is_refused(spark_sources, spark_topic):
     df = spark_sources.createDataFrame([(b"1", b"\xff")], "value binary, key binary")
 
-    assert "the key is no UTF-8" in failure(lambda: save(df, spark_topic))
+    assert "the key is not UTF-8" in failure(lambda: save(df, spark_topic))
 
 
 def test_a_stream_from_topic_to_topic(spark_sources, spark_topic, tmp_path):

@@ -1,4 +1,4 @@
-"""A streaming query in a process of its own, to be killed: it says where it stands, and then waits for the end.
+"""A streaming query in a process of its own, to be killed: it prints how far it is, and then waits.
 
 sources_child.py read|write FOLDER FORMAT OPTIONS [before|after N]
 """
@@ -36,7 +36,7 @@ def wait_at(place: str, wanted: str) -> None:
 
 
 def read(df: DataFrame, folder: Path, stop: str) -> None:
-    """Every attempt of a batch is one line in a file of the batch."""
+    """Write each attempt of a batch as one line to the batch's file."""
 
     def keep(batch, number):
         wait_at(f"before {number}", stop)
@@ -51,7 +51,7 @@ def read(df: DataFrame, folder: Path, stop: str) -> None:
 
 
 def write(df: DataFrame, folder: Path, stop: str) -> None:
-    """Copies to the topic ``copies``; stops as if it had died between the commit of the sink and that of Spark."""
+    """Copy to the topic ``copies``; stop as if killed between the commit of the sink and that of Spark."""
     query = df.writeStream.format("claimcheck_local").options(path=str(folder / "broker.sqlite"), topic="copies")
     query.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start().awaitTermination()
     if not stop:

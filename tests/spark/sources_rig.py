@@ -1,4 +1,4 @@
-"""What the tests of sources and sinks share: streams that run to their end, and drivers that are killed halfway."""
+"""Helpers for the tests of sources and sinks: streams that run to their end, and drivers that are killed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CHILD = Path(__file__).with_name("sources_child.py")
 
 
 def stream(spark, form: str, options: dict[str, Any]):
-    """A streaming DataFrame."""
+    """Return a streaming DataFrame."""
     told = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
     return spark.readStream.format(form).options(**told).load()
 
 
 def batches_of(df, checkpoint: Path) -> dict[int, list[Any]]:
-    """Run what is available; gives the rows of every batch, by its number."""
+    """Run until all available rows are read; return the rows of every batch by its number."""
     seen: dict[int, list[Any]] = {}
 
     def keep(batch, number):
@@ -34,19 +34,19 @@ def batches_of(df, checkpoint: Path) -> dict[int, list[Any]]:
 
 
 def values(seen: dict[int, list[Any]]) -> list[bytes]:
-    """Of all rows of all batches, sorted."""
+    """Return the values of all rows of all batches, sorted."""
     return sorted(bytes(row.value) for rows in seen.values() for row in rows)
 
 
 def failure(run) -> str:
-    """The text of what Spark raises."""
+    """Return the text of the error that Spark raises."""
     with pytest.raises(Exception) as caught:
         run()
     return str(caught.value)
 
 
 def run_child(environment: dict[str, str], *arguments: object, stop: str = "") -> None:
-    """Run a query in a process of its own until it is done, or has come to ``stop``; then kill all of it."""
+    """Run a query in a process of its own until it is done, or reaches ``stop``; then kill its process group."""
     child = subprocess.Popen(
         [sys.executable, str(CHILD), *map(str, arguments), stop],
         env={**os.environ, **environment},
@@ -65,6 +65,6 @@ def run_child(environment: dict[str, str], *arguments: object, stop: str = "") -
 
 
 def written(folder: Path) -> dict[int, list[list[str]]]:
-    """What the child's sink has written for every batch, once for each attempt."""
+    """Return the rows that the child wrote for every batch, once for each attempt."""
     logs = {int(path.stem): path.read_text().splitlines() for path in (folder / "out").glob("*.jsonl")}
     return {number: [json.loads(line) for line in lines] for number, lines in logs.items()}

@@ -4,10 +4,18 @@
 >>> spark.readStream.format("claimcheck_pulsar").option("serviceUrl", "...")     # doctest: +SKIP
 >>> spark.read.format("claimcheck_local").option("path", "broker.sqlite")        # doctest: +SKIP
 
-They move messages as they are. ``df.transform(resolve("value", config="claimcheck.yaml"))`` makes payloads of what was
-read, and the option ``config`` of a sink offloads what is too large to be sent. Importing this imports no pyspark.
+Messages are read unchanged: ``df.transform(resolve("value", config="claimcheck.yaml"))`` resolves their payloads. The
+option ``config`` of a sink offloads payloads that are too large to be sent. Importing this imports no pyspark.
 """
 
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from claimcheck._registry import import_vendor
+from claimcheck._validation import fail
+from claimcheck.spark._worker import is_one_machine
 from claimcheck.spark.sources._errors import (
     AccessError,
     DataLossError,
@@ -15,6 +23,39 @@ from claimcheck.spark.sources._errors import (
     RowSendError,
     SubscriptionBusyError,
 )
-from claimcheck.spark.sources._registration import register
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["AccessError", "DataLossError", "ForeignMessageError", "RowSendError", "SubscriptionBusyError", "register"]
+
+_OLDEST = (4, 2)
+
+
+def register(spark: SparkSession) -> None:
+    """Register ``format("claimcheck_pulsar")`` and ``format("claimcheck_local")``; registering again is harmless.
+
+    The processes that plan and run a query import this package: install it on the driver's machine and on the
+    executors (the process that plans a streaming query does not see files from ``--py-files``).
+
+    Args:
+        spark: A session, also of Spark Connect.
+
+    Raises:
+        MissingDependencyError: pyspark or pyarrow is not installed.
+        ConfigError: This pyspark is older than 4.2, in which a source cannot limit what a trigger reads.
+    """
+    _check_version(import_vendor("pyspark", extra="spark").__version__)
+    import_vendor("pyarrow", extra="spark")
+    from claimcheck.spark.sources._local import ClusterLocalSource, LocalSource
+    from claimcheck.spark.sources._pulsar.source import ClusterPulsarSource, PulsarSource
+
+    sources = (PulsarSource, LocalSource) if is_one_machine(spark) else (ClusterPulsarSource, ClusterLocalSource)
+    for source in sources:
+        spark.dataSource.register(source)
+
+
+def _check_version(version: str) -> None:
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
+        expected = ".".join(map(str, _OLDEST))
+        fail("pyspark", found=f"version {version}", expected=f"{expected} or newer (pip install 'pyspark>={expected}')")

@@ -1,10 +1,10 @@
-"""How a limit per trigger is shared among partitions, and where a partition's share ends. No I/O."""
+"""Admission control: how a trigger's limit is shared among partitions, and where a partition's share ends. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 from claimcheck import _envelope as envelope
 from claimcheck import _pointer as pointer
@@ -13,40 +13,33 @@ from claimcheck._pointer import MAX_POINTER_BYTES
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
 
-__all__ = [
-    "Budget",
-    "Entry",
-    "Scale",
-    "share",
-    "Spent",
-    "take",
-]
+__all__ = ["Budget", "Entry", "Scale", "Spent", "share", "take"]
 
 P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a trigger, or one partition's share of it, may read; ``None`` is without limit."""
+    """The rows and bytes that a trigger, or one partition's share of it, may read; ``None`` means no limit."""
 
     rows: int | None = None
     size: int | None = None
 
     @property
     def unlimited(self) -> bool:
-        """Whether nothing has to be counted."""
+        """Whether there is no limit at all."""
         return self.rows is None and self.size is None
 
     def divided(self, parts: int) -> Budget:
-        """An equal part, never nothing: every partition gets on."""
+        """Return an equal part, never zero, so that every partition makes progress."""
         return Budget(*(None if each is None else max(1, each // parts) for each in (self.rows, self.size)))
 
     def without(self, spent: Spent) -> Budget:
-        """What is left."""
+        """Return the rest."""
         rows = None if self.rows is None else max(0, self.rows - spent.rows)
         return Budget(rows, None if self.size is None else max(0, self.size - spent.size))
 
-    def holds(self, spent: Spent) -> bool:
+    def allows(self, spent: Spent) -> bool:
         """Whether so much may be read."""
         rows = self.rows is None or spent.rows <= self.rows
         return rows and (self.size is None or spent.size <= self.size)
@@ -54,41 +47,35 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What was read, or will be."""
+    """The rows and bytes that are read."""
 
     rows: int = 0
     size: int = 0
 
     def plus(self, rows: int, size: int) -> Spent:
-        """And so much more."""
+        """Return the sum."""
         return Spent(self.rows + rows, self.size + size)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What is read as a whole or not at all.
+class Entry(Generic[P]):
+    """Messages that are read together or not at all: their position, their number, and the bytes of their payloads."""
 
-    Attributes:
-        position: Its place.
-        rows: Messages in it.
-        size: Bytes of payloads that they stand for.
-    """
-
-    position: Any
+    position: P
     rows: int
     size: int
 
 
-def take(entries: Iterable[Entry], budget: Budget) -> Iterator[tuple[Any, Spent]]:
-    """Go through a partition as far as its share allows, and always over one entry.
+def take(entries: Iterable[Entry[P]], budget: Budget) -> Iterator[tuple[P, Spent]]:
+    """Go through a partition as far as its share allows, but at least over one entry.
 
     Yields:
-        After each entry its position and what has been spent with it.
+        After each entry its position, and the sum up to it.
     """
     spent = Spent()
     for number, entry in enumerate(entries):
         spent = spent.plus(entry.rows, entry.size)
-        if number and not budget.holds(spent):
+        if number and not budget.allows(spent):
             return
         yield entry.position, spent
 
@@ -96,12 +83,12 @@ def take(entries: Iterable[Entry], budget: Budget) -> Iterator[tuple[Any, Spent]
 def share(
     partitions: Mapping[str, int], budget: Budget, end_of: Callable[[str, Budget], tuple[P, Spent]]
 ) -> dict[str, P]:
-    """Find every partition's end; what the smaller ones leave is for the larger ones.
+    """Find the end of every partition; larger partitions get what smaller ones leave.
 
     Args:
-        partitions: Those with anything new, and about how much.
-        budget: Of all together.
-        end_of: Finds one partition's end within its share, and says what it spends.
+        partitions: Those with new messages, with their approximate number.
+        budget: For all of them together.
+        end_of: Returns the end of one partition within its share, and what that spends.
     """
     ends = {}
     for done, name in enumerate(sorted(partitions, key=lambda each: (partitions[each], each))):
@@ -112,13 +99,11 @@ def share(
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Weighs messages.
-
-    Nobody has checked a signature yet: a pointer that lies makes a trigger smaller or larger, and no more.
+    """Weighs messages. Signatures are not checked yet: a false pointer only makes a trigger smaller or larger.
 
     Attributes:
-        header: What envelopes begin with.
-        max_pointer_bytes: A longer pointer counts as the message that it is.
+        header: The bytes that envelopes begin with.
+        max_pointer_bytes: A message with a longer pointer weighs as much as itself.
     """
 
     header: bytes = HEADER
@@ -126,32 +111,32 @@ class Scale:
 
     @classmethod
     def of(cls, config: Config | None) -> Scale:
-        """Make the one for a configuration, or for the defaults."""
+        """Return the scale for a configuration, or for the defaults."""
         return cls() if config is None else cls(config.header, config.limits.max_pointer_bytes)
 
     @property
     def head_bytes(self) -> int:
-        """So much of a message's beginning is enough to weigh it."""
+        """How much of a message's beginning `weigh` needs."""
         return len(self.header) + self.max_pointer_bytes + CHUNK_OVERHEAD_BYTES
 
     def weigh(self, head: bytes | None, size: int) -> int:
-        """Count the bytes that resolving one message will bring.
+        """Return how many bytes resolving one message loads.
 
         Args:
             head: The message, or `head_bytes` of it; ``None`` for a tombstone.
             size: Bytes of the whole message.
 
         Returns:
-            The size that a pointer declares. Anything else counts as itself: chunks, plain messages, damaged pointers,
-            and those of version 1, which declare nothing.
+            The size that a pointer declares. All other messages weigh as much as themselves: chunks, plain messages,
+            damaged pointers, and pointers of version 1, which declare no size.
         """
         if head is None or not head.startswith(self.header):
             return size
         try:
-            found = envelope.decode(head, header=self.header)
-            if not isinstance(found, PointerData):
+            decoded = envelope.decode(head, header=self.header)
+            if not isinstance(decoded, PointerData):
                 return size
-            declared = pointer.decode(found.data, max_bytes=self.max_pointer_bytes).size
+            declared = pointer.decode(decoded.data, max_bytes=self.max_pointer_bytes).size
         except ClaimCheckError:
             return size
         return size if declared is None else declared

@@ -1,4 +1,4 @@
-"""How the sources and sinks fail; Spark shows the class and the text of what ended a query."""
+"""Errors of the sources and sinks. Spark shows class and text of the error that ended a query."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ __all__ = ["AccessError", "DataLossError", "ForeignMessageError", "RowSendError"
 
 
 class AccessError(TransportError):
-    """The broker does not let this process in, or this process does not trust the broker. Nothing is committed.
+    """The broker refuses this process, or its certificate is not trusted. Nothing is committed.
 
-    The text says which option is about it. No part of a token is in it.
+    The text names the option to change. It contains no part of a token.
     """
 
 
 class DataLossError(TransportError):
-    """What the checkpoint wants next is not in the topic any more. Nothing was read, and the checkpoint stays."""
+    """The messages after the checkpoint are no longer in the topic. Nothing was read, and the checkpoint is kept."""
 
 
 class ForeignMessageError(TransportError):
-    """A message that this source does not read. Nothing of its micro-batch is committed, and the checkpoint stays."""
+    """A message that this source cannot read. Nothing of its micro-batch is committed, and the checkpoint is kept."""
 
 
 class SubscriptionBusyError(TransportError):
-    """Somebody else holds the subscription of this query, perhaps a second run of it. Nothing was read."""
+    """Another consumer holds the subscription of this query, perhaps a second run of it. Nothing was read."""
 
     retryable = True
 
 
 class RowSendError(TransportError):
-    """A row was not sent, or nobody knows whether it was; other rows of its task were, perhaps.
+    """A row was not sent, or the result is unknown; other rows of its task may have been sent.
 
     Attributes:
         row: Its number in its task, from 0.

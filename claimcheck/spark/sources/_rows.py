@@ -1,10 +1,10 @@
-"""The rows that a sink is given: which columns they have to have, and what stands in them."""
+"""The rows that a sink writes: the columns that it needs, and the messages that they hold."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from claimcheck._validation import fail
 from claimcheck.spark._columns import HEADERS_TYPE, MAP_TYPE, row_source
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["Columns", "Row", "as_text"]
+__all__ = ["Columns", "Row"]
 
 _KINDS = {
     "value": ("binary",),
@@ -25,18 +25,31 @@ _KINDS = {
 }
 
 
+class _Header(TypedDict):
+    key: str | None
+    value: bytes | None
+
+
+class _Parts(TypedDict, total=False):
+    value: bytes | None
+    key: str | bytes | None
+    topic: str | None
+    properties: list[tuple[str, str | None]] | None
+    headers: list[_Header | None] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One message to be sent.
 
     Attributes:
         number: In its task, from 0.
-        topic: Where to.
+        topic: The topic.
         value: The message, or a payload; ``None`` is a tombstone.
         key: Its key.
         headers: Pairs, in order: of the column ``properties``, then of ``headers``.
-        batch: The rows that it is one of.
-        index: Which of them.
+        batch: The batch of rows that it is in.
+        index: Its place in the batch.
     """
 
     number: int
@@ -44,30 +57,30 @@ class Row:
     value: bytes | None
     key: str | bytes | None
     headers: list[tuple[str, str | bytes]]
-    batch: Any
+    batch: pa.RecordBatch
     index: int
 
     @property
     def source(self) -> str:
-        """What to call it in an error."""
+        """The description of the row in errors."""
         columns = self.batch.slice(self.index, 1)
         names = [n for n in ("topic", "partition", "offset", "ledger_id", "entry_id") if n in columns.schema.names]
-        told = row_source(columns.select(names).to_pylist()[0]) if names else ""
-        return f"row {self.number} of this task" + (f" ({told})" if told else "")
+        origin = row_source(columns.select(names).to_pylist()[0]) if names else ""
+        return f"row {self.number} of this task" + (f" ({origin})" if origin else "")
 
     def error(self, why: str) -> RowSendError:
-        """Make the error that ends a task here."""
+        """Return the error that ends a task here."""
         text = f"{self.topic}: {self.source} was not sent: {why}"
         return RowSendError(text, destination=self.topic, row=self.number)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where in a batch the parts of a message are.
+    """The columns of a batch that hold the parts of a message.
 
     Attributes:
-        places: From a column of `_KINDS` to its place.
-        topic: Where all rows go; else a column says it.
+        places: The indexes of the columns, by the names of `_KINDS`.
+        topic: The topic of all rows; if it is ``None``, a column names the topic of each row.
     """
 
     places: dict[str, int]
@@ -75,10 +88,10 @@ class Columns:
 
     @classmethod
     def of(cls, schema: StructType, *, topic: str | None) -> Columns:
-        """Look for the columns on the driver; all others are left alone.
+        """Find the columns, on the driver; all others are ignored.
 
         Raises:
-            ConfigError: There is no binary ``value``, nothing tells the topic, or a column is of another type.
+            ConfigError: There is no binary ``value``, the topic is missing, or a column has another type.
         """
         places: dict[str, int] = {}
         for place, field in enumerate(schema):
@@ -90,22 +103,18 @@ class Columns:
                 fail(f"column {name}", found=found, expected=f"one column of type {' or '.join(_KINDS[name])}")
             places[name] = place
         if "value" not in places:
-            fail("column value", found="nothing", expected="a column of type binary: what is to be sent")
+            fail("column value", found="nothing", expected="a column of type binary: the messages to send")
         if topic is None and "topic" not in places:
             fail("topic", found="nothing", expected="the name of a topic, or a column of that name")
         return cls(places, topic)
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-        """Go through the rows of a task.
-
-        Raises:
-            RowSendError: A row names no topic.
-        """
+        """Return the rows of a task; raises `RowSendError` at a row without a topic."""
         number = 0
         for batch in batches:
             columns = {name: batch.column(place) for name, place in self.places.items()}
             for index in range(batch.num_rows):
-                parts = {name: column[index].as_py() for name, column in columns.items()}
+                parts = cast(_Parts, {name: column[index].as_py() for name, column in columns.items()})
                 topic = self.topic or parts.get("topic") or ""
                 row = Row(number, topic, parts["value"], parts.get("key"), _headers(parts), batch, index)
                 if not row.topic:
@@ -114,21 +123,7 @@ class Columns:
                 number += 1
 
 
-def _headers(parts: dict[str, Any]) -> list[tuple[str, str | bytes]]:
-    pairs = list(parts.get("properties") or ())
+def _headers(parts: _Parts) -> list[tuple[str, str | bytes]]:
+    pairs: list[tuple[str | None, str | bytes | None]] = [*(parts.get("properties") or ())]
     pairs += [(each["key"], each["value"]) for each in parts.get("headers") or () if each is not None]
     return [(name, b"" if value is None else value) for name, value in pairs if name is not None]
-
-
-def as_text(row: Row, what: str, value: str | bytes | None) -> str | None:
-    """Give a key or a header's value as the text that Pulsar wants.
-
-    Raises:
-        RowSendError: It is no UTF-8.
-    """
-    if value is None or isinstance(value, str):
-        return value
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise row.error(f"{what} is no UTF-8, and Pulsar takes nothing else") from error

@@ -10,7 +10,6 @@ from claimcheck.transports.local._broker import (
 )
 from claimcheck.transports.local._consumer import LocalConsumer, ReceivedMessage
 from claimcheck.transports.local._errors import (
-    BrokerArgumentError,
     BrokerBusyError,
     BrokerClosedError,
     BrokerCommitError,
@@ -22,36 +21,26 @@ from claimcheck.transports.local._errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
-from claimcheck.transports.local._groups import Delivery, GroupMember, Polled
 from claimcheck.transports.local._producer import LocalProducer
 
 __all__ = [
-    # payloads
-    "LocalConsumer",
-    "LocalProducer",
-    "ReceivedMessage",
-    # the broker
-    "LocalBroker",
-    "LocalMessage",
-    "MessageId",
-    "TopicStats",
-    # consumer groups
-    "Delivery",
-    "GroupMember",
-    "Polled",
-    # the size limit
     "MESSAGE_OVERHEAD_BYTES",
-    "message_size",
-    # errors
-    "BrokerArgumentError",
     "BrokerBusyError",
     "BrokerClosedError",
     "BrokerCommitError",
     "BrokerStorageError",
+    "LocalBroker",
+    "LocalConsumer",
+    "LocalMessage",
+    "LocalProducer",
+    "MessageId",
     "MessageTooLargeError",
     "OffsetOutOfRangeError",
+    "ReceivedMessage",
     "StaleDeliveryError",
     "TopicExistsError",
+    "TopicStats",
     "UnknownPartitionError",
     "UnknownTopicError",
+    "message_size",
 ]

@@ -1,37 +1,49 @@
 """The embedded broker and its messages: topics with partitions in one SQLite file, for processes of one machine.
 
 It is made for demonstrations, tests and single machines. It refuses large messages as other brokers do, keeps every
-message until its file is deleted, and does not interpret messages. `claimcheck.transports.local._groups` has the
-consumer groups.
+message until its file is deleted, and does not interpret messages.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import struct
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import NamedTuple
 
-from claimcheck._validation import check_int
+from claimcheck._envelope import Buffer
+from claimcheck._validation import check_int, fail
 from claimcheck.errors import PayloadTypeError
-from claimcheck.transports.local import _database as sql
-from claimcheck.transports.local._database import MAX_PARTITIONS, MESSAGE_COLUMNS, Database, StoredMessage
-from claimcheck.transports.local._errors import BrokerArgumentError, MessageTooLargeError, checking_arguments
+from claimcheck.transports._common.delegation import Closing
+from claimcheck.transports.local._database import Database
+from claimcheck.transports.local._errors import (
+    MessageTooLargeError,
+    TopicExistsError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
 
 __all__ = [
+    "MESSAGE_COLUMNS",
     "MESSAGE_OVERHEAD_BYTES",
     "Headers",
     "LocalBroker",
     "LocalMessage",
     "MessageId",
+    "MessageRow",
+    "StoredMessage",
     "TopicStats",
     "check_name",
+    "count_partitions",
     "encode_message",
+    "end_offset",
+    "insert_message",
     "message_size",
     "pack_headers",
     "to_message",
@@ -41,12 +53,18 @@ __all__ = [
 MESSAGE_OVERHEAD_BYTES = 32
 """What every message counts towards the size limit in addition to its value, key and headers."""
 
-Buffer = bytes | bytearray | memoryview
+MESSAGE_COLUMNS = "m.topic, m.partition, m.offset, m.value, m.key, m.headers, m.timestamp"
+"""The columns of a `LocalMessage`, from ``messages m``."""
+
 Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 """A mapping, or pairs in order with duplicates allowed; ``str`` values are encoded as UTF-8."""
 
+MessageRow = tuple[str, int, int, bytes | None, bytes | None, bytes, float]
+"""The values of `MESSAGE_COLUMNS`."""
+
 _NAME = re.compile(r"[A-Za-z0-9._/:-]{1,249}")
 _HEADER_LENGTHS = struct.Struct(">II")
+_MAX_PARTITIONS = 10_000
 _LARGEST_LIMIT = 1 << 29  # SQLite itself refuses rows of 10**9 bytes
 
 
@@ -89,18 +107,22 @@ class LocalMessage:
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """Totals of a topic since it was created.
-
-    Attributes:
-        messages: The number of messages.
-        bytes: Their sizes as the limit counts them: values, keys, headers and `MESSAGE_OVERHEAD_BYTES` for each.
-    """
+    """The number of messages appended to a topic since it was created, and their ``bytes`` as the limit counts them."""
 
     messages: int
     bytes: int
 
 
-class LocalBroker:
+class StoredMessage(NamedTuple):
+    """A valid message in the form in which it is stored; ``size`` counts towards the limit."""
+
+    key: bytes | None
+    headers: bytes
+    value: Buffer | None
+    size: int
+
+
+class LocalBroker(Closing):
     """Topics in one SQLite file. Opened at first use; threads may share it, and it may be pickled or forked.
 
     Args:
@@ -111,7 +133,7 @@ class LocalBroker:
         sleep: Called with seconds, for the short pauses of polling.
 
     Raises:
-        BrokerArgumentError: The limit is not an integer of that range.
+        ConfigError: The limit is not an integer of that range.
     """
 
     def __init__(
@@ -122,8 +144,7 @@ class LocalBroker:
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        with checking_arguments():
-            check_int("max_message_bytes", max_message_bytes, minimum=1, maximum=_LARGEST_LIMIT)
+        check_int("max_message_bytes", max_message_bytes, minimum=1, maximum=_LARGEST_LIMIT)
         self.max_message_bytes = max_message_bytes
         self.clock = clock
         self.sleep = sleep
@@ -137,14 +158,20 @@ class LocalBroker:
             partitions: 1 to 10,000; never changes later.
 
         Raises:
-            BrokerArgumentError: The name or the number is invalid.
+            ConfigError: The name or the number is invalid.
             TopicExistsError: It exists with another number of partitions, which it keeps.
         """
         check_name("topic", name)
-        with checking_arguments(name):
-            check_int("partitions", partitions, minimum=1, maximum=MAX_PARTITIONS)
+        check_int("partitions", partitions, minimum=1, maximum=_MAX_PARTITIONS)
         with self.database.write() as db:
-            sql.create_topic(db, name, partitions)
+            row = db.execute("SELECT partitions FROM topics WHERE topic = ?", (name,)).fetchone()
+            if row is None:
+                db.execute("INSERT INTO topics (topic, partitions) VALUES (?, ?)", (name, partitions))
+                rows = ((name, partition) for partition in range(partitions))
+                db.executemany("INSERT INTO partitions (topic, partition) VALUES (?, ?)", rows)
+            elif row[0] != partitions:
+                text = f"topic {name} has {row[0]} partitions, not {partitions}, and keeps them; use another topic"
+                raise TopicExistsError(text, destination=name, partitions=row[0])
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
@@ -152,16 +179,12 @@ class LocalBroker:
             return [name for (name,) in db.execute("SELECT topic FROM topics ORDER BY topic")]
 
     def partitions(self, topic: str) -> int:
-        """Return the number of partitions, which are numbered from 0.
-
-        Raises:
-            UnknownTopicError: The topic does not exist.
-        """
+        """Return the number of partitions, which are numbered from 0; raises `UnknownTopicError`."""
         check_name("topic", topic)
         with self.database.read() as db:
-            return sql.count_partitions(db, topic)
+            return count_partitions(db, topic)
 
-    def partition_for(self, topic: str, key: bytes | str | None = None) -> int:
+    def partition_for(self, topic: str, key: Buffer | str | None = None) -> int:
         """Choose a partition as `append` does, to send several messages to the same one.
 
         Args:
@@ -171,16 +194,16 @@ class LocalBroker:
         Raises:
             UnknownTopicError: The topic does not exist.
         """
-        stored_key = encode_message(topic, None, key, None).key
+        message = encode_message(topic, None, key, None)
         with self.database.write() as db:
-            return sql.choose_partition(db, topic, stored_key)
+            return _choose_partition(db, topic, message.key)
 
     def append(
         self,
         topic: str,
         value: Buffer | None,
         *,
-        key: bytes | str | None = None,
+        key: Buffer | str | None = None,
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> MessageId:
@@ -194,13 +217,13 @@ class LocalBroker:
             partition: From 0; by default the key's, or each in turn without a key.
 
         Returns:
-            Its position. Offsets of a partition have no gaps.
+            Its position.
 
         Raises:
             MessageTooLargeError: Over ``max_message_bytes``; nothing was written.
             UnknownTopicError: The topic does not exist; nothing was written.
             UnknownPartitionError: The topic has no such partition; nothing was written.
-            BrokerArgumentError: The key or a header is of a wrong type; nothing was written.
+            ConfigError: The topic's name, the key or a header is invalid; nothing was written.
             PayloadTypeError: The value is neither bytes-like nor ``None``; nothing was written.
             BrokerCommitError: The disk failed during the commit; whether the message was appended is unknown.
             BrokerStorageError: The file cannot be used; nothing was written.
@@ -213,8 +236,7 @@ class LocalBroker:
             )
             raise MessageTooLargeError(text, destination=topic, size=message.size, limit=self.max_message_bytes)
         with self.database.write() as db:
-            chosen = sql.choose_partition(db, topic, message.key) if partition is None else partition
-            return MessageId(topic, chosen, sql.insert_message(db, topic, chosen, message, self.clock()))
+            return insert_message(db, topic, message, self.clock(), partition=partition)
 
     def fetch(self, topic: str, partition: int, offset: int, limit: int) -> list[LocalMessage]:
         """Read messages of one partition in order, independently of consumer groups.
@@ -231,14 +253,13 @@ class LocalBroker:
         Raises:
             UnknownTopicError: The topic does not exist.
             UnknownPartitionError: The topic has no such partition.
-            BrokerArgumentError: ``offset`` or ``limit`` is not an integer from 0.
+            ConfigError: ``offset`` or ``limit`` is not an integer from 0.
         """
         check_name("topic", topic)
-        with checking_arguments(topic):
-            check_int("offset", offset, minimum=0)
-            check_int("limit", limit, minimum=0)
+        check_int("offset", offset, minimum=0)
+        check_int("limit", limit, minimum=0)
         with self.database.read() as db:
-            sql.end_offset(db, topic, partition)  # raises where there is no such partition
+            end_offset(db, topic, partition)  # raises where there is no such partition
             rows = db.execute(_FETCH, (topic, partition, offset, limit)).fetchall()
         return [to_message(row) for row in rows]
 
@@ -251,17 +272,13 @@ class LocalBroker:
         """
         check_name("topic", topic)
         with self.database.read() as db:
-            return sql.end_offset(db, topic, partition)
+            return end_offset(db, topic, partition)
 
     def stats(self, topic: str) -> TopicStats:
-        """Return the number of messages and bytes appended to a topic since it was created.
-
-        Raises:
-            UnknownTopicError: The topic does not exist.
-        """
+        """Return the totals of a topic; raises `UnknownTopicError`."""
         check_name("topic", topic)
         with self.database.read() as db:
-            sql.count_partitions(db, topic)  # raises where there is no such topic
+            count_partitions(db, topic)  # raises where there is no such topic
             query = "SELECT sum(next_offset), sum(bytes) FROM partitions WHERE topic = ?"
             return TopicStats(*db.execute(query, (topic,)).fetchone())
 
@@ -269,15 +286,7 @@ class LocalBroker:
         """Close the file and keep it with all its messages. Closing twice is harmless."""
         self.database.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[[str], LocalBroker], tuple[str]]:
         create = partial(LocalBroker, max_message_bytes=self.max_message_bytes, clock=self.clock, sleep=self.sleep)
         return create, (self.database.path,)
 
@@ -290,20 +299,74 @@ _FETCH = f"""SELECT {MESSAGE_COLUMNS} FROM messages m
 
 
 def message_size(value: Buffer | None, key: bytes | None, headers: Iterable[tuple[str, bytes]]) -> int:
-    """Count the bytes of a message as the size limit does: value, key, names and values of headers, and a constant.
-
-    Returns:
-        At least `MESSAGE_OVERHEAD_BYTES`.
-    """
+    """Return the bytes of a message as the size limit counts them: value, key, headers, `MESSAGE_OVERHEAD_BYTES`."""
     in_headers = sum(len(name.encode()) + len(content) for name, content in headers)
     return MESSAGE_OVERHEAD_BYTES + len(value or b"") + len(key or b"") + in_headers
 
 
 def check_name(kind: str, name: object) -> None:
-    """Check the name of a ``topic`` or a ``group``; raises `BrokerArgumentError`."""
+    """Check the name of a ``topic`` or a ``group``; raises `ConfigError`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         shown = repr(name) if len(repr(name)) <= 80 else f"{repr(name)[:77]}..."
-        raise BrokerArgumentError(f"{shown} cannot name a {kind}: use 1 to 249 of A-Z a-z 0-9 . _ / : -")
+        fail(kind, found=shown, expected="a name of 1 to 249 of A-Z a-z 0-9 . _ / : -")
+
+
+# Statements ---------------------------------------------------------------------------------------------------------
+
+
+def count_partitions(db: sqlite3.Connection, topic: str) -> int:
+    """Return the number of partitions of a topic; raises `UnknownTopicError`."""
+    return _partitions_and_turn(db, topic)[0]
+
+
+def _partitions_and_turn(db: sqlite3.Connection, topic: str) -> tuple[int, int]:
+    row: tuple[int, int] | None
+    row = db.execute("SELECT partitions, turn FROM topics WHERE topic = ?", (topic,)).fetchone()
+    if row is None:
+        raise UnknownTopicError(f"there is no topic {topic}; create it with create_topic({topic!r})", destination=topic)
+    return row
+
+
+def end_offset(db: sqlite3.Connection, topic: str, partition: int) -> int:
+    """Return the offset of the partition's next message; raises `UnknownTopicError` or `UnknownPartitionError`."""
+    query = "SELECT next_offset FROM partitions WHERE topic = ? AND partition = ?"
+    valid = isinstance(partition, int) and 0 <= partition < _MAX_PARTITIONS
+    row: tuple[int] | None = db.execute(query, (topic, partition)).fetchone() if valid else None
+    if row is None:
+        partitions = count_partitions(db, topic)
+        text = f"topic {topic} has no partition {partition!r}, only 0 to {partitions - 1}"
+        raise UnknownPartitionError(text, destination=topic, partition=partition, partitions=partitions)
+    return row[0]
+
+
+def _choose_partition(db: sqlite3.Connection, topic: str, key: bytes | None) -> int:
+    partitions, turn = _partitions_and_turn(db, topic)
+    if key is not None:
+        return zlib.crc32(key) % partitions
+    # The turn is kept in the file, so that many short-lived producers use all partitions equally.
+    db.execute("UPDATE topics SET turn = ? WHERE topic = ?", ((turn + 1) % partitions, topic))
+    return turn
+
+
+def insert_message(
+    db: sqlite3.Connection, topic: str, message: StoredMessage, timestamp: float, *, partition: int | None = None
+) -> MessageId:
+    """Append a message to a partition, by default the key's, or each in turn without a key."""
+    if partition is None:
+        partition = _choose_partition(db, topic, message.key)
+    offset = end_offset(db, topic, partition)
+    db.execute(
+        "INSERT INTO messages (topic, partition, offset, timestamp, key, headers, value) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (topic, partition, offset, timestamp, message.key, message.headers, message.value),
+    )
+    db.execute(
+        "UPDATE partitions SET next_offset = next_offset + 1, bytes = bytes + ? WHERE topic = ? AND partition = ?",
+        (message.size, topic, partition),
+    )
+    return MessageId(topic, partition, offset)
+
+
+# Messages as they are stored ----------------------------------------------------------------------------------------
 
 
 def encode_message(topic: str, value: object, key: object, headers: object) -> StoredMessage:
@@ -311,18 +374,18 @@ def encode_message(topic: str, value: object, key: object, headers: object) -> S
 
     Raises:
         PayloadTypeError: The value is neither bytes-like nor ``None``.
-        BrokerArgumentError: The topic's name is invalid, or the key or a header is of a wrong type.
+        ConfigError: The topic's name is invalid, or the key or a header is of a wrong type.
     """
     check_name("topic", topic)
-    stored_key = None if key is None else _as_bytes(key, f"the key of a message for {topic}")
-    pairs = _header_pairs(headers, topic)
+    stored_key = None if key is None else _as_bytes("key", key)
+    pairs = _header_pairs(headers)
     buffer = _as_buffer(value, topic)
     return StoredMessage(stored_key, pack_headers(pairs), buffer, message_size(buffer, stored_key, pairs))
 
 
-def to_message(row: tuple[Any, ...]) -> LocalMessage:
-    """Make a message of the first columns of a row, `MESSAGE_COLUMNS`."""
-    topic, partition, offset, value, key, headers, timestamp = row[:7]
+def to_message(row: MessageRow) -> LocalMessage:
+    """Return the message of a row of `MESSAGE_COLUMNS`."""
+    topic, partition, offset, value, key, headers, timestamp = row
     return LocalMessage(topic, partition, offset, value, key, unpack_headers(headers), timestamp)
 
 
@@ -350,32 +413,30 @@ def _as_buffer(value: object, topic: str) -> Buffer | None:
     try:
         view = memoryview(value)  # type: ignore[arg-type]  # anything with the buffer protocol: an array, an mmap
     except TypeError:
-        raise PayloadTypeError(
-            f"a message for {topic} has to be bytes-like or None, not {type(value).__name__}; encode it first"
-        ) from None
+        text = f"a message for {topic} has to be bytes-like or None, not {type(value).__name__}; encode it first"
+        raise PayloadTypeError(text) from None
     return view.cast("B") if view.c_contiguous else view.tobytes()
 
 
-def _as_bytes(value: object, what: str) -> bytes:
+def _as_bytes(name: str, value: object) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if not isinstance(value, str):
-        raise BrokerArgumentError(f"{what} has to be bytes or str, not {type(value).__name__}")
+        fail(name, found=f"an object of type {type(value).__name__}", expected="bytes or str")
     try:
         return value.encode()
-    except UnicodeEncodeError as error:
-        raise BrokerArgumentError(f"{what} is not valid Unicode; pass bytes") from error
+    except UnicodeEncodeError:
+        fail(name, found="a str that is not valid Unicode", expected="bytes or valid Unicode")
 
 
-def _header_pairs(headers: object, topic: str) -> list[tuple[str, bytes]]:
-    if headers is None:
-        return []
-    if not isinstance(headers, Iterable):
-        raise BrokerArgumentError(f"headers for {topic} have to be a mapping or pairs, not {type(headers).__name__}")
+def _header_pairs(headers: object) -> list[tuple[str, bytes]]:
+    expected = "a mapping, or pairs of a str and bytes or str"
+    if not isinstance(headers, Iterable | None):
+        fail("headers", found=f"an object of type {type(headers).__name__}", expected=expected)
     pairs = []
-    for pair in headers.items() if isinstance(headers, Mapping) else headers:
+    for pair in headers.items() if isinstance(headers, Mapping) else headers or ():
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise BrokerArgumentError(f"a header for {topic} has to be a pair of a str and its value")
-        _as_bytes(pair[0], f"the name of a header for {topic}")
-        pairs.append((pair[0], _as_bytes(pair[1], f"the value of header {pair[0]!r} for {topic}")))
+            fail("headers", found="an entry that is no such pair", expected=expected)
+        _as_bytes("the name of a header", pair[0])
+        pairs.append((pair[0], _as_bytes("the value of a header", pair[1])))
     return pairs

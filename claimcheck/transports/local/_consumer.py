@@ -5,24 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from claimcheck import _hints as hints
-from claimcheck._payload import crc32_of
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
+from claimcheck.transports._common.delegation import Closing
+from claimcheck.transports._common.dispatch import dispatch
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.local._broker import LocalBroker, LocalMessage
-from claimcheck.transports.local._errors import (
-    MessageTooLargeError,
-    StaleDeliveryError,
-    TopicExistsError,
-    checking_arguments,
-)
+from claimcheck.transports.local._errors import MessageTooLargeError, StaleDeliveryError, TopicExistsError
 from claimcheck.transports.local._groups import Delivery, GroupMember
 
 if TYPE_CHECKING:
@@ -49,7 +43,7 @@ class ReceivedMessage:
         timestamp: Seconds since 1970 when the message, or its first chunk, was appended.
         redelivery_count: How often it was negatively acknowledged before, from 0.
         error: Why there was no payload when the message was received; ``None`` where there was one.
-        outcome: The resolver's outcome.
+        outcome: The `claimcheck.Resolved` or `claimcheck.Failed` that the message stands for.
     """
 
     topic: str
@@ -83,7 +77,7 @@ class ReceivedMessage:
         return self.outcome.positions
 
 
-class LocalConsumer:
+class LocalConsumer(Closing):
     """A member of a consumer group that returns payloads. For one thread at a time.
 
     Delivery is at least once: what is not acknowledged when a partition moves to another member is redelivered. A
@@ -93,7 +87,7 @@ class LocalConsumer:
         broker: The broker; it stays open when the consumer closes.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores; it stays open, too.
         topics: Existing topics, at least one.
-        group: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``.
+        group: The group's name: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``.
         lease_seconds: How long the group waits for a member that does not receive, more than 0.
         redelivery_delay_seconds: The time between a negative acknowledgement and the redelivery, from 0.
         max_redeliveries: How often a payload is redelivered, from 0; the next negative acknowledgement sends it to the
@@ -103,7 +97,7 @@ class LocalConsumer:
             ``chunking.max_redeliveries``.
 
     Raises:
-        BrokerArgumentError: The group's name, the topics or one of the numbers is invalid; a `ConfigError`.
+        ConfigError: The group's name, the topics or one of the numbers is invalid.
         ArgumentTypeError: ``broker`` or ``cc`` is something else; a `ConfigError` that is also a `TypeError`.
         UnknownTopicError: One of the topics does not exist.
     """
@@ -121,9 +115,8 @@ class LocalConsumer:
     ) -> None:
         check_type("broker", broker, valid=isinstance(broker, LocalBroker), expected="a LocalBroker")
         check_cc(cc)
-        with checking_arguments():
-            check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
-            check_seconds("redelivery_delay_seconds", redelivery_delay_seconds, allow_zero=True)
+        check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
+        check_seconds("redelivery_delay_seconds", redelivery_delay_seconds, allow_zero=True)
         self._broker = broker
         self._member = GroupMember(broker, group, topics, lease_seconds=lease_seconds)
         self._cc = cc
@@ -163,7 +156,8 @@ class LocalConsumer:
         """Acknowledge a payload with all its chunks: it is never delivered to the group again.
 
         Raises:
-            StaleDeliveryError: Its partition was lost or sought meanwhile: it is redelivered. Nothing was acknowledged.
+            StaleDeliveryError: The partition was lost, or a seek moved its position. Nothing was acknowledged; the
+                payload is redelivered.
             BrokerClosedError: The consumer or the broker was closed; nothing was acknowledged.
         """
         self._ack(message.outcome)
@@ -179,14 +173,15 @@ class LocalConsumer:
             delay_seconds: The time until it is redelivered, from 0; by default ``redelivery_delay_seconds``.
 
         Raises:
-            BrokerArgumentError: The delay is not a number of seconds from 0.
+            ConfigError: The delay is not a number of seconds from 0.
             BrokerClosedError: The consumer or the broker was closed; the payload is redelivered anyway.
         """
         delay = self._delay if delay_seconds is None else delay_seconds
-        with checking_arguments():
-            check_seconds("delay_seconds", delay, allow_zero=True)
-        count = self._exhausted(message.outcome)
-        if count is None or not self._try_dead_letter(message.outcome, f"rejected after {count} redeliveries"):
+        check_seconds("delay_seconds", delay, allow_zero=True)
+        count = _redelivery_count(message.outcome)
+        if not self._is_last(count) or not self._try_dead_letter(
+            message.outcome, f"rejected after {count} redeliveries"
+        ):
             self._nack(message.outcome, delay)
 
     def dead_letter(self, message: ReceivedMessage, *, reason: str | None = None) -> None:
@@ -210,8 +205,8 @@ class LocalConsumer:
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Move the position of the whole group, whichever member holds the partition.
 
-        What was received from there before is stale. Chunks from before the seek never complete with chunks from after
-        it; a payload into whose middle this leads is not delivered: its chunks expire as configured.
+        Messages received from the partition before are stale. Chunks from before the seek never complete with chunks
+        from after it; a payload into whose middle this leads is not delivered: its chunks expire as configured.
 
         Args:
             topic: One of the consumer's topics.
@@ -219,6 +214,7 @@ class LocalConsumer:
             offset: From 0 to the partition's end.
 
         Raises:
+            ConfigError: The topic is not one of the consumer's; nothing was changed.
             TransportError: There is no such position; nothing was changed.
         """
         self._member.seek(topic, partition, offset)
@@ -239,14 +235,6 @@ class LocalConsumer:
             if message is not None:
                 yield message
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<LocalConsumer {self._member!r}, {self._resolver.pending_payloads} payloads incomplete>"
 
@@ -258,30 +246,32 @@ class LocalConsumer:
         polled = self._member.poll(timeout=max(pause, 0.0))
         for source in polled.lost:
             self._clear(source)
-        self._feed(polled.deliveries)
+        for delivery in polled.deliveries:
+            self._process(self._feed(delivery))
         if not polled.deliveries:
             self._process(self._resolver.tick())
         return bool(polled.deliveries or polled.lost)
 
-    def _feed(self, deliveries: Sequence[Delivery]) -> None:
-        """Feed deliveries one by one; if this is interrupted, the rest of them is redelivered."""
-        for done, delivery in enumerate(deliveries):
-            message = delivery.message
-            # Without the value: until the acknowledgement it would be in memory twice.
-            handle = replace(delivery, message=replace(message, value=None))
-            source = (message.topic, message.partition)
-            try:
-                outcomes = self._resolver.feed(
-                    source, message.offset, message.value, headers=message.headers, key=message.key, handle=handle
-                )
-            except BaseException:
-                self._member.nack(deliveries[done:], delay_seconds=self._delay)
-                raise
-            self._process(outcomes)
+    def _feed(self, delivery: Delivery) -> list[Outcome]:
+        """Feed a delivery to the resolver; if this is interrupted, the message is redelivered."""
+        message = delivery.message
+        # Without the value: until the acknowledgement it would be in memory twice.
+        handle = delivery._replace(message=replace(message, value=None))
+        source = (message.topic, message.partition)
+        try:
+            return self._resolver.feed(
+                source, message.offset, message.value, headers=message.headers, key=message.key, handle=handle
+            )
+        except BaseException:
+            self._member.nack([delivery], delay_seconds=self._delay)
+            raise
 
     def _process(self, outcomes: Iterable[Outcome]) -> None:
+        limited = self._max_redeliveries is not None
         for outcome in outcomes:
-            if isinstance(outcome, Dropped) or (isinstance(outcome, Failed) and self._is_dead_letter(outcome)):
+            if isinstance(outcome, Resolved):
+                self._ready.append(self._received(outcome))
+            elif isinstance(outcome, Dropped) or (limited and isinstance(outcome.error, IncompletePayloadError)):
                 self._undelivered.append(outcome)
             else:
                 self._ready.append(self._received(outcome))
@@ -301,17 +291,15 @@ class LocalConsumer:
             redelivery_count=_redelivery_count(outcome),
             error=error,
             outcome=outcome,
-            _retry=StoredPayload(lambda: self._read_again(first)) if error is not None and error.retryable else None,
+            _retry=self._stored_payload(first) if error is not None and error.retryable else None,
         )
 
-    def _read_again(self, message: LocalMessage) -> bytes:
-        original = self._original(message)
-        payload: bytes = self._cc.resolve(original.value or b"")
-        hints.check(hints.declared(original.headers), size=len(payload), checksum=lambda: crc32_of(payload))
-        return payload
+    def _stored_payload(self, message: LocalMessage) -> StoredPayload | None:
+        content = dispatch(self._cc, self._original(message).value or b"", lambda: message.headers)
+        return content if isinstance(content, StoredPayload) else None
 
     def _original(self, message: LocalMessage) -> LocalMessage:
-        """The message with its value, which handles do not hold."""
+        """Return the message with its value, which handles do not hold."""
         return self._broker.fetch(message.topic, message.partition, message.offset, 1)[0]
 
     def _clear(self, source: Hashable) -> None:
@@ -328,30 +316,23 @@ class LocalConsumer:
             self._undelivered.popleft()
 
     def _end(self, outcome: Dropped | Failed) -> None:
-        action, word = ("dead_letter", "incomplete")
+        action, reason = "dead_letter", "incomplete"
         if isinstance(outcome, Dropped):
-            action, word = outcome.action, outcome.reason
+            action, reason = outcome.action, outcome.reason
+        count = _redelivery_count(outcome)
         if action == "ack":
             self._ack_unless_stale(outcome)
-            return
-        if action == "redeliver":
-            count = self._exhausted(outcome)
-            if count is None:
-                self._nack(outcome, self._delay)
-                return
-            word = f"{word} after {count} redeliveries"
-        if self._try_dead_letter(outcome, word):
-            return
-        failed = outcome if isinstance(outcome, Failed) else outcome.as_failed()
-        self._ready.append(self._received(failed))  # the application decides: it would come back for ever
+        elif action == "redeliver" and not self._is_last(count):
+            self._nack(outcome, self._delay)
+        else:
+            if action == "redeliver":
+                reason = f"{reason} after {count} redeliveries"
+            if not self._try_dead_letter(outcome, reason):  # the application decides: it would come back for ever
+                failed = outcome if isinstance(outcome, Failed) else outcome.as_failed()
+                self._ready.append(self._received(failed))
 
-    def _is_dead_letter(self, outcome: Failed) -> bool:
-        return self._max_redeliveries is not None and isinstance(outcome.error, IncompletePayloadError)
-
-    def _exhausted(self, outcome: Outcome) -> int | None:
-        """The number of redeliveries, if it has reached the limit."""
-        count = _redelivery_count(outcome)
-        return count if self._max_redeliveries is not None and count >= self._max_redeliveries else None
+    def _is_last(self, redeliveries: int) -> bool:
+        return self._max_redeliveries is not None and redeliveries >= self._max_redeliveries
 
     def _ack(self, outcome: Outcome) -> None:
         self._member.ack(outcome.handles)
@@ -367,15 +348,15 @@ class LocalConsumer:
         self._member.nack(outcome.handles, delay_seconds=delay_seconds)
         self._resolver.settle(outcome, acked=False)
 
-    def _try_dead_letter(self, outcome: Outcome, word: str) -> bool:
+    def _try_dead_letter(self, outcome: Outcome, reason: str) -> bool:
         """Send messages to the dead-letter topic and acknowledge them; return whether that succeeded."""
         try:
-            self._append_dead_letters(outcome, _reason(word, getattr(outcome, "error", None)))
+            self._append_dead_letters(outcome, _reason(reason, getattr(outcome, "error", None)))
             self._ack_unless_stale(outcome)
         except TransportError as error:
             _log.warning("messages of %s could not be sent to the dead-letter topic: %s", outcome.source, error)
             return False
-        _log.warning("messages of %s were sent to the dead-letter topic: %s", outcome.source, word)
+        _log.warning("messages of %s were sent to the dead-letter topic: %s", outcome.source, reason)
         return True
 
     def _append_dead_letters(self, outcome: Outcome, reason: str) -> None:

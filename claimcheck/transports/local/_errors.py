@@ -1,14 +1,10 @@
-"""Errors of the embedded broker. Each message names the topic or the file and says what to do next."""
+"""Errors of the embedded broker. Each text names the topic or the file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from claimcheck.errors import ConfigError, TransportError
+from claimcheck.errors import TransportError
 
 __all__ = [
-    "BrokerArgumentError",
     "BrokerBusyError",
     "BrokerClosedError",
     "BrokerCommitError",
@@ -19,22 +15,7 @@ __all__ = [
     "TopicExistsError",
     "UnknownPartitionError",
     "UnknownTopicError",
-    "checking_arguments",
 ]
-
-
-class BrokerArgumentError(TransportError, ConfigError, ValueError):
-    """An invalid argument: a name, a number, a header. Nothing was changed."""
-
-
-@contextmanager
-def checking_arguments(topic: str | None = None) -> Iterator[None]:
-    """Turn a `ConfigError` of the block into a `BrokerArgumentError` about the topic."""
-    try:
-        yield
-    except ConfigError as error:
-        facts = {"path": error.path, "found": error.found, "expected": error.expected}
-        raise BrokerArgumentError(str(error), **facts, destination=topic) from None
 
 
 class MessageTooLargeError(TransportError):
@@ -67,7 +48,7 @@ class OffsetOutOfRangeError(TransportError):
 
 
 class StaleDeliveryError(TransportError):
-    """The message is redelivered: its partition was leased to another member, or sought, since it was delivered.
+    """The message is redelivered: its partition was leased to another member, or a seek moved the group's position.
 
     Nothing was acknowledged. ``offset`` is the lowest offset of the delivery in its ``partition``.
     """

@@ -9,22 +9,22 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from claimcheck._validation import check_int, check_seconds
-from claimcheck.transports.local import _database as sql
-from claimcheck.transports.local._broker import LocalBroker, LocalMessage, check_name, to_message
-from claimcheck.transports.local._errors import (
-    BrokerArgumentError,
-    BrokerClosedError,
-    StaleDeliveryError,
-    checking_arguments,
+from claimcheck._validation import check_int, check_seconds, fail
+from claimcheck.transports.local._broker import (
+    MESSAGE_COLUMNS,
+    LocalBroker,
+    LocalMessage,
+    check_name,
+    count_partitions,
+    end_offset,
+    to_message,
 )
+from claimcheck.transports.local._errors import BrokerClosedError, OffsetOutOfRangeError, StaleDeliveryError
 
-__all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "Polled"]
+__all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "Polled", "acknowledge"]
 
 POLL_SECONDS = 0.05
 """The pause of a blocking poll between two reads of the file."""
@@ -32,62 +32,50 @@ POLL_SECONDS = 0.05
 _RENEW_SECONDS = 1.0  # or a tenth of the lease, where that is less
 
 _Partition = tuple[str, int]  # topic and number
+_Place = tuple[str, str, int]  # group, topic, number
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """One delivery of one message to one member.
-
-    Attributes:
-        message: The message.
-        epoch: The lease of the partition under which it was delivered; acknowledging needs the same one.
-        redelivery_count: How often the group has negatively acknowledged it, from 0.
-    """
+class Delivery(NamedTuple):
+    """A message, the epoch of the lease under which it was delivered, and how often it was negatively acknowledged."""
 
     message: LocalMessage
     epoch: int
     redelivery_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Polled:
-    """The result of a poll.
+class Polled(NamedTuple):
+    """Messages, those of one partition in order except redeliveries, and the partitions that were lost.
 
-    Attributes:
-        deliveries: Messages; those of one partition in order, except redeliveries.
-        lost: Topic and partition of leases that have ended, or were sought by another member. Discard what came from
-            them *before* you process ``deliveries``: a partition may be back at once, from an earlier offset.
+    Lost are leases that have ended, and partitions where another member called `GroupMember.seek`. Discard what came
+    from them *before* you process the deliveries: a partition may be back at once, from an earlier offset.
     """
 
     deliveries: tuple[Delivery, ...]
-    lost: tuple[tuple[str, int], ...]
+    lost: tuple[_Partition, ...]
+
+
+class _Lease(NamedTuple):
+    epoch: int
+    floor: int  # the lowest offset that is not acknowledged
 
 
 class GroupMember:
     """One member of a consumer group; it joins when it is created. For one thread at a time.
 
-    A new group begins at offset 0 of every partition. Members share partitions fairly; a member's partitions change
+    A new group begins at offset 0 of every partition. Partitions are assigned round robin; a member's partitions change
     only while it polls, and it notices changes of the group within a second of polling. A member that does not poll for
     ``lease_seconds`` loses its partitions to members that do.
-
-    Args:
-        broker: The broker; it stays open when the member closes.
-        group: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``.
-        topics: Existing topics, at least one.
-        lease_seconds: How long the others wait for a member that does not poll, more than 0.
-
-    Raises:
-        BrokerArgumentError: The name, the topics or the time is invalid.
-        UnknownTopicError: One of the topics does not exist.
     """
 
     def __init__(self, broker: LocalBroker, group: str, topics: Iterable[str], *, lease_seconds: float = 30.0) -> None:
+        check_name("group", group)
+        check_seconds("lease_seconds", lease_seconds)
         self.group = group
-        self.topics = _checked(group, topics, lease_seconds)
+        self.topics = _checked_topics(topics)
         self.name = uuid.uuid4().hex
         self._broker = broker
         self._lease_seconds = lease_seconds
-        self._leases: dict[_Partition, sql.Lease] = {}
+        self._leases: dict[_Partition, _Lease] = {}
         self._next: dict[_Partition, int] = {}
         self._turn = 0
         self._closed = False
@@ -96,16 +84,10 @@ class GroupMember:
     def poll(self, *, limit: int = 1, timeout: float = 0.0) -> Polled:
         """Return messages that no member of the group has received, and those whose redelivery is due.
 
-        Reads the file, and while there is nothing sleeps for `POLL_SECONDS` and reads again.
-
-        Args:
-            limit: The largest number of messages, from 1. All of them are in memory at once.
-            timeout: Seconds to sleep in all, 0 to read once. Ends earlier when there are messages or lost partitions.
-
-        Raises:
-            BrokerClosedError: The member or the broker was closed.
-            BrokerStorageError: The file cannot be used; nothing was delivered.
+        While there are neither messages nor lost partitions, sleeps for `POLL_SECONDS` and reads again, for ``timeout``
+        seconds in all.
         """
+        check_int("limit", limit, minimum=1)
         slept = 0.0
         polled = self._poll_once(limit)
         while not (polled.deliveries or polled.lost) and slept < timeout:
@@ -121,77 +103,64 @@ class GroupMember:
         Raises:
             StaleDeliveryError: One of them was delivered under a lease that has ended, or before a seek, and is
                 redelivered. None of them was acknowledged.
-            BrokerClosedError: The member or the broker was closed; nothing was acknowledged.
         """
         with self._write() as db:
             for place, epoch, offsets in self._by_lease(deliveries):
-                if not sql.holds_lease(db, place, self.name, epoch):
+                if not self._holds(db, place, epoch):
                     raise _stale(place, min(offsets))
-                sql.acknowledge(db, place, offsets)
+                acknowledge(db, place, offsets)
 
     def nack(self, deliveries: Iterable[Delivery], *, delay_seconds: float = 0.0) -> None:
-        """Negatively acknowledge deliveries: they are redelivered and counted, to the holder of the partition then.
+        """Redeliver deliveries after a delay, or earlier if the partition moves to another member, and count that.
 
         Stale deliveries (see `ack`) are redelivered in any case, acknowledged ones never: both are skipped.
-
-        Args:
-            deliveries: Any number of them.
-            delay_seconds: The time until they are redelivered, from 0; less if the partition moves to another member.
-
-        Raises:
-            BrokerArgumentError: The delay is not a number of seconds from 0.
-            BrokerClosedError: The member or the broker was closed; unacknowledged messages are redelivered anyway.
         """
-        with checking_arguments():
-            check_seconds("delay_seconds", delay_seconds, allow_zero=True)
+        check_seconds("delay_seconds", delay_seconds, allow_zero=True)
         with self._write() as db:
             for place, epoch, offsets in self._by_lease(deliveries):
-                if sql.holds_lease(db, place, self.name, epoch):
-                    sql.redeliver(db, place, offsets, self._broker.clock() + delay_seconds)
+                if self._holds(db, place, epoch):
+                    _redeliver(db, place, offsets, self._broker.clock() + delay_seconds)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Move the position of the whole group, whichever member holds the partition.
 
         Everything before counts as acknowledged, nothing from there on does, redelivery counts start at 0, and earlier
         deliveries of the partition are stale. Another member that holds it finds it in `Polled.lost`.
-
-        Args:
-            topic: A topic of this member.
-            partition: From 0.
-            offset: From 0 to the partition's end, ``broker.end_offset(topic, partition)``.
-
-        Raises:
-            BrokerArgumentError: The member did not join for this topic.
-            UnknownPartitionError: The topic has no such partition.
-            OffsetOutOfRangeError: The partition has no such offset.
         """
         if topic not in self.topics:
-            text = f"group {self.group} cannot seek in {topic}: this member joined for {', '.join(self.topics)}"
-            raise BrokerArgumentError(text, destination=topic)
+            fail("topic", found=repr(topic), expected=f"one that this member joined for: {', '.join(self.topics)}")
         with self._write() as db:
-            sql.check_offset(db, topic, partition, offset)
-            sql.seek(db, (self.group, topic, partition), offset)
+            end = end_offset(db, topic, partition)
+            if not 0 <= offset <= end:
+                text = f"partition {partition} of {topic} has no offset {offset}, only 0 to {end}, its end"
+                raise OffsetOutOfRangeError(text, destination=topic, partition=partition, offset=offset, end=end)
+            place = (self.group, topic, partition)
+            db.execute(f"UPDATE leases SET epoch = epoch + 1, floor = ? WHERE {_AT}", (offset, *place))
+            db.execute(f"DELETE FROM acks WHERE {_AT}", place)
+            db.execute(f"DELETE FROM redeliveries WHERE {_AT}", place)
         self._leases.pop((topic, partition), None)
 
     def assignment(self) -> list[tuple[str, int]]:
-        """Return topic and partition of what this member held when it last polled, sorted."""
+        """Return the partitions that this member held when it last polled, sorted."""
         return sorted(self._leases)
 
     def close(self) -> None:
-        """Leave the group: others take the partitions within a second, and what was not acknowledged is redelivered.
-
-        Closing twice is harmless. When the broker was closed before, the leases expire.
-        """
+        """Leave the group: others take the partitions within a second. If the broker is closed, the leases expire."""
         if not self._closed:
-            with contextlib.suppress(BrokerClosedError), self._broker.database.write() as db:
-                sql.leave(db, self.group, self.name)
+            with contextlib.suppress(BrokerClosedError), self._write() as db:
+                db.execute("DELETE FROM members WHERE grp = ? AND member = ?", (self.group, self.name))
+                db.execute("UPDATE leases SET member = NULL WHERE grp = ? AND member = ?", (self.group, self.name))
         self._closed = True
         self._leases = {}
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._leases)} partitions"
+        return f"<GroupMember of {self.group} on {', '.join(self.topics)}: {state}>"
+
+    # Reading ---------------------------------------------------------------------------------------------------
+
     def _poll_once(self, limit: int) -> Polled:
         self._check_open()
-        with checking_arguments():
-            check_int("limit", limit, minimum=1)
         if self._broker.clock() >= self._renew_at:
             self._renew()
         with self._broker.database.read() as db:
@@ -208,92 +177,161 @@ class GroupMember:
             self._next[delivery.message.topic, delivery.message.partition] = delivery.message.offset + 1
         return Polled(tuple(again + fresh), lost)
 
-    def _renew(self) -> None:
-        now = self._broker.clock()
-        with self._broker.database.write() as db:
-            sql.renew(db, self.group, self.name, self.topics, now, self._lease_seconds)
-        self._renew_at = now + min(_RENEW_SECONDS, self._lease_seconds / 10)
-
     def _update_leases(self, db: sqlite3.Connection) -> tuple[_Partition, ...]:
-        held, known = sql.held_leases(db, self.group, self.name), self._leases
+        """Read the leases that this member holds; return those that it has lost."""
+        query = "SELECT topic, partition, epoch, floor FROM leases WHERE grp = ? AND member = ?"
+        rows = db.execute(f"{query} ORDER BY topic, partition", (self.group, self.name))
+        known, held = self._leases, {(topic, number): _Lease(*lease) for topic, number, *lease in rows}
+        lost = {where for where, lease in known.items() if where not in held or held[where].epoch != lease.epoch}
         for where, lease in held.items():
-            kept = where in known and known[where].epoch == lease.epoch
+            kept = where in known and where not in lost
             # Acknowledgements can move the floor past what was read under this lease: nothing below it is left.
             self._next[where] = max(lease.floor, self._next[where]) if kept else lease.floor
         self._leases = held
-        return tuple(where for where, lease in known.items() if where not in held or held[where].epoch != lease.epoch)
+        return tuple(where for where in known if where in lost)
 
     def _collect(self, db: sqlite3.Connection, limit: int, *, due: bool) -> list[Delivery]:
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         places = list(self._leases)
         first = self._turn % max(len(places), 1)  # another partition each time: a busy one must not delay the others
-        for where in places[first:] + places[:first]:
-            place, epoch, left = (self.group, *where), self._leases[where].epoch, limit - len(found)
-            if not left:
+        for topic, partition in places[first:] + places[:first]:
+            room = limit - len(deliveries)
+            if not room:
                 break
-            if due:
-                rows = sql.rows_due(db, place, self._broker.clock(), left)
-            else:
-                rows = sql.rows_after(db, place, self._next[where], left)
-            found += [Delivery(to_message(row), epoch, row[-1]) for row in rows]
-        return found
+            beginning = self._broker.clock() if due else self._next[topic, partition]
+            place = {"grp": self.group, "topic": topic, "partition": partition, "begin": beginning, "room": room}
+            for *row, count in db.execute(_DUE if due else _FRESH, place).fetchall():
+                deliveries.append(Delivery(to_message(row), self._leases[topic, partition].epoch, count))
+        return deliveries
 
     def _mark_redelivered(self, again: list[Delivery]) -> None:
         if again:
             with self._broker.database.write() as db:
                 for place, epoch, offsets in self._by_lease(again):
-                    if sql.holds_lease(db, place, self.name, epoch):  # else its redeliveries are another member's
-                        sql.mark_redelivered(db, place, offsets)
+                    if self._holds(db, place, epoch):  # else its redeliveries are another member's
+                        rows = ((*place, offset) for offset in offsets)
+                        db.executemany(f"UPDATE redeliveries SET due_at = NULL WHERE {_AT} AND offset = ?", rows)
 
-    def _by_lease(self, deliveries: Iterable[Delivery]) -> list[tuple[sql.Place, int, list[int]]]:
+    # Leases ----------------------------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        """Register this member until its lease ends, end the leases that have expired, and adjust its own."""
+        now = self._broker.clock()
+        with self._broker.database.write() as db:
+            for topic in self.topics:
+                count_partitions(db, topic)  # raises where there is no such topic
+                db.execute(
+                    "INSERT INTO members (grp, topic, member, expires_at) VALUES (?, ?, ?, ?)"
+                    " ON CONFLICT (grp, topic, member) DO UPDATE SET expires_at = excluded.expires_at",
+                    (self.group, topic, self.name, now + self._lease_seconds),
+                )
+                new = "SELECT ?, topic, partition FROM partitions WHERE topic = ?"
+                db.execute(f"INSERT OR IGNORE INTO leases (grp, topic, partition) {new}", (self.group, topic))
+            db.execute("DELETE FROM members WHERE grp = ? AND expires_at <= ?", (self.group, now))
+            expired = "member NOT IN (SELECT member FROM members WHERE grp = ?)"
+            db.execute(f"UPDATE leases SET member = NULL WHERE grp = ? AND {expired}", (self.group, self.group))
+            self._balance(db)
+        self._renew_at = now + min(_RENEW_SECONDS, self._lease_seconds / 10)
+
+    def _balance(self, db: sqlite3.Connection) -> None:
+        """Release the partitions that are assigned to other members, and take those of its own that are free."""
+        members: dict[str, list[str]] = {}
+        query = "SELECT topic, member FROM members WHERE grp = ? ORDER BY id"
+        for topic, name in db.execute(query, (self.group,)):
+            members.setdefault(topic, []).append(name)
+        query = "SELECT topic, partition, member FROM leases WHERE grp = ? ORDER BY topic, partition"
+        # One round for all topics: with one for each, the first member would receive the odd partition of every topic.
+        for turn, (topic, partition, holder) in enumerate(db.execute(query, (self.group,)).fetchall()):
+            names = members.get(topic, [""])
+            owner = names[turn % len(names)]
+            if owner != holder and (holder == self.name or (holder is None and owner == self.name)):
+                place = (self.group, topic, partition)
+                new = None if holder else owner
+                db.execute(f"UPDATE leases SET member = ?, epoch = epoch + 1 WHERE {_AT}", (new, *place))
+                # A new holder reads everything from the floor on, so nothing has to be redelivered in addition.
+                db.execute(f"UPDATE redeliveries SET due_at = NULL WHERE {_AT}", place)
+
+    def _holds(self, db: sqlite3.Connection, place: _Place, epoch: int) -> bool:
+        row = db.execute(f"SELECT member, epoch FROM leases WHERE {_AT}", place).fetchone()
+        return bool(row == (self.name, epoch))
+
+    def _by_lease(self, deliveries: Iterable[Delivery]) -> list[tuple[_Place, int, list[int]]]:
         leases: dict[tuple[str, int, int], list[int]] = {}
         for delivery in deliveries:
             message = delivery.message
             leases.setdefault((message.topic, message.partition, delivery.epoch), []).append(message.offset)
         return [((self.group, topic, partition), epoch, each) for (topic, partition, epoch), each in leases.items()]
 
-    @contextlib.contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
+    def _write(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
         self._check_open()
-        with self._broker.database.write() as db:
-            yield db
+        return self._broker.database.write()
 
     def _check_open(self) -> None:
         if self._closed:
             raise BrokerClosedError(f"this member of group {self.group} was closed; create a new one to continue")
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+# Statements ---------------------------------------------------------------------------------------------------------
 
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{len(self._leases)} partitions"
-        return f"<GroupMember of {self.group} on {', '.join(self.topics)}: {state}>"
+_AT = "grp = ? AND topic = ? AND partition = ?"
+_REDELIVERY = "r.grp = :grp AND r.topic = m.topic AND r.partition = m.partition AND r.offset = m.offset"
+
+_FRESH = f"""SELECT {MESSAGE_COLUMNS}, coalesce(r.count, 0) FROM messages m LEFT JOIN redeliveries r ON {_REDELIVERY}
+    WHERE m.topic = :topic AND m.partition = :partition AND m.offset >= :begin AND NOT EXISTS (SELECT 1 FROM acks a
+        WHERE a.grp = :grp AND a.topic = m.topic AND a.partition = m.partition AND a.offset = m.offset)
+    ORDER BY m.offset LIMIT :room"""
+_DUE = f"""SELECT {MESSAGE_COLUMNS}, r.count FROM redeliveries r JOIN messages m ON {_REDELIVERY}
+    WHERE r.grp = :grp AND r.topic = :topic AND r.partition = :partition AND r.due_at <= :begin
+    ORDER BY r.offset LIMIT :room"""
 
 
-def _checked(group: str, topics: Iterable[str], lease_seconds: float) -> tuple[str, ...]:
-    check_name("group", group)
-    if isinstance(topics, str):
-        raise BrokerArgumentError(f"group {group} needs a list of topics, not the str {topics!r}")
-    names = tuple(dict.fromkeys(topics))
+def acknowledge(db: sqlite3.Connection, place: _Place, offsets: Iterable[int]) -> None:
+    """Never deliver these offsets to the group again; idempotent. Offsets without a gap become the new floor."""
+    floor = end = _floor(db, place)
+    rows = [(*place, offset) for offset in offsets if offset >= floor]
+    db.executemany("INSERT OR IGNORE INTO acks (grp, topic, partition, offset) VALUES (?, ?, ?, ?)", rows)
+    db.executemany(f"DELETE FROM redeliveries WHERE {_AT} AND offset = ?", rows)
+    for (offset,) in db.execute(f"SELECT offset FROM acks WHERE {_AT} ORDER BY offset", place):
+        if offset != end:
+            break
+        end += 1
+    if end > floor:
+        db.execute(f"UPDATE leases SET floor = ? WHERE {_AT}", (end, *place))
+        db.execute(f"DELETE FROM acks WHERE {_AT} AND offset < ?", (*place, end))
+
+
+def _redeliver(db: sqlite3.Connection, place: _Place, offsets: Iterable[int], due_at: float) -> None:
+    floor = _floor(db, place)
+    acked = f"SELECT 1 FROM acks WHERE {_AT} AND offset = ?"
+    for offset in offsets:
+        if offset >= floor and not db.execute(acked, (*place, offset)).fetchone():
+            db.execute(
+                "INSERT INTO redeliveries (grp, topic, partition, offset, count, due_at) VALUES (?, ?, ?, ?, 1, ?)"
+                " ON CONFLICT (grp, topic, partition, offset)"
+                " DO UPDATE SET count = count + 1, due_at = excluded.due_at",
+                (*place, offset, due_at),
+            )
+
+
+def _floor(db: sqlite3.Connection, place: _Place) -> int:
+    floor: int = db.execute(f"SELECT floor FROM leases WHERE {_AT}", place).fetchone()[0]
+    return floor
+
+
+def _checked_topics(topics: Iterable[str]) -> tuple[str, ...]:
+    names = () if isinstance(topics, str) else tuple(dict.fromkeys(topics))
+    if not names:
+        fail("topics", found="a str" if isinstance(topics, str) else "none", expected="a list of topics, at least one")
     for name in names:
         check_name("topic", name)
-    if not names:
-        raise BrokerArgumentError(f"group {group} needs at least one topic")
-    with checking_arguments():
-        check_seconds("lease_seconds", lease_seconds)
     return names
 
 
-def _stale(place: sql.Place, offset: int) -> StaleDeliveryError:
+def _stale(place: _Place, offset: int) -> StaleDeliveryError:
     group, topic, partition = place
     text = (
         f"offset {offset} of partition {partition} of {topic} is no longer with this member of group {group}: the"
-        " partition was leased anew or sought since, and the message is redelivered; poll more often, or use a longer"
-        " lease"
+        " partition was leased anew, or a seek moved its position, and the message is redelivered; poll more often, or"
+        " use a longer lease"
     )
     return StaleDeliveryError(text, destination=topic, partition=partition, offset=offset)

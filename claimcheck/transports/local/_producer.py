@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from claimcheck import _hints as hints
-from claimcheck._envelope import Envelope
+from claimcheck._envelope import Buffer, Envelope
 from claimcheck._sending import Outcome, classify_error
 from claimcheck._validation import check_cc, check_type
 from claimcheck._wire_size import WireLimit, byte_length
 from claimcheck.errors import TransportError
-from claimcheck.transports.local._broker import MESSAGE_OVERHEAD_BYTES, LocalBroker, MessageId, encode_message
+from claimcheck.transports.local._broker import (
+    MESSAGE_OVERHEAD_BYTES,
+    Headers,
+    LocalBroker,
+    MessageId,
+    encode_message,
+)
 from claimcheck.transports.local._errors import BrokerCommitError
 
 if TYPE_CHECKING:
-    from claimcheck._client import ClaimCheck
+    from contextlib import AbstractContextManager
 
-__all__ = ["LocalProducer", "classify", "wire_limit"]
+    from claimcheck._client import ClaimCheck
+    from claimcheck._outbound import Outbound
+
+__all__ = ["LocalProducer", "classify", "outbound", "wire_limit"]
 
 
 class LocalProducer:
@@ -38,7 +47,13 @@ class LocalProducer:
         self._limit = wire_limit(broker.max_message_bytes)
 
     def send(
-        self, topic: str, payload: Any, *, key: Any = None, headers: Any = None, partition: int | None = None
+        self,
+        topic: str,
+        payload: object,
+        *,
+        key: Buffer | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
     ) -> MessageId:
         """Send one payload; when this returns every reader sees it.
 
@@ -53,6 +68,7 @@ class LocalProducer:
             The position of the payload's message, or of the first of its chunks.
 
         Raises:
+            ConfigError: The topic's name, the key or a header is invalid. Nothing was sent, nothing is stored.
             TransportError: The broker refused the message; what was stored is deleted. After a `BrokerCommitError`
                 it is kept, because the message may be in the topic.
             PartialSendError: Some chunks are or may be in the topic; an abort envelope followed where possible.
@@ -62,20 +78,16 @@ class LocalProducer:
         return self.send_all(topic, payload, key=key, headers=headers, partition=partition)[0]
 
     def send_all(
-        self, topic: str, payload: Any, *, key: Any = None, headers: Any = None, partition: int | None = None
+        self,
+        topic: str,
+        payload: object,
+        *,
+        key: Buffer | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
     ) -> tuple[MessageId, ...]:
         """Send as `send` does; returns the position of every message: one, or one for each chunk."""
-        encode_message(topic, None, key, headers)  # refused before anything is stored
-        block = self._cc.outbound(
-            payload,
-            destination=topic,
-            key=key,
-            headers=headers,
-            limit=self._limit,
-            text_key=False,
-            classify=classify,
-        )
-        with block as out:
+        with outbound(self._cc, topic, payload, key=key, headers=headers, limit=self._limit) as out:
             if partition is None and out.total > 1:  # by the sender's key: that of the chunks may be generated
                 partition = self._broker.partition_for(topic, key)
 
@@ -92,10 +104,20 @@ class LocalProducer:
 
 
 def classify(error: BaseException) -> Outcome:
-    """Return whether the message is certainly not in the topic: after any error of the broker but one it is not."""
+    """Return whether the message is certainly not in the topic: true for the broker's errors, except one."""
     if isinstance(error, BrokerCommitError):
         return "unknown"
     return "failed" if isinstance(error, TransportError) else classify_error(error)
+
+
+def outbound(
+    cc: ClaimCheck, topic: str, payload: object, *, key: object, headers: object, limit: WireLimit
+) -> AbstractContextManager[Outbound]:
+    """Return the block that sends one payload; raises before anything is stored if an argument is invalid."""
+    encode_message(topic, None, key, headers)
+    return cc.outbound(
+        payload, destination=topic, key=key, headers=headers, limit=limit, text_key=False, classify=classify
+    )
 
 
 def wire_limit(max_message_bytes: int) -> WireLimit:
@@ -103,7 +125,7 @@ def wire_limit(max_message_bytes: int) -> WireLimit:
     return WireLimit(max_message_bytes, _overhead)
 
 
-def _overhead(key: Any, headers: Any) -> int:
-    """The bytes that the broker counts in addition to the value, before they are encoded: see `message_size`."""
+def _overhead(key: object, headers: object) -> int:
+    """Return what the broker counts in addition to the value, before it is encoded: see `message_size`."""
     in_headers = sum(byte_length(part) for pair in hints.pairs(headers) for part in pair)
     return MESSAGE_OVERHEAD_BYTES + byte_length(key) + in_headers

@@ -1,4 +1,4 @@
-"""What members of a group do in tests."""
+"""Helpers for the tests of group members."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def offsets(deliveries: list[Delivery]) -> list[int]:
 
 
 def settle(clock: Clock, *members: GroupMember) -> None:
-    """Let members poll until leases have found their places; what they are given is dropped."""
+    """Let members poll until the leases are balanced; discard the deliveries."""
     for _ in range(3):
         clock.now += 1
         for member in members:

@@ -1,4 +1,4 @@
-"""Groups of the embedded broker: reading, acknowledging, giving back. No test waits: time is injected."""
+"""Groups of the embedded broker: poll, ack, nack. Time is injected."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_was_acknowledged_beyond_a_gap_stays_so_when_the_gap_closes_under_a
     member.close()
     heir = join()
     gap = take(heir, limit=1)
-    heir.ack(gap)  # acknowledged up to the end, though the new member has read but one
+    heir.ack(gap)  # acknowledged up to the end, although the new member has read only one
     assert (offsets(gap), take(heir)) == ([0], [])
     fill(broker, 1)
     assert offsets(take(heir)) == [6]
@@ -121,7 +121,7 @@ def test_acknowledging_several_partitions_is_one_change(broker, join):
     assert len(take(join("wide"))) == 4
 
 
-# Giving back
+# Redelivery
 
 
 def test_a_message_given_back_comes_again_and_is_counted(broker, join):
@@ -162,7 +162,7 @@ def test_the_count_survives_a_change_of_members(broker, join, clock):
     (again,) = take(other)
     assert again.redelivery_count == 1
     clock.now += 5
-    assert take(other) == []  # once, not once from the floor and once more as given back
+    assert take(other) == []  # once, not once from the floor and once more as a redelivery
 
 
 def test_what_is_acknowledged_cannot_be_given_back(broker, join):
@@ -200,7 +200,7 @@ def test_taking_what_was_given_back_does_not_undo_what_the_next_holder_gives_bac
     looked = GroupMember._mark_redelivered
 
     def late(member: GroupMember, again: list[Delivery]) -> None:
-        """Between looking and taking the lease ends, and the next holder gives the message back."""
+        """Between reading and marking the lease ends, and the next holder rejects the message."""
         monkeypatch.setattr(GroupMember, "_mark_redelivered", looked)
         clock.now += 31
         heirs.append(join())

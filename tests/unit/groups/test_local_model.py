@@ -1,4 +1,4 @@
-"""Groups of the embedded broker against a model: whatever happens, nothing is lost."""
+"""Groups of the embedded broker against a model: nothing is ever lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROUND = st.tuples(st.integers(1, 6), st.lists(st.booleans(), min_size=6, max_si
 @given(rounds=st.lists(_ROUND, max_size=12))
 @hypothesis_settings(max_examples=200, deadline=None)
 def test_acknowledged_never_comes_again_whoever_reads_on(rounds):
-    """One member after the other; each reads a little, acknowledges some of it, gives back the rest, and may leave."""
+    """Members in turn poll, acknowledge some messages, reject the rest, and may leave."""
     with tempfile.TemporaryDirectory() as folder, LocalBroker(Path(folder) / "b", clock=Clock()) as broker:
         broker.create_topic("t")
         fill(broker, 6, "t")
@@ -48,7 +48,7 @@ _VERDICTS = st.just(["ack"] * 9) | st.lists(st.sampled_from(["ack", "ack", "nack
 class GroupMachine(RuleBasedStateMachine):
     """Members come, go, die, poll, ack, nack and seek at random.
 
-    Nothing is ever lost, and what was acknowledged never comes again, to anyone, unless somebody seeks.
+    Nothing is ever lost, and acknowledged messages are never redelivered, except after a seek.
     """
 
     @initialize(partitions=st.integers(1, 2))
@@ -93,7 +93,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 2), verdicts=_VERDICTS)
     def settle(self, index: int, verdicts: list[str]) -> None:
-        """Deal with what is held, oldest first."""
+        """Ack, nack or keep the held deliveries, oldest first."""
         member, held = self.members[index % len(self.members)]
         judged = list(zip(held, verdicts, strict=False))
         held[:] = [d for d in held if (d, "ack") not in judged and (d, "nack") not in judged]

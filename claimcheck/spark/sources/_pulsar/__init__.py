@@ -1,1 +1,1 @@
-"""``format("claimcheck_pulsar")``: topics of Apache Pulsar as a source and a sink."""
+"""``format("claimcheck_pulsar")``: Pulsar topics as a source and a sink."""

@@ -1,34 +1,51 @@
-"""The Pulsar client, one per process and broker, the web service, and the errors of both."""
+"""The Pulsar client, one per process and broker, the web service, and the errors of both.
+
+The client cannot tell a refused token from a time-out: when a broker refuses a token, or requires one, the client
+reconnects until its operation times out, raises ``Timeout`` as for a broker that does not exist, and logs no other
+reason at warning level (measured with client 3.13 and broker 4.2). The web service reports the reason, but ``adminUrl``
+is optional. So this module sends the first frame of Pulsar's protocol itself. It sends the token only where the client
+would send it, with TLS only to a broker whose certificate is trusted.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import socket
 import ssl
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from claimcheck.errors import ConfigError, TransportError
+from claimcheck._validation import fail
+from claimcheck.errors import TransportError
 from claimcheck.spark.sources._errors import AccessError
 from claimcheck.spark.sources._pulsar.connection import Connection
-from claimcheck.spark.sources._pulsar.handshake import Refusal, refusal
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, topic_path
 from claimcheck.transports.pulsar._errors import vendor
+
+if TYPE_CHECKING:
+    import pulsar
 
 __all__ = ["ask_limit", "check_topic", "client_errors", "client_for", "open_client", "retry", "transport_error"]
 
 T = TypeVar("T")
 
 _PAUSE_SECONDS = 0.5
+_PROBE_SECONDS = 5.0  # for each step; a slower broker is left to the client
+_PROTOCOL_VERSION = 19
+_MAX_RESPONSE_BYTES = 1 << 16
+# `CommandError` (14) with `AuthenticationError` (3) as its second field, after the id of the request.
+_TOKEN_REFUSED = re.compile(rb"\x08\x0e\x72[\x80-\xff]*[\x00-\x7f]\x08[\x80-\xff]*[\x00-\x7f]\x10\x03")
 
 _lock = threading.Lock()
-_clients: dict[tuple[int, Connection], Any] = {}
+_clients: dict[tuple[int, Connection], pulsar.Client] = {}
 
 
-def client_for(connection: Connection) -> Any:
+def client_for(connection: Connection) -> pulsar.Client:
     """Return this process's client; it stays open until the process ends, as Spark keeps its workers for many tasks."""
     place = os.getpid(), connection  # a forked child must not share its parent's sockets
     with _lock:
@@ -37,36 +54,32 @@ def client_for(connection: Connection) -> Any:
         return _clients[place]
 
 
-def open_client(connection: Connection) -> Any:
+def open_client(connection: Connection) -> pulsar.Client:
     """Open a client, which the caller closes. It connects at first use.
 
     Raises:
         AccessError: The broker refuses the token. A client would keep trying, and would not report the reason.
         ConfigError: The token or the certificates are not where the options say.
     """
-    pulsar = vendor()
+    library = vendor()
     token = connection.token()
-    _check_token(connection)
-    return pulsar.Client(
+    refusal = _probe(connection)
+    if refusal is not None and refusal.certificate is None:  # all other problems are left to the client
+        raise _refused(connection, "connecting failed")
+    return library.Client(
         connection.service_url,
-        authentication=pulsar.AuthenticationToken(token) if token else None,
+        authentication=library.AuthenticationToken(token) if token else None,
         operation_timeout_seconds=max(1, round(connection.timeout_seconds)),
         io_threads=connection.io_threads,
         tls_trust_certs_file_path=connection.trust_certs,
         tls_allow_insecure_connection=connection.allow_insecure,
         tls_validate_hostname=connection.validate_hostname,
-        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),  # the executor's log; never through Python's own lock
+        logger=library.ConsoleLogger(library.LoggerLevel.Error),  # the executor's log; never through Python's own lock
     )
 
 
 def retry(call: Callable[[], T], *, transient: Callable[[Exception], bool], seconds: float) -> T:
-    """Call until it returns, or raises an error that is not transient.
-
-    Args:
-        call: Tries once.
-        transient: Whether an error may be gone at the next call.
-        seconds: For how long; then the last error is raised.
-    """
+    """Call until it returns, or raises an error that is not transient; after ``seconds`` raise the last error."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -79,7 +92,7 @@ def retry(call: Callable[[], T], *, transient: Callable[[Exception], bool], seco
 
 @contextlib.contextmanager
 def client_errors(connection: Connection, topic: str, what: str) -> Iterator[None]:
-    """Convert errors of the client into ours, with the topic, the operation, and why access was refused."""
+    """Convert errors of the client into `TransportError`, with the topic, the operation, and why access was refused."""
     try:
         yield
     except vendor().exceptions.PulsarException as error:
@@ -87,59 +100,38 @@ def client_errors(connection: Connection, topic: str, what: str) -> Iterator[Non
 
 
 def transport_error(connection: Connection, topic: str, what: str, error: Exception) -> TransportError:
-    """Return our error for an error of the client."""
+    """Return the `TransportError` for an error of the client."""
     kinds = vendor().exceptions
     text = f"{topic}: {what}: {type(error).__name__}"
     if isinstance(error, kinds.AuthorizationError):
-        return AccessError(f"{text}. Who the token is for may not do that with this topic", destination=topic)
+        return AccessError(f"{text}. The token's role may not do that with this topic", destination=topic)
     if isinstance(error, kinds.Timeout | kinds.ConnectError | kinds.AuthenticationError):
         access = _access_error(connection, text)
         if access is not None:
             access.destination = topic
             return access
     if isinstance(error, kinds.Timeout | kinds.ConnectError):
-        text = f"{text}. Is a broker at {connection.hosts}, and could this machine reach it?"
+        text = f"{text}. Is a broker running at {connection.hosts}, and can this machine reach it?"
     if isinstance(error, kinds.Timeout):
-        text = f"{text} It has one port for pulsar://, one for pulsar+ssl:// and one for its web service"
+        text = f"{text} A broker has one port for pulsar://, one for pulsar+ssl:// and one for its web service"
     wrapped = TransportError(text, destination=topic)
     wrapped.retryable = isinstance(error, kinds.Timeout)
     return wrapped
 
 
-def _check_token(connection: Connection) -> None:
-    """Check that the broker accepts the token; unreachable and untrusted brokers are left to the client.
-
-    Raises:
-        AccessError: It does not.
-        ConfigError: The token or the certificates are not where the options say.
-    """
-    found = _ask(connection)
-    if found is not None and found[0] is Refusal.TOKEN:
-        raise _refused(connection, "authTokenEnv")
-
-
 def _access_error(connection: Connection, before: str) -> AccessError | None:
-    """Return why the broker refuses the connection; ``None`` if it does not.
-
-    Args:
-        connection: The client's.
-        before: What failed, for the error's text.
-
-    Raises:
-        ConfigError: The token or the certificates are not where the options say.
-    """
-    found = _ask(connection)
-    if found is None:
+    """Return why the broker refuses the connection, after the text ``before``; ``None`` if it does not."""
+    refusal = _probe(connection)
+    if refusal is None:
         return None
-    if found[0] is Refusal.CERTIFICATE:
-        return _not_trusted(connection.hosts, found[1], before)
-    return _refused(connection, before)
+    if refusal.certificate is None:
+        return _refused(connection, before)
+    return _not_trusted(connection.hosts, refusal.certificate, before)
 
 
-def _not_trusted(where: str, said: str, before: str) -> AccessError:
-    """Return the error for a certificate of ``where``, with the reason and what failed before."""
+def _not_trusted(where: str, reason: str, before: str) -> AccessError:
     return AccessError(
-        f"{before}. The certificate of {where} is not trusted: {said}. tlsTrustCertsFilePath names a file with the "
+        f"{before}. The certificate of {where} is not trusted: {reason}. tlsTrustCertsFilePath names a file with the "
         "certificates to trust, on the driver and on every executor; the URL has to name the host as they do"
     )
 
@@ -148,21 +140,74 @@ def _refused(connection: Connection, before: str) -> AccessError:
     where, name = connection.hosts, connection.token_env
     if name is None:
         return AccessError(
-            f"{before}: {where} refuses who has no token. authTokenEnv names the environment variable that holds one, "
-            "of the driver and of the executors (spark.executorEnv.NAME)"
+            f"{before}: {where} requires a token. authTokenEnv names the environment variable that holds one, of the "
+            "driver and of the executors (spark.executorEnv.NAME)"
         )
     return AccessError(
-        f"{before}: {where} refuses the token in {name!r}, the environment variable that authTokenEnv names. It may be "
-        f"out of date, or for another broker: set a new one for driver and executors (spark.executorEnv.{name}), and "
-        "start them again"
+        f"{before}: {where} refuses the token in {name!r}, the environment variable that authTokenEnv names. It may "
+        f"have expired, or be for another broker: set a new one for driver and executors (spark.executorEnv.{name}), "
+        "and start them again"
     )
 
 
-def _ask(connection: Connection) -> tuple[Refusal, str] | None:
+# The probe ----------------------------------------------------------------------------------------------------------
+
+
+class _Refusal(NamedTuple):
+    certificate: str | None  # why it is not trusted; ``None`` if the broker refuses the token
+
+
+def _probe(connection: Connection) -> _Refusal | None:
+    """Connect to the first host that answers; return ``None`` if it accepts the connection, or no host answers."""
     import certifi  # comes with the client, which falls back to it
 
-    wants_tls = connection.service_url.startswith("pulsar+ssl:")
-    return refusal(connection.service_url, connection.token(), connection.trust(certifi.where()) if wants_tls else None)
+    token, trust = connection.token(), connection.trust(certifi.where()) if connection.tls else None
+    for host, port in connection.addresses:
+        try:
+            with socket.create_connection((host, port), _PROBE_SECONDS) as plain:
+                if trust is None:
+                    return _connect(plain, token)
+                with trust.wrap_socket(plain, server_hostname=host) as encrypted:
+                    return _connect(encrypted, token)
+        except ssl.SSLCertVerificationError as error:
+            return _Refusal(error.verify_message)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _connect(connected: socket.socket, token: str | None) -> _Refusal | None:
+    """Send `CommandConnect` (2): client version, protocol version and token."""
+    fields = _field(1, b"claimcheck") + _varint(4 << 3) + _varint(_PROTOCOL_VERSION)
+    if token is not None:
+        fields += _field(3, token.encode()) + _field(5, b"token")
+    command = _varint(1 << 3) + _varint(2) + _field(2, fields)
+    connected.sendall((len(command) + 4).to_bytes(4) + len(command).to_bytes(4) + command)
+    size = int.from_bytes(_receive(connected, 4))
+    response = _receive(connected, size)[4:] if size <= _MAX_RESPONSE_BYTES else b""
+    return _Refusal(None) if _TOKEN_REFUSED.match(response) else None
+
+
+def _field(number: int, value: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+def _receive(connected: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        more = connected.recv(size - len(received))
+        if not more:
+            raise ConnectionError("the broker closed the connection")
+        received += more
+    return received
 
 
 # The web service ----------------------------------------------------------------------------------------------------
@@ -186,19 +231,14 @@ def check_topic(connection: Connection, topic: str) -> None:
     except AdminError as error:
         raise _explained(connection, error) from error
     if missing:
-        raise ConfigError(
-            f"topic: found {topic}, which is not there, expected the name of a topic that is",
-            path="topic",
-            found=topic,
-            expected="the name of a topic that is there",
-        )
+        fail("topic", found=f"{topic}, which does not exist", expected="the name of an existing topic")
 
 
 def ask_limit(connection: Connection, topic: str) -> int:
     """Return the limit of one message: the broker's own, or the topic's if that is less.
 
     Raises:
-        AccessError: It refuses the token, or its certificate is not trusted.
+        AccessError: The web service refuses the token, or its certificate is not trusted.
         TransportError: It did not answer.
     """
     try:
@@ -215,7 +255,7 @@ def _admin(connection: Connection) -> AdminClient:
 
 def _explained(connection: Connection, error: AdminError) -> TransportError:
     text = f"adminUrl: {error}"
-    reason: Any = getattr(error.__cause__, "reason", None)
+    reason = getattr(error.__cause__, "reason", None)
     if isinstance(reason, ssl.SSLCertVerificationError):
         return _not_trusted(
             urllib.parse.urlsplit(connection.admin_url or "").hostname or "", reason.verify_message, text

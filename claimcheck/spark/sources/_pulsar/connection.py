@@ -1,4 +1,4 @@
-"""The connection options of sources and sinks. No I/O except to read the file of certificates."""
+"""The connection options of sources and sinks. The only I/O is to read the file of certificates."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 import re
 import ssl
 from dataclasses import dataclass
-from typing import Any
 
 from claimcheck._validation import fail
-from claimcheck.spark.sources._options import COUNT, SECONDS, TEXT, TRUTH, Kind
-from claimcheck.spark.sources._pulsar.handshake import hosts_of
+from claimcheck.spark.sources._options import COUNT, SECONDS, TEXT, TRUTH, Kind, Values
 
-__all__ = ["CONNECTION_OPTIONS", "Connection", "connection_of"]
+__all__ = ["CONNECTION_OPTIONS", "Connection"]
 
 _HOST = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?"
 _ADMIN_URL = re.compile(rf"https?://{_HOST}(?:/[^@?#\s]*)?")
 _SERVICE_URL = re.compile(rf"pulsar(?:\+ssl)?://{_HOST}(?:,{_HOST})*/?")
+_PLACE = re.compile(r"(?P<host>\[[^\]]+\]|[^\[\]:]+)(?::(?P<port>\d+))?")
+_PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 
 CONNECTION_OPTIONS: dict[str, Kind] = {
     "serviceUrl": TEXT,
@@ -55,10 +55,49 @@ class Connection:
     timeout_seconds: float = 60.0
     io_threads: int = 1
 
+    @classmethod
+    def of(cls, values: Values, *, timeout_seconds: float) -> Connection:
+        """Return the connection that parsed options describe.
+
+        Args:
+            values: The options.
+            timeout_seconds: The default of ``operationTimeoutSeconds``.
+
+        Raises:
+            ConfigError: ``serviceUrl`` or ``adminUrl`` is missing or not valid.
+        """
+        url = values.get("serviceUrl")
+        if url is None or not _SERVICE_URL.fullmatch(url) or any(port > 65535 for _, port in _addresses(url)):
+            expected = "pulsar://host:port or pulsar+ssl://host:port, without a user; for tokens there is authTokenEnv"
+            fail("serviceUrl", found="text" if url else "nothing", expected=expected)
+        admin = values.get("adminUrl")
+        if admin is not None and not _ADMIN_URL.fullmatch(admin):
+            fail("adminUrl", found="text", expected="http://host:port or https://host:port, without a user")
+        return cls(
+            service_url=url,
+            admin_url=admin,
+            token_env=values.get("authTokenEnv"),
+            trust_certs=values.get("tlsTrustCertsFilePath"),
+            allow_insecure=values.get("tlsAllowInsecureConnection", False),
+            validate_hostname=values.get("tlsValidateHostname", True),
+            timeout_seconds=values.get("operationTimeoutSeconds", timeout_seconds),
+            io_threads=values.get("ioThreads", 1),
+        )
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """The brokers' hosts and ports: ``pulsar://a:6650,b`` has two."""
+        return _addresses(self.service_url)
+
     @property
     def hosts(self) -> str:
         """The brokers' hosts and ports, for error messages."""
-        return ", ".join(f"{host}:{port}" for host, port in hosts_of(self.service_url))
+        return ", ".join(f"{host}:{port}" for host, port in self.addresses)
+
+    @property
+    def tls(self) -> bool:
+        """Whether the broker is connected with TLS."""
+        return self.service_url.startswith("pulsar+ssl:")
 
     def token(self) -> str | None:
         """Return the token from this process's environment.
@@ -87,12 +126,16 @@ class Connection:
             ConfigError: The file with the certificates cannot be read in this process.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        path = self.trust_certs or default
         try:
-            self._load(context, self.trust_certs or default)
+            if path is None:
+                context.load_default_certs()
+            else:
+                context.load_verify_locations(path)
         except OSError as error:  # errors of TLS are among them
             fail(
                 "tlsTrustCertsFilePath",
-                found=f"{self.trust_certs!r}, which holds no certificates for this process ({type(error).__name__})",
+                found=f"{self.trust_certs!r}, in which this process finds no certificates ({type(error).__name__})",
                 expected="a file of certificates (PEM), on the driver and on every executor",
             )
         context.check_hostname = self.validate_hostname and not self.allow_insecure
@@ -100,34 +143,8 @@ class Connection:
             context.verify_mode = ssl.CERT_NONE
         return context
 
-    @staticmethod
-    def _load(context: ssl.SSLContext, path: str | None) -> None:
-        if path is None:
-            context.load_default_certs()
-        else:
-            context.load_verify_locations(path)
 
-
-def connection_of(values: dict[str, Any]) -> Connection:
-    """Return the connection that parsed options describe.
-
-    Raises:
-        ConfigError: ``serviceUrl`` or ``adminUrl`` is missing or not valid.
-    """
-    url = values.get("serviceUrl")
-    if url is None or not _SERVICE_URL.fullmatch(url) or any(port > 65535 for _, port in hosts_of(url)):
-        expected = "pulsar://host:port or pulsar+ssl://host:port, without a user; for tokens there is authTokenEnv"
-        fail("serviceUrl", found="text" if url else "nothing", expected=expected)
-    admin = values.get("adminUrl")
-    if admin is not None and not _ADMIN_URL.fullmatch(admin):
-        fail("adminUrl", found="text", expected="http://host:port or https://host:port, without a user")
-    return Connection(
-        service_url=url,
-        admin_url=admin,
-        token_env=values.get("authTokenEnv"),
-        trust_certs=values.get("tlsTrustCertsFilePath"),
-        allow_insecure=values.get("tlsAllowInsecureConnection", False),
-        validate_hostname=values.get("tlsValidateHostname", True),
-        timeout_seconds=values.get("operationTimeoutSeconds", 60.0),
-        io_threads=values.get("ioThreads", 1),
-    )
+def _addresses(url: str) -> list[tuple[str, int]]:
+    scheme, _, places = url.partition("://")
+    matches = (_PLACE.fullmatch(place) for place in places.rstrip("/").split(","))
+    return [(each["host"].strip("[]"), int(each["port"] or _PORTS[scheme])) for each in matches if each]

@@ -1,136 +1,101 @@
-"""``format("claimcheck_pulsar")``: messages of Pulsar topics as rows, and rows as messages."""
+"""``format("claimcheck_pulsar")``: messages of Pulsar topics as rows, and rows as messages.
+
+A streaming query keeps its `Subscriptions` on the driver; the executors read ranges of partitions.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    InputPartition,
-)
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
 
 from claimcheck._validation import fail
 from claimcheck.spark._worker import as_config
-from claimcheck.spark.sources._admission_control import Budget, Scale
-from claimcheck.spark.sources._options import (
-    COUNT,
-    SECONDS,
-    TEXT,
-    TRUTH,
-    arrow_schema,
-    as_ddl,
-    check_columns,
-    choice,
-    parse,
-    refuse_overwrite,
-    require,
-    sink_config,
-)
-from claimcheck.spark.sources._pulsar.client import check_topic, client_errors, client_for
-from claimcheck.spark.sources._pulsar.connection import CONNECTION_OPTIONS, Connection, connection_of
+from claimcheck.spark.sources._admission_control import Budget, Entry, Scale, Spent, share, take
+from claimcheck.spark.sources._errors import ForeignMessageError, SubscriptionBusyError
+from claimcheck.spark.sources._options import COUNT, SECONDS, TEXT, TRUTH, Values, require, sink_config
+from claimcheck.spark.sources._pulsar.client import check_topic, client_errors, open_client, retry
+from claimcheck.spark.sources._pulsar.connection import CONNECTION_OPTIONS, Connection
 from claimcheck.spark.sources._pulsar.reader import (
     COLUMNS,
     NOTHING,
+    NativeId,
+    Offsets,
     Position,
-    ReadSettings,
-    Stretch,
+    PulsarLog,
+    Range,
+    from_json,
+    message_id_at,
+    read_messages,
     split_name,
+    to_json,
     unfiltered,
 )
-from claimcheck.spark.sources._pulsar.stream import PulsarStreamReader, StreamPlan
-from claimcheck.spark.sources._pulsar.writer import PulsarSink, PulsarStreamWriter, PulsarWriter
+from claimcheck.spark.sources._pulsar.writer import PulsarSink
 from claimcheck.spark.sources._rows import Columns
+from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
 from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, full_name
 from claimcheck.transports.pulsar._errors import vendor
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import pulsar
     from pyspark.sql.types import StructType
 
-__all__ = ["ClusterPulsarSource", "PulsarSource"]
+__all__ = ["ClusterPulsarSource", "PulsarSource", "Subscriptions"]
+
+T = TypeVar("T")
 
 _TOPIC = re.compile(r"persistent://[\w=:.-]+/[\w=:.-]+/[^/\s]+")
-_READ_OPTIONS = CONNECTION_OPTIONS | {
-    "topic": TEXT,
-    "subscription": TEXT,
-    "startingPosition": choice("earliest", "latest"),
-    "maxRowsPerTrigger": COUNT,
-    "maxPayloadBytesPerTrigger": COUNT,
-    "failOnDataLoss": TRUTH,
-    "readTimeoutSeconds": SECONDS,
-    "receiverQueueSize": COUNT,
-    "config": TEXT,
-}
-_WRITE_OPTIONS = CONNECTION_OPTIONS | {
-    "topic": TEXT,
-    "config": TEXT,
-    "maxMessageBytes": COUNT,
-    "sendTimeoutSeconds": SECONDS,
-}
+_BUSY_SECONDS = 10.0  # the broker notices within a second or two that a process was killed
+
+_log = logging.getLogger(__name__)
 
 
-class PulsarSource(DataSource):
-    """Spark creates it wherever it needs one; it opens no connection."""
+class PulsarSource(TopicSource):
+    """The source and the sink."""
 
-    relative_paths: ClassVar[bool] = True
+    columns = COLUMNS
+    read_options = (
+        TopicSource.read_options
+        | CONNECTION_OPTIONS
+        | {"subscription": TEXT, "failOnDataLoss": TRUTH, "readTimeoutSeconds": SECONDS, "receiverQueueSize": COUNT}
+    )
+    write_options = TopicSource.write_options | CONNECTION_OPTIONS | {"sendTimeoutSeconds": SECONDS}
 
     @classmethod
     def name(cls) -> str:
-        """The name for ``format``."""
+        """Return the name for ``format``."""
         return "claimcheck_pulsar"
 
-    def schema(self) -> str:
-        """All columns; a query whose schema has fewer of them is faster."""
-        _read_values(self.options)  # raises errors at `load`, not when the query runs
-        return as_ddl(COLUMNS)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of batch queries, which reads topics from their beginning to their end."""
-        values = _read_values(self.options)
-        for name in ("maxRowsPerTrigger", "maxPayloadBytesPerTrigger", "subscription"):
-            if name in values:
-                fail(name, found="a batch query", expected="a streaming query: a batch reads everything")
-        if values.get("startingPosition") == "latest":
-            fail("startingPosition", found="'latest' in a batch query", expected="'earliest': a batch ends at the end")
-        return PulsarReader(_topics(values), _reading(values), check_columns(schema, COLUMNS))
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Return the reader of streaming queries."""
-        values = _read_values(self.options)
-        expected = "a name that is this query's own, and the same after every restart: Pulsar keeps data under it"
+    def _log_of(self, values: Values) -> PulsarLog:
+        timeout = values.get("readTimeoutSeconds", 60.0)
         config = values.get("config")
-        plan = StreamPlan(
+        return PulsarLog(
+            connection=Connection.of(values, timeout_seconds=timeout),
             topics=_topics(values),
-            subscription=require(values, "subscription", expected),
+            timeout_seconds=timeout,
+            queue=values.get("receiverQueueSize", 1000),
+            fail_on_loss=values.get("failOnDataLoss", True),
+            subscription=values.get("subscription", ""),
             at_end=values.get("startingPosition") == "latest",
             budget=Budget(values.get("maxRowsPerTrigger"), values.get("maxPayloadBytesPerTrigger")),
-            reading=_reading(values),
             scale=Scale.of(None if config is None else as_config(config)),
         )
-        return PulsarStreamReader(plan, check_columns(schema, COLUMNS))
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a batch."""
-        refuse_overwrite(overwrite)
-        return PulsarWriter(self._sink(schema))
+    def _stream_reader(self, values: Values, schema: StructType) -> _PulsarStreamReader:
+        require(values, "subscription", "a name that only this query uses, before and after restarts")
+        return _PulsarStreamReader(self._log_of(values), schema)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Return the writer of a stream."""
-        return PulsarStreamWriter(self._sink(schema))
-
-    def _sink(self, schema: StructType) -> PulsarSink:
-        values = parse(self.options, _WRITE_OPTIONS)
-        timeout = values.get("sendTimeoutSeconds", 60.0)
-        connection: Connection = connection_of({"operationTimeoutSeconds": timeout, **values})
-        topic = values.get("topic")
+    def _sink_of(self, values: Values, schema: StructType) -> PulsarSink:
+        timeout, topic = values.get("sendTimeoutSeconds", 60.0), values.get("topic")
         return PulsarSink(
-            connection=connection,
+            connection=Connection.of(values, timeout_seconds=timeout),
             columns=Columns.of(schema, topic=topic),
             config=sink_config(values.get("config"), full_name(topic or ""), relative_paths=self.relative_paths),
             max_message_bytes=values.get("maxMessageBytes", MAX_MESSAGE_BYTES),
@@ -139,59 +104,12 @@ class PulsarSource(DataSource):
 
 
 class ClusterPulsarSource(PulsarSource):
-    """The same source on a cluster, where relative paths are refused."""
+    """The same on a cluster. Spark sends the class to workers by its name, so it has to be one of its own."""
 
-    relative_paths = False
-
-
-class PulsarReader(DataSourceReader):
-    """Reads what the topics hold when the query is planned."""
-
-    def __init__(self, topics: tuple[str, ...], reading: ReadSettings, schema: StructType) -> None:
-        self._topics, self._reading, self._schema = topics, reading, schema
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """Return a task for each partition that is not empty. No subscription is created."""
-        client = client_for(self._reading.connection)
-        stretches = []
-        for topic in self._topics:
-            check_topic(self._reading.connection, topic)
-            with client_errors(self._reading.connection, topic, "asking for its partitions"):
-                names = client.get_topic_partitions(topic)
-            ends = {name: _end(client, name, self._reading) for name in names}
-            stretches += [Stretch(name, NOTHING, end) for name, end in ends.items() if end != NOTHING]
-        return stretches
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range, on an executor; nothing if all topics are empty."""
-        if isinstance(partition, Stretch):
-            return self._reading.batches(partition, arrow_schema(self._schema))
-        return iter(())
+    relative_paths: ClassVar[bool] = False
 
 
-def _end(client: Any, partition: str, reading: ReadSettings) -> Position:
-    pulsar = vendor()
-    with client_errors(reading.connection, partition, "asking for its last message"):
-        reader = client.create_reader(
-            partition, pulsar.MessageId.latest, start_message_id_inclusive=True, receiver_queue_size=1, **unfiltered()
-        )
-        try:
-            if not reader.has_message_available():
-                return NOTHING
-            found = reader.read_next(round(reading.timeout_seconds * 1000)).message_id()
-            return found.ledger_id(), found.entry_id()
-        finally:
-            reader.close()
-
-
-def _read_values(options: Mapping[str, str]) -> dict[str, Any]:
-    values = parse(options, _READ_OPTIONS)
-    connection_of(values)
-    _topics(values)
-    return values
-
-
-def _topics(values: Mapping[str, Any]) -> tuple[str, ...]:
+def _topics(values: Values) -> tuple[str, ...]:
     given = require(values, "topic", "the name of a topic, or several with commas between them").split(",")
     names = [full_name(topic.strip()) for topic in given if topic.strip()]
     if len(set(names)) != len(given):
@@ -204,12 +122,277 @@ def _topics(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _reading(values: dict[str, Any]) -> ReadSettings:
-    timeout = values.get("readTimeoutSeconds", 60.0)
-    connection = connection_of({"operationTimeoutSeconds": timeout, **values})
-    return ReadSettings(
-        connection=connection,
-        timeout_seconds=timeout,
-        queue=values.get("receiverQueueSize", 1000),
-        fail_on_loss=values.get("failOnDataLoss", True),
-    )
+class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
+    _opened: Subscriptions | None = None
+    _target: Offsets | None = None
+    _last: Offsets | None = None
+
+    def initialOffset(self) -> Checkpoint:  # noqa: N802
+        """Return where a query without a checkpoint begins. From now on the broker keeps all messages after that."""
+        return to_json(self._subscriptions.begin(at_end=self._log.at_end))
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Record the current end of the topics: this run reads no further."""
+        self._target = self._subscriptions.last()
+
+    def latestOffset(self, start: Checkpoint, limit: ReadLimit) -> Checkpoint:  # noqa: N802
+        """Return where the next trigger ends; partitions that were added since begin at their first entry."""
+        begun = from_json(start)
+        self._last = last = _newer(begun, self._subscriptions.last() if self._target is None else self._target)
+        self._check(begun, last)
+        return to_json(begun | _limited(self._subscriptions.client, begun, last, self._budget(limit), self._log))
+
+    def reportLatestOffset(self) -> Checkpoint | None:  # noqa: N802
+        """Return the latest known offsets, for the query's progress."""
+        return None if self._last is None else to_json(self._last)
+
+    def partitions(self, start: Checkpoint, end: Checkpoint) -> Sequence[InputPartition]:
+        """Return a task for each partition with new messages."""
+        begun = from_json(start)
+        ends = _newer(begun, from_json(end))
+        self._check(begun, ends)
+        return [OffsetRange(name, begun.get(name, NOTHING), ends[name]) for name in ends]
+
+    def commit(self, end: Checkpoint) -> None:
+        """Acknowledge what Spark has committed."""
+        self._subscriptions.release(from_json(end))
+
+    def stop(self) -> None:
+        """Close the client; the subscriptions stay."""
+        if self._opened is not None:
+            self._opened.close()
+
+    def _check(self, begun: Offsets, ends: Offsets) -> None:
+        """Report losses in partitions that were not read yet; in others the last entry that was read shows them."""
+        for name in ends:
+            if name not in begun and self._subscriptions.was_moved(name):
+                self._log.lost(name, "the subscription is not at its beginning, though nothing of it was read yet")
+
+    @property
+    def _subscriptions(self) -> Subscriptions:
+        if self._opened is None:
+            self._opened = Subscriptions(self._log.connection, self._log.topics, self._log.subscription)
+        return self._opened
+
+
+# Subscriptions ------------------------------------------------------------------------------------------------------
+
+
+class Subscriptions:
+    """The subscriptions of one query; opened at first use.
+
+    Args:
+        connection: The broker.
+        topics: Full names of the topics.
+        subscription: The subscription's name, the same on all partitions.
+    """
+
+    def __init__(self, connection: Connection, topics: tuple[str, ...], subscription: str) -> None:
+        self._connection, self._topics, self._subscription = connection, topics, subscription
+        self._client: pulsar.Client | None = None
+        self._consumers: dict[str, pulsar.Consumer] = {}
+        self._committed: Offsets = {}
+        self._known: set[str] = set()  # partitions whose subscription is where it was left
+
+    @property
+    def client(self) -> pulsar.Client:
+        """The client, also for readers.
+
+        Raises:
+            ConfigError: The web service reports that a topic does not exist.
+        """
+        if self._client is None:
+            for topic in self._topics:
+                check_topic(self._connection, topic)
+            self._client = open_client(self._connection)
+        return self._client
+
+    def last(self) -> Offsets:
+        """Return the last entry of every current partition; `NOTHING` for empty ones.
+
+        Raises:
+            SubscriptionBusyError: Another consumer holds the subscription.
+            TransportError: The broker did not answer.
+        """
+        return {name: self._last(name) for name in self._partitions()}
+
+    def begin(self, *, at_end: bool) -> Offsets:
+        """Move the subscription to the topics' beginning or end, and return that position. Raises as `last` does.
+
+        The broker keeps all messages after it.
+        """
+        offsets = self.last() if at_end else dict.fromkeys(self._partitions(), NOTHING)
+        for name, position in offsets.items():
+            # The last entry is kept, too: it will prove that nothing after it was deleted.
+            place = message_id_at(name, position)
+            with client_errors(self._connection, name, "moving the subscription"):
+                self._consumer(name).seek(place)
+            self._known.add(name)
+        return {name: position for name, position in offsets.items() if position != NOTHING}
+
+    def was_moved(self, name: str) -> bool:
+        """Whether the subscription was moved in a partition of which this query has read nothing.
+
+        No last entry can prove then that nothing was deleted. But the first message of an unmoved subscription is that
+        of the partition, which must not be empty. Checks once; later no other consumer can hold the subscription.
+        """
+        if name in self._known:
+            return False
+        millis = round(self._connection.timeout_seconds * 1000)
+        with client_errors(self._connection, name, "reading its first message"):
+            reader = self.client.create_reader(name, vendor().MessageId.earliest, receiver_queue_size=1, **unfiltered())
+            try:
+                first = _position(reader.read_next(millis).message_id())
+            finally:
+                reader.close()
+            try:
+                moved = _position(self._consumer(name).receive(millis).message_id()) != first
+            except vendor().exceptions.Timeout:
+                self._consumer(name).get_last_message_id()  # raises if no broker answers
+                moved = True  # it has no message, but the partition has
+        self._known.add(name)
+        return moved
+
+    def release(self, offsets: Offsets) -> None:
+        """Acknowledge what is committed, except the last entry: while it exists, nothing after it was deleted.
+
+        A failure costs only space, until the next call. Topics that this query no longer reads are not touched: a
+        subscription would create deleted ones anew.
+        """
+        read = {name: position for name, position in offsets.items() if {name, split_name(name)[0]} & set(self._topics)}
+        for name, position in read.items():
+            before, self._committed[name] = self._committed.get(name), position
+            if before != position:  # -1, before the first entry of a ledger, acknowledges all ledgers before it
+                self._acknowledge(name, (position[0], position[1] - 1))
+
+    def close(self) -> None:
+        """Close the client; the subscriptions keep their positions."""
+        client, self._client = self._client, None
+        self._consumers.clear()
+        if client is not None:
+            with contextlib.suppress(vendor().exceptions.PulsarException):
+                client.close()
+
+    # Within ----------------------------------------------------------------------------------------------------
+
+    def _partitions(self) -> list[str]:
+        names = []
+        for topic in self._topics:
+            with client_errors(self._connection, topic, "listing its partitions"):
+                names += self.client.get_topic_partitions(topic)
+        return names
+
+    def _last(self, name: str) -> Position:
+        consumer = self._consumer(name)
+        with client_errors(self._connection, name, "reading its last message id"):
+            ledger, entry = _position(_retry_while_created(consumer.get_last_message_id))
+        return (ledger, entry) if ledger >= 0 and entry >= 0 else NOTHING
+
+    def _consumer(self, name: str) -> pulsar.Consumer:
+        if name not in self._consumers:
+            self._consumers[name] = retry(
+                lambda: self._subscribe(name),
+                transient=lambda error: isinstance(error, SubscriptionBusyError),
+                seconds=_BUSY_SECONDS,
+            )
+        return self._consumers[name]
+
+    def _subscribe(self, name: str) -> pulsar.Consumer:
+        library = vendor()
+        with client_errors(self._connection, name, "subscribing"):
+            try:
+                return self.client.subscribe(
+                    name,
+                    self._subscription,
+                    consumer_type=library.ConsumerType.Exclusive,
+                    initial_position=library.InitialPosition.Earliest,
+                    receiver_queue_size=1,  # `was_moved` needs one message
+                    start_message_id_inclusive=True,
+                    **unfiltered(),
+                )
+            except library.exceptions.ConsumerBusy as error:
+                text = (
+                    f"{name}: another query, or another run of this one, holds the subscription {self._subscription!r}."
+                    " Each query needs a subscription of its own, and one run at a time"
+                )
+                raise SubscriptionBusyError(text, destination=name) from error
+
+    def _acknowledge(self, name: str, position: Position) -> None:
+        try:
+            self._consumer(name).acknowledge_cumulative(message_id_at(name, position))
+        except Exception as error:
+            _log.warning("%s: could not acknowledge what was read: %s", name, type(error).__name__)
+
+
+def _retry_while_created(call: Callable[[], T]) -> T:
+    """Retry while the broker is still creating the partition."""
+    pending = vendor().exceptions.BrokerMetadataError
+    return retry(call, transient=lambda error: isinstance(error, pending), seconds=_BUSY_SECONDS)
+
+
+def _position(message_id: NativeId) -> Position:
+    return message_id.ledger_id(), message_id.entry_id()
+
+
+# Admission control --------------------------------------------------------------------------------------------------
+
+_SAMPLE_ROWS = 1000
+_UNKNOWN = 1 << 62  # the distance between entries of different ledgers
+
+
+def _newer(start: Offsets, last: Offsets) -> Offsets:
+    """Return the ends of partitions with new messages; the end of an emptied topic is before what was read."""
+    return {name: end for name, end in last.items() if end > start.get(name, NOTHING)}
+
+
+def _limited(client: pulsar.Client, start: Offsets, last: Offsets, budget: Budget, log: PulsarLog) -> Offsets:
+    """Return where a trigger ends within a budget for all partitions together.
+
+    Up to a thousand rows of a partition are counted one by one. After that, within the partition's last ledger, entries
+    are counted, with the average number of rows of those before, which needs no reads.
+    """
+    if budget.unlimited:
+        return last
+
+    def end_of(name: str, part: Budget) -> tuple[Position, Spent]:
+        offsets = OffsetRange(name, start.get(name, NOTHING), last[name])
+        rows = _SAMPLE_ROWS if part.rows is None else min(part.rows, _SAMPLE_ROWS)
+        shallow = replace(log, queue=max(1, min(log.queue, rows)))
+        entries = _entries(client, offsets, shallow, None if part.size is None else log.scale)
+        with contextlib.closing(entries):
+            return _end(entries, offsets, part)
+
+    return share({name: _distance(start.get(name, NOTHING), last[name]) for name in last}, budget, end_of)
+
+
+def _end(entries: Iterable[Entry[Position]], offsets: Range, budget: Budget) -> tuple[Position, Spent]:
+    end, spent = offsets.end, Spent()  # without entries, the whole range was deleted
+    for number, (end, spent) in enumerate(take(entries, budget), 1):
+        if budget.size is None and budget.rows and spent.rows >= _SAMPLE_ROWS and end[0] == offsets.end[0]:
+            # Extrapolate within the ledger, as if all entries were like those that were read.
+            more = min((budget.rows - spent.rows) * number // spent.rows, offsets.end[1] - end[1])
+            return (end[0], end[1] + more), spent.plus(more * spent.rows // number, 0)
+    return end, spent
+
+
+def _distance(start: Position, end: Position) -> int:
+    return end[1] - start[1] if start[0] == end[0] else _UNKNOWN
+
+
+def _entries(client: pulsar.Client, offsets: Range, log: PulsarLog, scale: Scale | None) -> Generator[Entry[Position]]:
+    current: Position | None = None
+    rows = size = 0
+    try:
+        for position, _, message in read_messages(client, offsets, log):
+            if current is not None and position != current:
+                yield Entry(current, rows, size)
+                rows = size = 0
+            current = position
+            rows += 1
+            if scale is not None:
+                size += scale.weigh(message.data(), message.length())
+    except ForeignMessageError:
+        if current is None:  # else this trigger ends before it, and the next one fails
+            raise
+    if current is not None:
+        yield Entry(current, rows, size)

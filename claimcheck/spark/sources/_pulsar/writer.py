@@ -13,54 +13,50 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._worker import claim_check
 from claimcheck.spark.sources._pulsar.client import ask_limit, client_errors, client_for
 from claimcheck.spark.sources._pulsar.connection import Connection
-from claimcheck.spark.sources._rows import Columns, Row, as_text
+from claimcheck.spark.sources._rows import Columns, Row
+from claimcheck.spark.sources._source import TaskResults
 from claimcheck.transports.pulsar._deadlines import BoundedProducer
 from claimcheck.transports.pulsar._errors import error_of, vendor
 from claimcheck.transports.pulsar._producer import PulsarProducer
 
 if TYPE_CHECKING:
+    import pulsar
     import pyarrow as pa
 
-__all__ = [
-    "open_producer",
-    "PulsarSink",
-    "PulsarStreamWriter",
-    "PulsarWriter",
-    "Sent",
-]
+__all__ = ["PulsarSink"]
+
+_BATCH_BYTES = 128 << 10  # the client's own default
+_BATCH_MESSAGES = 1000
+_GRACE_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Sent(WriterCommitMessage):
-    """The result of a task.
-
-    Attributes:
-        rows: How many rows it sent.
-    """
+class _Sent(WriterCommitMessage):
+    """The result of a task: how many rows it sent."""
 
     rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarSink:
-    """The options of a sink. Can be pickled.
+    """The options of a sink.
 
     Attributes:
         connection: The broker.
         columns: The columns of the rows.
         config: For payloads that are too large; without it rows are sent unchanged.
-        max_message_bytes: The broker's limit of one message.
+        max_message_bytes: The broker's limit of one message, unless its web service reports it.
         timeout_seconds: For the answer to one message; longer than any outage that the query should survive.
     """
 
@@ -70,7 +66,7 @@ class PulsarSink:
     max_message_bytes: int
     timeout_seconds: float
 
-    def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
+    def write(self, batches: Iterable[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of a task and wait until the broker has all of them.
 
         Raises:
@@ -83,7 +79,34 @@ class PulsarSink:
             sending.finish()
         finally:
             sending.close()
-        return Sent(rows)
+        return _Sent(rows)
+
+    def commit(self, results: TaskResults, batch: int | None) -> None:
+        """Do nothing: the broker has all messages."""
+
+    def abort(self, results: TaskResults) -> None:
+        """Log how many rows stay in the topics."""
+        sent = sum(result.rows for result in results if isinstance(result, _Sent))
+        _log.warning("the job was aborted; %d rows of completed tasks stay in their topics", sent)
+
+    def producer(self, client: pulsar.Client, topic: str) -> BoundedProducer | PulsarProducer:
+        """Open a producer, which batches."""
+        limit = self.max_message_bytes if self.connection.admin_url is None else ask_limit(self.connection, topic)
+        with client_errors(self.connection, topic, "opening a producer"):
+            native = client.create_producer(
+                topic,
+                send_timeout_millis=max(1, round(self.timeout_seconds * 1000)),
+                block_if_queue_full=True,
+                batching_enabled=True,
+                # The broker's limit applies to a whole batch. The client counts payloads only: three quarters of the
+                # limit are left for keys and properties, 768 bytes for each message.
+                batching_max_allowed_size_in_bytes=max(1, min(_BATCH_BYTES, limit // 4)),
+                batching_max_messages=max(2, min(_BATCH_MESSAGES, limit // 1024)),
+            )
+        deadline = self.timeout_seconds + _GRACE_SECONDS
+        if self.config is None:
+            return BoundedProducer(native, deadline)
+        return PulsarProducer(native, claim_check(self.config), max_message_bytes=limit, deadline_seconds=deadline)
 
 
 class _Sending:
@@ -95,20 +118,22 @@ class _Sending:
         self._producers: dict[str, BoundedProducer | PulsarProducer] = {}
         self._changed = threading.Condition()
         self._waiting = 0
-        self._failed: list[tuple[Row, Any]] = []
+        self._failed: list[tuple[Row, pulsar.Result]] = []
         self._ok = vendor().Result.Ok
 
     def send(self, row: Row) -> int:
         """Send one row; returns 1, for a sum."""
         if self._failed:
             self._raise()
-        properties = {name: as_text(row, f"header {name!r}", value) or "" for name, value in row.headers}
-        key = as_text(row, "the key", row.key)
-        with self._of(row):
-            producer = self._producers.get(row.topic) or self._open(row.topic)
+        properties = {name: _as_text(row, f"header {name!r}", value) or "" for name, value in row.headers}
+        key = _as_text(row, "the key", row.key)
+        with self._errors_of(row):
+            producer = self._producers.get(row.topic)
+            if producer is None:
+                producer = self._producers[row.topic] = self._sink.producer(self._client, row.topic)
             self._count(1)
             try:
-                producer.send_async(row.value, partial(self._heard, row), properties or None, key)
+                producer.send_async(row.value, partial(self._record, row), properties or None, key)
             except BaseException:
                 self._count(-1)
                 raise
@@ -120,7 +145,7 @@ class _Sending:
             for producer in self._producers.values():
                 producer.flush()
         except Exception:
-            if not self._failed:  # else those tell more
+            if not self._failed:  # the reasons of those are more precise
                 raise
         with self._changed:
             self._changed.wait_for(lambda: self._failed or not self._waiting)
@@ -135,7 +160,7 @@ class _Sending:
             except Exception as error:
                 _log.warning("%s: closing a producer failed: %s", topic, type(error).__name__)
 
-    def _heard(self, row: Row, result: Any, message_id: Any) -> None:
+    def _record(self, row: Row, result: pulsar.Result, message_id: object) -> None:
         """Record a result, in the client's thread."""
         if result != self._ok:
             self._failed.append((row, result))
@@ -151,7 +176,7 @@ class _Sending:
         raise row.error(self._why(row, result.name)) from error_of(result)
 
     @contextlib.contextmanager
-    def _of(self, row: Row) -> Iterator[None]:
+    def _errors_of(self, row: Row) -> Iterator[None]:
         """Add the row to errors."""
         try:
             yield
@@ -165,97 +190,17 @@ class _Sending:
         if name != "MessageTooBig":
             return name
         size, offloads = len(row.value or b""), self._sink.config is not None
-        more = "" if offloads else "; with the option config what is larger would be offloaded"
+        more = "" if offloads else "; with the option config larger payloads would be offloaded"
         return (
-            f"{name}: a message of {size} bytes, or the batch that it went in, is more than the broker takes. Tell its "
-            f"limit with maxMessageBytes, or have it asked with adminUrl{more}"
+            f"{name}: a message of {size} bytes, or the batch that it went in, is more than the broker takes. Set the "
+            f"limit with maxMessageBytes, or set adminUrl, so that the broker is asked for it{more}"
         )
 
-    def _open(self, topic: str) -> BoundedProducer | PulsarProducer:
-        sink = self._sink
-        self._producers[topic] = open_producer(
-            self._client,
-            topic,
-            connection=sink.connection,
-            config=sink.config,
-            max_message_bytes=sink.max_message_bytes,
-            timeout_seconds=sink.timeout_seconds,
-        )
-        return self._producers[topic]
 
-
-class PulsarWriter(DataSourceArrowWriter):
-    """Sends a batch."""
-
-    def __init__(self, sink: PulsarSink) -> None:
-        self._sink = sink
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of one task."""
-        return self._sink.send(iterator)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log how many rows stay in the topics."""
-        _say(messages)
-
-
-class PulsarStreamWriter(DataSourceStreamArrowWriter):
-    """Sends the batches of a stream."""
-
-    def __init__(self, sink: PulsarSink) -> None:
-        self._sink = sink
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of one task."""
-        return self._sink.send(iterator)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Log how many rows stay in the topics."""
-        _say(messages)
-
-
-def _say(messages: Iterable[WriterCommitMessage | None]) -> None:
-    sent = sum(message.rows for message in messages if isinstance(message, Sent))
-    _log.warning("the job was aborted; %d rows of completed tasks stay in their topics", sent)
-
-
-_BATCH_BYTES = 128 << 10  # the client's own default
-_BATCH_MESSAGES = 1000
-_GRACE_SECONDS = 30.0
-
-
-def open_producer(
-    client: Any,
-    topic: str,
-    *,
-    connection: Connection,
-    config: Config | None,
-    max_message_bytes: int,
-    timeout_seconds: float,
-) -> BoundedProducer | PulsarProducer:
-    """Open a producer, which batches.
-
-    Args:
-        client: A native client.
-        topic: The topic.
-        connection: Its web service, if any, is asked for the limit of one message.
-        config: For payloads that are too large; without it rows are sent unchanged.
-        max_message_bytes: The limit, without a web service.
-        timeout_seconds: For the answer to one message.
-    """
-    limit = max_message_bytes if connection.admin_url is None else ask_limit(connection, topic)
-    with client_errors(connection, topic, "opening a producer"):
-        native = client.create_producer(
-            topic,
-            send_timeout_millis=max(1, round(timeout_seconds * 1000)),
-            block_if_queue_full=True,
-            batching_enabled=True,
-            # The broker's limit applies to a whole batch. The client counts payloads only: three quarters of the limit
-            # are left for keys and properties, 768 bytes for each message.
-            batching_max_allowed_size_in_bytes=max(1, min(_BATCH_BYTES, limit // 4)),
-            batching_max_messages=max(2, min(_BATCH_MESSAGES, limit // 1024)),
-        )
-    deadline = timeout_seconds + _GRACE_SECONDS
-    if config is None:
-        return BoundedProducer(native, deadline)
-    return PulsarProducer(native, claim_check(config), max_message_bytes=limit, deadline_seconds=deadline)
+def _as_text(row: Row, what: str, value: str | bytes | None) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise row.error(f"{what} is not UTF-8, which Pulsar requires") from error

@@ -1,0 +1,225 @@
+"""The part of a data source that all sources share: options to readers and writers, and Spark's callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from claimcheck._validation import fail
+from claimcheck.spark.sources._admission_control import Budget
+from claimcheck.spark.sources._options import COUNT, TEXT, Kind, Values, choice, parse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+__all__ = ["Checkpoint", "Log", "OffsetRange", "Sink", "TaskResults", "TopicSource", "TopicStreamReader"]
+
+P = TypeVar("P")
+L = TypeVar("L", bound="Log")
+
+Checkpoint = dict[str, Any]
+"""Offsets as Spark keeps them, as JSON."""
+
+TaskResults = Sequence[WriterCommitMessage | None]
+"""The results of a job's tasks; ``None`` for those that did not finish."""
+
+
+class OffsetRange(InputPartition, Generic[P]):
+    """The part of one partition that one task reads; the source defines the meaning of ``start`` and ``end``."""
+
+    def __init__(self, partition: str, start: P, end: P) -> None:
+        self.partition, self.start, self.end = partition, start, end
+
+
+class Log(Protocol):
+    """The options of a query that reads. Can be pickled."""
+
+    @property
+    def budget(self) -> Budget:
+        """The limits of a trigger."""
+
+    def ranges(self) -> Sequence[InputPartition]:
+        """Return all messages that are in the topics now, one range for each partition that is not empty."""
+
+    def batches(self, offsets: Any, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
+        """Read a range in this process."""
+
+
+class Sink(Protocol):
+    """The options of a query that writes, and its commit protocol. Can be pickled."""
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of one task."""
+
+    def commit(self, results: TaskResults, batch: int | None) -> None:
+        """Commit a job whose tasks have all finished; ``batch`` is the number of a stream's micro-batch."""
+
+    def abort(self, results: TaskResults) -> None:
+        """Undo a job that failed, as far as possible."""
+
+
+class TopicSource(DataSource):
+    """Created by Spark on the driver and in workers; opens nothing.
+
+    Attributes:
+        relative_paths: Whether stores and brokers may have relative paths.
+        columns: The columns of what is read, and their types.
+        read_options: The options of readers.
+        write_options: The options of writers.
+    """
+
+    relative_paths: ClassVar[bool] = True
+    columns: ClassVar[dict[str, str]]
+    read_options: ClassVar[dict[str, Kind]] = {
+        "topic": TEXT,
+        "startingPosition": choice("earliest", "latest"),
+        "maxRowsPerTrigger": COUNT,
+        "maxPayloadBytesPerTrigger": COUNT,
+        "config": TEXT,
+    }
+    write_options: ClassVar[dict[str, Kind]] = {"topic": TEXT, "config": TEXT, "maxMessageBytes": COUNT}
+
+    def schema(self) -> str:
+        """Return all columns; a query whose schema has fewer of them is faster."""
+        self._log_of(parse(self.options, self.read_options))  # raises errors at `load`, not when the query runs
+        return _as_ddl(self.columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch, from the beginning of the topics to their end."""
+        values = parse(self.options, self.read_options)
+        for name in ("maxRowsPerTrigger", "maxPayloadBytesPerTrigger", "subscription"):
+            if name in values:
+                fail(name, found="a batch query", expected="a streaming query: a batch reads everything")
+        if values.get("startingPosition") == "latest":
+            fail("startingPosition", found="'latest' in a batch query", expected="'earliest': a batch ends at the end")
+        return _BatchReader(self._log_of(values), _checked(schema, self.columns))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Return the reader of a stream."""
+        return self._stream_reader(parse(self.options, self.read_options), _checked(schema, self.columns))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of a batch."""
+        if overwrite:
+            fail("mode", found="'overwrite'", expected="'append': topics are append-only")
+        return _BatchWriter(self._sink_of(parse(self.options, self.write_options), schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """Return the writer of a stream."""
+        return _StreamWriter(self._sink_of(parse(self.options, self.write_options), schema))
+
+    def _log_of(self, values: Values) -> Log:
+        raise NotImplementedError
+
+    def _stream_reader(self, values: Values, schema: StructType) -> DataSourceStreamReader:
+        raise NotImplementedError
+
+    def _sink_of(self, values: Values, schema: StructType) -> Sink:
+        raise NotImplementedError
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[L]):
+    """Spark creates several of these: one plans the query and stays, others only run `read` on the executors."""
+
+    def __init__(self, log: L, schema: StructType) -> None:
+        self._log, self._schema = log, schema
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the limit of a trigger; both limits apply, though Spark can express only one."""
+        budget = self._log.budget
+        if budget.rows is not None:
+            return ReadMaxRows(budget.rows)
+        return ReadAllAvailable() if budget.size is None else ReadMaxBytes(budget.size)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one range, on an executor."""
+        return self._log.batches(partition, _arrow_schema(self._schema))
+
+    def _budget(self, limit: ReadLimit) -> Budget:
+        return Budget() if isinstance(limit, ReadAllAvailable) else self._log.budget
+
+
+class _BatchReader(DataSourceReader):
+    def __init__(self, log: Log, schema: StructType) -> None:
+        self._log, self._schema = log, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._log.ranges()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, OffsetRange):
+            return self._log.batches(partition, _arrow_schema(self._schema))
+        return iter(())  # all partitions are empty
+
+
+class _BatchWriter(DataSourceArrowWriter):
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._sink.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._sink.commit(messages, None)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._sink.abort(messages)
+
+
+class _StreamWriter(DataSourceStreamArrowWriter):
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._sink.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._sink.commit(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._sink.abort(messages)
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    return to_arrow_schema(schema, timezone="UTC")  # exactly the types that Spark compares batches with
+
+
+def _as_ddl(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
+
+
+def _checked(schema: StructType, columns: Mapping[str, str]) -> StructType:
+    """Check that a user's schema has some of the columns; raises `ConfigError`."""
+    names = [field.name for field in schema.fields]
+    if not names or len(set(names)) < len(names):
+        fail(
+            "schema",
+            found=", ".join(names) or "no columns",
+            expected=f"some of these columns, each once: {_as_ddl(columns)}",
+        )
+    for field in schema.fields:
+        kind = field.dataType.simpleString()
+        if columns.get(field.name) != kind:
+            fail("schema", found=f"{field.name} {kind}", expected=f"columns among: {_as_ddl(columns)}")
+    return schema
