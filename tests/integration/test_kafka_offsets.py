@@ -8,7 +8,7 @@ import pytest
 from claimcheck._envelope import encode_abort
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.kafka import last_offset
-from claimcheck.transports.kafka._partition import Mark
+from claimcheck.transports.kafka._partition import CommitMetadata
 from tests.integration.kafka_rig import LIMIT, Clock, chunks_of, content, nothing_comes, receive, rig, values
 
 A, B, C = (content(600, n) for n in range(3))
@@ -40,7 +40,8 @@ class TestCommits:
 
     @pytest.mark.parametrize("how", ["message", "offsets", "stored", "stored offsets", "automatic", "position"])
     @pytest.mark.parametrize(
-        ("received", "offset", "mark"), [(1, 0, Mark(3)), (2, 0, Mark(4)), (3, 5, None), (4, 6, None)]
+        ("received", "offset", "mark"),
+        [(1, 0, CommitMetadata(3)), (2, 0, CommitMetadata(4)), (3, 5, None), (4, 6, None)],
     )
     def test_no_way_of_committing_passes_the_head_of_an_incomplete_payload(self, lab, how, received, offset, mark):
         automatic = how == "automatic"
@@ -65,7 +66,7 @@ class TestCommits:
 
         committed = lab.committed()
 
-        assert (committed.offset, Mark.decode(committed.metadata)) == (offset, mark)
+        assert (committed.offset, CommitMetadata.decode(committed.metadata)) == (offset, mark)
 
     @pytest.mark.parametrize("received", [1, 2, 3, 4])
     def test_a_crash_after_any_record_gives_each_payload_once(self, lab, received):
@@ -108,9 +109,9 @@ class TestCommits:
             if how == "stored":
                 consumer.store_offsets(message)
             consumer.commit(asynchronous=False)
-            marks.append((lab.committed().offset, Mark.decode(lab.committed().metadata)))
+            marks.append((lab.committed().offset, CommitMetadata.decode(lab.committed().metadata)))
 
-        assert marks == [(0, Mark(3)), (0, Mark(4))]
+        assert marks == [(0, CommitMetadata(3)), (0, CommitMetadata(4))]
         with pytest.raises(kafka.KafkaException, match="_NO_OFFSET"):
             consumer.commit(asynchronous=False)  # nothing new
 
@@ -119,7 +120,7 @@ class TestCommits:
         consumer.commit(message=receive(consumer, 1)[0])
         consumer.close()
 
-        assert (lab.committed().offset, Mark.decode(lab.committed().metadata)) == (0, Mark(3))
+        assert (lab.committed().offset, CommitMetadata.decode(lab.committed().metadata)) == (0, CommitMetadata(3))
 
     def test_the_position_is_unknown_before_the_first_record(self, lab):
         consumer = lab.consumer()
@@ -443,7 +444,7 @@ class TestNeverComplete:
         found = receive(first, 2)
         first.commit(message=found[-1], asynchronous=False)
         first._native.close()
-        assert Mark.decode(lab.committed().metadata) == Mark(4, frozenset({0}))
+        assert CommitMetadata.decode(lab.committed().metadata) == CommitMetadata(4, frozenset({0}))
         lab.send_raw(a[1])
 
         assert values(receive(self.consumer(lab), 1)) == [A]

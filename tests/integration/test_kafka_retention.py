@@ -83,15 +83,15 @@ def test_after_the_low_watermark_was_read(lab, reset):
     lab.send_raw(a[0], b[0], b"behind")
     consumer = consumer_of(lab, reset, clock)
     assert values(receive(consumer, 1)) == [b"behind"]
-    read_low = consumer._assigned._low
+    read_low = consumer._assignment._low
 
     def low(place):
-        consumer._assigned._low = read_low
+        consumer._assignment._low = read_low
         answer = read_low(place)
         lab.remove_below(1)
         return answer
 
-    consumer._assigned._low = low
+    consumer._assignment._low = low
     clock.ahead += 61
     lab.send_raw(b[1], *PLAIN)
 

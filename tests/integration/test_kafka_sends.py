@@ -12,7 +12,7 @@ import claimcheck
 from claimcheck.errors import PartialSendError
 from claimcheck.hooks import SendEvent
 from claimcheck.transports.kafka import CompactedTopicError, KafkaProducer
-from claimcheck.transports.kafka._errors import classify
+from claimcheck.transports.kafka._client import classify
 from tests.integration.kafka_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig, values
 from tests.servers import wait_until
 
@@ -261,13 +261,25 @@ class TestReports:
     @pytest.mark.parametrize("size", [10, 4 * LIMIT])
     @pytest.mark.parametrize("wrong", [0, 1234567890123, "later"])
     def test_a_callback_that_is_not_callable_is_refused_at_once(self, lab, size, wrong):
-        producer, reports = lab.producer(), Reports()
-        with pytest.raises(TypeError, match="callable"):
-            producer.produce(lab.topic, content(size), b"k", -1, reports, wrong)
+        producer = lab.producer()
         with pytest.raises(TypeError, match="callable"):
             producer.produce(lab.topic, content(size), b"k", -1, wrong)
+        with pytest.raises(TypeError, match="callable"):
+            producer.produce(lab.topic, content(size), b"k", on_delivery=wrong)
 
-        assert (producer.flush(10), reports, stored(lab)) == (0, [], 0)
+        assert (producer.flush(10), stored(lab)) == (0, 0)
+
+    @pytest.mark.parametrize("size", [10, 4 * LIMIT])
+    def test_a_sixth_argument_that_is_not_callable_is_ignored_behind_a_callback_as_the_client_ignores_it(
+        self, lab, size
+    ):
+        native, producer, reports = lab.native(), lab.producer(), Reports()
+        native.produce(lab.topic, b"native", b"k", -1, reports, 1234567890123)
+        native.flush(10)
+        producer.produce(lab.topic, content(size), b"k", -1, reports, 1234567890123)
+        assert producer.produce_batch(lab.topic, [{"value": content(size)}], -1, reports, 0) == 1
+
+        assert (producer.flush(10), reports) == (0, [0, 1, 2])
 
     def test_none_is_lost_when_the_producer_is_fenced(self, lab):
         """The client's own flush loses them: it calls callbacks with the fatal error pending."""
@@ -378,7 +390,7 @@ class TestTopics:
             producer.produce(lab.topic, LARGE)
         producer.flush(10)
 
-        assert caplog.text.count("without a check whether the topic is compacted") == 1
+        assert caplog.text.count("without checking whether the topic is compacted") == 1
 
     def test_a_payload_larger_than_what_a_partition_holds_is_warned_of(self, unmade, caplog):
         unmade.create(retention_bytes=LIMIT)
@@ -386,7 +398,7 @@ class TestTopics:
         producer.produce(unmade.topic, LARGE)
         producer.flush(10)
 
-        assert f"{len(LARGE)} bytes goes as chunks to partitions that hold {LIMIT}" in caplog.text
+        assert f"{len(LARGE)} bytes as chunks to a partition that keeps {LIMIT}" in caplog.text
 
     def test_a_topic_that_is_not_there_yet(self, unmade, caplog):
         producer = unmade.producer("external", wrap={"admin": unmade.admin})

@@ -1,51 +1,52 @@
-"""Delivery reports: served without losing any, and the in-flight window of the records of one payload."""
+"""Delivery reports: serves them without losing any, and bounds the records of one payload that are in flight."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from claimcheck._envelope import Envelope
 from claimcheck._sending import SendLedger
-from claimcheck.transports.kafka._errors import MissingReportError, exception_of
+from claimcheck.transports.kafka._client import MissingReportError, exception_of
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message, Producer
+
+    from claimcheck.transports.kafka._client import Record
 
 __all__ = ["InFlightWindow", "Poller"]
 
 _POLL_SECONDS = 0.1
-_STEP_SECONDS = 0.02  # another thread may be the one that serves our reports
+_STEP_SECONDS = 0.02  # another thread may be serving our reports
 
 
 class Poller:
-    """Polls a producer.
+    """Polls a producer, and keeps exceptions for the user's next `poll` or `flush`.
 
-    An exception of the client after a fatal error, or of a user's callback, is not lost: the user's next `poll` or
-    `flush` raises it. The client's own ``flush`` calls callbacks while an exception is pending and loses their
-    reports.
-
-    Args:
-        native: A `confluent_kafka.Producer`.
-        clock: Seconds, monotonic.
+    The client raises after a fatal error or when a callback fails. Its own ``flush`` calls callbacks while such an
+    exception is pending, and loses their reports.
     """
 
-    def __init__(self, native: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, native: Producer, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._native = native
         self._clock = clock
-        self._kept: Exception | None = None
+        self._pending: Exception | None = None
 
     def poll(self, seconds: float) -> int:
-        """Serve what is there or arrives in time (negative: no limit); returns the number of events.
+        """Serve events for up to ``seconds`` (negative: no limit); returns their number.
 
         Raises:
-            Exception: A callback's own, or the client's, for example after a fatal error; once each.
+            Exception: An error of a callback or of the client, for example after a fatal error; each is raised once.
         """
         count = self.quietly(seconds)
-        self._raise_kept()
+        self._raise_pending()
         return count
 
     def flush(self, seconds: float) -> int:
-        """Serve until every record has its report, or time is up; returns the number of those without one.
+        """Serve until every record has its report or time is up; returns the number of records without one.
 
         Raises:
             Exception: As `poll`.
@@ -54,169 +55,153 @@ class Poller:
         self.quietly(0)
         while (left := len(self._native)) and (end is None or self._clock() < end):
             self.quietly(_POLL_SECONDS if end is None else min(_POLL_SECONDS, max(0.0, end - self._clock())))
-        self._raise_kept()
-        return int(left)
+        self._raise_pending()
+        return left
 
     def quietly(self, seconds: float) -> int:
-        """Serve, and keep what is raised for the user's own `poll` or `flush`.
+        """Serve like `poll`, but keep an exception for the next `poll` or `flush`.
 
         Raises:
             KeyboardInterrupt: The client was interrupted, which it reports only as a `SystemError`.
         """
         try:
-            return int(self._native.poll(seconds))
+            return self._native.poll(seconds)
         except Exception as error:
             if isinstance(error, SystemError) and "without setting an exception" in str(error):
                 raise KeyboardInterrupt from error
-            self._kept = self._kept or error
+            self._pending = self._pending or error
             return 0
 
-    def _raise_kept(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            raise kept
+    def _raise_pending(self) -> None:
+        error, self._pending = self._pending, None
+        if error is not None:
+            raise error
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class InFlightWindow:
-    """Sends the records of one payload and enters in a ledger what became of them.
+    """Sends the records of one payload, and records their outcomes in a ledger.
 
-    The first of several is sent alone: its report says which partition the partitioner chose, and all others are sent
-    to that one. So the first has the lowest offset, too: without idempotence a client that retries changes the order.
+    The first of several records is sent alone. Its report reveals the partition that the partitioner chose, and the
+    others are sent to that one. It also has the lowest offset: without idempotence, retries may reorder records.
 
-    Args:
-        native: A `confluent_kafka.Producer`.
+    Attributes:
+        native: Sends the records.
         poller: Serves the delivery reports.
-        ledger: Of the payload; its results are delivery reports.
+        ledger: The payload's ledger; its results are delivery reports.
         topic: The topic.
-        partition: The user's choice, or -1.
+        partition: The user's choice or -1; then the partition of all records, once the first report reveals it.
         timestamp: Milliseconds since 1970, or 0 for now.
-        window_bytes: Bytes in flight at once; one record is always allowed.
+        window_bytes: Maximum bytes in flight; one record is always allowed.
         room_seconds: How long to wait for room in the client's queue.
         clock: Seconds, monotonic.
+        error: The error of the first record that failed.
+        failed: That record's report.
     """
 
-    def __init__(
-        self,
-        native: Any,
-        poller: Poller,
-        ledger: SendLedger,
-        *,
-        topic: str,
-        partition: int,
-        timestamp: int,
-        window_bytes: int,
-        room_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._native = native
-        self._poller = poller
-        self._ledger = ledger
-        self._topic = topic
-        self._partition = partition
-        self._timestamp = timestamp
-        self._window_bytes = window_bytes
-        self._room_seconds = room_seconds
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._in_flight = 0
-        self._bytes = 0
-        self._on_complete: Callable[[], None] | None = None
-        self.error: Any = None  # of the first record that failed
-        self.failed: Any = None  # its report
-
-    @property
-    def partition(self) -> int:
-        """The partition of all records; -1 until the first report names it."""
-        return self._partition
+    native: Producer
+    poller: Poller
+    ledger: SendLedger
+    topic: str
+    partition: int
+    timestamp: int
+    window_bytes: int
+    room_seconds: float
+    clock: Callable[[], float] = time.monotonic
+    error: KafkaError | None = None
+    failed: Message | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _in_flight: int = field(default=0, init=False)
+    _bytes: int = field(default=0, init=False)
+    _on_complete: Callable[[], None] | None = field(default=None, init=False)
 
     def send(self, envelope: Envelope) -> None:
-        """Send one record, when there is room for it.
+        """Send one record as soon as there is room for it.
 
         Raises:
-            BufferError: There is no room in the client's queue. This record was not sent.
+            BufferError: The client's queue stayed full. This record was not sent.
             KafkaException: The error of an earlier record, or of this one, which was not sent.
         """
         data = envelope.data
         size = len(data or b"")
-        self._wait(lambda: self._in_flight and self._bytes + size > self._window_bytes)
-        if self._ledger.count == 1:
-            self._wait(lambda: self._in_flight)
-            self._partition = self._ledger.results[0].partition()
+        self._wait_while(lambda: self._in_flight > 0 and self._bytes + size > self.window_bytes)
+        if self.ledger.count == 1:
+            self._wait_while(lambda: self._in_flight > 0)
+            self.partition = self.ledger.results[0].partition()
         self._produce(envelope, data if data is None or type(data) is bytes else bytes(data), size)
 
     def settle(self) -> None:
         """Wait until every record has its report."""
-        while self._in_flight and len(self._native):
-            self._poller.quietly(_STEP_SECONDS)
+        while self._in_flight and len(self.native):
+            self.poller.quietly(_STEP_SECONDS)
 
     def close(self, on_complete: Callable[[], None]) -> None:
-        """End the sends; ``on_complete`` is called when the last record has its report."""
+        """Accept no more records; call ``on_complete`` once the last one has its report."""
         with self._lock:
             done = not self._in_flight
             self._on_complete = None if done else on_complete
         if done:
             on_complete()
 
-    def first(self) -> Any:
-        """The report with the lowest offset; the first where there are no offsets, as with ``acks`` 0."""
-        return min(self._ledger.results, key=lambda report: -1 if report.offset() is None else report.offset())
+    def first(self) -> Record:
+        """Return the report with the lowest offset, or the first report if there are no offsets (``acks=0``)."""
+        report: Record = min(self.ledger.results, key=lambda each: -1 if each.offset() is None else each.offset())
+        return report
 
     def last_offset(self) -> int | None:
-        """The highest offset."""
-        return max((report.offset() for report in self._ledger.results if report.offset() is not None), default=None)
+        """Return the highest offset."""
+        return max((each.offset() for each in self.ledger.results if each.offset() is not None), default=None)
 
-    # Within ----------------------------------------------------------------------------------------------------
-
-    def _wait(self, busy: Callable[[], Any]) -> None:
+    def _wait_while(self, busy: Callable[[], bool]) -> None:
         while True:
-            if self._ledger.error is not None:
-                raise self._ledger.error
+            if self.ledger.error is not None:
+                raise self.ledger.error
             if not busy():
                 return
-            if not self._poller.quietly(_STEP_SECONDS) and not len(self._native) and busy():
+            if not self.poller.quietly(_STEP_SECONDS) and not len(self.native) and busy():
                 raise MissingReportError(
                     "a record has no delivery report, which chunks need: unset delivery.report.only.error",
-                    destination=self._topic,
+                    destination=self.topic,
                 )
 
     def _produce(self, envelope: Envelope, data: bytes | None, size: int) -> None:
-        patience = None
+        deadline = None
         with self._lock:
             self._in_flight, self._bytes = self._in_flight + 1, self._bytes + size
-            number = self._ledger.launched()
+            number = self.ledger.launched()
         while True:
             try:
-                self._native.produce(
-                    self._topic, data, envelope.key, self._partition,
+                self.native.produce(
+                    self.topic, data, envelope.key, self.partition,
                     on_delivery=lambda error, report: self._reported(number, size, error, report),
-                    timestamp=self._timestamp, headers=envelope.headers,
+                    timestamp=self.timestamp, headers=envelope.headers,
                 )  # fmt: skip
                 return
             except BufferError as error:
-                patience = patience or self._clock() + self._room_seconds
-                if self._clock() > patience:
-                    self._refused(number, size, error)
+                deadline = deadline or self.clock() + self.room_seconds
+                if self.clock() > deadline:
+                    self._rejected(number, size, error)
                     raise
-                self._poller.quietly(_STEP_SECONDS)
+                self.poller.quietly(_STEP_SECONDS)
             except BaseException as error:
-                self._refused(number, size, error)
+                self._rejected(number, size, error)
                 raise
 
-    def _refused(self, number: int, size: int, error: BaseException) -> None:
+    def _rejected(self, number: int, size: int, error: BaseException) -> None:
         with self._lock:
             self._in_flight, self._bytes = self._in_flight - 1, self._bytes - size
-            self._ledger.failed(number, error)
+            self.ledger.failed(number, error)
 
-    def _reported(self, number: int, size: int, error: Any, report: Any) -> None:
+    def _reported(self, number: int, size: int, error: KafkaError | None, report: Message) -> None:
         """Called in the thread that serves the producer."""
         with self._lock:
             self._in_flight, self._bytes = self._in_flight - 1, self._bytes - size
             if error is None:
-                if self._ledger.total > 1:  # their positions are enough
+                if self.ledger.total > 1:  # only their positions are needed
                     report.set_value(None)
-                self._ledger.acknowledged(number, report)
+                self.ledger.acknowledged(number, report)
             else:
-                self._ledger.failed(number, exception_of(error))
+                self.ledger.failed(number, exception_of(error))
                 if self.error is None:
                     self.error, self.failed = error, report
             on_complete = self._on_complete if not self._in_flight else None

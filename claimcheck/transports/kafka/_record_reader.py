@@ -1,4 +1,4 @@
-"""Turns native records into messages of whole payloads, and keeps account of chunks. Calls nothing of the consumer."""
+"""Turns records of the client into messages of whole payloads, and tracks chunks. Makes no calls to the client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from typing import Literal as OneOf
 
 from claimcheck._assembler import Identity, Slot
@@ -19,38 +19,36 @@ from claimcheck.transports.kafka._message import KafkaMessage, message_of, of_ch
 from claimcheck.transports.kafka._partition import Partition
 
 if TYPE_CHECKING:
-    from claimcheck._client import ClaimCheck
+    from confluent_kafka import Message
 
-__all__ = ["ReadyMessage", "FirstChunk", "RecordReader"]
+    from claimcheck._client import ClaimCheck
+    from claimcheck.transports.kafka._client import Record
+
+__all__ = ["FirstChunk", "ReadyMessage", "RecordReader"]
 
 _log = logging.getLogger(__name__)
 
 FirstChunk = OneOf["awaited", "reading", "removed"]
-"""Of the first chunk of a payload: it may still come, it is searched for further back, or retention removed it."""
+"""State of a payload's first chunk: it may still arrive, the client was sent back for it, or retention removed it."""
 
 
 @dataclass(slots=True, eq=False)
 class ReadyMessage:
-    """A message that waits for its receiver.
+    """A message that is ready for the caller.
 
     Attributes:
-        partition: Where it came from; ``None`` for an event of the client.
-        message: The message, or the native one.
+        partition: Its partition; ``None`` for an event of the client.
+        message: The message, or the client's own.
         first: The lowest offset of its records.
-        last: The highest.
-        outcome: Of chunks.
+        last: The highest offset of its records.
+        outcome: The resolver's outcome, if it came as chunks.
     """
 
     partition: Partition | None
-    message: Any
+    message: Message
     first: int = 0
     last: int = 0
     outcome: Outcome | None = None
-
-    @property
-    def payload(self) -> Identity | None:
-        """Which payload it is, if it came as chunks."""
-        return self.outcome.identity if self.outcome is not None else None
 
     @property
     def held_bytes(self) -> int:
@@ -59,26 +57,28 @@ class ReadyMessage:
 
     @property
     def stored_bytes(self) -> int:
-        """How many of them are still to be read from a store."""
+        """Bytes that are still to be read from a store."""
         return self.message.stored_bytes if isinstance(self.message, KafkaMessage) else 0
 
     def fetch(self, executor: Executor) -> None:
         """Start reading the payload."""
-        self.message.fetch(executor)
+        if isinstance(self.message, KafkaMessage):
+            self.message.fetch(executor)
 
 
 class RecordReader:
-    """Takes native records, and keeps account of chunks. For one thread.
+    """Turns records into messages, and tracks chunks. For one thread.
 
     Args:
-        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
+        cc: A `claimcheck.ClaimCheck` with the writers' stores.
         max_redeliveries: How often an incomplete payload is read again; ``None`` for ``chunking.max_redeliveries``.
-        find_first: Looks for the first chunk of a payload, given a later one and its offset.
-        starts_late: Whether reading a partition began in the middle because the user chose that.
+        find_first: Looks for the first chunk of a payload; takes a later one and its offset.
+        starts_late: Whether the user chose to start in the middle of the partition.
         clock: Seconds, monotonic.
 
     Attributes:
-        busy: Whether chunks are held, or are to be read again.
+        resolver: Holds the chunks.
+        busy: Whether chunks are in memory or will be read again.
     """
 
     def __init__(
@@ -94,14 +94,13 @@ class RecordReader:
         self._find_first = find_first
         self._starts_late = starts_late
         self._clock = clock
-        self._partitions: dict[tuple[str, int], Partition] = {}
-        self.header = cc.config.header
+        self._partitions: dict[object, Partition] = {}
         self.resolver: Resolver = cc.resolver(clock=clock, max_redeliveries=max_redeliveries)
         self.busy = False
 
-    def take(self, partition: Partition, native: Any) -> list[ReadyMessage]:
-        """Take a record that begins with the header; returns the messages that are complete now, if any."""
-        content = dispatch(self._cc, native.value(), native.headers)
+    def take(self, partition: Partition, native: Record) -> list[ReadyMessage]:
+        """Take a record that begins with the header; returns the messages that it completes, if any."""
+        content = dispatch(self._cc, native.value() or b"", native.headers)
         if isinstance(content, Chunk | Abort):
             return self._chunk(partition, native, content)
         if not partition.wants(offset := native.offset(), offset, None):
@@ -109,18 +108,18 @@ class RecordReader:
         return [ReadyMessage(partition, message_of(native, content), offset, offset)]
 
     def tick(self) -> list[ReadyMessage]:
-        """Expire incomplete payloads; returns those that are reported."""
+        """Expire incomplete payloads; returns messages for those that are reported."""
         messages = self._ready_messages(self.resolver.tick())
         self.busy = bool(self.resolver.pending_payloads) or any(each.rereads for each in self._partitions.values())
         return messages
 
     def settle(self, partition: Partition, outcome: Outcome) -> None:
-        """Mark all records of a payload as done: the user has it, or does not get it."""
+        """Mark all records of a payload as done: it was delivered or skipped."""
         unread = partition.end(outcome.identity) if outcome.identity is not None else []
         self.resolver.settle(replace(outcome, slots=[*unread, *outcome.slots]), acked=True)
 
     def removed(self, partition: Partition, payload: Identity, low: int) -> ReadyMessage:
-        """Report a payload that was to be read again, and begins below the low watermark by now."""
+        """Report a payload that was to be read again, but now begins below the low watermark."""
         failure = partition.rereads[payload].dropped.as_failed()
         seen, total = (getattr(failure.error, name, None) for name in ("seen", "total"))
         return self._report(partition, replace(failure, error=_first_removed(payload, low, seen=seen, total=total)))
@@ -133,9 +132,7 @@ class RecordReader:
         else:
             self._partitions.pop(source, None)
 
-    # Within ----------------------------------------------------------------------------------------------------
-
-    def _chunk(self, partition: Partition, native: Any, envelope: Chunk | Abort) -> list[ReadyMessage]:
+    def _chunk(self, partition: Partition, native: Record, envelope: Chunk | Abort) -> list[ReadyMessage]:
         self._partitions[partition.source] = partition
         self.busy = True
         offset, headers, key = native.offset(), native.headers(), native.key()
@@ -143,23 +140,22 @@ class RecordReader:
         if partition.waits(payload):
             return []
         if partition.was_reported(payload):
-            partition.passed_over(offset)
+            partition.skipped(offset)
             return []
-        native.set_value(None)  # the resolver holds all three, of the headers and keys those of the first chunk only
-        native.set_headers(None)
+        native.set_value(None)  # the resolver holds the chunk, and the headers and the key of the first one
+        native.set_headers(None)  # type: ignore[arg-type]
         native.set_key(None)
         if isinstance(envelope, Chunk) and self._lacks_first(partition, payload, envelope):
-            where = self._find_first(partition, envelope, offset)
-            if where == "reading":
+            state = self._find_first(partition, envelope, offset)
+            if state == "reading":
                 return []
-            if where == "removed":
+            if state == "removed":
                 error = _first_removed(payload, partition.low or 0, seen=1, total=envelope.count)
                 return self._begun_below(partition, payload, Slot(offset, native, headers, key), error)
-        return self._ready_messages(
-            self.resolver.feed(
-                partition.source, offset, None, headers=headers, key=key, handle=native, envelope=envelope
-            )
+        outcomes = self.resolver.feed(
+            partition.source, offset, None, headers=headers, key=key, handle=native, envelope=envelope
         )
+        return self._ready_messages(outcomes)
 
     def _lacks_first(self, partition: Partition, payload: Identity, chunk: Chunk) -> bool:
         if chunk.position == 0:
@@ -172,19 +168,19 @@ class RecordReader:
         self, partition: Partition, payload: Identity, slot: Slot, error: IncompletePayloadError
     ) -> list[ReadyMessage]:
         """Report a payload whose first chunk was removed before it was read."""
-        if slot.position < (partition.start or 0):  # below the group's offset: whoever read it knows what became of it
+        if slot.position < (partition.start or 0):  # below the group's offset: an earlier owner has handled it
             return []
         return [self._report(partition, Failed(source=partition.source, slots=[slot], identity=payload, error=error))]
 
     def _ready_messages(self, outcomes: Iterable[Outcome]) -> list[ReadyMessage]:
-        messages = (self._ready_message(self._partitions[outcome.source], outcome) for outcome in outcomes)  # type: ignore[index]
+        messages = (self._ready_message(self._partitions[outcome.source], outcome) for outcome in outcomes)
         return [ready for ready in messages if ready is not None]
 
     def _ready_message(self, partition: Partition, outcome: Outcome) -> ReadyMessage | None:
         first, last = outcome.positions[0], outcome.positions[-1]
         if self._is_skipped(partition, outcome):
             self.settle(partition, outcome)
-            partition.passed_over(last)
+            partition.skipped(last)
             return None
         if isinstance(outcome, Dropped):
             return self._dropped(partition, outcome)
@@ -195,7 +191,7 @@ class RecordReader:
         return ReadyMessage(partition, message, first, last, kept)
 
     def _is_skipped(self, partition: Partition, outcome: Outcome) -> bool:
-        """Whether the user does not get to know of an outcome."""
+        """Whether an outcome is not visible to the user."""
         payload = outcome.identity
         if isinstance(outcome, Dropped) and outcome.action == "ack":
             return True
@@ -212,18 +208,18 @@ class RecordReader:
         return True
 
     def _dropped(self, partition: Partition, dropped: Dropped) -> ReadyMessage | None:
-        """Have chunks read again, or return the message that reports them."""
+        """Schedule dropped chunks to be read again, or return the message that reports them."""
         payload = dropped.identity
         assert payload is not None
-        has_lost_first = dropped.reason == "expired" and payload in partition.missing_first
-        if dropped.action == "dead_letter" or has_lost_first:  # to read it again would not help
+        lost_first = dropped.reason == "expired" and payload in partition.missing_first
+        if dropped.action == "dead_letter" or lost_first:  # reading them again would not help
             return self._report(partition, dropped.as_failed())
         partition.read_again(payload, dropped, self._clock())
         self.resolver.settle(dropped, acked=False)
         return None
 
     def _report(self, partition: Partition, failure: Failed) -> ReadyMessage:
-        """Hand out an incomplete payload with all records seen of it."""
+        """Return the message for an incomplete payload, with all of its records that were seen."""
         payload = failure.identity
         assert payload is not None
         slots = {slot.position: slot for slot in (*partition.end(payload), *failure.slots)}

@@ -14,7 +14,7 @@ from claimcheck._envelope import Envelope
 from claimcheck._outbound import Outbound
 from claimcheck._sending import SendLedger
 from claimcheck._validation import check_type
-from claimcheck.transports._common.rollback_worker import Undoing
+from claimcheck.transports._common.rollback_worker import RollbackWorker
 from claimcheck.transports.pulsar._deadlines import SendCallback, Ticket, no_id
 from claimcheck.transports.pulsar._errors import SendDeadlineError, error_of, vendor
 from claimcheck.transports.pulsar._message_ids import WholeMessageId
@@ -194,7 +194,7 @@ class SendSettings:
     topic: str
     window_bytes: int
     deadline_seconds: float
-    undoing: Undoing
+    undoing: RollbackWorker
     late: Callable[[], None]
 
     def window(
