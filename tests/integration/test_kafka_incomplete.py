@@ -112,7 +112,7 @@ class TestDeadWriter:
         consumer = lab.consumer()
         receive(consumer, 3)
 
-        assert not consumer._receiver.records.busy
+        assert not consumer._assignment.busy
 
 
 class TestAborts:
@@ -193,7 +193,7 @@ def test_headers_and_keys_of_held_chunks_are_not_kept(lab):
     consumer = lab.consumer()
     assert nothing_comes(consumer)
 
-    held = consumer._receiver.records.resolver.clear()
+    held = consumer._assignment.resolver.clear()
 
     assert [(native.headers(), native.key(), native.value()) for native in held] == [(None, None, None)] * 2
 

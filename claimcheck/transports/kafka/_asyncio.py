@@ -57,7 +57,6 @@ class AsyncKafkaConsumer(AsyncClosing):
     def __init__(self, consumer: AIOConsumer, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
         self._native: Any = consumer
         self._blocking = KafkaConsumer(native_client(consumer, "Consumer"), cc, **options)
-        self._receiver = self._blocking._receiver
         self._calls = CallSerializer(self._native._call)
         self._call = self._calls.call
         self._reading: tuple[Message, asyncio.Task[None]] | None = None
@@ -149,21 +148,21 @@ class AsyncKafkaConsumer(AsyncClosing):
         clock = asyncio.get_running_loop().time
         end = clock() + timeout if timeout is not None and timeout >= 0 else _FOREVER
         is_last = False
-        if self._receiver.looks_ahead:
-            await self._call(self._receiver.look_ahead)
+        if self._blocking._looks_ahead:
+            await self._call(self._blocking._expire_and_look_ahead)
         while True:
             async with self._calls.exclusive():  # without an await: the caller gets the messages, or they stay queued
-                waiting = self._receiver.waiting(count)
+                waiting = self._blocking._waiting(count)
                 unread = next((place for place, message in enumerate(waiting) if not _is_read(message)), None)
                 ready = len(waiting) if unread is None else unread
                 if ready == count or is_last:
-                    return self._receiver.hand_out(ready)
+                    return self._blocking._hand_out(ready)
             left = max(0.0, end - clock())
             is_last = not left
             if unread is not None:
                 await self._read(waiting[unread], left)
             else:
-                gather = functools.partial(self._receiver.gather, count - ready, min(_STEP_SECONDS, left))
+                gather = functools.partial(self._blocking._gather, count - ready, min(_STEP_SECONDS, left))
                 await self._call(gather)
 
     async def _read(self, message: Any, seconds: float) -> None:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._validation import check_cc, check_int, check_type
-from claimcheck.transports.kafka._assignment import Start
+from claimcheck.transports._common.prefetch import Prefetch
+from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage, Start
 from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, vendor
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Partition
-from claimcheck.transports.kafka._receiver import Receiver
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, TopicPartition
 
     from claimcheck._client import ClaimCheck
+    from claimcheck.transports.kafka._client import Record
 
 __all__ = ["ConsumerOptions", "KafkaConsumer"]
 
 _log = logging.getLogger(__name__)
 
-_STORE_SECONDS = 0.2
+_STORE_SECONDS = 0.2  # how often offsets are stored
+_STEP_SECONDS = 0.2  # how long one call of the client may wait while something else is to be done
+_FOREVER = float("inf")
 
 RebalanceCallback = Callable[[Any, list[Any]], object]
 
@@ -90,20 +95,19 @@ class KafkaConsumer(NativeClient):
         check_int("prefetch_threads", prefetch_threads, minimum=1)
         _check_offset_store(consumer)
         self._native: Consumer = consumer
-        self._receiver = Receiver(
-            consumer,
-            cc,
-            max_redeliveries=max_redeliveries,
-            prefetch_bytes=prefetch_bytes,
-            prefetch_threads=prefetch_threads,
-            before_next=self._store_offsets_in_time if auto_offset_store else lambda: None,
-            is_timed=auto_offset_store,
-            clock=clock,
-        )
-        self._assignment = self._receiver.assignment
+        self._poll: Callable[[float], Record | None] = consumer.poll  # type: ignore[assignment]
+        self._consume: Callable[[int, float], list[Record]] = consumer.consume  # type: ignore[assignment]
+        self._header = cc.config.header
+        self._assignment = Assignment(consumer, cc, max_redeliveries=max_redeliveries, clock=clock)
+        self._paused: set[tuple[str, int]] = set()
+        self._ready: deque[ReadyMessage] = deque()  # not delivered: never committed, dropped by a seek or a revocation
+        self._looks_ahead = prefetch_bytes > 0
+        self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
+        self._errors: list[Exception] = []  # of rebalance callbacks
         self._clock = clock
         self._auto_offset_store = auto_offset_store
         self._stored_at = 0.0
+        self._in_steps = auto_offset_store or self._looks_ahead
 
     def poll(self, timeout: float = -1) -> Any:
         """Wait for the next payload. One that cannot be delivered is returned too; its value raises the error.
@@ -117,13 +121,23 @@ class KafkaConsumer(NativeClient):
         Raises:
             KafkaException: An error of the client.
         """
-        return self._receiver.poll(timeout)
+        if not (self._ready or self._in_steps or self._assignment.busy or self._errors):
+            native = self._poll(timeout)
+            if self._errors:
+                if native is not None:
+                    self._take(native)
+                self._raise_deferred()
+            if native is None or self._is_plain(native):
+                return native
+            self._take(native)
+        messages = self._receive(1, timeout)
+        return messages[0] if messages else None
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
         """Wait for up to ``num_messages`` payloads; returns those that came in time. Raises as `poll` does."""
         if num_messages < 0:
             return list(self._native.consume(num_messages, timeout))  # raises the client's own error
-        return self._receiver.consume(num_messages, timeout)
+        return self._receive(num_messages, timeout)
 
     def commit(
         self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True
@@ -179,7 +193,7 @@ class KafkaConsumer(NativeClient):
         it marks as delivered are not delivered again.
         """
         self._native.seek(partition)
-        self._receiver.drop([partition])
+        self._drop([partition])
         self._assignment.seek(partition)
 
     def subscribe(
@@ -191,7 +205,7 @@ class KafkaConsumer(NativeClient):
     ) -> None:
         """Subscribe like the client. Callbacks receive this consumer; `poll` raises their exceptions."""
         # Deferred: the client replaces a callback's exception with a KafkaError, which is not an exception class.
-        defer = self._receiver.defer_errors
+        defer = self._defer_errors
 
         def call(callback: RebalanceCallback | None, partitions: list[TopicPartition]) -> None:
             if callback is not None:
@@ -206,24 +220,24 @@ class KafkaConsumer(NativeClient):
         def revoked(_: Consumer, partitions: list[TopicPartition]) -> None:
             self._store_offsets()
             call(on_revoke, partitions)
-            self._receiver.revoke(partitions)
+            self._revoke(partitions)
 
         def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
             call(on_revoke if on_lost is None else on_lost, partitions)
-            self._receiver.revoke(partitions)
+            self._revoke(partitions)
 
         self._native.subscribe(topics, on_assign=assigned, on_revoke=revoked, on_lost=lost)
 
     def unsubscribe(self) -> None:
         """Unsubscribe, and forget chunks and waiting messages."""
         self._native.unsubscribe()
-        self._receiver.forget()
+        self._forget()
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         """Assign partitions manually, at their offsets or at the group's committed offsets."""
         starts = self._assignment.starts(partitions)
         self._native.assign([start.at for start in starts])
-        self._receiver.forget()
+        self._forget()
         self._assignment.begin_at(starts)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
@@ -235,29 +249,29 @@ class KafkaConsumer(NativeClient):
     def unassign(self) -> None:
         """Remove all partitions from the assignment, and forget chunks and waiting messages."""
         self._native.unassign()
-        self._receiver.forget()
+        self._forget()
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Remove some partitions from the assignment."""
         self._native.incremental_unassign(partitions)
-        self._receiver.revoke(partitions)
+        self._revoke(partitions)
 
     def pause(self, partitions: list[TopicPartition]) -> None:
         """Pause partitions, including messages that were received ahead."""
         self._native.pause(partitions)
-        self._receiver.paused |= {(each.topic, each.partition) for each in partitions}
+        self._paused |= {(each.topic, each.partition) for each in partitions}
 
     def resume(self, partitions: list[TopicPartition]) -> None:
         """Resume paused partitions."""
         self._native.resume(partitions)
-        self._receiver.paused -= {(each.topic, each.partition) for each in partitions}
+        self._paused -= {(each.topic, each.partition) for each in partitions}
 
     def close(self) -> None:
         """Close; messages that were not committed are redelivered to other members."""
         self._store_offsets()
         self._native.close()
-        self._receiver.forget()
-        self._receiver.raise_deferred()
+        self._forget()
+        self._raise_deferred()
 
     def assignment(self) -> list[TopicPartition]:
         """Return the partitions that are assigned to this consumer."""
@@ -282,16 +296,188 @@ class KafkaConsumer(NativeClient):
     @property
     def pending_payloads(self) -> int:
         """Number of incomplete payloads with chunks in memory."""
-        return self._receiver.records.resolver.pending_payloads
+        return self._assignment.resolver.pending_payloads
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of the chunks in memory."""
-        return self._receiver.records.resolver.pending_bytes
+        return self._assignment.resolver.pending_bytes
 
     def __repr__(self) -> str:
         count = len(self._assignment.partitions)
         return f"<KafkaConsumer of {count} partitions, {self.pending_payloads} incomplete payloads>"
+
+    # The receive loop. On an event loop `_gather` waits, `_waiting` returns what arrived, `_hand_out` removes it.
+
+    def _receive(self, count: int, timeout: float | None) -> list[Message]:
+        """Wait for ``count`` messages; returns those that arrived in time, or before a callback raised an exception."""
+        self._raise_deferred()
+        end, messages = self._end(timeout), list[Any]()
+        while True:
+            if not messages:  # otherwise offsets of messages that the caller does not have yet would be stored
+                self._before_next()
+            self._tick()
+            while len(messages) < count and (message := self._next()) is not None:
+                messages.append(message)
+            left = max(0.0, end - self._clock())
+            if len(messages) >= count or (messages and (left == 0 or self._errors)):
+                self._defer_errors(self._look_ahead)
+                return messages
+            natives = self._records(count - len(messages), self._step(left))
+            self._take_all(natives, None if self._errors else messages)
+            if not messages:
+                self._raise_deferred()
+            if not natives and left == 0:
+                return messages
+
+    def _gather(self, count: int, seconds: float) -> None:
+        """Wait for up to ``count`` records; blocks, and may call the user's callbacks."""
+        self._before_next()
+        self._tick()
+        self._take_all(self._records(count, seconds))
+        self._raise_deferred()
+        self._look_ahead()
+
+    def _expire_and_look_ahead(self) -> None:
+        """Take the records for which there is room; also expires incomplete payloads."""
+        self._tick()
+        self._look_ahead()
+        self._raise_deferred()
+
+    def _waiting(self, count: int) -> list[Message]:
+        """Return up to ``count`` of the next messages; they stay in the queue."""
+        return list(islice((ready.message for ready in self._ready if not self._is_paused(ready)), count))
+
+    def _hand_out(self, count: int) -> list[Message | None]:
+        """Remove the next messages from the queue; they count as delivered."""
+        self._before_next()
+        return [self._next() for _ in range(count)]
+
+    def _records(self, count: int, seconds: float) -> list[Record]:
+        """Wait for up to ``count`` records."""
+        if count != 1:
+            return self._consume(count, seconds)
+        native = self._poll(seconds)
+        return [] if native is None else [native]
+
+    def _is_plain(self, native: Record) -> bool:
+        """Whether a record is its own payload, as most are; then it counts as delivered."""
+        value = native.value()
+        if native.error() is not None or (value is not None and value.startswith(self._header)):
+            return False
+        partition, offset = self._assignment.partitions.get((native.topic(), native.partition())), native.offset()
+        if partition is None or partition.start is None:
+            partition = self._assignment.of(native)
+        if offset < partition.skip_below or partition.went_back:
+            return False
+        partition.read = partition.taken = partition.position = offset + 1
+        partition.changed = True
+        return True
+
+    def _take_all(self, natives: Iterable[Record], messages: list[Message] | None = None) -> None:
+        """Take several records; plain ones go directly into ``messages`` while no other message waits."""
+        stale: set[Partition] = set()
+        for native in natives:
+            if messages is not None and not self._ready and not stale and self._is_plain(native):
+                messages.append(native)
+            elif (partition := self._take(native, stale)) is not None and partition.went_back:
+                stale.add(partition)  # the client returns its other records again
+
+    def _take(self, native: Record, stale: Iterable[Partition] = ()) -> Partition | None:
+        if native.error() is not None:
+            self._add(ReadyMessage(None, native))
+            return None
+        partition, offset, value = self._assignment.of(native), native.offset(), native.value()
+        if partition in stale:
+            return None
+        if partition.went_back and self._assignment.was_overtaken(partition, offset):
+            return partition
+        partition.read, partition.went_back = offset + 1, False
+        if value is None or not value.startswith(self._header):
+            if offset >= partition.skip_below:
+                self._add(ReadyMessage(partition, native, offset, offset))
+            return partition
+        for ready in self._assignment.take(partition, native):
+            self._add(ready)
+        return partition
+
+    def _add(self, ready: ReadyMessage) -> None:
+        if ready.partition is not None:
+            ready.partition.taken = max(ready.partition.taken, ready.last + 1)
+        self._ready.append(ready)
+        if self._looks_ahead:
+            self._prefetch.add(ready)
+
+    def _remove(self, ready: ReadyMessage) -> None:
+        self._ready.remove(ready)
+        if self._looks_ahead:
+            self._prefetch.remove(ready)
+
+    def _is_paused(self, ready: ReadyMessage) -> bool:
+        return ready.partition is not None and ready.partition.source in self._paused
+
+    def _next(self) -> Message | None:
+        """Remove the next message from the queue; returns ``None`` if none waits or all partitions are paused."""
+        ready = next((each for each in self._ready if not self._is_paused(each)), None)
+        if ready is None:
+            return None
+        self._remove(ready)
+        if ready.partition is not None:
+            ready.partition.delivered(ready.first, ready.last)
+            if isinstance(ready.message, KafkaMessage):
+                ready.message.next_offset = ready.partition.position or 0
+            if ready.outcome is not None:
+                self._assignment.settle(ready.partition, ready.outcome)
+        return ready.message
+
+    def _look_ahead(self) -> None:
+        while self._looks_ahead and self._prefetch.room and (native := self._poll(0)) is not None:
+            self._take(native)
+
+    def _tick(self) -> None:
+        """Expire incomplete payloads, and go back for those that are to be read again."""
+        if self._assignment.busy:
+            for ready in self._assignment.tick(self._paused):
+                self._add(ready)
+
+    def _step(self, left: float) -> float:
+        """Return how long one call of the client may wait: meanwhile chunks may expire, and offsets must be stored."""
+        if self._in_steps or self._assignment.busy:
+            return min(left, _STEP_SECONDS)
+        return -1 if left == _FOREVER else left
+
+    def _end(self, timeout: float | None) -> float:
+        return _FOREVER if timeout is None or timeout < 0 else self._clock() + timeout
+
+    def _drop(self, partitions: list[TopicPartition]) -> None:
+        """Drop the waiting messages of these partitions."""
+        dropped = {(each.topic, each.partition) for each in partitions}
+        for ready in [each for each in self._ready if each.partition and each.partition.source in dropped]:
+            self._remove(ready)
+
+    def _revoke(self, partitions: list[TopicPartition]) -> None:
+        """Forget partitions that now belong to another consumer."""
+        self._drop(partitions)
+        self._assignment.end(partitions)
+
+    def _forget(self) -> None:
+        """Forget all partitions and waiting messages."""
+        self._ready.clear()
+        self._prefetch.forget()
+        self._assignment.end_all()
+
+    def _defer_errors(self, work: Callable[[], object]) -> None:
+        """Call ``work``, and keep its exception, which must not end a call of the client in the middle."""
+        try:
+            work()
+        except Exception as error:
+            self._errors.append(error)
+
+    def _raise_deferred(self) -> None:
+        """Raise the first exception that was kept, once."""
+        errors, self._errors = self._errors, []
+        if errors:
+            raise errors[0]
 
     def _assign_moved(self, starts: list[Start]) -> None:
         """Within a rebalance: assign partitions, which the client does by itself unless one starts elsewhere."""
@@ -339,9 +525,9 @@ class KafkaConsumer(NativeClient):
             partition.stored = None
         return committed
 
-    def _store_offsets_in_time(self) -> None:
+    def _before_next(self) -> None:
         """Store offsets if that was not done for a while; the user has processed everything that was returned."""
-        if self._clock() - self._stored_at > _STORE_SECONDS:
+        if self._auto_offset_store and self._clock() - self._stored_at > _STORE_SECONDS:
             self._store_offsets()
 
     def _store_offsets(self) -> None:

@@ -119,7 +119,7 @@ class Topics:
         if max_bytes < self._max_message_bytes:
             _log.warning(
                 "%s accepts batches of at most %d bytes, and rejects a larger one as a whole: set the producer's "
-                "batch.size to at most %d", name, max_bytes, max_bytes,
+                "batch.size to %d or less", name, max_bytes, max_bytes,
             )  # fmt: skip
         retention = int(config.get("retention.bytes") or -1)
         return TopicLimits(
