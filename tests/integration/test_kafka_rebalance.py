@@ -228,3 +228,30 @@ class TestHandover:
             receive(consumer, 1)
 
         assert values(receive(consumer, 1)) == [b"one"]
+
+    def test_messages_received_before_a_callback_raises_are_returned_first(self, lab, protocol):
+        conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
+        first = lab.consumer(subscribe=False, wrap={"auto_offset_store": True}, **conf)
+        second, done = lab.native_consumer(**conf), threading.Event()
+
+        def on_revoke(*_):
+            raise RuntimeError("revoked")
+
+        def join():
+            second.subscribe([lab.topic])
+            while not done.is_set():
+                second.poll(0.1)
+            second.close()
+
+        first.subscribe([lab.topic], on_revoke=on_revoke)
+        servers.wait_until(lambda: first.poll(0.1) is None and len(first.assignment()) == PARTITIONS, "it has all")
+        lab.send_raw(b"one", partition=0)
+        other = threading.Thread(target=join)
+        other.start()
+        try:
+            assert values(first.consume(10, timeout=30)) == [b"one"]
+            with pytest.raises(RuntimeError, match="revoked"):
+                first.poll(30)
+        finally:
+            done.set()
+            other.join()
