@@ -1,4 +1,4 @@
-"""The consumer of `confluent_kafka.aio`, wrapped, on a real Kafka: nothing is lost when a task goes away."""
+"""The asyncio consumer on a real Kafka: nothing is lost when a task is cancelled."""
 
 import asyncio
 import threading

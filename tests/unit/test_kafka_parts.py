@@ -1,4 +1,4 @@
-"""Kafka's parts without a broker: marks, accounts of partitions; and the wrappers on the client's own mock cluster."""
+"""Kafka without a broker: commit metadata, partition state, and the wrappers on the client's own mock cluster."""
 
 import copy
 import pickle
@@ -26,7 +26,7 @@ class TestMarks:
         mark = CommitMetadata(upto, owed)
 
         assert CommitMetadata.decode(mark.encode()) == mark
-        assert CommitMetadata.decode(mark.encode() + "\0") == mark  # as other clients see it
+        assert CommitMetadata.decode(mark.encode() + "\0") == mark  # as other clients read it
 
     @pytest.mark.parametrize("text", [None, "", "mine", "claimcheck:1", "claimcheck:1;x;", "claimcheck:2;5;", "\0"])
     def test_what_is_not_ours_is_none(self, text):
@@ -134,7 +134,7 @@ def test_what_the_call_itself_raises_was_not_sent(error):
 
 @pytest.fixture
 def servers():
-    """The client's own mock cluster: no JVM and no broker; every laptop has it."""
+    """The client's own mock cluster, which needs neither a JVM nor a broker."""
     cluster = kafka.Producer({"bootstrap.servers": "nobody", "test.mock.num.brokers": 1})
     (broker,) = cluster.list_topics(timeout=10).brokers.values()
     yield {"bootstrap.servers": f"{broker.host}:{broker.port}"}
