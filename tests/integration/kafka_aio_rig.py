@@ -1,4 +1,4 @@
-"""What the tests of the asyncio wrappers share, beside the rig of the blocking ones."""
+"""Helpers for the tests of the asyncio wrappers, in addition to `kafka_rig`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _quiet = logging.getLogger("kafka-client-of-tests")
 async def producing(
     lab: Rig, strategy: str = "external", *, wrap: dict[str, Any] | None = None, **conf: Any
 ) -> AsyncIterator[AsyncKafkaProducer]:
-    """A wrapped producer, closed at the end; its native buffer would keep what is in it for ever."""
+    """A wrapped producer, closed at the end; its native buffer is disabled, because it would never be flushed."""
     named = {key.replace("_", "."): value for key, value in conf.items()}
     options = {**lab.servers, "message.max.bytes": LIMIT, "logger": _quiet, **named}
     native = AIOProducer(options, buffer_timeout=0)
@@ -35,7 +35,7 @@ async def producing(
 async def consuming(
     lab: Rig, *, wrap: dict[str, Any] | None = None, callbacks: dict[str, Any] | None = None, **conf: Any
 ) -> AsyncIterator[AsyncKafkaConsumer]:
-    """A wrapped consumer of the rig's topic, closed at the end."""
+    """A wrapped consumer that is subscribed to the rig's topic; closed at the end."""
     named = {key.replace("_", "."): value for key, value in conf.items()}
     options = {"auto.offset.reset": "earliest", "enable.auto.offset.store": False, "enable.auto.commit": False}
     native = AIOConsumer({**lab.servers, "group.id": lab.group, "logger": _quiet, **options, **named})
@@ -45,7 +45,7 @@ async def consuming(
 
 
 async def soon(awaitable: Any) -> Any:
-    """Its result; a test that waits for ever says nothing."""
+    """Return the result; raises `TimeoutError` instead of waiting forever."""
     return await asyncio.wait_for(awaitable, WITHIN_SECONDS)
 
 
@@ -55,17 +55,17 @@ async def send(producer: AsyncKafkaProducer, topic: str, value: Any, **arguments
 
 
 async def poll(consumer: AsyncKafkaConsumer, count: int) -> list[Any]:
-    """So many messages."""
+    """Return ``count`` messages."""
     return [await soon(consumer.poll()) for _ in range(count)]
 
 
 def stored(lab: Rig) -> int:
-    """How many payloads the rig's store holds."""
+    """Return the number of payloads in the rig's store."""
     return len(memory._SPACES.get(lab.topic, {}))
 
 
 class Held:
-    """Holds every call of a method until it is let go, and says when one has come. From any thread but the loop's."""
+    """Blocks every call of a method until `let_go`, in any thread except the loop's; `entered` waits for a call."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self._call = getattr(owner, name)
@@ -78,9 +78,9 @@ class Held:
         return self._call(*args, **kwargs)
 
     async def entered(self) -> None:
-        """Wait until one has come."""
+        """Wait for the first call."""
         assert await asyncio.to_thread(self._came.wait, WITHIN_SECONDS)
 
     def let_go(self) -> None:
-        """Hold none any more."""
+        """Unblock all calls."""
         self._may_go.set()

@@ -1,4 +1,4 @@
-"""What the tests against a real Kafka share: a topic of their own, and whatever is wrapped on it."""
+"""Helpers for the tests against a real Kafka: a topic for each test, with producers and consumers."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from claimcheck.testing import FaultyStore
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 
 LIMIT = 10_000
-"""What the producers of the tests take in one record: so little that small payloads make many chunks."""
+"""Maximum record size of the tests' producers: so small that small payloads are sent as many chunks."""
 
 STRATEGIES = ("external", "chunking")
 WITHIN_SECONDS = 30.0
 
 SENT_AT = int(time.time() * 1000) - 60_000
-"""A time that a record may say, not so long ago that retention would remove it at once."""
+"""A timestamp for records, recent enough that retention keeps them."""
 
 _quiet = logging.getLogger("kafka-client-of-tests")
 _quiet.setLevel(logging.CRITICAL + 1)
 
 
 def content(size: int, seed: int = 0) -> bytes:
-    """Bytes that are the same each time, and different for each seed."""
+    """Return random bytes that depend on size and seed only."""
     return random.Random(f"{size} {seed}").randbytes(size)
 
 
 def chunks_of(payload: bytes, count: int, identity: str | None = None) -> list[bytes]:
-    """The published format, and nothing else: a payload in so many chunks."""
+    """Return a payload as ``count`` chunks in the published format, without headers."""
     size, identity = -(-len(payload) // count), identity or str(uuid.uuid4())
     return [encode_chunk(identity, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]
 
 
 class Clock:
-    """The time, which a test can move forward."""
+    """A monotonic clock that a test can move forward."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -53,7 +53,7 @@ class Clock:
 
 
 class Rig:
-    """One topic, and whatever is wrapped on it; closed at the end."""
+    """One topic with producers and consumers, which are closed at the end."""
 
     def __init__(self, bootstrap_servers: str, topic: str, stack: contextlib.ExitStack) -> None:
         self.topic, self.group, self._stack = topic, f"group-{topic}", stack
@@ -62,24 +62,24 @@ class Rig:
         self.cc = self.claimcheck("external")
 
     def claimcheck(self, strategy: str, **more: Any) -> claimcheck.ClaimCheck:
-        """A configuration; pointers of all of them lead to the same store."""
+        """Return a `ClaimCheck`; all of them share one store."""
         stores = {"m": {"type": "memory", "space": self.topic}}
         return self._stack.enter_context(claimcheck.from_dict({"strategy": strategy, "stores": stores, **more}))
 
     def create(self, partitions: int = 1, name: str | None = None, **config: Any) -> str:
         """Create a topic, by default the rig's own."""
         name = name or self.topic
-        told = {key.replace("_", "."): str(value) for key, value in config.items()}
-        self.admin.create_topics([NewTopic(name, partitions, 1, config=told)])[name].result()
+        named = {key.replace("_", "."): str(value) for key, value in config.items()}
+        self.admin.create_topics([NewTopic(name, partitions, 1, config=named)])[name].result()
         return name
 
     def native(self, **conf: Any) -> Any:
-        """The client's own producer, with a small limit."""
+        """Return a native producer with a small limit."""
         named = {key.replace("_", "."): value for key, value in conf.items()}
         return kafka.Producer({**self.servers, "message.max.bytes": LIMIT, "linger.ms": 0, **named}, logger=_quiet)
 
     def producer(self, strategy: Any = "external", *, wrap: dict[str, Any] | None = None, **conf: Any) -> KafkaProducer:
-        """A wrapped producer; the rest goes to the client."""
+        """Return a wrapped producer; ``conf`` configures the client."""
         cc = strategy if isinstance(strategy, claimcheck.ClaimCheck) else self.claimcheck(strategy)
         limit = conf.get("message_max_bytes", LIMIT)
         made = KafkaProducer(self.native(**conf), cc, **{"max_message_bytes": limit, **(wrap or {})})
@@ -87,7 +87,7 @@ class Rig:
         return made
 
     def native_consumer(self, group: str | None = None, **conf: Any) -> Any:
-        """The client's own consumer, from the beginning of the topic on."""
+        """Return a native consumer that starts at the beginning of the topic."""
         named = {key.replace("_", "."): value for key, value in conf.items()}
         options = {"auto.offset.reset": "earliest", "enable.auto.offset.store": False, "enable.auto.commit": False}
         return kafka.Consumer({**self.servers, "group.id": group or self.group, **options, **named}, logger=_quiet)
@@ -101,7 +101,7 @@ class Rig:
         subscribe: bool = True,
         **conf: Any,
     ) -> KafkaConsumer:
-        """A wrapped consumer, subscribed to topics, by default to the rig's own."""
+        """Return a wrapped consumer, subscribed to topics, by default to the rig's own."""
         made = KafkaConsumer(self.native_consumer(group, **conf), cc or self.cc, **(wrap or {}))
         self._stack.callback(_quietly, made.close)
         if subscribe:
@@ -109,7 +109,7 @@ class Rig:
         return made
 
     def send_raw(self, *values: bytes | None, partition: int = 0, **arguments: Any) -> list[int]:
-        """Send records as they are, and give their offsets."""
+        """Send records unchanged; returns their offsets."""
         offsets: list[int] = []
         native = self.native(message_max_bytes=2_000_000)
         for value in values:
@@ -120,12 +120,12 @@ class Rig:
         return offsets
 
     def remove_below(self, offset: int, partition: int = 0) -> None:
-        """Do what retention does: remove all records below an offset."""
+        """Remove all records below an offset, as retention does."""
         at = kafka.TopicPartition(self.topic, partition, offset)
         self.admin.delete_records([at])[at].result()
 
     def end(self, partition: int = 0) -> int:
-        """The offset behind the last record."""
+        """Return the offset after the last record."""
         consumer = self.native_consumer()
         try:
             return int(consumer.get_watermark_offsets(kafka.TopicPartition(self.topic, partition), WITHIN_SECONDS)[1])
@@ -133,7 +133,7 @@ class Rig:
             consumer.close()
 
     def commit(self, offset: int, partition: int = 0) -> None:
-        """Commit an offset of the group, which nobody is a member of."""
+        """Commit an offset for the group, which must have no members."""
         consumer = self.native_consumer()
         try:
             consumer.commit(offsets=[kafka.TopicPartition(self.topic, partition, offset)], asynchronous=False)
@@ -141,7 +141,7 @@ class Rig:
             consumer.close()
 
     def committed(self, partition: int = 0, group: str | None = None) -> Any:
-        """What the group has committed of one partition."""
+        """Return the group's committed offset of one partition."""
         consumer = self.native_consumer(group)
         try:
             return consumer.committed([kafka.TopicPartition(self.topic, partition)], timeout=WITHIN_SECONDS)[0]
@@ -151,7 +151,7 @@ class Rig:
 
 @contextlib.contextmanager
 def rig(broker: Any, topic: str, partitions: int = 1) -> Iterator[Rig]:
-    """A topic to work on; 0 partitions for one that is still to be created."""
+    """Create a topic; with 0 partitions the test creates it."""
     with contextlib.ExitStack() as stack:
         lab = Rig(broker.bootstrap_servers, topic, stack)
         if partitions:
@@ -160,7 +160,7 @@ def rig(broker: Any, topic: str, partitions: int = 1) -> Iterator[Rig]:
 
 
 def unavailable(lab: Rig) -> FaultyStore:
-    """Send one stored payload, of ``content(3 * LIMIT)``, whose store cannot be read until it heals."""
+    """Send one stored payload, ``content(3 * LIMIT)``; returns its store, which fails to read until it heals."""
     store = FaultyStore(store={"type": "memory"})
     store.context = lab.cc.store("m").context
     lab.cc._open.stores["m"] = store
@@ -172,24 +172,24 @@ def unavailable(lab: Rig) -> FaultyStore:
 
 
 def receive(consumer: Any, count: int, within: float = WITHIN_SECONDS) -> list[Any]:
-    """So many messages, or fewer if they do not come."""
-    found: list[Any] = []
+    """Return ``count`` messages, or fewer on time-out."""
+    messages: list[Any] = []
     end = time.monotonic() + within
-    while len(found) < count and time.monotonic() < end:
+    while len(messages) < count and time.monotonic() < end:
         message = consumer.poll(0.2)
         if message is not None:
             assert message.error() is None, message.error()
-            found.append(message)
-    return found
+            messages.append(message)
+    return messages
 
 
 def values(messages: list[Any]) -> list[Any]:
-    """What is in them."""
+    """Return the values of messages."""
     return [message.value() for message in messages]
 
 
 def nothing_comes(consumer: Any, seconds: float = 1.0) -> bool:
-    """Whether there is nothing more."""
+    """Whether no message arrives in time."""
     return not receive(consumer, 1, seconds)
 
 

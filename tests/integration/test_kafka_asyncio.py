@@ -1,4 +1,4 @@
-"""The producer of `confluent_kafka.aio`, wrapped, on a real Kafka: any record, in order, whatever becomes of tasks."""
+"""The asyncio producer on a real Kafka: every record, in order, even if tasks are cancelled."""
 
 import asyncio
 import io
@@ -31,7 +31,7 @@ def lab(kafka_broker, topic):
 
 
 def read_all(lab, count):
-    """What a blocking consumer finds in the topic, and that there is no more of it."""
+    """Return the messages of the topic, and check that there are no more."""
     consumer = lab.consumer(group="reader")
     found = receive(consumer, count)
     assert nothing_comes(consumer, 0.5)
@@ -188,7 +188,7 @@ def test_a_task_that_no_longer_waits_for_its_future_changes_nothing(lab):
 
 
 class Slow(io.BytesIO):
-    """A file that is read on, from a place within it, when somebody says so."""
+    """A file whose reads block at one position until the test continues them."""
 
     def __init__(self, payload, place):
         super().__init__(payload)
@@ -224,7 +224,7 @@ def test_a_payload_that_is_given_up_while_it_is_read_is_nobodys(lab, strategy, p
 
 
 async def end_of(consumer):
-    """How many records there are."""
+    """Return the number of records in the topic."""
     (place,) = await consumer.assignment()
     return (await consumer.get_watermark_offsets(place))[1]
 

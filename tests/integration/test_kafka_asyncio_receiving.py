@@ -1,4 +1,4 @@
-"""The consumer of `confluent_kafka.aio`, wrapped, on a real Kafka: nothing is lost when a task goes away."""
+"""The asyncio consumer on a real Kafka: nothing is lost when a task is cancelled."""
 
 import asyncio
 import threading
@@ -255,7 +255,7 @@ def test_a_task_that_a_callback_started_waits_its_turn_afterwards(lab):
         async with consuming(lab, callbacks={"on_assign": on_assign}) as consumer:
             lab.send_raw(b"a")
             await poll(consumer, 1)
-            async with consumer._calls.alone():
+            async with consumer._calls.exclusive():
                 called.set()
                 done, _ = await asyncio.wait(tasks, timeout=0.2)
                 assert not done

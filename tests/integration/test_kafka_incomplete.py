@@ -1,4 +1,4 @@
-"""Every incomplete payload ends, however busy its topic, and nobody else's messages end it; a real Kafka."""
+"""Every incomplete payload ends, even on a busy topic, and only its own writer's messages end it; on a real Kafka."""
 
 import asyncio
 import logging
@@ -112,7 +112,7 @@ class TestDeadWriter:
         consumer = lab.consumer()
         receive(consumer, 3)
 
-        assert not consumer._receiver.records.busy
+        assert not consumer._assignment.busy
 
 
 class TestAborts:
@@ -188,18 +188,18 @@ def test_a_late_chunk_that_contradicts_what_was_delivered_is_reported(lab):
 
 
 def test_headers_and_keys_of_held_chunks_are_not_kept(lab):
-    """Only those of the first are: headers can be larger than the pieces."""
+    """Only the first chunk's headers are kept: headers can be larger than the pieces."""
     lab.send_raw(*chunks_of(A, 3)[:2], headers={"large": b"x" * LIMIT})
     consumer = lab.consumer()
     assert nothing_comes(consumer)
 
-    held = consumer._receiver.records.resolver.clear()
+    held = consumer._assignment.resolver.clear()
 
     assert [(native.headers(), native.key(), native.value()) for native in held] == [(None, None, None)] * 2
 
 
 def poll_until(consumer, condition):
-    """Poll until something has happened, or a message came."""
+    """Poll until a condition is true or a message arrives."""
     end, message = time.monotonic() + WITHIN_SECONDS, None
     while message is None and not condition():
         assert time.monotonic() < end

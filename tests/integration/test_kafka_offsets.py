@@ -1,4 +1,4 @@
-"""What is committed never passes an incomplete payload, and what is read again is not delivered again; a real Kafka."""
+"""Commits never pass an incomplete payload, and what is read again is not delivered again; on a real Kafka."""
 
 import uuid
 
@@ -8,7 +8,7 @@ import pytest
 from claimcheck._envelope import encode_abort
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.kafka import last_offset
-from claimcheck.transports.kafka._partition import Mark
+from claimcheck.transports.kafka._partition import CommitMetadata
 from tests.integration.kafka_rig import LIMIT, Clock, chunks_of, content, nothing_comes, receive, rig, values
 
 A, B, C = (content(600, n) for n in range(3))
@@ -40,7 +40,8 @@ class TestCommits:
 
     @pytest.mark.parametrize("how", ["message", "offsets", "stored", "stored offsets", "automatic", "position"])
     @pytest.mark.parametrize(
-        ("received", "offset", "mark"), [(1, 0, Mark(3)), (2, 0, Mark(4)), (3, 5, None), (4, 6, None)]
+        ("received", "offset", "mark"),
+        [(1, 0, CommitMetadata(3)), (2, 0, CommitMetadata(4)), (3, 5, None), (4, 6, None)],
     )
     def test_no_way_of_committing_passes_the_head_of_an_incomplete_payload(self, lab, how, received, offset, mark):
         automatic = how == "automatic"
@@ -65,7 +66,7 @@ class TestCommits:
 
         committed = lab.committed()
 
-        assert (committed.offset, Mark.decode(committed.metadata)) == (offset, mark)
+        assert (committed.offset, CommitMetadata.decode(committed.metadata)) == (offset, mark)
 
     @pytest.mark.parametrize("received", [1, 2, 3, 4])
     def test_a_crash_after_any_record_gives_each_payload_once(self, lab, received):
@@ -100,7 +101,7 @@ class TestCommits:
 
     @pytest.mark.parametrize("how", ["stored", "automatic"])
     def test_what_is_delivered_behind_an_open_payload_is_noted_each_time(self, lab, how):
-        """The offset stays where it is, and only the metadata is new."""
+        """The offset stays the same; only the metadata is new."""
         consumer = lab.consumer(wrap={"auto_offset_store": how == "automatic"})
         marks = []
         for _ in range(2):
@@ -108,9 +109,9 @@ class TestCommits:
             if how == "stored":
                 consumer.store_offsets(message)
             consumer.commit(asynchronous=False)
-            marks.append((lab.committed().offset, Mark.decode(lab.committed().metadata)))
+            marks.append((lab.committed().offset, CommitMetadata.decode(lab.committed().metadata)))
 
-        assert marks == [(0, Mark(3)), (0, Mark(4))]
+        assert marks == [(0, CommitMetadata(3)), (0, CommitMetadata(4))]
         with pytest.raises(kafka.KafkaException, match="_NO_OFFSET"):
             consumer.commit(asynchronous=False)  # nothing new
 
@@ -119,7 +120,7 @@ class TestCommits:
         consumer.commit(message=receive(consumer, 1)[0])
         consumer.close()
 
-        assert (lab.committed().offset, Mark.decode(lab.committed().metadata)) == (0, Mark(3))
+        assert (lab.committed().offset, CommitMetadata.decode(lab.committed().metadata)) == (0, CommitMetadata(3))
 
     def test_the_position_is_unknown_before_the_first_record(self, lab):
         consumer = lab.consumer()
@@ -127,7 +128,7 @@ class TestCommits:
         assert [each.offset for each in consumer.position([at(lab)])] == [kafka.OFFSET_INVALID]
 
     def test_automatic_commits_leave_out_what_is_still_being_worked_on(self, lab):
-        """A message is done with when the next is asked for, not when it is handed out."""
+        """A message counts as processed when the next one is requested, not when it is returned."""
         consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True)
         receive(consumer, 3)
         consumer._stored_at = float("-inf")
@@ -137,7 +138,7 @@ class TestCommits:
         assert lab.committed().offset == 5
 
     def test_automatic_commits_go_on_while_nothing_comes(self, lab):
-        """What was handed out shortly after offsets were stored last is stored while the next poll waits."""
+        """Messages returned shortly after the last store of offsets are stored while the next poll waits."""
         consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True, auto_commit_interval_ms=10)
         receive(consumer, 4)
         assert nothing_comes(consumer)
@@ -156,7 +157,7 @@ class TestCommits:
 
 class TestRestartInTheMiddle:
     def test_a_head_before_the_committed_offset_is_found(self, lab):
-        """Somebody committed the way that a client does who knows nothing of chunks."""
+        """A client that does not support chunks committed an offset in the middle of a payload."""
         chunks = chunks_of(A, 5)
         lab.send_raw(b"one", *chunks[:3])
         native = lab.native_consumer()
@@ -184,7 +185,7 @@ class TestRestartInTheMiddle:
         assert lab.committed().offset == 4
 
     def test_a_late_duplicate_does_not_bring_a_payload_again(self, lab):
-        """Its head is found before the committed offset, and the payload was delivered from there."""
+        """The first chunk is before the committed offset, and the payload was delivered from there."""
         first, second = chunks_of(A, 2)
         lab.send_raw(first, second, second, b"end")
         consumer = lab.consumer()
@@ -197,7 +198,7 @@ class TestRestartInTheMiddle:
         assert nothing_comes(again)
 
     def test_one_that_comes_behind_the_others_is_waited_for(self, lab):
-        """A client without idempotence that tries again changes the order."""
+        """Retries of a client without idempotence change the order."""
         chunks = chunks_of(A, 4)
         lab.send_raw(*chunks[1:], chunks[0], b"end")
 
@@ -218,7 +219,7 @@ class TestRestartInTheMiddle:
         assert (bad.offset(), end.value(), lab.committed().offset) == (2, b"end", 5)
 
     def test_and_so_is_one_that_it_removed_behind_the_committed_offset(self, lab):
-        """The consumer is away, and the broker moves it on without a word."""
+        """The consumer is away, and the broker silently moves it forward."""
         lab.send_raw(b"zero", *chunks_of(A, 4), b"end")
         consumer = lab.consumer()
         receive(consumer, 1)
@@ -354,7 +355,7 @@ class TestPause:
         assert values(receive(consumer, 1)) == [A]
 
     def test_nothing_is_read_again_meanwhile(self, lab):
-        """Retention could overtake the place that the consumer went back to."""
+        """Retention could remove the record to which the consumer went back."""
         clock = Clock()
         lab.send_raw(chunks_of(A, 2)[0], b"plain")
         consumer = lab.consumer(wrap={"clock": clock})
@@ -371,7 +372,7 @@ class TestPause:
 
 
 class TestNeverComplete:
-    """Chunks of which the others do not come, by each action that the configuration may name."""
+    """Incomplete payloads, with each action that the configuration allows."""
 
     def consumer(self, lab, action="redeliver", expire=0.5, wrap=None, **chunking):
         told = {"expire_after_seconds": expire, "on_expire": action, "on_evict": action, **chunking}
@@ -443,7 +444,7 @@ class TestNeverComplete:
         found = receive(first, 2)
         first.commit(message=found[-1], asynchronous=False)
         first._native.close()
-        assert Mark.decode(lab.committed().metadata) == Mark(4, frozenset({0}))
+        assert CommitMetadata.decode(lab.committed().metadata) == CommitMetadata(4, frozenset({0}))
         lab.send_raw(a[1])
 
         assert values(receive(self.consumer(lab), 1)) == [A]

@@ -1,4 +1,4 @@
-"""Payloads of any size through a real Kafka: whole, with everything that the native record has."""
+"""Payloads of any size through a real Kafka: complete, with all metadata of the native record."""
 
 import io
 import itertools
@@ -85,7 +85,7 @@ class TestEveryStrategy:
 
     @pytest.mark.parametrize("over", [-1, 0, 1])
     def test_exactly_at_the_limit_with_key_and_headers(self, lab, strategy, over):
-        """At the limit the record goes as it is; one byte more, and it does not: neither end may be off."""
+        """A record at the limit is sent unchanged, and one byte more is offloaded."""
         consumer, producer = lab.consumer(), lab.producer(strategy)
         key, headers = b"key", [("name", b"v" * 100)]
         size = LIMIT - kafka_overhead(key, headers) + over
@@ -136,7 +136,7 @@ class TestEveryStrategy:
 @pytest.mark.parametrize("partitioner", ["consistent_random", "murmur2_random", "random", "fnv1a"])
 class TestPartitioners:
     def test_chunks_stay_together_whatever_partitions_and_keys(self, wide, partitioner):
-        """`random` ignores the key, so that a key in common is not enough."""
+        """The partitioner `random` ignores the key, so a common key is not enough."""
         consumer, producer = wide.consumer(), wide.producer("chunking", partitioner=partitioner)
         for i in range(12):
             producer.produce(wide.topic, content(5 * LIMIT, i), None if i % 2 else b"key %d" % i)
@@ -180,7 +180,7 @@ class TestMixed:
         assert sorted(values(receive(consumer, len(sent)))) == sorted(sent)
 
     def test_the_published_format_alone(self, lab):
-        """No header of ours, no key: records as another implementation of the format writes them."""
+        """Records of another implementation of the format: without our headers, and without a key."""
         payload = content(5000)
         lab.send_raw(*chunks_of(payload, 3), b"plain")
 

@@ -1,4 +1,4 @@
-"""Whatever lies interleaved on a partition, and wherever consumers die: each payload comes once; on a real broker."""
+"""Each payload is delivered once, for any interleaving of records and any crash of a consumer; on a real Kafka."""
 
 import uuid
 
@@ -18,7 +18,7 @@ def lab(kafka_broker):
 
 @st.composite
 def logs(draw):
-    """Records of several payloads, each in its own order, interleaved; and the payloads."""
+    """Return several payloads, and their records interleaved, each payload's in order."""
     counts = draw(st.lists(st.integers(0, 4), min_size=1, max_size=7))  # 0 for a plain record
     queues = [chunks_of(content(40 + n, n), count) if count else [content(40 + n, n)] for n, count in enumerate(counts)]
     records = []

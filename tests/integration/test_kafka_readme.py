@@ -1,4 +1,4 @@
-"""What the README shows of Kafka runs, on a real broker."""
+"""The README's Kafka examples run on a real broker."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Consumers that join, leave and die while large payloads flow, in each protocol of a real Kafka: nothing is lost."""
+"""Consumers join, leave and crash during traffic, with each protocol of a real Kafka: nothing is lost."""
 
 import collections
 import contextlib
@@ -37,13 +37,13 @@ def lab(kafka_broker, topic):
 
 @pytest.fixture
 def worker(lab, tmp_path):
-    """Starts workers, whose lines come together in one list."""
+    """Starts worker processes."""
     with contextlib.ExitStack() as stack:
         yield lambda conf: stack.enter_context(Worker(lab, tmp_path, conf))
 
 
 class Worker:
-    """One consumer in its own process, and what it said."""
+    """One consumer in its own process, and its output."""
 
     def __init__(self, lab, folder, conf):
         command = [sys.executable, kafka_worker.__file__, lab.servers["bootstrap.servers"], lab.topic, lab.group]
@@ -81,7 +81,7 @@ class Worker:
 
 
 class Senders:
-    """Two producers that send payloads of both strategies, interleaved, for as long as they are not told to end."""
+    """Producers that send payloads of both strategies, interleaved, as many as `allow` permits."""
 
     def __init__(self, lab, folder):
         stores = {"stores": {"disk": {"type": "filesystem", "path": str(folder)}}}
@@ -103,7 +103,7 @@ class Senders:
         producer.flush(30)
 
     def allow(self, count):
-        """Let so many more be sent."""
+        """Permit ``count`` more payloads."""
         self.go.release(count)
 
 
@@ -147,7 +147,7 @@ def test_nothing_is_lost_or_mixed_while_consumers_come_and_go(lab, worker, tmp_p
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 class TestHandover:
     def test_chunks_of_a_partition_that_is_taken_away_are_read_again_by_its_new_owner(self, lab, protocol):
-        """Each partition has half a payload when the second consumer comes, and gets the other half after that."""
+        """Each partition has half a payload when the second consumer joins, and gets the other half later."""
         halves = {number: chunks_of(content(900, number), 4) for number in range(PARTITIONS)}
         for number, chunks in halves.items():
             lab.send_raw(*chunks[:2], partition=number)
@@ -218,7 +218,7 @@ class TestHandover:
         assert values(receive(consumer, 1)) == [content(800)]
 
     def test_what_a_callback_raises_comes_out_of_poll(self, lab, protocol):
-        """The client makes a bare `KafkaError` of it, which is no exception."""
+        """The client replaces it with a `KafkaError`, which is not an exception class."""
         conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
         lab.send_raw(b"one", partition=0)
         consumer = lab.consumer(subscribe=False, **conf)
@@ -228,3 +228,31 @@ class TestHandover:
             receive(consumer, 1)
 
         assert values(receive(consumer, 1)) == [b"one"]
+
+    def test_messages_received_before_a_callback_raises_are_returned_first(self, lab, protocol):
+        conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
+        first = lab.consumer(subscribe=False, wrap={"auto_offset_store": True}, **conf)
+        second, done = lab.native_consumer(**conf), threading.Event()
+
+        def on_revoke(*_):
+            raise RuntimeError("revoked")
+
+        def join():
+            servers.wait_until(lambda: first._assignment.partitions[lab.topic, 0].position, "consume has the message")
+            second.subscribe([lab.topic])
+            while not done.is_set():
+                second.poll(0.1)
+            second.close()
+
+        first.subscribe([lab.topic], on_revoke=on_revoke)
+        servers.wait_until(lambda: first.poll(0.1) is None and len(first.assignment()) == PARTITIONS, "it has all")
+        lab.send_raw(b"one", partition=0)
+        other = threading.Thread(target=join)
+        other.start()
+        try:
+            assert values(first.consume(10, timeout=30)) == [b"one"]
+            with pytest.raises(RuntimeError, match="revoked"):
+                first.poll(30)
+        finally:
+            done.set()
+            other.join()

@@ -1,4 +1,4 @@
-"""Retention removes records of an incomplete payload: the payload ends, and nothing else is lost; a real Kafka."""
+"""Retention removes records of an incomplete payload: it ends, and nothing else is lost; on a real Kafka."""
 
 import time
 
@@ -35,7 +35,7 @@ def says_removed(message, low):
 
 
 def all_done(lab, consumer, last):
-    """Whether everything may be committed, and nothing comes any more."""
+    """Whether everything may be committed, and no more messages arrive."""
     consumer.commit(message=last, asynchronous=False)
     return nothing_comes(consumer, 0.5) and lab.committed().offset == lab.end()
 
@@ -77,26 +77,26 @@ def test_of_chunks_that_made_room_for_another_payload(lab, reset):
 
 @pytest.mark.parametrize("reset", ["latest", "earliest"])  # with "error" the client reports it, and loses nothing
 def test_after_the_low_watermark_was_read(lab, reset):
-    """The consumer goes back to a record that is removed at this moment."""
+    """The consumer goes back to a record that retention removes at that moment."""
     clock = Clock()
     a, b = chunks_of(A, 2), chunks_of(B, 2)
     lab.send_raw(a[0], b[0], b"behind")
     consumer = consumer_of(lab, reset, clock)
     assert values(receive(consumer, 1)) == [b"behind"]
-    read_low = consumer._assigned._low
+    read_low = consumer._assignment._low
 
     def low(place):
-        consumer._assigned._low = read_low
+        consumer._assignment._low = read_low
         answer = read_low(place)
         lab.remove_below(1)
         return answer
 
-    consumer._assigned._low = low
+    consumer._assignment._low = low
     clock.ahead += 61
     lab.send_raw(b[1], *PLAIN)
 
     messages = receive(consumer, 12, 3.0)
-    lab.send_raw(b"last")  # where the client went to the end, it does not know better before
+    lab.send_raw(b"last")  # a client that continued at the end notices only now
     messages += receive(consumer, 13 - len(messages))
 
     (bad,) = [message for message in messages if message.offset() == 0]
@@ -108,7 +108,7 @@ def test_after_the_low_watermark_was_read(lab, reset):
 @EVERY_RESET
 @pytest.mark.parametrize("protocol", [{}, {"partition_assignment_strategy": "cooperative-sticky"}, KIP_848])
 def test_while_no_consumer_is_there(lab, reset, protocol):
-    """The group's offset lies before what was delivered, because it waits for an incomplete payload."""
+    """An incomplete payload holds back the group's offset; later payloads were delivered."""
     lab.send_raw(chunks_of(A, 2)[0], b"one", b"two")
     first = consumer_of(lab, reset, **protocol)
     first.commit(message=receive(first, 1)[0], asynchronous=False)

@@ -1,4 +1,4 @@
-"""How sends fail, on a real Kafka: what is certain is undone, what is not stays, and every report comes."""
+"""Failed sends on a real Kafka: definite failures are rolled back, unknown ones are kept, no report is lost."""
 
 import io
 import logging
@@ -12,7 +12,7 @@ import claimcheck
 from claimcheck.errors import PartialSendError
 from claimcheck.hooks import SendEvent
 from claimcheck.transports.kafka import CompactedTopicError, KafkaProducer
-from claimcheck.transports.kafka._errors import classify
+from claimcheck.transports.kafka._client import classify
 from tests.integration.kafka_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig, values
 from tests.servers import wait_until
 
@@ -33,19 +33,19 @@ def unmade(kafka_broker, topic):
 
 
 def stored(lab):
-    """How many payloads rest in the store."""
+    """Return the number of payloads in the store."""
     return len(lab.cc.store("m")._payloads)
 
 
 def lower_the_limit(lab, size):
-    """Change ``max.message.bytes`` of the topic while producers are at work."""
+    """Change ``max.message.bytes`` of the topic while producers are sending."""
     change = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, lab.topic, incremental_configs=[change])
     lab.admin.incremental_alter_configs([resource])[resource].result()
 
 
 def _refused(producer, topic, reports):
-    """Send a record of 8,000 bytes; whether it is refused."""
+    """Send a record of 8,000 bytes; returns whether it was rejected."""
     producer.produce(topic, content(8000, len(reports)), on_delivery=reports)
     producer.flush(10)
     return reports[-1] == "MSG_SIZE_TOO_LARGE"
@@ -59,7 +59,7 @@ class Reports(list):
 
 
 class TestDefiniteFailures:
-    """Nothing is in the topic, and so nothing stays in the store."""
+    """Nothing is in the topic, so the stored payload is deleted."""
 
     def refused(self, lab, error, name, produce):
         with pytest.raises(error) as raised:
@@ -83,7 +83,7 @@ class TestDefiniteFailures:
         assert nothing_comes(lab.consumer())
 
     def test_chunks_that_the_topic_finds_too_large(self, unmade):
-        """Seen in the report only: the first chunk waits for its own, so that none follows it."""
+        """The report of the first chunk reveals it, so no other chunk is sent."""
         unmade.create(max_message_bytes=5000)
         producer, reports = unmade.producer("chunking"), Reports()
 
@@ -166,7 +166,7 @@ class TestUnknownOutcomes:
 
 class TestChunksThatBreakOff:
     def test_readers_hear_of_it_and_the_error_says_how_far_it_went(self, lab):
-        """The topic's limit falls while a file is read: the first chunks are there, and no more of them comes."""
+        """The topic's limit is lowered while a file is read: no more chunks follow the first ones."""
         consumer, heard = lab.consumer(), []
         cc = lab.claimcheck("chunking")
         cc._hooks = claimcheck.hooks.Hooks((heard.append,))
@@ -261,13 +261,25 @@ class TestReports:
     @pytest.mark.parametrize("size", [10, 4 * LIMIT])
     @pytest.mark.parametrize("wrong", [0, 1234567890123, "later"])
     def test_a_callback_that_is_not_callable_is_refused_at_once(self, lab, size, wrong):
-        producer, reports = lab.producer(), Reports()
-        with pytest.raises(TypeError, match="callable"):
-            producer.produce(lab.topic, content(size), b"k", -1, reports, wrong)
+        producer = lab.producer()
         with pytest.raises(TypeError, match="callable"):
             producer.produce(lab.topic, content(size), b"k", -1, wrong)
+        with pytest.raises(TypeError, match="callable"):
+            producer.produce(lab.topic, content(size), b"k", on_delivery=wrong)
 
-        assert (producer.flush(10), reports, stored(lab)) == (0, [], 0)
+        assert (producer.flush(10), stored(lab)) == (0, 0)
+
+    @pytest.mark.parametrize("size", [10, 4 * LIMIT])
+    def test_a_sixth_argument_that_is_not_callable_is_ignored_behind_a_callback_as_the_client_ignores_it(
+        self, lab, size
+    ):
+        native, producer, reports = lab.native(), lab.producer(), Reports()
+        native.produce(lab.topic, b"native", b"k", -1, reports, 1234567890123)
+        native.flush(10)
+        producer.produce(lab.topic, content(size), b"k", -1, reports, 1234567890123)
+        assert producer.produce_batch(lab.topic, [{"value": content(size)}], -1, reports, 0) == 1
+
+        assert (producer.flush(10), reports) == (0, [0, 1, 2])
 
     def test_none_is_lost_when_the_producer_is_fenced(self, lab):
         """The client's own flush loses them: it calls callbacks with the fatal error pending."""
@@ -326,7 +338,7 @@ class TestReports:
         assert values(receive(lab.consumer(), 1)) == [LARGE]
 
     def test_an_interrupt_that_the_client_swallows_ends_the_send(self, lab, monkeypatch):
-        """Its poll fails without an exception then."""
+        """The client's poll then fails without setting an exception."""
         producer = lab.producer("chunking")
 
         class Interrupted:
@@ -378,7 +390,7 @@ class TestTopics:
             producer.produce(lab.topic, LARGE)
         producer.flush(10)
 
-        assert caplog.text.count("without a check whether the topic is compacted") == 1
+        assert caplog.text.count("without checking whether the topic is compacted") == 1
 
     def test_a_payload_larger_than_what_a_partition_holds_is_warned_of(self, unmade, caplog):
         unmade.create(retention_bytes=LIMIT)
@@ -386,7 +398,7 @@ class TestTopics:
         producer.produce(unmade.topic, LARGE)
         producer.flush(10)
 
-        assert f"{len(LARGE)} bytes goes as chunks to partitions that hold {LIMIT}" in caplog.text
+        assert f"{len(LARGE)} bytes as chunks to a partition that keeps {LIMIT}" in caplog.text
 
     def test_a_topic_that_is_not_there_yet(self, unmade, caplog):
         producer = unmade.producer("external", wrap={"admin": unmade.admin})
@@ -414,7 +426,7 @@ class TestTopics:
         assert values(receive(lab.consumer(), len(before) + 1))[-1] == content(size)
 
     def test_a_lowered_limit_is_learned_from_chunks_and_pointers_too(self, lab):
-        """From what the wrapper sends itself; the limit may change between any two chunks."""
+        """From the wrapper's own records; the limit may change between any two chunks."""
         producer = lab.producer("chunking", wrap={"admin": lab.admin}, batch_size=1000)
         producer.produce(lab.topic, LARGE)
         producer.flush(10)
@@ -437,7 +449,7 @@ class TestTopics:
         assert values(receive(lab.consumer(), len(sent) + 1)) == [*sent, LARGE[::-1]]
 
     def test_what_was_not_known_of_it_is_asked_again(self, unmade):
-        """A limit that was taken for granted meanwhile is not kept."""
+        """A default limit that was used meanwhile is replaced."""
         producer, reports = unmade.producer("external", wrap={"admin": unmade.admin}), Reports()
         now = [0.0]
         producer._topics._clock = lambda: now[0]
@@ -497,7 +509,7 @@ class TestTransactions:
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_consume_transform_produce_exactly_once(self, lab, strategy):
-        """With every third transaction aborted, and the consumer back at what is committed."""
+        """Every third transaction is aborted, and the consumer seeks back to the committed offset."""
         target, sent = lab.create(name=f"{lab.topic}-out"), [content(3 * LIMIT, n) for n in range(7)]
         source = lab.producer(strategy)
         for value in sent:

@@ -1,4 +1,4 @@
-"""The wrapper of a share consumer on a real Kafka: pointers resolve, chunks say why they cannot."""
+"""The share consumer on a real Kafka: pointers are resolved, chunks raise an error."""
 
 import confluent_kafka as kafka
 import pytest
@@ -22,7 +22,7 @@ def lab(kafka_broker, topic):
 
 
 def sharing(lab, mode="explicit"):
-    """A wrapped member of the rig's group."""
+    """Return a wrapped member of the rig's group."""
     options = {"group.id": lab.group, "share.acknowledgement.mode": mode}
     consumer = KafkaShareConsumer(kafka.ShareConsumer({**lab.servers, **options}), lab.cc)
     consumer.subscribe([lab.topic])

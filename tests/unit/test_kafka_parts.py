@@ -1,4 +1,4 @@
-"""Kafka's parts without a broker: marks, accounts of partitions; and the wrappers on the client's own mock cluster."""
+"""Kafka without a broker: commit metadata, partition state, and the wrappers on the client's own mock cluster."""
 
 import copy
 import pickle
@@ -13,9 +13,9 @@ from claimcheck import _envelope, _pointer
 from claimcheck.errors import TransportError
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer
-from claimcheck.transports.kafka._errors import classify
+from claimcheck.transports.kafka._client import classify
 from claimcheck.transports.kafka._message import message_of
-from claimcheck.transports.kafka._partition import _MAX_SPANS, Mark, Partition
+from claimcheck.transports.kafka._partition import _MAX_SPANS, CommitMetadata, Partition
 
 OFFSETS = st.integers(0, 2**63 - 1)
 
@@ -23,55 +23,55 @@ OFFSETS = st.integers(0, 2**63 - 1)
 class TestMarks:
     @given(OFFSETS, st.frozensets(OFFSETS, max_size=20))
     def test_come_back_as_they_were(self, upto, owed):
-        mark = Mark(upto, owed)
+        mark = CommitMetadata(upto, owed)
 
-        assert Mark.decode(mark.encode()) == mark
-        assert Mark.decode(mark.encode() + "\0") == mark  # as other clients see it
+        assert CommitMetadata.decode(mark.encode()) == mark
+        assert CommitMetadata.decode(mark.encode() + "\0") == mark  # as other clients read it
 
     @pytest.mark.parametrize("text", [None, "", "mine", "claimcheck:1", "claimcheck:1;x;", "claimcheck:2;5;", "\0"])
     def test_what_is_not_ours_is_none(self, text):
-        assert Mark.decode(text) is None
+        assert CommitMetadata.decode(text) is None
 
     def test_one_that_the_broker_would_refuse_is_left_out(self):
-        assert Mark(10**18, frozenset(range(10**18, 10**18 + 300))).encode() == ""
-        assert len(Mark(10**18, frozenset(range(10**18, 10**18 + 190))).encode()) < 4096
+        assert CommitMetadata(10**18, frozenset(range(10**18, 10**18 + 300))).encode() == ""
+        assert len(CommitMetadata(10**18, frozenset(range(10**18, 10**18 + 190))).encode()) < 4096
 
 
 class TestPartition:
     def test_nothing_is_passed_that_was_handed_out_later(self):
         partition = Partition(("t", 0), start=0, read=20)
-        partition.handed_out(3, 7)
-        partition.handed_out(1, 9)
+        partition.delivered(3, 7)
+        partition.delivered(1, 9)
 
-        assert [partition.lowest(upto, None) for upto in (8, 9, 10)] == [1, 1, 10]
-        assert partition.lowest(10, 2) == 2
+        assert [partition.safe_offset(upto, None) for upto in (8, 9, 10)] == [1, 1, 10]
+        assert partition.safe_offset(10, 2) == 2
 
     def test_what_is_committed_need_not_be_remembered(self):
         partition = Partition(("t", 0), start=0, read=20)
-        partition.handed_out(1, 9)
+        partition.delivered(1, 9)
         partition.forget_below(10)
 
-        assert partition.lowest(5, None) == 5
+        assert partition.safe_offset(5, None) == 5
 
     def test_where_nobody_commits_memory_is_bounded_and_errs_on_the_side_of_twice(self):
         partition = Partition(("t", 0), start=0, read=10**9)
         for n in range(_MAX_SPANS + 500):
-            partition.handed_out(10 * n, 10 * n + 5)
+            partition.delivered(10 * n, 10 * n + 5)
 
         assert len(partition._spans) == _MAX_SPANS
-        assert partition.lowest(10 * 300, None) == 0
+        assert partition.safe_offset(10 * 300, None) == 0
         last = 10 * (_MAX_SPANS + 400)
-        assert partition.lowest(last + 5, None) == last
+        assert partition.safe_offset(last + 5, None) == last
 
     def test_while_it_is_read_again_nothing_that_lies_ahead_is_passed(self):
         partition = Partition(("t", 0), "committed", start=5)
-        partition.restore(Mark(9, frozenset({6})))
+        partition.restore(CommitMetadata(9, frozenset({6})))
 
-        assert (partition.lowest(9, None), partition.mark(9)) == (5, Mark(9, frozenset({6})))
+        assert (partition.safe_offset(9, None), partition.metadata(9)) == (5, CommitMetadata(9, frozenset({6})))
         partition.read = 7
-        assert partition.lowest(9, 6) == 6
+        assert partition.safe_offset(9, 6) == 6
         partition.read = 12
-        assert partition.lowest(12, None) == 12
+        assert partition.safe_offset(12, None) == 12
 
 
 class TestMessages:
@@ -134,7 +134,7 @@ def test_what_the_call_itself_raises_was_not_sent(error):
 
 @pytest.fixture
 def servers():
-    """The client's own mock cluster: no JVM and no broker; every laptop has it."""
+    """The client's own mock cluster, which needs neither a JVM nor a broker."""
     cluster = kafka.Producer({"bootstrap.servers": "nobody", "test.mock.num.brokers": 1})
     (broker,) = cluster.list_topics(timeout=10).brokers.values()
     yield {"bootstrap.servers": f"{broker.host}:{broker.port}"}

@@ -1,4 +1,4 @@
-"""Methods that the wrappers of native clients have in common: context managers, and coroutines of blocking methods."""
+"""Methods that the wrappers of native clients share: context managers, and coroutines for blocking methods."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Closing:
-    """A context manager that calls `close` when its block is left."""
+    """A context manager that calls `close` on exit."""
 
     def close(self) -> object:
-        """Release what is held."""
+        """Release all resources."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -31,10 +31,10 @@ class Closing:
 
 
 class AsyncClosing:
-    """An asynchronous context manager that awaits `close` when its block is left."""
+    """An asynchronous context manager that awaits `close` on exit."""
 
     async def close(self) -> None:
-        """Release what is held."""
+        """Release all resources."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:

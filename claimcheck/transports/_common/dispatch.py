@@ -1,9 +1,9 @@
-"""Answers what a received message is: the one place for all transports. Each message is decoded once."""
+"""Decodes received messages, once each, for all transports."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Abort, Chunk, Literal, Plain, PointerData, decode
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 __all__ = ["Content", "dispatch"]
 
 Content = Plain | Literal | StoredPayload | Chunk | Abort | ClaimCheckError
-"""What a message is: its own payload, an escaped one, one in a store, a part of one, or bad, with the error."""
+"""A plain message, an escaped payload, a stored payload, a chunk, an abort envelope, or the error of a bad message."""
 
 
-def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], Any]) -> Content:
-    """Return what a message is.
+def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object]) -> Content:
+    """Decode a message.
 
-    The pointer of a stored payload is decoded and its signature is checked here, once; nothing is read from the store
-    before `StoredPayload.get`. Chunks and abort envelopes are for `Resolver.feed`, whose ``envelope`` they are.
+    For a stored payload, this decodes the pointer and checks its signature, but reads nothing from the store before
+    `StoredPayload.get`. Pass chunks and abort envelopes to `Resolver.feed` as ``envelope``.
 
     Args:
-        cc: Knows the writers' stores and signing keys.
-        message: Its value. Callers need not ask about one that does not begin with ``cc.config.header``.
-        headers: Returns the message's headers; called for pointers only, whose payloads are compared with the hints.
+        cc: Has the writers' stores and signing keys.
+        message: The value. A message that does not begin with ``cc.config.header`` is plain and need not be passed.
+        headers: Returns the message's headers. Called for pointers only: the payload must match the hints.
 
     Returns:
-        A `ClaimCheckError`, not raised, where the message is damaged or its pointer is not followed.
+        The content. For a damaged message or a rejected pointer it is the `ClaimCheckError`, which is not raised.
     """
     try:
         envelope = decode(message, header=cc.config.header)
@@ -42,7 +42,7 @@ def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], Any]) -> Cont
         return error
 
 
-def _stored(cc: ClaimCheck, envelope: PointerData, headers: Any) -> StoredPayload:
+def _stored(cc: ClaimCheck, envelope: PointerData, headers: object) -> StoredPayload:
     pointer, claims = cc._accept(envelope.data), hints.declared(headers)
     return StoredPayload(lambda: _load(cc, pointer, claims), size=pointer.size or 0)
 

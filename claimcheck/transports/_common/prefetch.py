@@ -1,4 +1,4 @@
-"""Look-ahead: the payloads of the next messages are read while the current one is handled, bounded in bytes."""
+"""Reads the payloads of the next messages while the current one is processed, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Fetchable", "Prefetch"]
 
 
 class Fetchable(Protocol):
-    """A message that waits to be handed out; compared by identity."""
+    """A message that waits to be delivered; compared by identity."""
 
     @property
     def held_bytes(self) -> int:
@@ -18,26 +18,26 @@ class Fetchable(Protocol):
 
     @property
     def stored_bytes(self) -> int:
-        """How many of them are still to be read from a store; 0 for none."""
+        """Bytes that are still to be read from a store; 0 for none."""
 
     def fetch(self, executor: Executor) -> None:
         """Start reading the payload."""
 
 
 class Prefetch:
-    """Reads the payloads of waiting messages ahead, and bounds the memory that they hold.
+    """Reads the payloads of waiting messages ahead, and bounds the memory that they use.
 
     Args:
-        max_bytes: Limit of their payloads together; a single payload above it is read on access. 0 for no look-ahead.
-        threads: Payloads that are read at once.
+        max_bytes: Limit for all payloads together; a larger payload is read on access. 0 disables read-ahead.
+        threads: Payloads to read at once.
     """
 
     def __init__(self, max_bytes: int, *, threads: int) -> None:
         self._max_bytes = max_bytes
         self._threads = threads
         self._held = 0
-        self._counted: dict[Fetchable, int] = {}  # as counted: some learn their size when they are read
-        self._later: deque[Fetchable] = deque()  # not started for lack of room
+        self._counted: dict[Fetchable, int] = {}  # as counted: some sizes are known only after the read
+        self._later: deque[Fetchable] = deque()  # not started: no room
         self._pool: ThreadPoolExecutor | None = None
 
     @property
@@ -46,12 +46,12 @@ class Prefetch:
         return self._held < self._max_bytes and not self._later
 
     def add(self, message: Fetchable) -> None:
-        """Start reading a payload, now or as soon as there is room for it."""
+        """Start reading a payload, now or once there is room for it."""
         self._later.append(message)
         self._begin()
 
     def remove(self, message: Fetchable) -> None:
-        """Stop counting a message that was handed out or dropped."""
+        """Stop counting a message that was delivered or dropped."""
         if (counted := self._counted.pop(message, None)) is not None:
             self._held -= counted
         elif message in self._later:
@@ -59,7 +59,7 @@ class Prefetch:
         self._begin()
 
     def forget(self) -> None:
-        """Stop counting all messages, and cancel the reads that have not begun."""
+        """Stop counting all messages, and cancel reads that have not started."""
         pool, self._pool = self._pool, None
         self._held = 0
         self._counted.clear()
@@ -73,9 +73,9 @@ class Prefetch:
             self._counted[message] = message.held_bytes
             self._held += message.held_bytes
             if message.stored_bytes:
-                message.fetch(self._threads_at_hand())
+                message.fetch(self._executor())
 
-    def _threads_at_hand(self) -> ThreadPoolExecutor:
+    def _executor(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="claimcheck-prefetch")
         return self._pool

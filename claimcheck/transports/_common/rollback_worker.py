@@ -1,4 +1,4 @@
-"""Runs rollbacks and abort envelopes off the client's callback thread, which must neither wait nor raise."""
+"""Runs rollbacks and abort envelopes off the client's callback thread, which must neither block nor raise."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-__all__ = ["Undoing"]
+__all__ = ["RollbackWorker"]
 
 _log = logging.getLogger(__name__)
 
 
-class Undoing:
-    """One thread for the work that follows a failed send; started at the first use."""
+class RollbackWorker:
+    """A single thread for the work that follows a failed send; started at first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,10 +21,10 @@ class Undoing:
         self._pending: set[Future[None]] = set()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Run ``work`` in the thread; its errors are logged."""
+        """Run ``work`` in the thread; errors are logged."""
         with self._lock:
             if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimcheck-undo")
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimcheck-rollback")
             future = self._thread.submit(_logged, work)
             self._pending.add(future)
         future.add_done_callback(self._pending.discard)
@@ -34,7 +34,7 @@ class Undoing:
         wait(list(self._pending))
 
     def close(self) -> None:
-        """Wait, and stop the thread."""
+        """Wait for submitted work, and stop the thread."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -45,4 +45,4 @@ def _logged(work: Callable[[], None]) -> None:
     try:
         work()
     except Exception:
-        _log.exception("could not clean up after a failed send")
+        _log.exception("cleanup after a failed send failed")

@@ -1,4 +1,4 @@
-"""A payload in a store, read on the first access or ahead of it."""
+"""A payload in a store, read on first access or ahead of it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["StoredPayload"]
 class StoredPayload:
     """Reads a payload at the first `get`, and again after a retryable error.
 
-    Errors that are not retryable are kept and raised by every later `get`. Not thread-safe, except that `prefetch`
-    reads in a thread of its executor.
+    Every later `get` raises an error that is not retryable again. Not thread-safe, except that `prefetch` reads in a
+    thread of its executor.
 
     Args:
         load: Reads and verifies the payload; raises `ClaimCheckError`.
-        size: Bytes of the payload, 0 where it is not known.
+        size: Bytes of the payload, 0 if unknown.
 
     Attributes:
-        size: As given.
+        size: Bytes of the payload, 0 if unknown.
     """
 
     __slots__ = ("_ahead", "_error", "_load", "_payload", "_read_for_event_loop", "size")
@@ -36,10 +36,10 @@ class StoredPayload:
         self._read_for_event_loop = False
 
     def get(self) -> bytes:
-        """Return the payload, and read it if that was not done yet.
+        """Return the payload; the first call reads it.
 
-        Once `read` was called this never waits for a store on an event loop: it raises the error of `read`. Call it
-        in a thread (``asyncio.to_thread``) to try again.
+        After `read` this never waits for a store on an event loop: it raises the error of `read`. Call it in a thread
+        (``asyncio.to_thread``) to try again.
 
         Raises:
             ClaimCheckError: The payload could not be read. If the error is ``retryable``, another call reads again.
@@ -51,7 +51,7 @@ class StoredPayload:
         return self._payload
 
     def read(self) -> None:
-        """Read the payload, called in a thread for an event loop: from now on `get` does not wait there."""
+        """Read the payload in a thread; afterwards `get` does not wait on an event loop."""
         try:
             self.get()
         except ClaimCheckError:
@@ -89,13 +89,13 @@ class StoredPayload:
         except ClaimCheckError as error:
             self._error = error
             if not error.retryable:
-                self._load = None  # it holds the message
+                self._load = None  # it refers to the message
             raise
         self._load = self._error = None
         return payload
 
     def _prefetched(self) -> bytes | None:
-        """Return what was read ahead; ``None`` without that, or after an outage that may be over by now."""
+        """Return the payload that was read ahead; ``None`` without one, or after an outage that may be over by now."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead.cancel():
             return None

@@ -1,24 +1,23 @@
-"""Apache Kafka: wrap the producer and consumer of confluent-kafka that you have; payloads may then be of any size."""
+"""Apache Kafka: wrap your producer and consumer of confluent-kafka to send and receive payloads of any size."""
 
-from claimcheck.transports.kafka._async_consumer import AsyncKafkaConsumer
-from claimcheck.transports.kafka._async_producer import AsyncKafkaProducer
+from claimcheck.transports.kafka._asyncio import AsyncKafkaConsumer, AsyncKafkaProducer
+from claimcheck.transports.kafka._client import CompactedTopicError, OffsetStoreError, ShareGroupError
 from claimcheck.transports.kafka._consumer import KafkaConsumer
-from claimcheck.transports.kafka._errors import CompactedTopicError, OffsetStoreError, ShareGroupError
 from claimcheck.transports.kafka._message import KafkaMessage, last_offset
 from claimcheck.transports.kafka._producer import KafkaProducer
 from claimcheck.transports.kafka._share_consumer import KafkaShareConsumer
 
 __all__ = [
-    # payloads in, payloads out
+    # blocking clients
     "KafkaConsumer",
     "KafkaMessage",
     "KafkaProducer",
     "KafkaShareConsumer",
     "last_offset",
-    # the same for confluent_kafka.aio
+    # clients of confluent_kafka.aio
     "AsyncKafkaConsumer",
     "AsyncKafkaProducer",
-    # what is refused
+    # errors
     "CompactedTopicError",
     "OffsetStoreError",
     "ShareGroupError",

@@ -1,17 +1,67 @@
-"""The client library confluent-kafka: imported at first use, and the methods that its clients have in common."""
+"""The client library confluent-kafka: lazy import, type of records, errors, and methods that its clients share."""
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from claimcheck._registry import import_vendor
+from claimcheck._sending import Outcome
 from claimcheck._validation import check_type
+from claimcheck.errors import ChunkError, TransportError
 from claimcheck.transports._common.delegation import Closing
 
-__all__ = ["NativeClient", "vendor", "within"]
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Message, Producer
+
+    class Record(Message[bytes, bytes]):
+        """A message that came from a partition or was sent to one."""
+
+        def topic(self) -> str: ...
+        def partition(self) -> int: ...
+        def offset(self) -> int: ...
 
 
-def vendor() -> Any:
+__all__ = [
+    "CompactedTopicError",
+    "MissingReportError",
+    "NativeClient",
+    "OffsetStoreError",
+    "ShareGroupError",
+    "classify",
+    "exception_of",
+    "native_client",
+    "vendor",
+]
+
+# The broker or the client rejected the record before storing it; observed on a broker of version 4.2 with librdkafka
+# 2.16. Time-outs, lost connections and purges of records in flight are not in the list: the record may be in the topic.
+_REJECTIONS = {
+    "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD", "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION",
+    "_FATAL", "_INVALID_ARG", "_PURGE_QUEUE", "_QUEUE_FULL", "_STATE", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC",
+}  # fmt: skip
+
+
+class CompactedTopicError(TransportError):
+    """A payload would be sent as chunks to a compacted topic, which keeps only one of them. Nothing was sent."""
+
+
+class MissingReportError(TransportError):
+    """A record has no delivery report, so the outcome of a chunk is unknown.
+
+    The producer is configured to report only failures, or a signal interrupted it while it served reports.
+    """
+
+
+class OffsetStoreError(TransportError):
+    """The consumer itself stores the offset of every record it returns, including chunks of incomplete payloads."""
+
+
+class ShareGroupError(ChunkError):
+    """A chunk was received in a share group, which may deliver the other chunks of its payload to other consumers."""
+
+
+def vendor() -> ModuleType:
     """Return the client library.
 
     Raises:
@@ -20,15 +70,15 @@ def vendor() -> Any:
     return import_vendor("confluent_kafka", extra="kafka")
 
 
-def within(wrapper: Any, kind: str) -> Any:
-    """Return the client that an object of `confluent_kafka.aio` wraps.
+def native_client(wrapper: object, kind: str) -> Any:
+    """Return the blocking client inside an object of `confluent_kafka.aio`.
 
     Args:
         wrapper: The object.
         kind: ``Producer`` or ``Consumer``.
 
     Raises:
-        ConfigError: It is of another type; also a `TypeError`.
+        ConfigError: The object has another type; also a `TypeError`.
     """
     aio = import_vendor("confluent_kafka.aio", extra="kafka")
     valid = type(wrapper) is getattr(aio, f"AIO{kind}")
@@ -37,24 +87,36 @@ def within(wrapper: Any, kind: str) -> Any:
     return getattr(wrapper, f"_{kind.lower()}")
 
 
+def classify(error: BaseException) -> Outcome:
+    """Return ``failed`` for an error that means the record is definitely not in the topic, else ``unknown``."""
+    if isinstance(error, MissingReportError):
+        return "unknown"
+    if isinstance(error, BufferError | TransportError | TypeError | ValueError | RuntimeError):
+        return "failed"  # raised by the call itself, before the client accepted the record
+    cause = error.args[0] if error.args else None
+    name = cause.name() if isinstance(cause, vendor().KafkaError) else ""
+    return "failed" if name in _REJECTIONS else "unknown"
+
+
+def exception_of(error: KafkaError) -> Exception:
+    """Return the exception for the error of a delivery report."""
+    exception: Exception = vendor().KafkaException(error)
+    return exception
+
+
 class NativeClient(Closing):
-    """The methods of producers and consumers that are the client's own.
+    """Methods that producers and consumers share."""
 
-    Args:
-        native: A `confluent_kafka.Producer` or `confluent_kafka.Consumer`.
-    """
-
-    def __init__(self, native: Any) -> None:
-        self._native = native
+    _native: Producer | Consumer
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """Return the cluster's metadata, of one topic or of all; see ``list_topics`` of the client."""
-        return self._native.list_topics(*([] if topic is None else [topic]), timeout=timeout)
+        """Return the cluster's metadata for one topic or for all, as ``list_topics`` of the client does."""
+        return self._native.list_topics(topic, timeout)
 
-    def cluster_id(self, timeout: float = -1) -> Any:
-        """Return the id of the cluster; see ``cluster_id`` of the client."""
+    def cluster_id(self, timeout: float = -1) -> str:
+        """Return the cluster's id, as ``cluster_id`` of the client does."""
         return self._native.cluster_id(timeout)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Set the SASL credentials for new connections; see ``set_sasl_credentials`` of the client."""
+        """Set the SASL credentials for new connections, as ``set_sasl_credentials`` of the client does."""
         self._native.set_sasl_credentials(username, password)

@@ -1,66 +1,84 @@
-"""Receives payloads of any size from a consumer of confluent-kafka, whatever their writers made of them."""
+"""Receives payloads of any size from a consumer of confluent-kafka, whatever strategy their writers used."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._validation import check_cc, check_int, check_type
-from claimcheck.transports.kafka._assignment import Start
-from claimcheck.transports.kafka._client import NativeClient, vendor
-from claimcheck.transports.kafka._errors import OffsetStoreError
+from claimcheck.transports._common.prefetch import Prefetch
+from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage, Start
+from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, vendor
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Partition
-from claimcheck.transports.kafka._receiver import Receiver
 
 if TYPE_CHECKING:
-    from claimcheck._client import ClaimCheck
+    from confluent_kafka import Consumer, Message, TopicPartition
 
-__all__ = ["KafkaConsumer"]
+    from claimcheck._client import ClaimCheck
+    from claimcheck.transports.kafka._client import Record
+
+__all__ = ["ConsumerOptions", "KafkaConsumer"]
 
 _log = logging.getLogger(__name__)
 
-_STORE_SECONDS = 0.2
+_STORE_SECONDS = 0.2  # how often offsets are stored
+_STEP_SECONDS = 0.2  # how long one call of the client may wait while something else is to be done
+_FOREVER = float("inf")
+
+RebalanceCallback = Callable[[Any, list[Any]], object]
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """The options of a `KafkaConsumer`, which documents them."""
+
+    auto_offset_store: bool
+    max_redeliveries: int | None
+    prefetch_bytes: int
+    prefetch_threads: int
+    clock: Callable[[], float]
 
 
 class KafkaConsumer(NativeClient):
-    """Has the methods of a `confluent_kafka.Consumer`; each message that it returns is a whole payload.
+    """Wraps a `confluent_kafka.Consumer` and has its methods; each message that it returns is a whole payload.
 
-    Plain messages are the client's own; a payload that was offloaded is a `KafkaMessage`, which is one, too. Its offset
-    is the lowest of its records. Committed offsets never move past the first record of an incomplete payload; payloads
-    that were delivered behind it are recorded in the commit metadata, so that they are not delivered twice.
+    Plain messages are the client's own. A payload that was offloaded is a `KafkaMessage`, which is also a
+    `confluent_kafka.Message`; its offset is the lowest of its records. Committed offsets never move past the first
+    record of an incomplete payload. Payloads delivered beyond it are recorded in the commit metadata, so that they are
+    not delivered twice.
 
-    Every incomplete payload ends. Its chunks are read again, at most ``max_redeliveries`` times; if it is still
-    incomplete it is returned as a message whose value raises `IncompletePayloadError`, and commits move past it. If
+    Every incomplete payload ends. Its chunks are read again, at most ``max_redeliveries`` times. If it is still
+    incomplete, it is returned as a message whose value raises `IncompletePayloadError`, and commits move past it. If
     retention has removed its first records, that happens at once. ``chunking.on_expire``, ``on_evict`` and ``on_abort``
-    say otherwise: ``ack`` skips the chunks, ``dead_letter`` returns that message without reading them again.
+    change this: ``ack`` skips the chunks, and ``dead_letter`` returns that message without reading them again.
 
-    Not thread-safe, as the client's consumer is not.
+    Not thread-safe, like the client's consumer.
 
     Args:
         consumer: A `confluent_kafka.Consumer`, not one that deserializes, with ``enable.auto.offset.store`` set to
-            ``False``: the client's own storing would pass incomplete payloads.
-        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        auto_offset_store: Whether to do what ``enable.auto.offset.store`` does: have the offset of each message
-            committed with the next automatic commit, once the next message is requested.
+            ``False``: otherwise the client stores offsets beyond incomplete payloads.
+        cc: A `claimcheck.ClaimCheck` with the writers' stores.
+        auto_offset_store: Whether to do the same as ``enable.auto.offset.store``: the next automatic commit includes
+            each message once the following one is requested.
         max_redeliveries: How often the chunks of an incomplete payload are read again, from 0; by default
             ``chunking.max_redeliveries``.
-        prefetch_bytes: Bytes of look-ahead: stored payloads of the next messages are read while the current one is
-            handled; 0 for none.
-        prefetch_threads: Payloads that are read ahead at once.
+        prefetch_bytes: Bytes of stored payloads to read ahead while the current message is processed; 0 for none.
+        prefetch_threads: Payloads to read ahead at once.
         clock: Seconds, monotonic.
 
     Raises:
         ConfigError: A number is out of range.
         OffsetStoreError: The consumer stores offsets itself.
-        ArgumentTypeError: An object of the wrong type; a `ConfigError` that is also a `TypeError`.
+        ArgumentTypeError: An argument has the wrong type; a `ConfigError` that is also a `TypeError`.
     """
 
     def __init__(
         self,
-        consumer: Any,
+        consumer: Consumer,
         cc: ClaimCheck,
         *,
         auto_offset_store: bool = False,
@@ -72,32 +90,27 @@ class KafkaConsumer(NativeClient):
         expected = "a confluent_kafka.Consumer, not a subclass; deserialize what value() returns"
         check_type("consumer", consumer, valid=type(consumer) is vendor().Consumer, expected=expected)
         check_cc(cc)
-        if max_redeliveries is not None:
-            check_int("max_redeliveries", max_redeliveries, minimum=0)
+        check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
         check_int("prefetch_bytes", prefetch_bytes, minimum=0)
         check_int("prefetch_threads", prefetch_threads, minimum=1)
         _check_offset_store(consumer)
-        super().__init__(consumer)
-        self._receiver = Receiver(
-            consumer,
-            cc,
-            max_redeliveries=max_redeliveries,
-            prefetch_bytes=prefetch_bytes,
-            prefetch_threads=prefetch_threads,
-            before_next=self._store_offsets_in_time if auto_offset_store else _nothing,
-            is_timed=auto_offset_store,
-            clock=clock,
-        )
-        self._assigned = self._receiver.assigned
-        self._rebalances = self._receiver.rebalances
+        self._native: Consumer = consumer
+        self._poll: Callable[[float], Record | None] = consumer.poll  # type: ignore[assignment]
+        self._consume: Callable[[int, float], list[Record]] = consumer.consume  # type: ignore[assignment]
+        self._header = cc.config.header
+        self._assignment = Assignment(consumer, cc, max_redeliveries=max_redeliveries, clock=clock)
+        self._paused: set[tuple[str, int]] = set()
+        self._ready: deque[ReadyMessage] = deque()  # not delivered: never committed, dropped by a seek or a revocation
+        self._looks_ahead = prefetch_bytes > 0
+        self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
+        self._errors: list[Exception] = []  # of rebalance callbacks
         self._clock = clock
         self._auto_offset_store = auto_offset_store
         self._stored_at = 0.0
-
-    # Receiving -------------------------------------------------------------------------------------------------
+        self._in_steps = auto_offset_store or self._looks_ahead
 
     def poll(self, timeout: float = -1) -> Any:
-        """Wait for the next payload; a bad one is returned, too, and its value raises the error.
+        """Wait for the next payload. One that cannot be delivered is returned too; its value raises the error.
 
         Args:
             timeout: Seconds; by default there is no limit.
@@ -106,150 +119,161 @@ class KafkaConsumer(NativeClient):
             A `confluent_kafka.Message`, or ``None`` on time-out. One with an ``error()`` is an event of the client.
 
         Raises:
-            KafkaException: The client's own.
+            KafkaException: An error of the client.
         """
-        return self._receiver.poll(timeout)
+        if not (self._ready or self._in_steps or self._assignment.busy or self._errors):
+            native = self._poll(timeout)
+            if self._errors:
+                if native is not None:
+                    self._take(native)
+                self._raise_deferred()
+            if native is None or self._is_plain(native):
+                return native
+            self._take(native)
+        messages = self._receive(1, timeout)
+        return messages[0] if messages else None
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
         """Wait for up to ``num_messages`` payloads; returns those that came in time. Raises as `poll` does."""
         if num_messages < 0:
             return list(self._native.consume(num_messages, timeout))  # raises the client's own error
-        return self._receiver.consume(num_messages, timeout)
+        return self._receive(num_messages, timeout)
 
-    # Offsets ---------------------------------------------------------------------------------------------------
-
-    def commit(self, message: Any = None, offsets: Any = None, asynchronous: bool = True) -> Any:
-        """Commit as the client does, but never past an incomplete payload.
+    def commit(
+        self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True
+    ) -> Any:
+        """Commit like the client, but never past an incomplete payload.
 
         Args:
-            message: Commits everything up to it.
-            offsets: Named by the user, whose own metadata replaces ours; payloads may be delivered twice then.
+            message: Commit everything up to this message.
+            offsets: Commit these offsets. Metadata in them replaces ours, so payloads may be delivered twice.
             asynchronous: Whether to return at once.
 
         Raises:
-            KafkaException: The client's own.
+            KafkaException: An error of the client.
         """
         if message is not None:
-            offsets = [self._safe_behind(message)]
+            offsets = [self._safe_after(message)]
         elif offsets is not None:
-            offsets = [self._assigned.safe_for(given) for given in offsets]
+            offsets = [self._assignment.safe_for(given) for given in offsets]
         else:
             return self._commit_stored(asynchronous)
-        return self._native.commit(offsets=offsets, asynchronous=asynchronous)
+        return self._commit(offsets, asynchronous)
 
-    def store_offsets(self, message: Any = None, offsets: Any = None) -> None:
+    def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """Store an offset for the next automatic commit, but never one past an incomplete payload."""
-        if message is None and offsets is None:
-            raise ValueError("store_offsets needs a message or offsets")
         if message is not None:
-            offsets = [self._safe_behind(message)]
-        self._store([self._assigned.safe_for(given) for given in offsets])
+            offsets = [self._safe_after(message)]
+        if offsets is None:
+            raise ValueError("store_offsets needs a message or offsets")
+        self._store([self._assignment.safe_for(given) for given in offsets])
 
-    def position(self, partitions: list[Any]) -> list[Any]:
-        """Return where to continue after the last message: the offset that may be committed, and its metadata.
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return where to continue after the last message: the offset that may be committed, with its metadata.
 
-        Pass it to `KafkaProducer.send_offsets_to_transaction` unchanged.
+        Pass the result to `KafkaProducer.send_offsets_to_transaction` unchanged.
         """
-        found = []
-        for asked in partitions:
-            partition = self._assigned.find(asked.topic, asked.partition)
+        positions = []
+        for each in partitions:
+            partition = self._assignment.find(each)
             if partition is None or partition.position is None:
-                found.append(vendor().TopicPartition(asked.topic, asked.partition))
+                positions.append(vendor().TopicPartition(each.topic, each.partition))
             else:
-                found.append(self._safe(partition))
-        return found
+                positions.append(self._safe(partition))
+        return positions
 
-    def committed(self, partitions: list[Any], timeout: float = -1) -> Any:
-        """Return the committed offsets, as the client does; the metadata may be ours."""
+    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """Return the committed offsets, like the client; the metadata may be ours."""
         return self._native.committed(partitions, timeout=timeout)
 
-    def seek(self, partition: Any) -> None:
+    def seek(self, partition: TopicPartition) -> None:
         """Continue at an offset; chunks read before the seek never complete with chunks read after it.
 
-        A payload that begins before the offset is skipped. With the metadata of `position` or `committed`, payloads
-        that it marks as delivered are not delivered again.
+        Payloads that begin before the offset are skipped. With the metadata of `position` or `committed`, payloads that
+        it marks as delivered are not delivered again.
         """
         self._native.seek(partition)
-        self._receiver.drop([partition])
-        self._assigned.seek(partition)
-
-    # Assignment ------------------------------------------------------------------------------------------------
+        self._drop([partition])
+        self._assignment.seek(partition)
 
     def subscribe(
         self,
         topics: list[str],
-        on_assign: Callable[[Any, list[Any]], None] | None = None,
-        on_revoke: Callable[[Any, list[Any]], None] | None = None,
-        on_lost: Callable[[Any, list[Any]], None] | None = None,
+        on_assign: RebalanceCallback | None = None,
+        on_revoke: RebalanceCallback | None = None,
+        on_lost: RebalanceCallback | None = None,
     ) -> None:
-        """Subscribe as the client does; callbacks receive this consumer, and `poll` raises what they raise."""
-        call = self._rebalances.call
+        """Subscribe like the client. Callbacks receive this consumer; `poll` raises their exceptions."""
+        # Deferred: the client replaces a callback's exception with a KafkaError, which is not an exception class.
+        defer = self._defer_errors
 
-        def assigned(_: Any, partitions: list[Any]) -> None:
-            starts = self._assigned.starts(partitions)
-            self._assigned.begin_at(starts)
-            call(on_assign, self, partitions)
-            self._assign_moved(starts)
+        def call(callback: RebalanceCallback | None, partitions: list[TopicPartition]) -> None:
+            if callback is not None:
+                defer(lambda: callback(self, partitions))
 
-        def revoked(_: Any, partitions: list[Any]) -> None:
+        def assigned(_: Consumer, partitions: list[TopicPartition]) -> None:
+            starts = self._assignment.starts(partitions)
+            self._assignment.begin_at(starts)
+            call(on_assign, partitions)
+            defer(lambda: self._assign_moved(starts))
+
+        def revoked(_: Consumer, partitions: list[TopicPartition]) -> None:
             self._store_offsets()
-            call(on_revoke, self, partitions)
-            self._receiver.revoke(partitions)
+            call(on_revoke, partitions)
+            self._revoke(partitions)
 
-        def lost(_: Any, partitions: list[Any]) -> None:
-            call(on_revoke if on_lost is None else on_lost, self, partitions)
-            self._receiver.revoke(partitions)
+        def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
+            call(on_revoke if on_lost is None else on_lost, partitions)
+            self._revoke(partitions)
 
         self._native.subscribe(topics, on_assign=assigned, on_revoke=revoked, on_lost=lost)
 
     def unsubscribe(self) -> None:
-        """Unsubscribe; what is held is forgotten."""
+        """Unsubscribe, and forget chunks and waiting messages."""
         self._native.unsubscribe()
-        self._receiver.forget()
+        self._forget()
 
-    def assign(self, partitions: list[Any]) -> None:
-        """Assign partitions by hand, from their offsets or from the group's committed offsets."""
-        starts = self._assigned.starts(partitions)
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """Assign partitions manually, at their offsets or at the group's committed offsets."""
+        starts = self._assignment.starts(partitions)
         self._native.assign([start.at for start in starts])
-        self._receiver.forget()
-        self._assigned.begin_at(starts)
+        self._forget()
+        self._assignment.begin_at(starts)
 
-    def incremental_assign(self, partitions: list[Any]) -> None:
-        """Assign more partitions."""
-        starts = self._assigned.starts(partitions)
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Assign additional partitions."""
+        starts = self._assignment.starts(partitions)
         self._native.incremental_assign([start.at for start in starts])
-        self._assigned.begin_at(starts)
+        self._assignment.begin_at(starts)
 
     def unassign(self) -> None:
-        """Remove all assigned partitions; what is held is forgotten."""
+        """Remove all partitions from the assignment, and forget chunks and waiting messages."""
         self._native.unassign()
-        self._receiver.forget()
+        self._forget()
 
-    def incremental_unassign(self, partitions: list[Any]) -> None:
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Remove some partitions from the assignment."""
         self._native.incremental_unassign(partitions)
-        self._receiver.revoke(partitions)
+        self._revoke(partitions)
 
-    def pause(self, partitions: list[Any]) -> None:
-        """Pause partitions; messages that were received ahead wait, too."""
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """Pause partitions, including messages that were received ahead."""
         self._native.pause(partitions)
-        self._receiver.paused |= {(each.topic, each.partition) for each in partitions}
+        self._paused |= {(each.topic, each.partition) for each in partitions}
 
-    def resume(self, partitions: list[Any]) -> None:
+    def resume(self, partitions: list[TopicPartition]) -> None:
         """Resume paused partitions."""
         self._native.resume(partitions)
-        self._receiver.paused -= {(each.topic, each.partition) for each in partitions}
+        self._paused -= {(each.topic, each.partition) for each in partitions}
 
     def close(self) -> None:
         """Close; messages that were not committed are redelivered to other members."""
         self._store_offsets()
         self._native.close()
-        self._receiver.forget()
-        self._rebalances.raise_kept()
+        self._forget()
+        self._raise_deferred()
 
-    # The rest of the client's consumer -------------------------------------------------------------------------
-
-    def assignment(self) -> Any:
+    def assignment(self) -> list[TopicPartition]:
         """Return the partitions that are assigned to this consumer."""
         return self._native.assignment()
 
@@ -257,88 +281,271 @@ class KafkaConsumer(NativeClient):
         """Return the argument for `KafkaProducer.send_offsets_to_transaction`."""
         return self._native.consumer_group_metadata()
 
-    def memberid(self) -> Any:
+    def memberid(self) -> str:
         """Return this consumer's member id in its group."""
         return self._native.memberid()
 
-    def get_watermark_offsets(self, partition: Any, timeout: float = -1, cached: bool = False) -> Any:
-        """Return the lowest offset of a partition, and the one behind its highest."""
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float = -1, cached: bool = False) -> Any:
+        """Return a partition's lowest offset, and the offset after its highest one."""
         return self._native.get_watermark_offsets(partition, timeout=timeout, cached=cached)
 
-    def offsets_for_times(self, partitions: list[Any], timeout: float = -1) -> Any:
-        """Return the first offsets at or after given times; a payload may begin before one."""
+    def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """Return the first offsets at or after the given times; a payload may begin before such an offset."""
         return self._native.offsets_for_times(partitions, timeout=timeout)
 
     @property
     def pending_payloads(self) -> int:
-        """Payloads of which some chunks are held."""
-        return self._receiver.records.resolver.pending_payloads
+        """Number of incomplete payloads with chunks in memory."""
+        return self._assignment.resolver.pending_payloads
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of the chunks that are held."""
-        return self._receiver.records.resolver.pending_bytes
+        """Bytes of the chunks in memory."""
+        return self._assignment.resolver.pending_bytes
 
     def __repr__(self) -> str:
-        return f"<KafkaConsumer of {len(self._assigned.known)} partitions, {self.pending_payloads} incomplete payloads>"
+        count = len(self._assignment.partitions)
+        return f"<KafkaConsumer of {count} partitions, {self.pending_payloads} incomplete payloads>"
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # The receive loop. On an event loop `_gather` waits, `_waiting` returns what arrived, `_hand_out` removes it.
+
+    def _receive(self, count: int, timeout: float | None) -> list[Message]:
+        """Wait for ``count`` messages; returns those that arrived in time, or before a callback raised an exception."""
+        self._raise_deferred()
+        end, messages = self._end(timeout), list[Any]()
+        while True:
+            if not messages:  # otherwise offsets of messages that the caller does not have yet would be stored
+                self._before_next()
+            self._tick()
+            while len(messages) < count and (message := self._next()) is not None:
+                messages.append(message)
+            left = max(0.0, end - self._clock())
+            if len(messages) >= count or (messages and (left == 0 or self._errors)):
+                self._defer_errors(self._look_ahead)
+                return messages
+            natives = self._records(count - len(messages), self._step(left))
+            self._take_all(natives, None if self._errors else messages)
+            if not messages:
+                self._raise_deferred()
+            if not natives and left == 0:
+                return messages
+
+    def _gather(self, count: int, seconds: float) -> None:
+        """Wait for up to ``count`` records; blocks, and may call the user's callbacks."""
+        self._before_next()
+        self._tick()
+        self._take_all(self._records(count, seconds))
+        self._raise_deferred()
+        self._look_ahead()
+
+    def _expire_and_look_ahead(self) -> None:
+        """Take the records for which there is room; also expires incomplete payloads."""
+        self._tick()
+        self._look_ahead()
+        self._raise_deferred()
+
+    def _waiting(self, count: int) -> list[Message]:
+        """Return up to ``count`` of the next messages; they stay in the queue."""
+        return list(islice((ready.message for ready in self._ready if not self._is_paused(ready)), count))
+
+    def _hand_out(self, count: int) -> list[Message | None]:
+        """Remove the next messages from the queue; they count as delivered."""
+        self._before_next()
+        return [self._next() for _ in range(count)]
+
+    def _records(self, count: int, seconds: float) -> list[Record]:
+        """Wait for up to ``count`` records."""
+        if count != 1:
+            return self._consume(count, seconds)
+        native = self._poll(seconds)
+        return [] if native is None else [native]
+
+    def _is_plain(self, native: Record) -> bool:
+        """Whether a record is its own payload, as most are; then it counts as delivered."""
+        value = native.value()
+        if native.error() is not None or (value is not None and value.startswith(self._header)):
+            return False
+        partition, offset = self._assignment.partitions.get((native.topic(), native.partition())), native.offset()
+        if partition is None or partition.start is None:
+            partition = self._assignment.of(native)
+        if offset < partition.skip_below or partition.went_back:
+            return False
+        partition.read = partition.taken = partition.position = offset + 1
+        partition.changed = True
+        return True
+
+    def _take_all(self, natives: Iterable[Record], messages: list[Message] | None = None) -> None:
+        """Take several records; plain ones go directly into ``messages`` while no other message waits."""
+        stale: set[Partition] = set()
+        for native in natives:
+            if messages is not None and not self._ready and not stale and self._is_plain(native):
+                messages.append(native)
+            elif (partition := self._take(native, stale)) is not None and partition.went_back:
+                stale.add(partition)  # the client returns its other records again
+
+    def _take(self, native: Record, stale: Iterable[Partition] = ()) -> Partition | None:
+        if native.error() is not None:
+            self._add(ReadyMessage(None, native))
+            return None
+        partition, offset, value = self._assignment.of(native), native.offset(), native.value()
+        if partition in stale:
+            return None
+        if partition.went_back and self._assignment.was_overtaken(partition, offset):
+            return partition
+        partition.read, partition.went_back = offset + 1, False
+        if value is None or not value.startswith(self._header):
+            if offset >= partition.skip_below:
+                self._add(ReadyMessage(partition, native, offset, offset))
+            return partition
+        for ready in self._assignment.take(partition, native):
+            self._add(ready)
+        return partition
+
+    def _add(self, ready: ReadyMessage) -> None:
+        if ready.partition is not None:
+            ready.partition.taken = max(ready.partition.taken, ready.last + 1)
+        self._ready.append(ready)
+        if self._looks_ahead:
+            self._prefetch.add(ready)
+
+    def _remove(self, ready: ReadyMessage) -> None:
+        self._ready.remove(ready)
+        if self._looks_ahead:
+            self._prefetch.remove(ready)
+
+    def _is_paused(self, ready: ReadyMessage) -> bool:
+        return ready.partition is not None and ready.partition.source in self._paused
+
+    def _next(self) -> Message | None:
+        """Remove the next message from the queue; returns ``None`` if none waits or all partitions are paused."""
+        ready = next((each for each in self._ready if not self._is_paused(each)), None)
+        if ready is None:
+            return None
+        self._remove(ready)
+        if ready.partition is not None:
+            ready.partition.delivered(ready.first, ready.last)
+            if isinstance(ready.message, KafkaMessage):
+                ready.message.next_offset = ready.partition.position or 0
+            if ready.outcome is not None:
+                self._assignment.settle(ready.partition, ready.outcome)
+        return ready.message
+
+    def _look_ahead(self) -> None:
+        while self._looks_ahead and self._prefetch.room and (native := self._poll(0)) is not None:
+            self._take(native)
+
+    def _tick(self) -> None:
+        """Expire incomplete payloads, and go back for those that are to be read again."""
+        if self._assignment.busy:
+            for ready in self._assignment.tick(self._paused):
+                self._add(ready)
+
+    def _step(self, left: float) -> float:
+        """Return how long one call of the client may wait: meanwhile chunks may expire, and offsets must be stored."""
+        if self._in_steps or self._assignment.busy:
+            return min(left, _STEP_SECONDS)
+        return -1 if left == _FOREVER else left
+
+    def _end(self, timeout: float | None) -> float:
+        return _FOREVER if timeout is None or timeout < 0 else self._clock() + timeout
+
+    def _drop(self, partitions: list[TopicPartition]) -> None:
+        """Drop the waiting messages of these partitions."""
+        dropped = {(each.topic, each.partition) for each in partitions}
+        for ready in [each for each in self._ready if each.partition and each.partition.source in dropped]:
+            self._remove(ready)
+
+    def _revoke(self, partitions: list[TopicPartition]) -> None:
+        """Forget partitions that now belong to another consumer."""
+        self._drop(partitions)
+        self._assignment.end(partitions)
+
+    def _forget(self) -> None:
+        """Forget all partitions and waiting messages."""
+        self._ready.clear()
+        self._prefetch.forget()
+        self._assignment.end_all()
+
+    def _defer_errors(self, work: Callable[[], object]) -> None:
+        """Call ``work``, and keep its exception, which must not end a call of the client in the middle."""
+        try:
+            work()
+        except Exception as error:
+            self._errors.append(error)
+
+    def _raise_deferred(self) -> None:
+        """Raise the first exception that was kept, once."""
+        errors, self._errors = self._errors, []
+        if errors:
+            raise errors[0]
 
     def _assign_moved(self, starts: list[Start]) -> None:
-        """Within a rebalance: assign partitions, which the client does by itself unless one begins elsewhere."""
+        """Within a rebalance: assign partitions, which the client does by itself unless one starts elsewhere."""
         if not any(start.is_moved for start in starts):
             return
         places = [start.at for start in starts]
-        held = {(each.topic, each.partition) for each in self._native.assignment()}
-        if not any((place.topic, place.partition) in held for place in places):  # else the user has done it
-            self._rebalances.assign(self._native, places)
+        assigned = {(each.topic, each.partition) for each in self._native.assignment()}
+        if any((place.topic, place.partition) in assigned for place in places):  # the user's callback assigned them
+            return
+        try:
+            self._native.incremental_assign(places)
+        except vendor().KafkaException as error:
+            if error.args[0].code() != vendor().KafkaError._STATE:
+                raise
+            self._native.assign(places)  # an eager protocol
 
-    def _safe(self, partition: Partition) -> Any:
-        return self._assigned.safe(partition, partition.position or 0)
+    def _safe(self, partition: Partition) -> TopicPartition:
+        return self._assignment.safe(partition, partition.position or 0)
 
-    def _safe_behind(self, message: Any) -> Any:
+    def _safe_after(self, message: Any) -> TopicPartition:
         """Return the offset to commit for a message and all before it."""
-        behind = message.behind if isinstance(message, KafkaMessage) else message.offset() + 1
-        return self._assigned.safe_for(vendor().TopicPartition(message.topic(), message.partition(), behind))
+        after = message.next_offset if isinstance(message, KafkaMessage) else message.offset() + 1
+        return self._assignment.safe_for(vendor().TopicPartition(message.topic(), message.partition(), after))
 
-    def _store(self, offsets: list[Any]) -> None:
+    def _commit(self, offsets: list[TopicPartition], asynchronous: bool) -> Any:
+        commit: Any = self._native.commit  # its overloads distinguish True and False
+        return commit(offsets=offsets, asynchronous=asynchronous)
+
+    def _store(self, offsets: list[TopicPartition]) -> None:
         self._native.store_offsets(offsets=offsets)
         for each in offsets:
-            partition = self._assigned.find(each.topic, each.partition)
+            partition = self._assignment.find(each)
             if partition is not None:
                 partition.stored = each
 
     def _commit_stored(self, asynchronous: bool) -> Any:
-        """Commit stored offsets explicitly: the client skips an offset of which only the metadata is new."""
+        """Commit stored offsets explicitly: the client ignores an offset if only its metadata is new."""
         self._store_offsets()
-        partitions = [each for each in self._assigned.known.values() if each.stored is not None]
+        partitions = [each for each in self._assignment.partitions.values() if each.stored is not None]
         if not partitions:
-            return self._native.commit(asynchronous=asynchronous)
-        committed = self._native.commit(offsets=[each.stored for each in partitions], asynchronous=asynchronous)
+            commit: Any = self._native.commit
+            return commit(asynchronous=asynchronous)
+        committed = self._commit([each.stored for each in partitions if each.stored is not None], asynchronous)
         for partition in partitions:
             partition.stored = None
         return committed
 
-    def _store_offsets_in_time(self) -> None:
-        """Store offsets if that was not done for a while; the user has processed everything that was handed out."""
-        if self._clock() - self._stored_at > _STORE_SECONDS:
+    def _before_next(self) -> None:
+        """Store offsets if that was not done for a while; the user has processed everything that was returned."""
+        if self._auto_offset_store and self._clock() - self._stored_at > _STORE_SECONDS:
             self._store_offsets()
 
     def _store_offsets(self) -> None:
-        """Store the offset of everything that was handed out, for the next automatic commit."""
+        """Store the offsets of everything that was returned, for the next automatic commit."""
         self._stored_at = self._clock()
-        changed = [each for each in self._assigned.known.values() if each.changed] if self._auto_offset_store else []
+        partitions = self._assignment.partitions.values() if self._auto_offset_store else ()
+        changed = [each for each in partitions if each.changed]
         if not changed:
             return
         try:
             self._store([self._safe(each) for each in changed])
-        except (vendor().KafkaException, RuntimeError) as error:  # revoked: another member gets it again
+        except (vendor().KafkaException, RuntimeError) as error:  # revoked: another member reads them again
             _log.info("offsets were not stored: %s", error)
         for partition in changed:
             partition.changed = False
 
 
-def _check_offset_store(consumer: Any) -> None:
+def _check_offset_store(consumer: Consumer) -> None:
     try:
         consumer.store_offsets(offsets=[])
     except vendor().KafkaException as error:
@@ -346,9 +553,5 @@ def _check_offset_store(consumer: Any) -> None:
             raise
         raise OffsetStoreError(
             "set 'enable.auto.offset.store': False in the consumer's configuration, since it would commit offsets in "
-            "the middle of payloads, and auto_offset_store=True here for the same with whole ones"
+            "the middle of payloads, and pass auto_offset_store=True here to do the same with whole payloads"
         ) from error
-
-
-def _nothing() -> None:
-    """Offsets are stored by the user."""

@@ -1,4 +1,4 @@
-"""The message of a payload that was offloaded: a `confluent_kafka.Message` whose value is the whole payload."""
+"""Received messages and delivery reports of offloaded payloads: `confluent_kafka.Message` objects of whole payloads."""
 
 from __future__ import annotations
 
@@ -8,56 +8,58 @@ from typing import TYPE_CHECKING, Any
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Literal, Plain
-from claimcheck._resolver import Failed, Outcome, Resolved
+from claimcheck._resolver import Outcome, Resolved
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka._client import vendor
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
+
+    from claimcheck.transports.kafka._client import Record
 else:
     Message = object
 
 __all__ = ["KafkaMessage", "last_offset", "message_of", "of_chunks", "report_of"]
 
-_SLOTS = ("_problem", "_stored", "behind", "last_offset")
+_SLOTS = ("_problem", "_stored", "last_offset", "next_offset")
 
 
 @functools.cache
-def _kind() -> Any:
-    """The class of received payloads: a subclass of `confluent_kafka.Message`, created once the client is needed."""
+def _message_class() -> type[KafkaMessage]:
+    """Return a subclass of `confluent_kafka.Message`, created at first use because the import of the client is lazy."""
     return type("KafkaMessage", (KafkaMessage, vendor().Message), {"__slots__": _SLOTS})
 
 
 class KafkaMessage(Message):
-    """A received payload that was offloaded. It is a `confluent_kafka.Message` and has all methods of one.
+    """A received payload that was offloaded. It is a `confluent_kafka.Message` and has all of its methods.
 
     `value` raises the error of *this* payload, so that the consumer can skip the message or send it to a dead-letter
-    topic; other messages are not affected. `offset` is the lowest offset of its records.
+    topic; other messages are not affected. `offset` returns the lowest offset of its records.
 
-    Unlike one of the client's own messages it is always true, whatever its length. It pickles as a plain
-    `confluent_kafka.Message` with the payload as its value, which is read for that.
+    Unlike the client's own messages it is always true, whatever its length. It pickles as a plain
+    `confluent_kafka.Message` with the payload as its value; pickling reads a stored payload.
 
     Attributes:
         last_offset: The highest offset of its records.
-        behind: The offset behind everything that was handed out up to this.
+        next_offset: The offset after everything that was returned up to and including this message.
     """
 
     __slots__ = ()
 
     last_offset: int | None
-    behind: int
+    next_offset: int
     _stored: StoredPayload | None
     _problem: ClaimCheckError | None
 
-    def value(self, *_: Any) -> Any:
-        """Return the payload, whole and verified; a stored one is read by the first call.
+    def value(self, *_: object) -> Any:
+        """Return the whole, verified payload; the first call reads a stored one.
 
-        After an error that is ``retryable`` the next call reads again, but not on an event loop, which it would block:
+        After an error that is ``retryable`` the next call reads again, except on an event loop, which it would block:
         use ``await asyncio.to_thread(message.value)`` there.
 
         Raises:
-            ClaimCheckError: Why there is no payload; a later call may return it if ``error.retryable``.
+            ClaimCheckError: The payload cannot be delivered; a later call may return it if ``error.retryable``.
         """
         if self._problem is not None:
             raise self._problem
@@ -65,14 +67,14 @@ class KafkaMessage(Message):
             self.set_value(self._stored.get())
         return super().value()
 
-    def set_value(self, value: Any) -> None:
-        """Replace the value; from now on `value` returns this."""
+    def set_value(self, value: object) -> None:
+        """Replace the value; from now on `value` returns this one."""
         self._stored = self._problem = None
         super().set_value(value)
 
     @property
     def payload_error(self) -> ClaimCheckError | None:
-        """What `value` raises; ``None`` when it returns the payload, which is read to find out."""
+        """The error that `value` raises, or ``None`` if it returns the payload; reads a stored payload."""
         try:
             self.value()
         except ClaimCheckError as error:
@@ -85,18 +87,18 @@ class KafkaMessage(Message):
         return self._problem is not None or self._stored is None or self._stored.is_read
 
     def read(self) -> None:
-        """Read a stored payload, called in a thread for an event loop, where `value` then returns at once."""
+        """Read a stored payload in a thread; afterwards `value` returns at once on an event loop."""
         if self._stored is not None:
             self._stored.read()
 
     def fetch(self, executor: Executor) -> None:
-        """Start reading a stored payload in another thread; `value` waits for that."""
+        """Start reading a stored payload in another thread; `value` waits for it."""
         if self._stored is not None:
             self._stored.prefetch(executor)
 
     @property
     def stored_bytes(self) -> int:
-        """Size of a stored payload until `value` returned it; 0 where it is unknown or not stored."""
+        """Size of a stored payload until `value` has returned it; 0 if it is unknown or the payload is not stored."""
         return 0 if self._stored is None else self._stored.size
 
     def __len__(self) -> int:
@@ -106,22 +108,22 @@ class KafkaMessage(Message):
         return True
 
     def __reduce__(self) -> Any:
-        self.value()  # else it would be unpickled as a tombstone
+        self.value()  # otherwise it would be unpickled as a tombstone
         return super().__reduce__()
 
     def __repr__(self) -> str:
         return f"<KafkaMessage {self.topic()}[{self.partition()}] at {self.offset()}>"
 
 
-def last_offset(message: Any) -> Any:
-    """The highest offset of a message's records: of chunks the last, of any other its own."""
+def last_offset(message: Message) -> int | None:
+    """Return the highest offset of a message's records: the last chunk's, or the offset of any other message."""
     return message.last_offset if isinstance(message, KafkaMessage) else message.offset()
 
 
-def message_of(native: Any, content: Plain | Literal | StoredPayload | ClaimCheckError) -> Any:
-    """Return the message of a record that is neither a chunk nor an abort envelope.
+def message_of(native: Record, content: Plain | Literal | StoredPayload | ClaimCheckError) -> Message:
+    """Return the message for a record that is neither a chunk nor an abort envelope.
 
-    For a payload in a store, or an error in its place, that is a `KafkaMessage`; any other is the record itself.
+    It is a `KafkaMessage` for a stored payload or an error, and otherwise the record itself.
     """
     if isinstance(content, Plain):
         return native
@@ -139,7 +141,7 @@ def message_of(native: Any, content: Plain | Literal | StoredPayload | ClaimChec
 
 
 def of_chunks(outcome: Outcome) -> KafkaMessage:
-    """Return the message of a payload that arrived as chunks, or of one that stayed incomplete."""
+    """Return the message for a payload that arrived as chunks, or for one that stayed incomplete."""
     native = min(outcome.handles, key=lambda handle: handle.offset())
     message = _like(native, outcome.headers, outcome.key)
     message.last_offset = outcome.positions[-1]
@@ -147,27 +149,26 @@ def of_chunks(outcome: Outcome) -> KafkaMessage:
         message.set_value(outcome.payload)
     else:
         message._problem = outcome.error or ClaimCheckError("the payload is incomplete")
-    assert not isinstance(outcome, Failed) or message._problem
     return message
 
 
-def report_of(native: Any, key: Any, last: int | None) -> KafkaMessage:
-    """Return the delivery report of a payload that was sent as chunks."""
+def report_of(native: Record, key: str | bytes | None, last: int | None) -> KafkaMessage:
+    """Return the delivery report for a payload that was sent as chunks."""
     message = _like(native, None, key.encode() if isinstance(key, str) else key)
     message.last_offset = last
     return message
 
 
-def _like(native: Any, headers: Any, key: Any) -> KafkaMessage:
-    """Return a message with the facts of a record, without its value."""
-    facts = {"headers": headers or None, "key": key, "offset": native.offset()}
-    facts |= {"latency": native.latency(), "leader_epoch": native.leader_epoch()}
-    if hasattr(native, "delivery_count"):  # clients that know share groups
-        facts["delivery_count"] = native.delivery_count()
-    message: KafkaMessage = _kind()(
+def _like(native: Record, headers: object, key: object) -> KafkaMessage:
+    """Return a message with a record's metadata and without its value."""
+    optional: dict[str, Any] = {"headers": headers or None, "key": key, "offset": native.offset()}
+    optional |= {"latency": native.latency(), "leader_epoch": native.leader_epoch()}
+    if hasattr(native, "delivery_count"):  # clients that support share groups
+        optional["delivery_count"] = native.delivery_count()
+    message = _message_class()(
         topic=native.topic(), partition=native.partition(), timestamp=native.timestamp(),
-        **{name: fact for name, fact in facts.items() if fact is not None},
+        **{name: value for name, value in optional.items() if value is not None},
     )  # fmt: skip
-    message.last_offset, message.behind = native.offset(), (native.offset() or 0) + 1
+    message.last_offset, message.next_offset = native.offset(), (native.offset() or 0) + 1
     message._stored = message._problem = None
     return message

@@ -1,35 +1,48 @@
-"""The state of one partition: how far it was read, what was handed out, and what may be committed."""
+"""The state of one partition: how far it was read, what was delivered, and what may be committed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from claimcheck._assembler import Identity, Slot
 from claimcheck._resolver import Dropped
 
-__all__ = ["Begins", "Mark", "Partition", "Reread"]
+if TYPE_CHECKING:
+    from confluent_kafka import TopicPartition
+
+__all__ = ["CommitMetadata", "Partition", "Reread", "StartReason"]
 
 _NAME = "claimcheck:1"
 _MAX_CHARACTERS = 4000  # the broker's offset.metadata.max.bytes is 4,096 by default, and counts characters
+_MAX_SPANS = 10_000
+_MAX_REPORTED = 10_000
+
+StartReason = Literal["committed", "sought", "reset"]
+"""Reading began at the group's offset, at an offset that the user chose, or where ``auto.offset.reset`` says."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Every payload whose last record lies below ``upto`` was delivered, but for those that begin at ``owed``."""
+class CommitMetadata:
+    """Committed with an offset: which payloads after that offset were delivered.
+
+    Attributes:
+        upto: Every payload whose last record is below this offset was delivered, except the ones in ``owed``.
+        owed: First offsets of payloads that were not delivered.
+    """
 
     upto: int
     owed: frozenset[int] = frozenset()
 
     def encode(self) -> str:
-        """Return the text to commit; empty where it would be too long, so that everything is delivered again."""
+        """Return the text to commit, or an empty one if it would be too long; then payloads are delivered again."""
         owed = ",".join(str(offset) for offset in sorted(self.owed))
         text = f"{_NAME};{self.upto};{owed}"
         return text if len(text) <= _MAX_CHARACTERS else ""
 
     @classmethod
     def decode(cls, text: str | None) -> Self | None:
-        """Parse commit metadata; ``None`` for any that is not ours."""
+        """Parse commit metadata; returns ``None`` if it is not ours."""
         name, _, rest = (text or "").rstrip("\0").partition(";")  # other clients see librdkafka's NUL
         upto, _, owed = rest.partition(";")
         if name != _NAME or not upto.isdecimal():
@@ -37,23 +50,16 @@ class Mark:
         return cls(int(upto), frozenset(int(offset) for offset in owed.split(",") if offset.isdecimal()))
 
 
-_MAX_SPANS = 10_000
-_MAX_REPORTED = 10_000
-
-Begins = Literal["committed", "sought", "reset"]
-"""Where reading began: at the group's offset, where the user said, or where ``auto.offset.reset`` says."""
-
-
 @dataclass(slots=True)
 class Reread:
-    """A payload whose chunks were dropped and are to be read again.
+    """A payload whose chunks were dropped and will be read again.
 
     Attributes:
         first: The offset of its first record.
-        skip_below: The partition's at that time: a payload that ends below it was delivered before.
+        skip_below: The partition's value at that time: a payload that ends below it was delivered before.
         since: When the chunks were dropped, by the consumer's clock.
-        dropped: How they were dropped last.
-        slots: All its records by offset; they are unsettled until the payload ends.
+        dropped: The last drop.
+        slots: All its records by offset; they stay unsettled until the payload ends.
     """
 
     first: int
@@ -65,31 +71,31 @@ class Reread:
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """One partition, as long as it is assigned.
+    """The state of one partition while it is assigned.
 
     Attributes:
         source: Topic and number.
-        begins: Why it is read from ``start``.
-        start: The first offset, where it is known.
+        start_reason: Why reading began at ``start``.
+        start: The first offset, if known.
         low: The low watermark when a first chunk was missing for the first time; ``None`` before that.
-        searched: The lowest offset that was read; known where ``low`` is.
+        searched: The lowest offset that was read; valid once ``low`` is known.
         read: The next offset that the client will return.
-        taken: Behind the last record of which there was a message, handed out or not.
-        position: Behind the last record that was handed out; ``None`` before the first.
-        skip_below: Payloads that end below were delivered already, unless they are to be read again.
-        rereads: Payloads to be read again.
-        current_reread: The one of them that the client was told to go back for.
-        done_before: Behind what an earlier owner of the partition delivered.
-        undelivered: Where payloads begin that were not delivered, though others behind them were: those that an
-            earlier owner of the partition was to read again, and incomplete ones that wait to be handed out.
-        missing_first: Payloads of which the first chunk seen was not their first.
-        went_back: Whether the client was told to go back, and no record from there has come yet.
-        changed: Whether something was handed out since an offset was stored.
-        stored: What is stored, and not committed by its user.
+        taken: The offset after the last record that became a message, delivered or not.
+        position: The offset after the last delivered record; ``None`` before the first delivery.
+        skip_below: Payloads that end below this offset were delivered already, except those in ``rereads``.
+        rereads: Payloads to read again.
+        current_reread: The payload in ``rereads`` for which the client was last sent back.
+        done_before: The offset after everything that an earlier owner of the partition delivered.
+        undelivered: First offsets of payloads that were not delivered although later ones were: those that an earlier
+            owner was to read again, and incomplete ones that wait to be delivered.
+        missing_first: Payloads of which the first chunk seen was not their first one.
+        went_back: Whether the client was sent back and has not returned a record since.
+        changed: Whether a message was delivered since an offset was stored.
+        stored: The stored offset that was not committed explicitly yet.
     """
 
     source: tuple[str, int]
-    begins: Begins = "reset"
+    start_reason: StartReason = "reset"
     start: int | None = None
     low: int | None = None
     searched: int = 0
@@ -104,30 +110,31 @@ class Partition:
     missing_first: set[Identity] = field(default_factory=set)
     went_back: bool = False
     changed: bool = False
-    stored: Any = None
+    stored: TopicPartition | None = None
     _reported: dict[Identity, None] = field(default_factory=dict)  # incomplete, oldest first
-    _spans: list[tuple[int, int]] = field(default_factory=list)  # last and first offset of what was handed out
+    _spans: list[tuple[int, int]] = field(default_factory=list)  # last and first offset of delivered messages
 
-    def restore(self, mark: Mark | None) -> None:
-        """Take over from an earlier owner, whose commit an incomplete payload held back."""
-        if mark is not None:
-            self.skip_below, self.done_before, self.undelivered = mark.upto, mark.upto, set(mark.owed)
+    def restore(self, metadata: CommitMetadata | None) -> None:
+        """Continue where an earlier owner stopped; an incomplete payload held back its commit."""
+        if metadata is not None:
+            self.skip_below = self.done_before = metadata.upto
+            self.undelivered = set(metadata.owed)
             self.read, self.went_back = self.start, True
 
     def go_back(self, offset: int) -> None:
-        """Note that the client was sent back to an offset; what was delivered is skipped."""
+        """Record that the client was sent back to an offset; delivered payloads will be skipped."""
         self.skip_below = max(self.skip_below, self.taken, self.start or 0)
         self.read, self.went_back = offset, True
 
     @property
     def is_rereading(self) -> bool:
-        """Whether what was read once is being read again."""
+        """Whether records that were read before are being read again."""
         return self.read is not None and self.read < self.skip_below
 
     def waits(self, payload: Identity) -> bool:
-        """Whether a payload is to be read again, and another one is read first.
+        """Whether a payload will be read again after another one.
 
-        Payloads that have expired were held together before, and are read again together.
+        Payloads that expired are read again together, because they were in memory together before.
         """
         if payload not in self.rereads or self.current_reread in (None, payload):
             return False
@@ -140,7 +147,7 @@ class Partition:
         return last >= (reread.skip_below if reread else self.skip_below) or first in self.undelivered
 
     def read_again(self, payload: Identity, dropped: Dropped, now: float) -> None:
-        """Note that the chunks of a payload were dropped and are to be read again."""
+        """Record that the chunks of a payload were dropped and will be read again."""
         first = dropped.positions[0]
         reread = self.rereads.get(payload)
         if reread is None:
@@ -158,52 +165,52 @@ class Partition:
         return list(reread.slots.values()) if reread else []
 
     def report(self, payload: Identity, first: int) -> None:
-        """Note that an incomplete payload is handed out: chunks of it that are read later are skipped."""
+        """Record that an incomplete payload is reported; chunks of it that are read later are skipped."""
         self.undelivered.add(first)
         self._reported[payload] = None
         if len(self._reported) > _MAX_REPORTED:
             del self._reported[next(iter(self._reported))]
 
     def was_reported(self, payload: Identity) -> bool:
-        """Whether a payload was handed out incomplete."""
+        """Whether a payload was reported as incomplete."""
         return payload in self._reported
 
-    def handed_out(self, first: int, last: int) -> None:
-        """Record that a message was handed out."""
+    def delivered(self, first: int, last: int) -> None:
+        """Record that a message was delivered."""
         self.changed = True
         self.undelivered.discard(first)
         self.position = max(last + 1, self.position or 0, self.done_before)
         if first < last:
             self._spans.append((last, first))
-            if len(self._spans) > _MAX_SPANS:  # nothing is committed: rather deliver twice
+            if len(self._spans) > _MAX_SPANS:  # nothing is committed: deliver twice rather than grow without bound
                 (late, early), (later, earlier), *rest = self._spans
                 self._spans = [(max(late, later), min(early, earlier)), *rest]
 
-    def passed_over(self, offset: int) -> None:
-        """Record that a record became no message: the position moves past it if all before it was handed out."""
+    def skipped(self, offset: int) -> None:
+        """Record that a record became no message; the position moves past it if everything before was delivered."""
         if self.position is not None and self.taken <= self.position <= offset and not self.is_rereading:
             self.taken = self.position = offset + 1
             self.changed = True
 
-    def lowest(self, upto: int, unsettled: int | None) -> int:
-        """The highest offset that may be committed for everything below ``upto``.
+    def safe_offset(self, upto: int, unsettled: int | None) -> int:
+        """Return the highest offset that may be committed.
 
         Args:
-            upto: Everything below was processed by the user.
-            unsettled: The lowest offset of chunks that are held.
+            upto: The user has processed everything below this offset.
+            unsettled: The lowest offset of chunks in memory.
         """
         bounds = [upto, *(first for last, first in self._spans if last >= upto)]
         if unsettled is not None:
             bounds.append(unsettled)
         at = self.start if self.read is None else self.read
-        if at is not None and at < self.skip_below:  # reading again: what lies ahead is not held yet
+        if at is not None and at < self.skip_below:  # reading again: chunks further on are not in memory yet
             bounds.append(at)
         return min(bounds)
 
-    def mark(self, upto: int) -> Mark:
-        """Return the mark to commit with an offset below ``upto``."""
+    def metadata(self, upto: int) -> CommitMetadata:
+        """Return the metadata to commit with an offset below ``upto``."""
         owed = {reread.first for reread in self.rereads.values()} | self.undelivered
-        return Mark(upto, frozenset(first for first in owed if first < upto))
+        return CommitMetadata(upto, frozenset(first for first in owed if first < upto))
 
     def forget_below(self, upto: int) -> None:
         """Forget spans below a committed offset."""

@@ -4,51 +4,69 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
 from claimcheck._outbound import Outbound
+from claimcheck._sending import SendLedger
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type
 from claimcheck._wire_size import kafka_overhead
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.rollback_worker import Undoing
-from claimcheck.transports.kafka._client import NativeClient, vendor
-from claimcheck.transports.kafka._delivery import InFlightWindow, Poller
-from claimcheck.transports.kafka._errors import classify
+from claimcheck.transports._common.rollback_worker import RollbackWorker
+from claimcheck.transports.kafka._client import MissingReportError, NativeClient, classify, exception_of, vendor
 from claimcheck.transports.kafka._message import report_of
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES, Topics
 
 if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message, Producer, TopicPartition
+    from confluent_kafka.admin import AdminClient
+
     from claimcheck._client import ClaimCheck
+    from claimcheck.transports.kafka._client import Record
 
-__all__ = ["KafkaProducer", "ROOM_SECONDS", "WINDOW_BYTES"]
+__all__ = ["DeliveryCallback", "KafkaProducer", "ProducerOptions"]
+
+_MAX_KNOWN_TOPICS = 10_000
+_SMALL_BYTES = 1000  # within every limit that a topic can have here
+_MIN_OVERHEAD = kafka_overhead(None, None)
+_POLL_SECONDS = 0.1
+_STEP_SECONDS = 0.02  # another thread may be serving our reports
+
+DeliveryCallback = Callable[[Any, Any], object]
+Callback = DeliveryCallback | None
+Key = str | bytes | None
 
 
-WINDOW_BYTES = 16 << 20
-ROOM_SECONDS = 60.0
-_REMEMBERED_TOPICS = 10_000
-_SMALL_BYTES = 1000  # fits every limit that a topic can have here
-_BARE = kafka_overhead(None, None)
+class ProducerOptions(TypedDict, total=False):
+    """The options of a `KafkaProducer`, which documents them."""
 
-DeliveryCallback = Callable[[Any, Any], None]
+    max_message_bytes: int
+    admin: AdminClient | None
+    window_bytes: int
+    room_seconds: float
 
 
 class KafkaProducer(NativeClient):
-    """Has the methods of a `confluent_kafka.Producer`, and sends payloads that are too large for it.
+    """Wraps a `confluent_kafka.Producer`, has its methods, and sends payloads that are too large for it.
 
-    Thread-safe. Partitioning, compression, idempotence and transactions remain those of the producer. Delivery reports
-    are served by `poll` and `flush`, and by `produce` while the chunks of a payload wait for room or their partition.
+    Thread-safe. Partitioning, compression, idempotence and transactions remain those of the producer. `poll` and
+    `flush` serve delivery reports, and so does `produce` while the chunks of a payload wait for room or their
+    partition.
 
     Args:
         producer: A `confluent_kafka.Producer`, not one that serializes.
         cc: A `claimcheck.ClaimCheck`.
         max_message_bytes: The producer's own ``message.max.bytes``, if it is not the client's default.
-        admin: A `confluent_kafka.admin.AdminClient`, which is asked once for each topic: how large a record may be,
-            whether the topic is compacted (no chunks then), and how much it holds. The first `produce` to each
-            topic waits for the answer. It is asked again after the topic refused a record as too large.
-        window_bytes: Bytes of the chunks of one payload that are in flight at once.
+        admin: A `confluent_kafka.admin.AdminClient`, which requests each topic's configuration once: the maximum
+            record size, whether the topic is compacted (then chunks are refused), and how much it retains. The first
+            `produce` to each topic waits for the answer. The request is repeated after the topic rejected a record as
+            too large.
+        window_bytes: Maximum bytes of chunks of one payload in flight.
         room_seconds: How long an offloaded payload waits for room in the producer's queue.
 
     Raises:
@@ -57,50 +75,48 @@ class KafkaProducer(NativeClient):
 
     def __init__(
         self,
-        producer: Any,
+        producer: Producer,
         cc: ClaimCheck,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        admin: Any = None,
-        window_bytes: int = WINDOW_BYTES,
-        room_seconds: float = ROOM_SECONDS,
+        admin: AdminClient | None = None,
+        window_bytes: int = 16 << 20,
+        room_seconds: float = 60.0,
     ) -> None:
-        native = type(producer) is vendor().Producer
-        check_type(
-            "producer", producer, valid=native, expected="a confluent_kafka.Producer; serialize values before produce"
-        )
+        expected = "a confluent_kafka.Producer; serialize values before produce"
+        check_type("producer", producer, valid=type(producer) is vendor().Producer, expected=expected)
         check_cc(cc)
         check_int("max_message_bytes", max_message_bytes, minimum=_SMALL_BYTES)
         check_int("window_bytes", window_bytes, minimum=1)
         check_seconds("room_seconds", room_seconds)
-        asks = admin is None or hasattr(admin, "describe_configs")
-        check_type("admin", admin, valid=asks, expected="a confluent_kafka.admin.AdminClient")
-        super().__init__(producer)
+        is_admin = admin is None or hasattr(admin, "describe_configs")
+        check_type("admin", admin, valid=is_admin, expected="a confluent_kafka.admin.AdminClient")
+        self._native: Producer = producer
         self._cc = cc
-        self._asks = admin is not None
+        self._has_admin = admin is not None
         self._topics = Topics(admin, max_message_bytes)
         self._header = cc.config.header
-        self._produce = producer.produce
-        self._rooms: dict[str, int] = {}  # what a value and its key may have to go as they are, without headers
+        self._produce: Any = producer.produce  # its type forbids some arguments that it accepts
+        self._plain_limits: dict[str, int] = {}  # by topic: bytes of value and key of a plain record without headers
         self._window_bytes = window_bytes
         self._room_seconds = room_seconds
         self._poller = Poller(producer)
         self._closed = False
-        self._undoing = Undoing()
-        self._undos: list[Callable[[], None]] | None = None  # of payloads sent in the transaction that is open
+        self._rollbacks = RollbackWorker()
+        self._transaction: list[Callable[[], None]] | None = None  # rollbacks of payloads sent in the open transaction
 
     def produce(
         self,
         topic: str,
         value: Any = None,
-        key: Any = None,
+        key: Key = None,
         partition: int = -1,
-        callback: DeliveryCallback | None = None,
-        on_delivery: DeliveryCallback | None = None,
+        callback: Callback = None,
+        on_delivery: Callback = None,
         timestamp: int = 0,
         headers: Any = None,
     ) -> None:
-        """Send one payload; arguments as of `confluent_kafka.Producer.produce`.
+        """Send one payload; takes the arguments of `confluent_kafka.Producer.produce`.
 
         A payload for a store is stored before this returns. Chunks are sent as earlier ones are acknowledged, all to
         the partition of the first; the last ``window_bytes`` of them are in flight when this returns.
@@ -108,34 +124,34 @@ class KafkaProducer(NativeClient):
         Args:
             topic: The topic.
             value: ``str``, bytes-like, or a readable binary file; ``None`` is a tombstone.
-            key: Chunks of a payload without one get its uuid, which spreads payloads over partitions; readers remove it
-                again.
+            key: Chunks of a payload without a key have its uuid as their key, which spreads payloads over partitions;
+                readers remove it again.
             partition: By default the producer's partitioner chooses.
-            callback: Called once by `poll` or `flush`, with an error or ``None``, and with a report that says where
-                the record is: of chunks the lowest offset, when the last has its report. Its value is the envelope;
-                of chunks there is none. It is never called for what this raises.
-            on_delivery: The same, if there is no ``callback``.
+            callback: Called once by `poll` or `flush`, with an error or ``None``, and with a report of the record's
+                position: for chunks the lowest offset, once the last chunk has its report. The report's value is the
+                envelope, and ``None`` for chunks. Never called for errors that this raises.
+            on_delivery: Used if there is no ``callback``, and ignored otherwise.
             timestamp: Milliseconds since 1970; by default now.
-            headers: A mapping or a list of pairs. Names beginning with ``claimcheck-`` are ours.
+            headers: A mapping or a list of pairs. Names beginning with ``claimcheck-`` are reserved.
 
         Raises:
-            TypeError: A callback that is not callable, or another argument that the client does not take. Nothing was
-                sent.
-            BufferError: The producer's queue is full; nothing was sent and nothing is stored.
-            CompactedTopicError: It would go as chunks to a compacted topic. Nothing was sent.
-            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed where it could.
-            KafkaException: The client's own, unchanged; what was stored is deleted if it was definitely not sent.
+            TypeError: The callback is not callable, or the client does not accept another argument. Nothing was sent.
+            BufferError: The producer's queue is full; nothing was sent, and nothing is stored.
+            CompactedTopicError: The payload would be sent as chunks to a compacted topic. Nothing was sent.
+            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed them if possible.
+            KafkaException: An error of the client, unchanged. If nothing was sent for certain, the stored payload was
+                deleted.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
         if on_delivery is not None or not (callback is None or callable(callback)):
-            callback = _callback(callback, on_delivery)
+            callback = _checked_callback(callback, on_delivery)
         if headers is None and type(value) is bytes and (key is None or type(key) is bytes):
             size = len(value) if key is None else len(value) + len(key)
-            if size <= self._rooms.get(topic, -1) and not value.startswith(self._header):
-                if self._asks:
+            if size <= self._plain_limits.get(topic, -1) and not value.startswith(self._header):
+                if self._has_admin:
                     self._produce_plain(topic, value, key, partition, callback, timestamp, None)
-                else:
-                    self._produce(topic, value, key, partition, callback, callback, timestamp)  # None hides the other
+                else:  # the client ignores on_delivery if a callback is passed, even None
+                    self._produce(topic, value, key, partition, callback, callback, timestamp)
                 return
         value = value.encode() if isinstance(value, str) else value
         if self._is_plain(topic, value, key, headers):
@@ -148,10 +164,10 @@ class KafkaProducer(NativeClient):
         topic: str,
         messages: Sequence[dict[str, Any]],
         partition: int = -1,
-        callback: DeliveryCallback | None = None,
-        on_delivery: DeliveryCallback | None = None,
+        callback: Callback = None,
+        on_delivery: Callback = None,
     ) -> int:
-        """Send several payloads, each a mapping of arguments of `produce`; unlike the client's, headers are sent.
+        """Send several payloads, each a dict of arguments of `produce`. Unlike the client, this sends their headers.
 
         The arguments of a message take precedence over those of the batch.
 
@@ -159,50 +175,35 @@ class KafkaProducer(NativeClient):
             How many were sent; each of the others has its error under ``_error``.
 
         Raises:
-            TypeError: One of them is no mapping, or a callback of the batch is not callable. Nothing was sent.
+            TypeError: A message is not a dict, or the callback of the batch is not callable. Nothing was sent.
         """
-        callback = _callback(callback, on_delivery)
+        callback = _checked_callback(callback, on_delivery)
         if not all(isinstance(message, dict) for message in messages):
-            raise TypeError("messages are dicts of the arguments of produce")
-        sent = 0
-        for message in messages:
-            arguments = {"partition": partition} | message
-            if not {"callback", "on_delivery"} & arguments.keys():
-                arguments["callback"] = callback
-            arguments.pop("_error", None)
-            try:
-                self.produce(topic, **arguments)
-                sent += 1
-            except BufferError:
-                message["_error"] = vendor().KafkaError(vendor().KafkaError._QUEUE_FULL)
-            except vendor().KafkaException as error:
-                message["_error"] = error.args[0]
-            except (ClaimCheckError, TypeError, ValueError) as error:
-                message["_error"] = vendor().KafkaError(vendor().KafkaError._INVALID_ARG, str(error))
-        return sent
+            raise TypeError("messages must be dicts of the arguments of produce")
+        return sum(self._produce_message(topic, message, partition, callback) for message in messages)
 
-    def sends_plain(self, topic: str, value: Any, key: Any, headers: Any) -> bool:
+    def sends_plain(self, topic: str, value: object, key: Key, headers: object) -> bool:
         """Whether this payload would be sent unchanged, without a request to the broker and without waiting."""
-        known = self._topics.knows(topic) or (value is not None and topic in self._rooms)
+        known = self._topics.knows(topic) or (value is not None and topic in self._plain_limits)
         return known and self._is_plain(topic, value, key, headers)
 
-    def poll(self, timeout: float = -1) -> int:
-        """Serve delivery reports, as ``poll`` of the client does; none is lost after a fatal error."""
+    def poll(self, timeout: float | None = -1) -> int:
+        """Serve delivery reports, like the client's ``poll``; none is lost after a fatal error."""
         return self._poller.poll(-1 if timeout is None else timeout)
 
     def serve(self, seconds: float) -> int:
-        """Serve delivery reports; what is raised there waits for the next `poll` or `flush`."""
+        """Serve delivery reports; the next `poll` or `flush` raises exceptions that occur here."""
         return self._poller.quietly(seconds)
 
-    def flush(self, timeout: float = -1) -> int:
-        """Wait for all delivery reports and for rollbacks; returns the number of records without a report."""
+    def flush(self, timeout: float | None = -1) -> int:
+        """Wait for all delivery reports and rollbacks; returns the number of records without a report."""
         timeout = -1 if timeout is None else timeout
         left = self._poller.flush(timeout)
-        self._undoing.wait()
-        return self._poller.flush(timeout) if len(self._native) else left  # undoing may send an abort envelope
+        self._rollbacks.wait()
+        return self._poller.flush(timeout) if len(self._native) else left  # rollbacks may have sent abort envelopes
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """Discard queued records and records in flight; their reports say which, and only queued ones are undone."""
+        """Discard records in the queue and in flight; their reports say so. Only queued ones are rolled back."""
         self._native.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
 
     def close(self) -> bool:
@@ -211,53 +212,53 @@ class KafkaProducer(NativeClient):
             return True
         self._closed = True
         with contextlib.ExitStack() as closing:
-            closing.callback(self._undoing.close)
+            closing.callback(self._rollbacks.close)
             closing.callback(self._native.close)
             return self.flush() == 0
 
-    # Transactions ----------------------------------------------------------------------------------------------
-
     def init_transactions(self, timeout: float = -1) -> None:
-        """Do as ``init_transactions`` of the client."""
+        """Same as ``init_transactions`` of the client."""
         self._native.init_transactions(timeout)
 
     def begin_transaction(self) -> None:
-        """Begin; payloads stored from now on are kept by a commit and deleted by an abort."""
+        """Begin a transaction. A commit keeps the payloads stored in it; an abort deletes them."""
         self._native.begin_transaction()
-        self._undos = []
+        self._transaction = []
 
-    def send_offsets_to_transaction(self, positions: list[Any], group_metadata: Any, timeout: float = -1) -> None:
-        """Do as the client; pass `KafkaConsumer.position`, which never passes an incomplete payload."""
+    def send_offsets_to_transaction(
+        self, positions: list[TopicPartition], group_metadata: Any, timeout: float = -1
+    ) -> None:
+        """Same as the client; pass `KafkaConsumer.position`, which never passes an incomplete payload."""
         self._native.send_offsets_to_transaction(positions, group_metadata, timeout)
 
     def commit_transaction(self, timeout: float = -1) -> None:
         """Flush and commit.
 
         Raises:
-            KafkaException: The client's own. Where the transaction can be retried or has to be aborted, stored
-                payloads wait for that; otherwise they are kept.
+            KafkaException: An error of the client. If the transaction can be retried or has to be aborted, that decides
+                about the stored payloads; otherwise they are kept.
         """
         self._poller.flush(timeout)
         try:
             self._native.commit_transaction(timeout)
         except vendor().KafkaException as error:
             if not (error.args[0].retriable() or error.args[0].txn_requires_abort()):
-                self._undos = None  # the outcome is unknown: stored payloads stay until they expire
+                self._transaction = None  # the outcome is unknown: stored payloads stay until they expire
             raise
-        self._undos = None
+        self._transaction = None
 
     def abort_transaction(self, timeout: float = -1) -> None:
-        """Abort, and delete what was stored. Readers of uncommitted messages may see pointers without a payload."""
+        """Abort, and delete the stored payloads. Readers of uncommitted messages may see pointers without a payload."""
         try:
             self._native.abort_transaction(timeout)
         except vendor().KafkaException as error:
             if not error.args[0].retriable():
-                self._undos = None  # as above
+                self._transaction = None  # as above
             raise
         self._poller.flush(timeout)
-        undos, self._undos = self._undos or [], None
-        for undo in undos:
-            self._undoing.submit(undo)
+        rollbacks, self._transaction = self._transaction or [], None
+        for rollback in rollbacks:
+            self._rollbacks.submit(rollback)
 
     def __len__(self) -> int:
         return len(self._native)
@@ -268,26 +269,40 @@ class KafkaProducer(NativeClient):
     def __repr__(self) -> str:
         return f"<KafkaProducer, {len(self)} records without a report>"
 
-    # Within ----------------------------------------------------------------------------------------------------
-
-    def _is_plain(self, topic: str, value: Any, key: Any, headers: Any) -> bool:
+    def _is_plain(self, topic: str, value: object, key: Key, headers: object) -> bool:
         """Whether a payload is small, and no reader would take it for an envelope."""
         if value is None:
             return True
         if type(value) is not bytes or value.startswith(self._header) or hints.is_ours(headers):
             return False
-        return len(value) + kafka_overhead(key, headers) - _BARE <= self._room(topic)
+        return len(value) + kafka_overhead(key, headers) - _MIN_OVERHEAD <= self._plain_limit(topic)
 
-    def _room(self, topic: str) -> int:
-        room = self._rooms.get(topic)
-        if room is None:
-            room = self._cc.threshold(topic, self._topics.of(topic).limit) - _BARE
-            if self._topics.knows(topic) and len(self._rooms) < _REMEMBERED_TOPICS:
-                self._rooms[topic] = room
-        return room
+    def _plain_limit(self, topic: str) -> int:
+        limit = self._plain_limits.get(topic)
+        if limit is None:
+            limit = self._cc.threshold(topic, self._topics.of(topic).limit) - _MIN_OVERHEAD
+            if self._topics.knows(topic) and len(self._plain_limits) < _MAX_KNOWN_TOPICS:
+                self._plain_limits[topic] = limit
+        return limit
+
+    def _produce_message(self, topic: str, message: dict[str, Any], partition: int, callback: Callback) -> bool:
+        arguments = {"partition": partition} | message
+        arguments.pop("_error", None)
+        if not {"callback", "on_delivery"} & arguments.keys():
+            arguments["callback"] = callback
+        try:
+            self.produce(topic, **arguments)
+            return True
+        except BufferError:
+            message["_error"] = vendor().KafkaError(vendor().KafkaError._QUEUE_FULL)
+        except vendor().KafkaException as error:
+            message["_error"] = error.args[0]
+        except (ClaimCheckError, TypeError, ValueError) as error:
+            message["_error"] = vendor().KafkaError(vendor().KafkaError._INVALID_ARG, str(error))
+        return False
 
     def _offload(
-        self, topic: str, value: Any, key: Any, partition: int, callback: Any, timestamp: int, headers: Any
+        self, topic: str, value: Any, key: Key, partition: int, callback: Callback, timestamp: int, headers: Any
     ) -> None:
         limit = self._topics.of(topic).limit
         block = self._cc.outbound(
@@ -295,76 +310,258 @@ class KafkaProducer(NativeClient):
         )
         out = block.__enter__()
         window = InFlightWindow(
-            self._native, self._poller, out.ledger, topic=topic, partition=partition, timestamp=timestamp,
-            window_bytes=self._window_bytes, room_seconds=self._room_seconds,
+            native=self._native, poller=self._poller, ledger=out.ledger, topic=topic, partition=partition,
+            timestamp=timestamp, window_bytes=self._window_bytes, room_seconds=self._room_seconds,
         )  # fmt: skip
         try:
             if out.uuid is not None:
-                self._topics.check_chunks(topic, _size(value))
+                self._topics.check_chunks(topic, len(value) if hasattr(value, "__len__") else None)
             for envelope in out.messages:
                 window.send(envelope)
         except BaseException as error:
             if isinstance(error, Exception):
                 window.settle()
-            self._learn(topic, window.error)
-            out.break_off(error, lambda abort: self._send_abort(topic, abort, window))
+            self._learn_limit(topic, window.error)
+            out.break_off(error, lambda abort: self._send_abort(abort, window))
             raise
-        window.close(lambda: self._completed(topic, key, out, window, callback))
+        window.close(lambda: self._completed(key, out, window, callback))
 
-    def _completed(
-        self, topic: str, key: Any, out: Outbound, window: InFlightWindow, callback: DeliveryCallback | None
-    ) -> None:
+    def _completed(self, key: Key, out: Outbound, window: InFlightWindow, callback: Callback) -> None:
         """Called in the thread that serves the producer."""
         if window.error is None:
-            if self._undos is not None and (undo := out.release_undo()) is not None:
-                self._undos.append(undo)
+            if self._transaction is not None and (rollback := out.release_undo()) is not None:
+                self._transaction.append(rollback)
             out.finish()
-            report = window.first() if out.uuid is None else report_of(window.first(), key, window.last_offset())
+            report: Message | None = (
+                window.first() if out.uuid is None else report_of(window.first(), key, window.last_offset())
+            )
         else:
-            self._learn(topic, window.error)
-            self._undoing.submit(lambda: self._failed(topic, out, window))
+            self._learn_limit(window.topic, window.error)
+            self._rollbacks.submit(lambda: self._failed(out, window))
             report = window.failed
         if callback is not None:
             callback(window.error, report)
 
-    def _failed(self, topic: str, out: Outbound, window: InFlightWindow) -> None:
-        out.tell_readers(lambda abort: self._send_abort(topic, abort, window))
+    def _failed(self, out: Outbound, window: InFlightWindow) -> None:
+        out.tell_readers(lambda abort: self._send_abort(abort, window))
         out.finish()
 
-    def _send_abort(self, topic: str, abort: Envelope, window: InFlightWindow) -> None:
-        self._produce(topic, abort.data, abort.key, window.partition, headers=abort.headers)
+    def _send_abort(self, abort: Envelope, window: InFlightWindow) -> None:
+        self._produce(window.topic, abort.data, abort.key, window.partition, headers=abort.headers)
 
     def _produce_plain(
-        self, topic: str, value: Any, key: Any, partition: int, callback: Any, timestamp: int, headers: Any
+        self, topic: str, value: Any, key: Key, partition: int, callback: Callback, timestamp: int, headers: object
     ) -> None:
-        if self._asks and value is not None and len(value) > _SMALL_BYTES:
+        if self._has_admin and value is not None and len(value) > _SMALL_BYTES:
             callback = functools.partial(self._reported, topic, callback)
         self._produce(topic, value, key, partition, callback, callback, timestamp, headers)
 
-    def _reported(self, topic: str, callback: DeliveryCallback | None, error: Any, report: Any) -> None:
+    def _reported(self, topic: str, callback: Callback, error: KafkaError | None, report: Message) -> None:
         """Called in the thread that serves the producer, with the report of a plain record."""
-        self._learn(topic, error)
+        self._learn_limit(topic, error)
         if callback is not None:
             callback(error, report)
 
-    def _learn(self, topic: str, error: Any) -> None:
-        """Ask for a topic's limit again when it refused a record as too large: the limit may have been lowered."""
-        if self._asks and error is not None and error.name() == "MSG_SIZE_TOO_LARGE":
-            self._topics.ask_again(topic)
-            self._rooms.pop(topic, None)
+    def _learn_limit(self, topic: str, error: KafkaError | None) -> None:
+        """Request a topic's limits again if it rejected a record as too large: they may have been lowered."""
+        if self._has_admin and error is not None and error.name() == "MSG_SIZE_TOO_LARGE":
+            self._topics.refresh(topic)
+            self._plain_limits.pop(topic, None)
 
 
-def _callback(callback: Any, on_delivery: Any) -> Any:
-    """The one of two callbacks that is called: the client's own choice if both are given.
+def _checked_callback(callback: Callback, on_delivery: Callback) -> Any:
+    """Return the callback that the client would call.
 
     Raises:
-        TypeError: One is not callable; the client finds out when it has a report for it, which is lost then.
+        TypeError: It is not callable. The client would fail only when it has the report, and lose it.
     """
-    for given in (callback, on_delivery):
-        if not (given is None or callable(given)):
-            raise TypeError(f"a delivery callback must be callable, not {type(given).__name__}")
-    return on_delivery if callback is None else callback
+    chosen = on_delivery if callback is None else callback
+    if not (chosen is None or callable(chosen)):
+        raise TypeError(f"a delivery callback must be callable, not {type(chosen).__name__}")
+    return chosen
 
 
-def _size(value: Any) -> int | None:
-    return len(value) if hasattr(value, "__len__") else None
+class Poller:
+    """Polls a producer, and keeps exceptions for the user's next `poll` or `flush`.
+
+    The client raises after a fatal error or when a callback fails. Its own ``flush`` calls callbacks while such an
+    exception is pending, and loses their reports.
+    """
+
+    def __init__(self, native: Producer, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._native = native
+        self._clock = clock
+        self._pending: Exception | None = None
+
+    def poll(self, seconds: float) -> int:
+        """Serve events for up to ``seconds`` (negative: no limit); returns their number.
+
+        Raises:
+            Exception: An error of a callback or of the client, for example after a fatal error; each is raised once.
+        """
+        count = self.quietly(seconds)
+        self._raise_pending()
+        return count
+
+    def flush(self, seconds: float) -> int:
+        """Serve until every record has its report or time is up; returns the number of records without one.
+
+        Raises:
+            Exception: As `poll`.
+        """
+        end = None if seconds < 0 else self._clock() + seconds
+        self.quietly(0)
+        while (left := len(self._native)) and (end is None or self._clock() < end):
+            self.quietly(_POLL_SECONDS if end is None else min(_POLL_SECONDS, max(0.0, end - self._clock())))
+        self._raise_pending()
+        return left
+
+    def quietly(self, seconds: float) -> int:
+        """Serve like `poll`, but keep an exception for the next `poll` or `flush`.
+
+        Raises:
+            KeyboardInterrupt: The client was interrupted, which it reports only as a `SystemError`.
+        """
+        try:
+            return self._native.poll(seconds)
+        except Exception as error:
+            if isinstance(error, SystemError) and "without setting an exception" in str(error):
+                raise KeyboardInterrupt from error
+            self._pending = self._pending or error
+            return 0
+
+    def _raise_pending(self) -> None:
+        error, self._pending = self._pending, None
+        if error is not None:
+            raise error
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class InFlightWindow:
+    """Sends the records of one payload, and records their outcomes in a ledger.
+
+    The first of several records is sent alone. Its report reveals the partition that the partitioner chose, and the
+    others are sent to that one. It also has the lowest offset: without idempotence, retries may reorder records.
+
+    Attributes:
+        native: Sends the records.
+        poller: Serves the delivery reports.
+        ledger: The payload's ledger; its results are delivery reports.
+        topic: The topic.
+        partition: The user's choice or -1; then the partition of all records, once the first report reveals it.
+        timestamp: Milliseconds since 1970, or 0 for now.
+        window_bytes: Maximum bytes in flight; one record is always allowed.
+        room_seconds: How long to wait for room in the client's queue.
+        clock: Seconds, monotonic.
+        error: The error of the first record that failed.
+        failed: That record's report.
+    """
+
+    native: Producer
+    poller: Poller
+    ledger: SendLedger
+    topic: str
+    partition: int
+    timestamp: int
+    window_bytes: int
+    room_seconds: float
+    clock: Callable[[], float] = time.monotonic
+    error: KafkaError | None = None
+    failed: Message | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _in_flight: int = field(default=0, init=False)
+    _bytes: int = field(default=0, init=False)
+    _on_complete: Callable[[], None] | None = field(default=None, init=False)
+
+    def send(self, envelope: Envelope) -> None:
+        """Send one record as soon as there is room for it.
+
+        Raises:
+            BufferError: The client's queue stayed full. This record was not sent.
+            KafkaException: The error of an earlier record, or of this one, which was not sent.
+        """
+        data = envelope.data
+        size = len(data or b"")
+        self._wait_while(lambda: self._in_flight > 0 and self._bytes + size > self.window_bytes)
+        if self.ledger.count == 1:
+            self._wait_while(lambda: self._in_flight > 0)
+            self.partition = self.ledger.results[0].partition()
+        self._produce(envelope, data if data is None or type(data) is bytes else bytes(data), size)
+
+    def settle(self) -> None:
+        """Wait until every record has its report."""
+        while self._in_flight and len(self.native):
+            self.poller.quietly(_STEP_SECONDS)
+
+    def close(self, on_complete: Callable[[], None]) -> None:
+        """Accept no more records; call ``on_complete`` once the last one has its report."""
+        with self._lock:
+            done = not self._in_flight
+            self._on_complete = None if done else on_complete
+        if done:
+            on_complete()
+
+    def first(self) -> Record:
+        """Return the report with the lowest offset, or the first report if there are no offsets (``acks=0``)."""
+        report: Record = min(self.ledger.results, key=lambda each: -1 if each.offset() is None else each.offset())
+        return report
+
+    def last_offset(self) -> int | None:
+        """Return the highest offset."""
+        return max((each.offset() for each in self.ledger.results if each.offset() is not None), default=None)
+
+    def _wait_while(self, busy: Callable[[], bool]) -> None:
+        while True:
+            if self.ledger.error is not None:
+                raise self.ledger.error
+            if not busy():
+                return
+            if not self.poller.quietly(_STEP_SECONDS) and not len(self.native) and busy():
+                raise MissingReportError(
+                    "a record has no delivery report, which chunks need: unset delivery.report.only.error",
+                    destination=self.topic,
+                )
+
+    def _produce(self, envelope: Envelope, data: bytes | None, size: int) -> None:
+        deadline = None
+        with self._lock:
+            self._in_flight, self._bytes = self._in_flight + 1, self._bytes + size
+            number = self.ledger.launched()
+        while True:
+            try:
+                self.native.produce(
+                    self.topic, data, envelope.key, self.partition,
+                    on_delivery=lambda error, report: self._reported(number, size, error, report),
+                    timestamp=self.timestamp, headers=envelope.headers,
+                )  # fmt: skip
+                return
+            except BufferError as error:
+                deadline = deadline or self.clock() + self.room_seconds
+                if self.clock() > deadline:
+                    self._rejected(number, size, error)
+                    raise
+                self.poller.quietly(_STEP_SECONDS)
+            except BaseException as error:
+                self._rejected(number, size, error)
+                raise
+
+    def _rejected(self, number: int, size: int, error: BaseException) -> None:
+        with self._lock:
+            self._in_flight, self._bytes = self._in_flight - 1, self._bytes - size
+            self.ledger.failed(number, error)
+
+    def _reported(self, number: int, size: int, error: KafkaError | None, report: Message) -> None:
+        """Called in the thread that serves the producer."""
+        with self._lock:
+            self._in_flight, self._bytes = self._in_flight - 1, self._bytes - size
+            if error is None:
+                if self.ledger.total > 1:  # only their positions are needed
+                    report.set_value(None)
+                self.ledger.acknowledged(number, report)
+            else:
+                self.ledger.failed(number, exception_of(error))
+                if self.error is None:
+                    self.error, self.failed = error, report
+            on_complete = self._on_complete if not self._in_flight else None
+        if on_complete is not None:
+            on_complete()

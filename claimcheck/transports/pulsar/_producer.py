@@ -10,7 +10,7 @@ from claimcheck._envelope import Envelope
 from claimcheck._validation import check_cc, check_int, check_seconds
 from claimcheck._wire_size import WireLimit
 from claimcheck.transports._common.delegation import Closing
-from claimcheck.transports._common.rollback_worker import Undoing
+from claimcheck.transports._common.rollback_worker import RollbackWorker
 from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, ask_limit
 from claimcheck.transports.pulsar._deadlines import BoundedProducer, Ticket, no_id
 from claimcheck.transports.pulsar._errors import classify, error_of, vendor
@@ -103,7 +103,7 @@ class PulsarProducer(Closing):
         self._threshold = cc.threshold(self._topic, self._limit)
         self._plain_bytes = self._threshold - self._limit.overhead(None, None)  # with no key and no properties
         self._is_encoded = isinstance(self._schema, vendor().schema.BytesSchema)
-        self._undoing = Undoing()
+        self._undoing = RollbackWorker()
         self._closed = False
         self._bounded = BoundedProducer(producer, deadline_seconds)
         self._watch = self._bounded.watch

@@ -17,7 +17,7 @@ from claimcheck._outbound import Outbound
 from claimcheck._sending import SendLedger
 from claimcheck._validation import check_type
 from claimcheck._wire_size import WireLimit, byte_length
-from claimcheck.transports._common.rollback_worker import Undoing
+from claimcheck.transports._common.rollback_worker import RollbackWorker
 from claimcheck.transports.pulsar._deadlines import Ticket, no_id
 from claimcheck.transports.pulsar._errors import ChunkArgumentError, SendDeadlineError, error_of, vendor
 from claimcheck.transports.pulsar._message import WholeMessageId
@@ -278,7 +278,7 @@ class PayloadSend:
         options: Of the send.
     """
 
-    def __init__(self, settings: SendSettings, undoing: Undoing, out: Outbound, options: Mapping[str, object]) -> None:
+    def __init__(self, settings: SendSettings, undoing: RollbackWorker, out: Outbound, options: Mapping[str, object]) -> None:
         self._settings = settings
         self._undoing = undoing
         self._out = out

@@ -1,0 +1,487 @@
+"""Producer and consumer of `confluent_kafka.aio`, for payloads of any size; the event loop is never blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from claimcheck._threads import in_thread
+from claimcheck.transports._common.delegation import AsyncClosing, off_the_loop
+from claimcheck.transports.kafka._client import exception_of, native_client
+from claimcheck.transports.kafka._consumer import ConsumerOptions, KafkaConsumer
+from claimcheck.transports.kafka._message import KafkaMessage
+from claimcheck.transports.kafka._producer import DeliveryCallback, KafkaProducer, ProducerOptions
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message
+    from confluent_kafka.aio import AIOConsumer, AIOProducer
+
+    from claimcheck._client import ClaimCheck
+
+__all__ = ["AsyncKafkaConsumer", "AsyncKafkaProducer"]
+
+_SERVE_SECONDS = 0.1
+_ROOM_SECONDS = 0.01
+_STEP_SECONDS = 0.2
+_NO_LIMIT = -1.0
+_FOREVER = float("inf")
+
+T = TypeVar("T")
+
+AsyncRebalanceCallback = Callable[[Any, list[Any]], Awaitable[object]]
+
+
+class AsyncKafkaConsumer(AsyncClosing):
+    """Wraps a `confluent_kafka.aio.AIOConsumer` and has its methods; each message that it returns is a whole payload.
+
+    Stored payloads are read before a message is returned. Cancelling a receive loses nothing: the next receive returns
+    its messages, and they are not committed before that. Calls wait for each other; a receive makes other calls wait a
+    fraction of a second at most. Calls made by a rebalance callback do not wait.
+
+    Args:
+        consumer: An `AIOConsumer`, with ``enable.auto.offset.store`` set to ``False``.
+        cc: A `claimcheck.ClaimCheck` with the writers' stores.
+        options: The options of `KafkaConsumer`.
+
+    Raises:
+        ConfigError: A number is out of range.
+        OffsetStoreError: The consumer stores offsets itself.
+        ArgumentTypeError: An argument has the wrong type; a `ConfigError` that is also a `TypeError`.
+    """
+
+    def __init__(self, consumer: AIOConsumer, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
+        self._native: Any = consumer
+        self._blocking = KafkaConsumer(native_client(consumer, "Consumer"), cc, **options)
+        self._calls = CallSerializer(self._native._call)
+        self._call = self._calls.call
+        self._reading: tuple[Message, asyncio.Task[None]] | None = None
+
+    async def poll(self, timeout: float = -1) -> Any:
+        """Wait for the next payload. One that cannot be delivered is returned too; its value raises the error.
+
+        Args:
+            timeout: Seconds; by default there is no limit. If reading a payload takes longer, a later call returns it.
+
+        Returns:
+            See `KafkaConsumer.poll`.
+
+        Raises:
+            KafkaException: An error of the client.
+        """
+        messages = await self._receive(1, timeout)
+        return messages[0] if messages else None
+
+    async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
+        """Wait for up to ``num_messages`` payloads; returns those that came in time. Raises as `poll` does.
+
+        All of them are in memory together. Stored ones are read one after the other, or with ``prefetch_bytes`` several
+        at once.
+        """
+        return await self._receive(num_messages, timeout)
+
+    commit = off_the_loop(KafkaConsumer.commit)
+    store_offsets = off_the_loop(KafkaConsumer.store_offsets)
+    position = off_the_loop(KafkaConsumer.position)
+    committed = off_the_loop(KafkaConsumer.committed)
+    seek = off_the_loop(KafkaConsumer.seek)
+
+    async def subscribe(
+        self,
+        topics: list[str],
+        on_assign: AsyncRebalanceCallback | None = None,
+        on_revoke: AsyncRebalanceCallback | None = None,
+        on_lost: AsyncRebalanceCallback | None = None,
+    ) -> None:
+        """Subscribe; callbacks are coroutine functions that receive this consumer, and may await its methods."""
+        callbacks = [each and self._callback(each) for each in (on_assign, on_revoke, on_lost)]
+        await self._call(lambda: self._blocking.subscribe(topics, *callbacks))
+
+    unsubscribe = off_the_loop(KafkaConsumer.unsubscribe)
+    assign = off_the_loop(KafkaConsumer.assign)
+    incremental_assign = off_the_loop(KafkaConsumer.incremental_assign)
+    unassign = off_the_loop(KafkaConsumer.unassign)
+    incremental_unassign = off_the_loop(KafkaConsumer.incremental_unassign)
+    assignment = off_the_loop(KafkaConsumer.assignment)
+    pause = off_the_loop(KafkaConsumer.pause)
+    resume = off_the_loop(KafkaConsumer.resume)
+    consumer_group_metadata = off_the_loop(KafkaConsumer.consumer_group_metadata)
+    get_watermark_offsets = off_the_loop(KafkaConsumer.get_watermark_offsets)
+    offsets_for_times = off_the_loop(KafkaConsumer.offsets_for_times)
+    list_topics = off_the_loop(KafkaConsumer.list_topics)
+    cluster_id = off_the_loop(KafkaConsumer.cluster_id)
+    set_sasl_credentials = off_the_loop(KafkaConsumer.set_sasl_credentials)
+
+    async def close(self) -> None:
+        """Close this and the `AIOConsumer`; messages that were not committed are redelivered to other members."""
+        self._stop_reading()
+        try:
+            await self._call(self._blocking.close)
+        finally:
+            await self._native.close()
+
+    @property
+    def pending_payloads(self) -> int:
+        """Number of incomplete payloads with chunks in memory."""
+        return self._blocking.pending_payloads
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the chunks in memory."""
+        return self._blocking.pending_bytes
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._blocking)[1:]}"
+
+    def _callback(self, callback: AsyncRebalanceCallback) -> Callable[[Any, list[Any]], object]:
+        """Wrap a coroutine function like the client does, to be called from one of its threads."""
+        loop = asyncio.get_running_loop()
+        wrapped: Callable[[Any, list[Any]], object]
+        wrapped = self._native._wrap_callback(loop, callback, lambda arguments: (self, *arguments[1:]))
+        return wrapped
+
+    async def _receive(self, count: int, timeout: float | None) -> list[Any]:
+        clock = asyncio.get_running_loop().time
+        end = clock() + timeout if timeout is not None and timeout >= 0 else _FOREVER
+        is_last = False
+        if self._blocking._looks_ahead:
+            await self._call(self._blocking._expire_and_look_ahead)
+        while True:
+            async with self._calls.exclusive():  # without an await: the caller gets the messages, or they stay queued
+                waiting = self._blocking._waiting(count)
+                unread = next((place for place, message in enumerate(waiting) if not _is_read(message)), None)
+                ready = len(waiting) if unread is None else unread
+                if ready == count or is_last:
+                    return self._blocking._hand_out(ready)
+            left = max(0.0, end - clock())
+            is_last = not left
+            if unread is not None:
+                await self._read(waiting[unread], left)
+            else:
+                gather = functools.partial(self._blocking._gather, count - ready, min(_STEP_SECONDS, left))
+                await self._call(gather)
+
+    async def _read(self, message: Any, seconds: float) -> None:
+        """Read a stored payload in a thread; after a time-out or a cancellation the read continues."""
+        if self._reading is None or self._reading[0] is not message:
+            self._stop_reading()
+            self._reading = message, asyncio.ensure_future(in_thread(message.read))
+        reading = self._reading[1]
+        await asyncio.wait([reading], timeout=None if seconds == _FOREVER else seconds)
+        if reading.done():
+            if self._reading is not None and self._reading[1] is reading:
+                self._reading = None
+            if not reading.cancelled():
+                reading.result()
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading[1].cancel()
+            self._reading = None
+
+
+def _is_read(message: Message) -> bool:
+    """Whether a message's value is available without a store."""
+    return not isinstance(message, KafkaMessage) or message.is_read
+
+
+class CallSerializer:
+    """Runs one call of a consumer at a time, because it is not thread-safe, and with it the calls of its callbacks.
+
+    Args:
+        call: `AIOConsumer._call`, which calls a function in one of the client's threads.
+    """
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self._lock = asyncio.Lock()
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Call ``work`` in a thread. If the task is cancelled, the call continues, and the next call waits for it."""
+        if self._is_nested():
+            result: T = await self._call(work)
+            return result
+        task = asyncio.ensure_future(self._locked(work))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, even if no task waits
+        return await asyncio.shield(task)
+
+    @contextlib.asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Enter a block on the event loop during which no call runs."""
+        if self._is_nested():
+            yield
+        else:
+            async with self._lock:
+                yield
+
+    async def _locked(self, work: Callable[[], T]) -> T:
+        async with self._lock:
+            result: T = await self._call(self._marked, work)
+            return result
+
+    def _marked(self, work: Callable[[], T]) -> T:
+        """Mark this context, which the task of a callback inherits: its calls do not wait while this call runs."""
+        running = {self}
+        token = _running_calls.set((*_running_calls.get(), running))
+        try:
+            return work()
+        finally:
+            running.clear()
+            _running_calls.reset(token)
+
+    def _is_nested(self) -> bool:
+        return any(self in running for running in _running_calls.get())
+
+
+_running_calls: ContextVar[tuple[set[CallSerializer], ...]] = ContextVar("claimcheck_kafka_calls", default=())
+
+
+class AsyncKafkaProducer(AsyncClosing):
+    """Wraps a `confluent_kafka.aio.AIOProducer`, has its methods, and sends payloads that are too large for it.
+
+    Small records go directly into the client's queue, which batches them by its own ``linger.ms``. The buffer of the
+    `AIOProducer`, with its ``batch_size`` and ``buffer_timeout``, is not used. A thread sends the payloads that are
+    stored or sent as chunks.
+
+    Records of one key keep their order if each `produce` is awaited before the next begins, large and small ones alike.
+    Records of concurrent tasks have no order.
+
+    Args:
+        producer: An `AIOProducer`. Records sent by its own ``produce`` have no order relative to those sent here. With
+            ``delivery.report.only.error`` a delivered record is never reported, so its future never completes.
+        cc: A `claimcheck.ClaimCheck`.
+        options: The options of `KafkaProducer`.
+
+    Raises:
+        ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
+    """
+
+    def __init__(self, producer: AIOProducer, cc: ClaimCheck, **options: Unpack[ProducerOptions]) -> None:
+        self._native: Any = producer
+        self._blocking = KafkaProducer(native_client(producer, "Producer"), cc, **options)
+        self._futures = DeliveryFutures(lambda: self._call(lambda: self._blocking.serve(_SERVE_SECONDS)))
+        self._in_threads: set[asyncio.Task[None]] = set()
+
+    async def produce(
+        self,
+        topic: str,
+        value: Any = None,
+        key: str | bytes | None = None,
+        partition: int = -1,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> asyncio.Future[Any]:
+        """Send one payload; takes the arguments of `KafkaProducer.produce` except the callbacks.
+
+        When this returns, the payload is stored if necessary, and the record is in the client's queue; if that is full,
+        this waits for room. Cancelling the task abandons a payload that is still being stored or split; it is sent once
+        and whole, or not at all. Cancelling the future changes nothing: its record is in flight.
+
+        Returns:
+            A future of the delivered message: for a payload sent as chunks, a `KafkaMessage` with the lowest offset and
+            ``last_offset``. It raises the errors of `KafkaProducer.produce` and of delivery reports.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: An argument is wrong, or the producer is closed; nothing was sent.
+        """
+        value = value.encode() if isinstance(value, str) else value
+        plain = self._blocking.sends_plain(topic, value, key, headers)
+        future, delivered = self._futures.expect()
+
+        def send() -> None:
+            self._blocking.produce(
+                topic, value, key, partition, on_delivery=delivered, timestamp=timestamp, headers=headers
+            )
+
+        await (self._send_plain(send, future) if plain else self._send_in_thread(send, future))
+        return future
+
+    async def poll(self, timeout: float = 0) -> int:
+        """Serve delivery reports; not needed for futures."""
+        return await self._call(lambda: self._blocking.poll(timeout))
+
+    async def flush(self, timeout: float = _NO_LIMIT) -> int:
+        """Wait until every record has its report, its future is done, and failed sends are rolled back.
+
+        Returns:
+            The number of records left on time-out.
+        """
+        clock = asyncio.get_running_loop().time
+        end = clock() + timeout
+
+        def left() -> float:
+            return _NO_LIMIT if timeout < 0 else max(0.0, end - clock())
+
+        await self._threads_done(left())
+        seconds = left()
+        await self._call(lambda: self._blocking.flush(seconds))
+        return await self._futures.wait(left())
+
+    purge = off_the_loop(KafkaProducer.purge)
+
+    async def close(self) -> None:
+        """Flush, and close this and the `AIOProducer`."""
+        try:
+            await self.flush()
+        finally:
+            try:
+                await self._native.close()
+            finally:
+                await asyncio.to_thread(self._blocking.close)
+
+    init_transactions = off_the_loop(KafkaProducer.init_transactions)
+    begin_transaction = off_the_loop(KafkaProducer.begin_transaction)
+    send_offsets_to_transaction = off_the_loop(KafkaProducer.send_offsets_to_transaction)
+
+    async def commit_transaction(self, timeout: float = _NO_LIMIT) -> None:
+        """Flush and commit; raises as `KafkaProducer.commit_transaction`."""
+        await self._threads_done(_NO_LIMIT)
+        await self._call(lambda: self._blocking.commit_transaction(timeout))
+
+    async def abort_transaction(self, timeout: float = _NO_LIMIT) -> None:
+        """Abort like `KafkaProducer.abort_transaction`, once every record has its report.
+
+        If nothing was sent in the transaction, aborting it is a fatal error of the client, ``INVALID_TXN_STATE``.
+        """
+        await self._futures.wait(timeout)
+        await self._call(lambda: self._blocking.abort_transaction(timeout))
+
+    list_topics = off_the_loop(KafkaProducer.list_topics)
+    cluster_id = off_the_loop(KafkaProducer.cluster_id)
+    set_sasl_credentials = off_the_loop(KafkaProducer.set_sasl_credentials)
+
+    def __len__(self) -> int:
+        return len(self._blocking)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._blocking)[1:]}"
+
+    async def _send_plain(self, send: Callable[[], None], future: asyncio.Future[Any]) -> None:
+        with self._futures.failing(future):
+            while True:
+                try:
+                    send()
+                    break
+                except BufferError:
+                    self._futures.serve()
+                    await asyncio.sleep(_ROOM_SECONDS)
+        self._futures.serve()
+
+    async def _send_in_thread(self, send: Callable[[], None], future: asyncio.Future[Any]) -> None:
+        def work() -> None:
+            with self._futures.failing(future):
+                send()
+
+        task = asyncio.ensure_future(in_thread(work, to_the_end=True))
+        self._in_threads.add(task)
+        task.add_done_callback(self._sent_in_thread)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            future.cancel()
+            task.cancel()  # checked between pieces of the payload; `flush` waits for the task
+            raise
+
+    def _sent_in_thread(self, task: asyncio.Task[None]) -> None:
+        self._in_threads.discard(task)
+        _ = task.cancelled() or task.exception()  # retrieved, even if no task waits
+        self._futures.serve()
+
+    async def _threads_done(self, timeout: float) -> None:
+        """Wait for payloads that are still being stored or split."""
+        if self._in_threads:
+            await asyncio.wait(self._in_threads, timeout=None if timeout < 0 else timeout)
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        """Call ``work`` in one of the client's threads."""
+        result: T = await self._native._call(work)
+        return result
+
+
+class DeliveryFutures:
+    """The futures of records in flight; serves delivery reports while any of them is open.
+
+    Args:
+        serve: Serves the producer once, for a short time, off the loop.
+    """
+
+    def __init__(self, serve: Callable[[], Awaitable[object]]) -> None:
+        self._serve = serve
+        self._loop = asyncio.get_running_loop()
+        self._open = 0
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+        self._settled: deque[tuple[asyncio.Future[Any], Exception | None, Message | None]] = deque()
+        self._is_scheduled = False
+        self._server: asyncio.Task[None] | None = None
+
+    def expect(self) -> tuple[asyncio.Future[Any], DeliveryCallback]:
+        """Open a future for one record; returns it with the delivery callback that settles it."""
+        future = self._loop.create_future()
+        self._open += 1
+        self._none_open.clear()
+        return future, functools.partial(self._delivered, future)
+
+    @contextlib.contextmanager
+    def failing(self, future: asyncio.Future[Any]) -> Iterator[None]:
+        """Settle the future with an error of the record; raise errors of the call itself. For any thread."""
+        try:
+            yield
+        except (TypeError, ValueError, RuntimeError):
+            self._settle(future, None, None)
+            raise
+        except Exception as error:
+            self._settle(future, error, None)
+        except BaseException:  # its task was cancelled
+            self._settle(future, None, None)
+            raise
+
+    def serve(self) -> None:
+        """Serve delivery reports in the background until no future is open."""
+        if self._server is None and self._open:
+            self._server = self._loop.create_task(self._serve_all())
+
+    async def wait(self, timeout: float) -> int:
+        """Wait until no future is open or time is up (negative: no limit); returns the number of open futures."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._none_open.wait(), None if timeout < 0 else timeout)
+        return self._open
+
+    async def _serve_all(self) -> None:
+        try:
+            while self._open:
+                await self._serve()
+        finally:
+            self._server = None
+
+    def _delivered(self, future: asyncio.Future[Any], error: KafkaError | None, report: Message) -> None:
+        self._settle(future, None if error is None else exception_of(error), report)
+
+    def _settle(self, future: asyncio.Future[Any], error: Exception | None, report: Message | None) -> None:
+        """Settle a future from any thread; many reports wake the loop once."""
+        self._settled.append((future, error, report))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(self._settle_all)
+
+    def _settle_all(self) -> None:
+        self._is_scheduled = False  # first, so that reports added from here on wake the loop again
+        while self._settled:
+            future, error, report = self._settled.popleft()
+            self._open -= 1
+            if future.done():  # its owner cancelled it
+                continue
+            if error is None:
+                future.set_result(report)
+            else:
+                future.set_exception(error)
+        if not self._open:
+            self._none_open.set()
