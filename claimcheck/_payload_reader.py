@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from claimcheck import _checksum as checksum
 from claimcheck._envelope import Buffer, as_view
-from claimcheck._error_frames import clear_frames
 from claimcheck._payload import crc32_text
 from claimcheck._pointer import Pointer
 from claimcheck._registry import UNUSABLE, unusable
 from claimcheck._threads import check_interrupt
-from claimcheck.errors import IntegrityError, PayloadTooLargeError, PayloadTypeError
+from claimcheck.errors import IntegrityError, PayloadTooLargeError, PayloadTypeError, clear_frames
 
 if TYPE_CHECKING:
     from claimcheck._store import Store

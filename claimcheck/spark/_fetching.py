@@ -236,7 +236,7 @@ _MAX_CONCURRENCY = 64
 class Resolving(Protocol):
     """The part of a `claimcheck.ClaimCheck` that is needed here; called from several threads at once."""
 
-    def resolve(self, message: Buffer | None, /) -> bytes | None:
+    def resolve(self, message: Buffer | None, /) -> Buffer | None:
         """Return the payload of one message, or raise a `ClaimCheckError`."""
 
     def pointer(self, message: Buffer, /) -> Pointer | None:

@@ -7,7 +7,7 @@ import pytest
 
 import claimcheck
 from claimcheck._envelope import encode_chunk
-from claimcheck._error_frames import clear_frames
+from claimcheck.errors import clear_frames
 from claimcheck.errors import IntegrityError
 
 SIZE = 8 << 20

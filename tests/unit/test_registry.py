@@ -54,7 +54,7 @@ def failing_with(error):
     ],
 )
 def test_what_a_constructor_raises_is_ours_and_names_the_store(use, raised, expected):
-    with pytest.raises(expected, match=r"store 'hot' \(stores.hot\) cannot be made") as caught:
+    with pytest.raises(expected, match=r"store 'hot' \(stores.hot\) cannot be created") as caught:
         build_store(use(failing_with(raised)), path="stores.hot")
 
     assert type(caught.value) is expected
@@ -123,7 +123,7 @@ class TestClasses:
         class Its(Store):
             def _write(self, pointer, source): ...
 
-        with pytest.raises(ConfigError, match="all of its methods"):
+        with pytest.raises(ConfigError, match="all of its abstract methods"):
             check_store(use(Its), path="stores.hot")
 
     def test_whose_options_cannot_be_read(self, use):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from claimcheck._sending import Outcome
+from claimcheck._sending import Classification
 from claimcheck.errors import ChunkError, TransportError
 from claimcheck.transports.kafka._client import vendor
 
@@ -44,7 +44,7 @@ class ShareGroupError(ChunkError):
     """A chunk in a share group, where the other chunks of its payload may go to other consumers."""
 
 
-def classify(error: BaseException) -> Outcome:
+def classify(error: BaseException) -> Classification:
     """Return ``failed`` for errors that mean the record is definitely not in the topic, else ``unknown``."""
     if isinstance(error, MissingReportError):
         return "unknown"

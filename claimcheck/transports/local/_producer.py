@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
-from claimcheck._sending import Outcome, classify_error
+from claimcheck._sending import Classification, classify_error
 from claimcheck._validation import check_cc, check_type
 from claimcheck._wire_size import WireLimit, byte_length
 from claimcheck.errors import TransportError
@@ -91,7 +91,7 @@ class LocalProducer:
         return f"<LocalProducer on {self._broker!r}>"
 
 
-def classify(error: BaseException) -> Outcome:
+def classify(error: BaseException) -> Classification:
     """Return whether the message is certainly not in the topic: after any error of the broker but one it is not."""
     if isinstance(error, BrokerCommitError):
         return "unknown"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from claimcheck._registry import import_vendor
-from claimcheck._sending import Outcome
+from claimcheck._sending import Classification
 from claimcheck.errors import TransportError
 
 __all__ = [
@@ -55,7 +55,7 @@ def vendor() -> Any:
     return import_vendor("pulsar", extra="pulsar")
 
 
-def classify(error: BaseException) -> Outcome:
+def classify(error: BaseException) -> Classification:
     """Return whether an error of a send means that the message is definitely not in the topic."""
     if isinstance(error, ChunkArgumentError | ValueError | TypeError):  # about the arguments, before anything was sent
         return "failed"
