@@ -42,7 +42,7 @@ class PassingChunks:
     def __init__(self, cc: Resolving, config: Config) -> None:
         self._cc, self._header = cc, config.header
 
-    def resolve(self, message: Buffer | None, /) -> bytes | None:
+    def resolve(self, message: Buffer | None, /) -> Buffer | None:
         """Return the payload, or nothing for a chunk."""
         return None if message is None or _is_part(message, self._header) else self._cc.resolve(message)
 

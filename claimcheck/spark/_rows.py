@@ -261,7 +261,7 @@ class RowByRow:
     def __init__(self, cc: Resolving, *, max_bytes: int | None = None) -> None:
         self._cc, self._max_bytes = cc, max_bytes
 
-    def resolve(self, message: Buffer | None, /) -> bytes | None:
+    def resolve(self, message: Buffer | None, /) -> Buffer | None:
         """Return the payload of one message."""
         try:
             return self._cc.resolve(message)
