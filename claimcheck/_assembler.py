@@ -191,7 +191,9 @@ class Assembler:
 
     # Adding chunks -------------------------------------------------------------------------------------------
 
-    def _file(self, identity: Identity, slot: Slot, chunk: Chunk, claims: frozenset[tuple[str, str]]) -> list[AssemblyEvent]:
+    def _file(
+        self, identity: Identity, slot: Slot, chunk: Chunk, claims: frozenset[tuple[str, str]]
+    ) -> list[AssemblyEvent]:
         record = self._open.get(identity) or self._opened(identity, chunk)
         self._hold(record, slot, claims)
         events = self._make_room(record, 0)

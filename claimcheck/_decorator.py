@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
-from claimcheck._hints import Headers
 from claimcheck._outbound import Outbound, in_background, is_future
 from claimcheck._payload import is_file
 from claimcheck._sending import Classifier
@@ -226,9 +225,7 @@ class _Sender:
         await out.send_async(produce)
         return follow(out, produce)
 
-    def _prepare(
-        self, topic: str, plan: Plan, args: _Args, kwargs: _Kwargs
-    ) -> tuple[inspect.BoundArguments, Message]:
+    def _prepare(self, topic: str, plan: Plan, args: _Args, kwargs: _Kwargs) -> tuple[inspect.BoundArguments, Message]:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments, call = bound.arguments, self._call

@@ -304,7 +304,9 @@ class Resolver:
         )
         return self._outcomes([dropped])
 
-    def _whole(self, envelope: Plain | Literal | PointerData | None, headers: object) -> tuple[Buffer | None, Kind | None]:
+    def _whole(
+        self, envelope: Plain | Literal | PointerData | None, headers: object
+    ) -> tuple[Buffer | None, Kind | None]:
         if envelope is None:
             return None, None
         if isinstance(envelope, Plain):
