@@ -1,6 +1,6 @@
 """`Resolver`: turns messages of any kind into payloads, whatever their writer's strategy.
 
-`Resolver.feed` never raises for a bad message. It returns outcomes, one for each payload, with the handles of all of its
+`Resolver.feed` never raises for a bad message. It returns outcomes, one for each payload, with the handles of all its
 messages. The transport acknowledges, redelivers or dead-letters them and reports that to `Resolver.settle`. Then
 `Resolver.safe_position` is the limit for a cumulative acknowledgement or a commit.
 """

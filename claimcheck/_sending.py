@@ -47,7 +47,7 @@ class Verdict:
     """The outcome of the send of one payload.
 
     Attributes:
-        outcome: ``sent``: every message is in the topic. ``failed``: none is, definitely. ``partial``: some are, and not
+        outcome: ``sent``: every message is in the topic. ``failed``: definitely none is. ``partial``: some are, and not
             all are known to be. ``unknown``: none is known to be in the topic, and at least one may be.
         acknowledged: Messages that are in the topic.
         unknown: Messages that may be in the topic.

@@ -174,7 +174,7 @@ class Store(ABC):
         return isinstance(error, (KeyTakenError, MissingDependencyError, ConfigError))
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
-        """Return the `StoreError` class for a vendor's error; ``None`` for `StoreError` itself. Extend with ``super()``."""
+        """Return the `StoreError` class for a vendor's error; ``None`` for `StoreError`. Extend with ``super()``."""
         if isinstance(error, FileNotFoundError):
             return PayloadNotFoundError
         if isinstance(error, (ConnectionError, TimeoutError)):
@@ -372,7 +372,7 @@ class Store(ABC):
     # For event loops -------------------------------------------------------------------------------------------
 
     async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
-        """Same as `write`. After a cancellation nothing stays in the store, and the caller's file is no longer in use."""
+        """Same as `write`. After a cancellation nothing stays in the store, and the caller's file is not in use."""
         return await in_thread(
             lambda: self.write(payload, destination=destination, limit=limit),
             undo=self.rollback,

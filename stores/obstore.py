@@ -1,4 +1,4 @@
-"""The obstore store: payloads as objects in S3, Google Cloud Storage, Azure or a folder, through the obstore package."""
+"""The obstore store: payloads as objects in S3, Google Cloud Storage, Azure or a folder, through obstore."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ class ObstoreStore(Store):
     each vendor's names (``AWS_ACCESS_KEY_ID``, ``GOOGLE_SERVICE_ACCOUNT``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...), or as
     the machines of each cloud do. Give the bucket lifecycle rules, as for S3.
 
-    Writes send no checksum: the server verifies what it does by default (with TLS, that nothing changed in transit), and
+    Writes send no checksum: the server verifies what it does by default (with TLS, that nothing was changed), and
     readers verify every byte. ``AWS_CHECKSUM_ALGORITHM=CRC64NVME`` makes the engine compute one for S3. Its threads do
     not survive a fork: using the store in a process forked from one that used it raises an error.
 

@@ -268,13 +268,12 @@ class Creator:
         return True
 
     def _forgo_frames(self) -> None:
-        _log.info(
-            "store %r: the server confirms no checksum after a body; sending it in a header from now on", self._name()
-        )
+        text = "store %r: the server confirms no checksum after a body; sending it in a header from now on"
+        _log.info(text, self._name())
         self._takes_frames = False
 
     def _check_own(self, error: Any) -> None:
-        """Accept an existing object if the SDK retried a request whose response was lost: the first attempt created it."""
+        """Accept an existing object if the SDK retried after a lost response: the first attempt created it."""
         if not error.response.get("ResponseMetadata", {}).get("RetryAttempts"):
             name = self._name()
             raise KeyTakenError(f"store {name!r}: the new key is already in use", store=name) from error
