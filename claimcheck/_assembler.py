@@ -18,9 +18,10 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from claimcheck import _hints as hints
+from claimcheck._acknowledgement import Handle, Position
 from claimcheck._checksum import crc32
 from claimcheck._envelope import Chunk
 from claimcheck.config import Action, ChunkingConfig
@@ -39,12 +40,6 @@ __all__ = [
     "Record",
     "Slot",
 ]
-
-Position = Any
-"""A message's place in its source, of the transport's own type; hashable, and ordered within a source."""
-
-Handle = Any
-"""What a transport needs to acknowledge a message, of its own type."""
 
 _REMEMBERED = 10_000  # finished payloads, and payloads that were redelivered
 _REMEMBERED_POSITIONS = 1_000_000  # of the messages of finished payloads

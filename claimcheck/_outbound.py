@@ -32,16 +32,13 @@ _running: set[asyncio.Task[object]] = set()
 
 
 class Outbound:
-    """The envelopes of one payload.
+    """The envelopes of one payload. The arguments ``total``, ``uuid`` and ``abort`` are described as attributes.
 
     `send` and `send_async` produce all of them. To send by hand, produce each envelope from `envelopes`, then call
     `sent`.
 
     Args:
         envelopes: The messages to produce, in order.
-        total: Number of messages.
-        uuid: The payload's identity, if it is sent as chunks.
-        abort: The envelope that tells readers that the chunks will not be completed.
         undo: Deletes the stored payload.
         blocking: Whether taking an envelope may block, because it is read from a file.
         as_is: Whether the payload is sent unchanged; no event is emitted then.

@@ -32,29 +32,18 @@ __all__ = [
 ]
 
 _MAX_PARTS = 10_000
-_UNAVAILABLE = StoreUnavailableError
+_NOT_FOUND = (
+    *("NoSuchKey", "NotFound", "404"),
+    *("KeyTooLongError", "InvalidObjectName", "XMinioInvalidObjectName"),  # rejected names: nothing can be stored there
+)
+_UNAVAILABLE = (
+    *("ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable"),
+    *("SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "429", "500", "502", "503", "504"),
+)
 
 ERROR_CODES: dict[str, type[StoreError]] = {
-    "NoSuchKey": PayloadNotFoundError,
-    "NotFound": PayloadNotFoundError,
-    "404": PayloadNotFoundError,
-    "KeyTooLongError": PayloadNotFoundError,  # and names that some servers reject: nothing can be stored there
-    "InvalidObjectName": PayloadNotFoundError,
-    "XMinioInvalidObjectName": PayloadNotFoundError,
-    "ConditionalRequestConflict": _UNAVAILABLE,
-    "InternalError": _UNAVAILABLE,
-    "OperationAborted": _UNAVAILABLE,
-    "RequestTimeout": _UNAVAILABLE,
-    "ServiceUnavailable": _UNAVAILABLE,
-    "SlowDown": _UNAVAILABLE,
-    "Throttling": _UNAVAILABLE,
-    "ThrottlingException": _UNAVAILABLE,
-    "TooManyRequests": _UNAVAILABLE,
-    "429": _UNAVAILABLE,
-    "500": _UNAVAILABLE,
-    "502": _UNAVAILABLE,
-    "503": _UNAVAILABLE,
-    "504": _UNAVAILABLE,
+    **dict.fromkeys(_NOT_FOUND, PayloadNotFoundError),
+    **dict.fromkeys(_UNAVAILABLE, StoreUnavailableError),
 }
 """Error classes by the service's error code, or by HTTP status without one. Any other code is a `StoreError`."""
 

@@ -7,7 +7,7 @@ import functools
 import io
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from operator import itemgetter
 from typing import Any
@@ -41,6 +41,8 @@ _LATE_ABORTS = 2
 _LATE_SECONDS = 0.1
 
 _log = logging.getLogger(__name__)
+
+_Response = Mapping[str, Any]
 
 
 class NotFramedError(Exception):
@@ -85,7 +87,7 @@ class ViewFile(io.RawIOBase):
         self._position = max(0, base + offset)
         return self._position
 
-    def read(self, size: int | None = -1, /) -> Any:
+    def read(self, size: int | None = -1, /) -> Any:  # a view is not the bytes of the base class
         """Return up to ``size`` bytes as a view; without a size the rest as ``bytes``."""
         whole = size is None or size < 0
         piece = self.view[self._position : None if whole else self._position + (size or 0)]
@@ -168,7 +170,7 @@ def attach(client: Any) -> None:
     client.meta.events.register_last("before-send", _widen)
 
 
-def _announce(params: dict[str, Any], model: Any, **_: Any) -> None:
+def _announce(params: dict[str, Any], model: Any, **_: object) -> None:
     body, headers = params.get("body"), params["headers"]
     if isinstance(body, ViewFile) and (len(body) < _ASK_FROM_BYTES or model.name == "UploadPart"):
         headers.pop("Expect", None)  # it would only add a round trip; the server has accepted an upload before
@@ -180,7 +182,7 @@ def _announce(params: dict[str, Any], model: Any, **_: Any) -> None:
         params["context"].setdefault("checksum", {})["request_algorithm"] = algorithm
 
 
-def _widen(request: Any, **_: Any) -> None:
+def _widen(request: Any, **_: object) -> None:
     body = request.body
     if not isinstance(body, ViewFile):
         return
@@ -214,7 +216,7 @@ class Creator:
         self._conditional = conditional
         self._takes_frames: bool | None = None  # not known yet
 
-    def put(self, put_object: Callable[..., Any], body: ViewFile) -> None:
+    def put(self, put_object: Callable[..., _Response], body: ViewFile) -> None:
         """Send a body with its checksum.
 
         Args:
@@ -231,7 +233,7 @@ class Creator:
         if framed:  # so the frames were what it refused
             self._forgo_frames()
 
-    def create(self, call: Callable[..., Any]) -> Any:
+    def create(self, call: Callable[..., _Response]) -> _Response | None:
         """Call a function that creates an object if none exists, if the server supports conditions.
 
         Returns:
@@ -251,7 +253,7 @@ class Creator:
         self._conditional = False
         return answer
 
-    def _put_framed(self, put_object: Callable[..., Any], body: ViewFile) -> bool:
+    def _put_framed(self, put_object: Callable[..., _Response], body: ViewFile) -> bool:
         """Send the checksum after the body; returns whether the object was created, with frames or without."""
         frames = FramedFile(body)
         try:
@@ -303,7 +305,7 @@ class Upload:
         self._checksums: list[tuple[int, int, int]] = []
         self._lost = False  # whether a part may still arrive
 
-    def run(self, pieces: Iterable[memoryview], *, complete: Callable[[Callable[..., Any]], Any]) -> None:
+    def run(self, pieces: Iterable[memoryview], *, complete: Callable[[Callable[..., _Response]], object]) -> None:
         """Send all pieces as parts.
 
         Args:
@@ -326,9 +328,10 @@ class Upload:
         """Return the checksum and the size of each part, in order."""
         return [(crc32, size) for _, crc32, size in sorted(self._checksums)]
 
-    def _complete(self, **more: Any) -> Any:
-        parts = sorted(self._parts, key=itemgetter("PartNumber"))
-        return self._client.complete_multipart_upload(**self._place, MultipartUpload={"Parts": parts}, **more)
+    def _complete(self, **more: str) -> _Response:
+        upload = {"Parts": sorted(self._parts, key=itemgetter("PartNumber"))}
+        response: _Response = self._client.complete_multipart_upload(**self._place, MultipartUpload=upload, **more)
+        return response
 
     def _send(self, pieces: Iterable[memoryview]) -> None:
         """Send all parts, and wait for all of them: a part in flight during an abort would stay."""
