@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import BinaryIO, ParamSpec, TypeVar, overload
+from typing import Any, BinaryIO, ParamSpec, TypeVar, overload
 
 from claimcheck import _pointer as pointers
 from claimcheck import config as configuration
@@ -66,7 +66,7 @@ def load(path: str | os.PathLike[str], *, hooks: Iterable[Hook] = ()) -> ClaimCh
     return ClaimCheck(configuration.load(path), hooks=hooks)
 
 
-def from_dict(raw: Mapping[str, object], *, hooks: Iterable[Hook] = ()) -> ClaimCheck:
+def from_dict(raw: Mapping[str, Any], *, hooks: Iterable[Hook] = ()) -> ClaimCheck:
     """Return a `ClaimCheck` configured by a mapping with the structure of the YAML file. Opens no connections.
 
     Raises:

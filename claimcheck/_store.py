@@ -22,7 +22,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import ClassVar, NoReturn
 
@@ -460,12 +460,9 @@ class Store(ABC):
 
     def _finish(self, draft: Pointer, source: Source, key: str) -> Pointer:
         piece = self.segment_bytes if self.segment_bytes and source.taken > self.segment_bytes else None
-        return Pointer(
+        return replace(
+            draft,
             key=key,
-            store=draft.store,
-            version=draft.version,
-            created_ms=draft.created_ms,
-            expires_ms=draft.expires_ms,
             size=source.taken,
             segment_bytes=piece,
             segments=-(-source.taken // piece) if piece else 1,

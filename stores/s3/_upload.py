@@ -245,7 +245,8 @@ class Creator:
             return call(IfNoneMatch="*")
         except client_error() as error:
             if code_of(error) in ("PreconditionFailed", "412"):
-                return self._check_own(error)
+                self._check_own(error)
+                return None
             if code_of(error) not in NOT_KNOWN:
                 raise
         answer = call()
