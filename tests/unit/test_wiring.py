@@ -1,4 +1,4 @@
-"""The composition root: lazy, one store per process, picklable, open to strangers."""
+"""ClaimCheck: lazy, one store per process, picklable, open to third parties."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BIG = b"x" * 1000
 
 
 class Counting(Strategy):
-    """A stranger's strategy."""
+    """A third-party strategy."""
 
     def _offload(self, message):
         return Outbound([claimcheck.Envelope(b"%d" % len(message.payload))])
 
 
-def test_a_strangers_strategy_is_chosen_in_the_configuration():
+def test_a_third_party_strategy_is_chosen_in_the_configuration():
     cc = claimcheck.from_dict({"strategy": f"{__name__}:Counting", "threshold_bytes": 100, "stores": CONFIG["stores"]})
     with cc.outbound(BIG, destination="t") as out:
         assert [each.data for each in out.envelopes] == [b"1000"]
@@ -118,7 +118,7 @@ def test_seal_makes_the_message_of_a_pointer_written_by_hand():
     assert cc.resolve(cc.seal(cc.store("hot").write(BIG))) == BIG
 
 
-def test_hooks_hear_of_each_operation_and_a_failing_hook_hurts_nobody(caplog):
+def test_hooks_receive_each_operation_and_a_failing_hook_has_no_effect(caplog):
     events = []
 
     def failing(event):
