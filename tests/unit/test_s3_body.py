@@ -216,7 +216,7 @@ class TestChecksumBehindTheBody:
             assert "sending it in a header from now on" in caplog.text
 
     def test_gives_way_only_where_that_helps(self, server, open_store):
-        """A client without write permission has none without frames either, so the store learns nothing about frames."""
+        """A client without write permission has none without frames either, so nothing is learned."""
         store = open_store(server)
         server.answers += [Answer(403, "AccessDenied"), Answer(403, "AccessDenied")]
 
