@@ -1,12 +1,13 @@
-"""Payloads of any size through brokers that refuse large messages.
+"""Send payloads of any size through Kafka and Pulsar.
 
-The payload rests in a store, a pointer of a few hundred bytes travels through the broker, and the reader gets the
-payload back, whole and verified. Start with `load`.
+claimcheck stores a large payload (Redis, S3, or a filesystem) and sends a pointer of about 300 bytes through the
+broker. The consumer gets the original bytes back, verified. Start with `load`.
 """
 
 from claimcheck._client import ClaimCheck, from_dict, load
 from claimcheck._envelope import HEADER, Envelope
 from claimcheck._outbound import Outbound
+from claimcheck._payload import Payload
 from claimcheck._pointer import Pointer
 from claimcheck._resolver import Dropped, Failed, Resolved, Resolver
 from claimcheck._store import RangeStore, Store
@@ -36,20 +37,21 @@ from claimcheck.errors import (
 )
 
 __all__ = [
-    # the face
+    # entry points
     "ClaimCheck",
     "Config",
     "from_dict",
     "load",
-    # what it hands out
+    # values
     "Dropped",
     "Envelope",
     "Failed",
     "Outbound",
+    "Payload",
     "Pointer",
     "Resolved",
     "Resolver",
-    # what others build on
+    # extension points
     "HEADER",
     "RangeStore",
     "Store",

@@ -1,11 +1,10 @@
-"""Cumulative acknowledgement beside messages that must not be acknowledged yet.
+"""Cumulative acknowledgement next to messages that must not be acknowledged yet.
 
-A payload in chunks is acknowledged as a whole, and its messages lie between others. "Everything up to here" may
+A payload in chunks is acknowledged as a whole, and other messages lie between its chunks. "Everything up to here" may
 therefore include messages of payloads that are incomplete or not settled. The lowest of those is the *hole*: everything
-before it is acknowledged cumulatively, and what lies between it and the target one by one.
+before it is acknowledged cumulatively, and the messages between it and the target individually.
 
-Pure: no I/O and no clock. Positions of one source are hashable and ordered; handles are whatever the transport needs to
-acknowledge a message.
+No I/O and no clock.
 """
 
 from __future__ import annotations
@@ -15,7 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AckPlan", "CumulativeAcks"]
+__all__ = ["AckPlan", "CumulativeAcks", "Handle", "Position"]
+
+Position = Any
+"""A message's place in its source, of the transport's own type; hashable, and ordered within a source."""
+
+Handle = Any
+"""What a transport needs to acknowledge a message, of its own type."""
 
 _LIMIT = 100_000
 
@@ -27,34 +32,34 @@ class AckPlan:
     Attributes:
         before: Acknowledge cumulatively everything before this position, but not the position itself. ``None``:
             everything up to and including the target.
-        individually: Handles of the messages to acknowledge one by one, lowest position first.
+        individually: Handles of the messages to acknowledge individually, lowest position first.
     """
 
-    before: Any | None
-    individually: tuple[Any, ...]
+    before: Position | None
+    individually: tuple[Handle, ...]
 
 
 class CumulativeAcks:
-    """The messages of one source that can be acknowledged on their own and lie behind a hole. Not thread-safe.
+    """The messages of one source after a hole that can be acknowledged individually. Not thread-safe.
 
-    Needed only while there is a hole: a transport creates one with the first chunk and drops it when everything is
+    Only needed while there is a hole: a transport creates one with the first chunk and drops it when everything is
     settled, so that a topic without chunks costs nothing.
 
     Args:
-        limit: Messages remembered at once. Beyond it the lowest are forgotten: nothing acknowledges them until a
-            cumulative acknowledgement passes them, and until then the broker may deliver them again.
+        limit: Messages remembered at once. Beyond it the lowest are forgotten: they are acknowledged only when a
+            cumulative acknowledgement passes them, and until then the broker may redeliver them.
     """
 
     def __init__(self, *, limit: int = _LIMIT) -> None:
         self._limit = limit
-        self._handles: dict[Any, Any] = {}
-        self._heap: list[Any] = []  # positions, with some that are no longer in `_handles`
+        self._handles: dict[Position, Handle] = {}
+        self._heap: list[Position] = []  # positions, including some that are no longer in `_handles`
 
     def __len__(self) -> int:
         return len(self._handles)
 
-    def received(self, position: Any, handle: Any) -> None:
-        """Remember a message that is a payload of its own (plain, a pointer, or not readable at all).
+    def received(self, position: Position, handle: Handle) -> None:
+        """Remember a message that is a payload of its own (plain, a pointer, or unreadable).
 
         Call it for every such message received while there is a hole, also if it was received before.
         """
@@ -66,16 +71,18 @@ class CumulativeAcks:
         if len(self._heap) > 2 * len(self._handles) + 64:  # most of them were forgotten
             self._heap = sorted(self._handles)
 
-    def forget(self, position: Any) -> None:
-        """The message was acknowledged or given back on its own."""
+    def forget(self, position: Position) -> None:
+        """Forget a message that was acknowledged, or negatively acknowledged, individually."""
         self._handles.pop(position, None)
 
-    def up_to(self, target: Any, *, hole: Any | None, settled: Iterable[tuple[Any, Any]] = ()) -> AckPlan:
-        """Acknowledge everything up to a message; what the plan covers is forgotten here.
+    def up_to(
+        self, target: Position, *, hole: Position | None, settled: Iterable[tuple[Position, Handle]] = ()
+    ) -> AckPlan:
+        """Return the plan for acknowledging everything up to a message, and forget what it covers.
 
         Args:
-            target: Position of the message.
-            hole: Lowest position of any payload that is incomplete or not settled; ``None`` without one.
+            target: The message's position.
+            hole: The lowest position of any payload that is incomplete or not settled; ``None`` if there is none.
             settled: Position and handle of each message of the payloads that this acknowledgement settles.
         """
         before = hole if hole is not None and hole <= target else None

@@ -1,13 +1,13 @@
-"""The reassembly of chunks: a pure core without I/O, threads or a clock of its own.
+"""Reassembly of chunks, without I/O, threads or a clock of its own.
 
 Chunks are filed by payload, ``(source, uuid, writer)``, and message position, so order, duplicates and interleaving do
-not matter. What is held is bounded in payloads, messages and bytes; the oldest payload is evicted to make room.
-Nothing is discarded silently: messages that do not become a payload are returned as `Dropped` or `Broken` events, with
-their handles, and the transport acts on them. Every incomplete payload ends: it completes, or it is redelivered
+not matter. Payloads, messages and bytes in memory are bounded; the oldest payload is evicted to make room. Nothing is
+dropped silently: messages that do not become a payload are returned as `Discarded` or `Broken` events, with their
+handles, and the transport acts on them. Every incomplete payload ends: it completes, or it is redelivered
 ``max_redeliveries`` times and then reported.
 
-Every payload has one record while it is incomplete, and keeps it for a while after it has ended: a late duplicate is
-acknowledged with the payload that it belongs to, and the tail of an evicted payload gets the same action as its head.
+Every payload has one record while it is incomplete, which is kept for a while afterwards: a late duplicate is
+acknowledged with its payload, and late chunks of an evicted payload get the same action as the earlier ones.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from claimcheck import _hints as hints
+from claimcheck._acknowledgement import Handle, Position
 from claimcheck._checksum import crc32
 from claimcheck._envelope import Chunk
 from claimcheck.config import Action, ChunkingConfig
@@ -30,10 +31,12 @@ __all__ = [
     "Action",
     "Assembled",
     "Assembler",
+    "AssemblyEvent",
     "Broken",
-    "Dropped",
-    "Event",
+    "Discarded",
+    "Handle",
     "Identity",
+    "Position",
     "Record",
     "Slot",
 ]
@@ -43,7 +46,7 @@ _REMEMBERED_POSITIONS = 1_000_000  # of the messages of finished payloads
 
 
 class Assembler:
-    """Takes chunks, returns events. For one thread.
+    """Takes chunks and returns events. Not thread-safe.
 
     Args:
         config: Bounds, expiry and actions.
@@ -51,7 +54,7 @@ class Assembler:
 
     Attributes:
         due: No payload expires before this time of the clock; ``None`` while none can expire.
-        pending_bytes: Bytes of the pieces that are held.
+        pending_bytes: Bytes of the pieces in memory.
     """
 
     def __init__(self, config: ChunkingConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,8 +62,8 @@ class Assembler:
         self._clock = clock
         self._open: OrderedDict[Identity, Record] = OrderedDict()  # oldest first
         self._closed: OrderedDict[Identity, Record] = OrderedDict()
-        self._waiting = list[Event]()  # for the next `tick`
-        self._redelivered: OrderedDict[Identity, int] = OrderedDict()  # how often; survives `clear`
+        self._waiting = list[AssemblyEvent]()  # for the next `tick`
+        self._redelivered: OrderedDict[Identity, int] = OrderedDict()  # count by payload; survives `clear`
         self.due: float | None = None
         self.pending_bytes = 0
         self._held = 0  # messages of incomplete payloads
@@ -68,17 +71,17 @@ class Assembler:
 
     @property
     def pending_payloads(self) -> int:
-        """Payloads of which some chunks are held."""
+        """Number of incomplete payloads."""
         return len(self._open)
 
     def __repr__(self) -> str:
         return f"<Assembler {self.pending_payloads} pending, {self.pending_bytes} bytes>"
 
-    def feed(self, source: Hashable, slot: Slot, chunk: Chunk) -> list[Event]:
-        """File one chunk and return the resulting events. Nothing expires here: see `tick`.
+    def feed(self, source: Hashable, slot: Slot, chunk: Chunk) -> list[AssemblyEvent]:
+        """Add one chunk and return the resulting events. Nothing expires here: see `tick`.
 
         Raises:
-            PayloadTypeError: The message's headers are neither a mapping nor pairs; nothing was filed.
+            PayloadTypeError: The message's headers are neither a mapping nor pairs; the chunk was not added.
         """
         claims = hints.declared(slot.headers)
         identity = Identity(source, chunk.uuid, slot.writer)
@@ -89,20 +92,20 @@ class Assembler:
                 return late
         return self._file(identity, slot, chunk, claims)
 
-    def abort(self, source: Hashable, slot: Slot, uuid: str) -> Dropped:
-        """Drop what is held of a payload of this writer, and what still comes, with the action ``on_abort``."""
+    def abort(self, source: Hashable, slot: Slot, uuid: str) -> Discarded:
+        """Discard the chunks of this writer's payload, now and later, with the action ``on_abort``."""
         identity = Identity(source, uuid, slot.writer)
         known = self._closed.get(identity)
-        if known is not None and known.state != "dropped":  # it was complete after all
-            return Dropped(known, [slot], "aborted", "ack")
+        if known is not None and known.state != "dropped":  # it was complete before
+            return Discarded(known, [slot], "aborted", "ack")
         record = self._open.get(identity) or Record(identity, 0, self._clock())
         self._hold(record, slot)
         seen = len(record.numbers)
         error = IncompletePayloadError(f"the writer of {uuid} aborted it after {seen} chunks", uuid=uuid, seen=seen)
         return self._drop(record, "aborted", self._config.on_abort, error)
 
-    def tick(self) -> list[Event]:
-        """Expire payloads that have been incomplete for too long. Costs next to nothing before `due`."""
+    def tick(self) -> list[AssemblyEvent]:
+        """Expire payloads that have been incomplete for too long. Returns at once before `due`."""
         if self.due is None or (now := self._clock()) < self.due:
             return []
         events, self._waiting, self.due = self._waiting, [], None
@@ -116,35 +119,36 @@ class Assembler:
         return events
 
     def knows(self, identity: Identity) -> bool:
-        """Whether a message of this payload arrived before, and is still remembered."""
+        """Whether a message of this payload arrived before and is still remembered."""
         return identity in self._open or identity in self._closed
 
     def acked(self, attempt: Record, settled: Iterable[Slot] = ()) -> None:
-        """The payload was acknowledged: later duplicates will be, too, as will what is held of it for another attempt.
+        """Record that a payload was acknowledged. Duplicates of its messages are acknowledged, too.
 
         Args:
             attempt: The attempt that delivered the payload.
-            settled: The messages that were acknowledged; others that are held of the payload follow with `tick`.
+            settled: The messages that were acknowledged. Others of this payload, from another attempt, follow with
+                `tick`.
         """
         self._redelivered.pop(attempt.identity, None)
         again = self._open.get(attempt.identity)
         if again is not None:
             self._end(again, attempt, {slot.position for slot in settled})
         record = self._closed.get(attempt.identity)
-        if record is None:  # given back before it was acknowledged
+        if record is None:  # negatively acknowledged before
             record = attempt
             self._remember(record)
         if record.state == "dropped":
             return
-        if isinstance(record.error, IncompletePayloadError):  # late chunks are reported in turn, and not one by one
+        if isinstance(record.error, IncompletePayloadError):  # late chunks are reported together, as a new attempt
             self.forget(record.identity)
             return
         before = record.weight
         record.acked, record.slots, record.by_position, record.first = True, [], {}, None
         self._remembered_positions += record.weight - before
 
-    def _end(self, again: Record, attempt: Record, settled: set[Any]) -> None:
-        """End an attempt, because an earlier one was acknowledged: its other messages are duplicates, or contradict."""
+    def _end(self, again: Record, attempt: Record, settled: set[Position]) -> None:
+        """End an attempt because an earlier one was acknowledged: its other messages are duplicates or conflicts."""
         rest, error = [slot for slot in again.slots if slot.position not in settled], again.error
         chunks = (Chunk(again.identity.uuid, n, again.count, piece) for n, piece in again.pieces.items())
         errors = (_contradiction(attempt, chunk) for chunk in chunks if attempt.state == "delivered")
@@ -152,11 +156,11 @@ class Assembler:
         self._discard(again)
         if rest:
             late = Broken(attempt, rest, error, late=True) if error is not None else None
-            self._waiting.append(late or Dropped(attempt, rest, "duplicate", "ack"))
+            self._waiting.append(late or Discarded(attempt, rest, "duplicate", "ack"))
             self.due = -math.inf
 
     def nacked(self, attempt: Record) -> None:
-        """The payload was negatively acknowledged: when its chunks come again they are a new attempt."""
+        """Record that a payload was negatively acknowledged: its redelivered chunks are a new attempt."""
         record = self._closed.get(attempt.identity)
         if record is not None and not record.acked:
             self.forget(record.identity)
@@ -168,7 +172,7 @@ class Assembler:
             self._remembered_positions -= record.weight
 
     def clear(self, source: Hashable | None = None) -> list[Slot]:
-        """Forget all messages from one source, or from all; returns those that were held, not acknowledged."""
+        """Forget all messages from one source, or from all; returns those in memory, none of them acknowledged."""
         held: list[Slot] = []
         self._waiting = [event for event in self._waiting if source is not None and event.source != source]
         for records in (self._open, self._closed):
@@ -180,9 +184,11 @@ class Assembler:
                 self._discard(records[identity])
         return held
 
-    # Filing ----------------------------------------------------------------------------------------------------
+    # Adding chunks -------------------------------------------------------------------------------------------
 
-    def _file(self, identity: Identity, slot: Slot, chunk: Chunk, claims: frozenset[tuple[str, str]]) -> list[Event]:
+    def _file(
+        self, identity: Identity, slot: Slot, chunk: Chunk, claims: frozenset[tuple[str, str]]
+    ) -> list[AssemblyEvent]:
         record = self._open.get(identity) or self._opened(identity, chunk)
         self._hold(record, slot, claims)
         events = self._make_room(record, 0)
@@ -204,7 +210,7 @@ class Assembler:
             self._held += 1
 
     def _check(self, record: Record, chunk: Chunk) -> None:
-        """Doom a payload that contradicts itself or alone exceeds a bound; its other chunks are only counted."""
+        """Fail a payload that contradicts itself or alone exceeds a bound; its other chunks are only counted."""
         limits, messages = self._config, self._config.max_pending_messages
         size = record.size + (0 if chunk.position in record.pieces else len(chunk.piece))
         bound, name = min(
@@ -212,19 +218,19 @@ class Assembler:
         )
         if chunk.count != record.count:
             why = f"has a count of {chunk.count}, an earlier chunk has {record.count}"
-            self._doom(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
+            self._fail(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
         elif chunk.position in record.pieces and record.pieces[chunk.position] != chunk.piece:
             why = "arrived twice with different bytes"
-            self._doom(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
+            self._fail(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
         elif chunk.count > limits.max_chunks:
-            self._doom(record, _too_large(record, chunk.count, limits.max_chunks, "chunks, chunking.max_chunks"))
+            self._fail(record, _too_large(record, chunk.count, limits.max_chunks, "chunks, chunking.max_chunks"))
         elif size > bound:
-            self._doom(record, _too_large(record, size, bound, f"bytes or more, chunking.{name}"))
+            self._fail(record, _too_large(record, size, bound, f"bytes or more, chunking.{name}"))
         elif len(record.slots) > messages:
             what = "messages, chunking.max_pending_messages"
-            self._doom(record, _too_large(record, len(record.slots), messages, what))
+            self._fail(record, _too_large(record, len(record.slots), messages, what))
 
-    def _store(self, record: Record, chunk: Chunk) -> list[Event]:
+    def _store(self, record: Record, chunk: Chunk) -> list[AssemblyEvent]:
         if chunk.position in record.pieces:
             return []
         events = self._make_room(record, len(chunk.piece))
@@ -233,31 +239,31 @@ class Assembler:
         self.pending_bytes += len(chunk.piece)
         return events
 
-    def _make_room(self, record: Record, size: int) -> list[Event]:
-        events = list[Event]()
+    def _make_room(self, record: Record, size: int) -> list[AssemblyEvent]:
+        events = list[AssemblyEvent]()
         while (bound := self._exceeded(size)) and (victim := self._victim(record, holding_bytes=size > 0)):
             why = f"it was evicted to make room, chunking.{bound} is {getattr(self._config, bound)}"
             events.append(self._give_up(victim, "evicted", self._config.on_evict, why))
         return events
 
     def _exceeded(self, size: int) -> str | None:
-        """Which bound of the configuration is exceeded, with ``size`` bytes more if there are any."""
+        """Return the bound that is exceeded, if any: that of bytes with ``size`` more, or one of the others."""
         limits = self._config
         if size:
             return "max_pending_bytes" if self.pending_bytes + size > limits.max_pending_bytes else None
         if len(self._open) > limits.max_pending_payloads:
             return "max_pending_payloads"
-        # A message costs memory even if its piece is empty or a duplicate.
+        # A message takes memory even if its piece is empty or a duplicate.
         return "max_pending_messages" if self._held > limits.max_pending_messages else None
 
     def _victim(self, record: Record, *, holding_bytes: bool) -> Record | None:
-        """The oldest payload other than this one, if need be the oldest that holds bytes."""
+        """Return the oldest other payload, or the oldest other one with bytes in memory."""
         others = (other for other in self._open.values() if other is not record)
         return next((other for other in others if other.size or not holding_bytes), None)
 
-    def _finish_if_complete(self, record: Record) -> list[Event]:
+    def _finish_if_complete(self, record: Record) -> list[AssemblyEvent]:
         limits = self._config
-        if record.state == "doomed":
+        if record.state == "failed":
             complete = len(record.numbers) >= min(record.count, limits.max_chunks)
             return [self._break(record)] if complete or len(record.slots) > limits.max_pending_messages else []
         if len(record.numbers) < record.count:
@@ -268,24 +274,24 @@ class Assembler:
         self._redelivered.pop(record.identity, None)
         return [Assembled(record, record.slots, pieces, declared)]
 
-    # What comes after the end ----------------------------------------------------------------------------------
+    # Late messages -------------------------------------------------------------------------------------------
 
-    def _late(self, record: Record, slot: Slot, chunk: Chunk) -> list[Event] | None:
-        """A chunk of a payload that has ended; ``None`` when it begins a new attempt."""
+    def _late(self, record: Record, slot: Slot, chunk: Chunk) -> list[AssemblyEvent] | None:
+        """Handle a chunk of a payload that has ended; ``None`` if it begins a new attempt."""
         if record.state == "dropped":
             return self._late_for_drop(record, slot)
         if record.state == "delivered" and (error := _contradiction(record, chunk)) is not None:
             return [Broken(record, [slot], error, late=True)]
-        if not record.acked:  # it is settled together with the payload
+        if not record.acked:  # settled together with the payload
             before = record.weight
             record.hold(slot)
             self._remembered_positions += record.weight - before
             return []
         if record.error is not None:
             return [Broken(record, [slot], record.error, late=True)]
-        return [Dropped(record, [slot], "duplicate", "ack")]
+        return [Discarded(record, [slot], "duplicate", "ack")]
 
-    def _late_for_drop(self, record: Record, slot: Slot) -> list[Event] | None:
+    def _late_for_drop(self, record: Record, slot: Slot) -> list[AssemblyEvent] | None:
         if slot.position in record.by_position and record.reason != "aborted":  # redelivered: a new attempt
             self.forget(record.identity)
             return None
@@ -294,16 +300,16 @@ class Assembler:
             record.by_position[slot.position] = None
             self._remembered_positions += record.weight - before
             self._forget_oldest()
-        return [Dropped(record, [slot], record.reason, record.action, record.error)]
+        return [Discarded(record, [slot], record.reason, record.action, record.error)]
 
-    # Endings ---------------------------------------------------------------------------------------------------
+    # Endings -------------------------------------------------------------------------------------------------
 
-    def _expire(self, record: Record) -> Event:
+    def _expire(self, record: Record) -> AssemblyEvent:
         waited = f"chunking.expire_after_seconds ({self._config.expire_after_seconds:g}) passed"
         return self._give_up(record, "expired", self._config.on_expire, waited)
 
-    def _give_up(self, record: Record, reason: str, action: Action, why: str) -> Event:
-        if record.state == "doomed":
+    def _give_up(self, record: Record, reason: str, action: Action, why: str) -> AssemblyEvent:
+        if record.state == "failed":
             return self._break(record)
         if action == "redeliver" and (refused := self._refuses_redelivery(record.identity)):
             record.error = _incomplete(record, f"{why}, {refused}")
@@ -311,10 +317,10 @@ class Assembler:
         return self._drop(record, reason, action, _incomplete(record, why))
 
     def _refuses_redelivery(self, identity: Identity) -> str | None:
-        """Count one more redelivery; returns why there is none, if so.
+        """Count one more redelivery; returns the reason if there must be none.
 
-        A payload whose count was forgotten begins again at 0. So that each ends all the same, a count is only
-        forgotten for the sake of a payload that ends here.
+        A payload whose count was forgotten begins again at 0. A count is only forgotten when another payload ends here,
+        so that every payload ends eventually.
         """
         limit, times = self._config.max_redeliveries, self._redelivered.get(identity)
         if (times or 0) >= limit:
@@ -326,17 +332,17 @@ class Assembler:
         self._redelivered.move_to_end(identity)
         return None
 
-    def _drop(self, record: Record, reason: str, action: Action, error: ClaimCheckError) -> Dropped:
+    def _drop(self, record: Record, reason: str, action: Action, error: ClaimCheckError) -> Discarded:
         record.reason, record.action, record.error = reason, action, error
         slots = record.slots
         self._close(record, "dropped")
-        record.let_go()
-        return Dropped(record, slots, reason, action, error)
+        record.release()
+        return Discarded(record, slots, reason, action, error)
 
-    def _doom(self, record: Record, error: ClaimCheckError) -> None:
+    def _fail(self, record: Record, error: ClaimCheckError) -> None:
         if record.state == "pending":
             self._release(record)
-            record.state, record.error = "doomed", error
+            record.state, record.error = "failed", error
 
     def _break(self, record: Record, reason: str = "") -> Broken:
         assert record.error is not None
@@ -345,7 +351,7 @@ class Assembler:
 
     def _close(self, record: Record, state: Literal["delivered", "broken", "dropped"]) -> None:
         self._discard(record)
-        self.forget(record.identity)  # an abort may replace what is remembered of a payload
+        self.forget(record.identity)  # an abort may replace an earlier record
         record.state, record.numbers, record.declared = state, set(), set()
         self._remember(record)
 
@@ -371,7 +377,7 @@ class Assembler:
 
 
 def _running_crc32(pieces: Iterable[memoryview]) -> array[int]:
-    """The checksum of the payload up to the end of each piece: the last is that of the whole."""
+    """Return the checksum of the payload up to the end of each piece; the last is that of the whole."""
     running, value = array("I"), 0
     for piece in pieces:
         value = crc32(piece, value)
@@ -380,7 +386,7 @@ def _running_crc32(pieces: Iterable[memoryview]) -> array[int]:
 
 
 def _contradiction(record: Record, chunk: Chunk) -> ChunkConflictError | None:
-    """What is wrong with a chunk of a payload that was delivered."""
+    """Return the error for a chunk that contradicts a delivered payload, if it does."""
     known = record.crc32s
     if chunk.count != record.count:
         why = f"has a count of {chunk.count}, the delivered payload has {record.count} chunks"
@@ -392,7 +398,7 @@ def _contradiction(record: Record, chunk: Chunk) -> ChunkConflictError | None:
 
 
 def _owned(piece: memoryview) -> memoryview:
-    """A piece that nobody changes: of ``bytes`` a view, of anything else a copy."""
+    """Return an immutable piece: a view of ``bytes``, a copy of anything else."""
     return piece if isinstance(piece.obj, bytes) else memoryview(bytes(piece))
 
 
@@ -417,11 +423,11 @@ def _incomplete(record: Record, why: str) -> IncompletePayloadError:
     return IncompletePayloadError(text, uuid=uuid, seen=seen, total=record.count)
 
 
-_MAX_CLAIMS = 8  # different claims about one payload; two are enough to refuse it
+_MAX_CLAIMS = 8  # different claims about one payload; two suffice to refuse it
 
 
 class Identity(NamedTuple):
-    """Which payload a chunk belongs to: equal uuids of different writers are different payloads."""
+    """The payload that a chunk belongs to. Equal uuids of different writers are different payloads."""
 
     source: Hashable
     uuid: str
@@ -430,23 +436,23 @@ class Identity(NamedTuple):
 
 @dataclass(slots=True)
 class Slot:
-    """One message: its position, the transport's handle, and who sent it as far as the broker tells."""
+    """One message: its position, the transport's handle, and its sender if the broker reports it."""
 
-    position: Any
-    handle: Any
-    headers: Any = field(default=None, repr=False)
-    key: Any = field(default=None, repr=False)
+    position: Position
+    handle: Handle
+    headers: object = field(default=None, repr=False)
+    key: object = field(default=None, repr=False)
     writer: Hashable = field(default=None, repr=False)
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Record:
-    """The state of one payload, or rather of one attempt to receive it: given back, it begins anew."""
+    """The state of one attempt to receive a payload; a redelivered payload is a new attempt."""
 
     identity: Identity
     count: int
     first_seen: float
-    state: Literal["pending", "doomed", "delivered", "broken", "dropped"] = "pending"
+    state: Literal["pending", "failed", "delivered", "broken", "dropped"] = "pending"
     acked: bool = False
     action: Action = "ack"
     reason: str = ""
@@ -454,7 +460,7 @@ class Record:
     pieces: dict[int, memoryview] = field(default_factory=dict)
     numbers: set[int] = field(default_factory=set)
     slots: list[Slot] = field(default_factory=list)
-    by_position: dict[Any, Slot | None] = field(default_factory=dict)
+    by_position: dict[Position, Slot | None] = field(default_factory=dict)
     first: Slot | None = None
     declared: set[tuple[str, str]] = field(default_factory=set)
     size: int = 0
@@ -465,11 +471,11 @@ class Record:
 
     @property
     def weight(self) -> int:
-        """What remembering it costs, counted in positions: a checksum takes far less than a position in a dict."""
+        """The memory it takes, in positions; a checksum takes far less than a position in a dict."""
         return len(self.by_position) + len(self.crc32s) // 16
 
     def hold(self, slot: Slot, claims: frozenset[tuple[str, str]] = frozenset()) -> bool:
-        """Add a message; returns whether its position was known, in which case only the handle is replaced."""
+        """Add a message; returns whether its position was known already, in which case only the handle is replaced."""
         known = self.by_position.get(slot.position)
         if known is not None:
             known.handle = slot.handle
@@ -481,13 +487,13 @@ class Record:
         self._keep_headers_of_first(slot)
         return False
 
-    def let_go(self) -> None:
-        """Keep the positions of the messages, to recognise them when they are redelivered, and nothing else."""
+    def release(self) -> None:
+        """Keep only the positions of the messages, to recognize redelivered ones."""
         self.slots, self.first = [], None
         self.by_position = dict.fromkeys(self.by_position)
 
     def _keep_headers_of_first(self, slot: Slot) -> None:
-        """Headers can be larger than the pieces: only those of the first message are kept."""
+        """Keep only the headers of the first message; headers can be larger than the pieces."""
         if self.first is None or slot.position < self.first.position:
             self.first, slot = slot, self.first or slot
         if slot is not self.first:
@@ -495,15 +501,15 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class _Event:
-    """What all events know: the payload, and its messages (late duplicates join the list until it is settled)."""
+class _AssemblyEvent:
+    """Base of all events: the payload and its messages; late duplicates join the list until it is settled."""
 
     attempt: Record
     slots: list[Slot]
 
     @property
     def identity(self) -> Identity:
-        """Which payload this is."""
+        """The payload's identity."""
         return self.attempt.identity
 
     @property
@@ -518,10 +524,10 @@ class _Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled(_Event):
+class Assembled(_AssemblyEvent):
     """A complete payload: its pieces in order.
 
-    Of headers and keys only those of the message with the lowest position are kept; ``declared`` has the claims of all
+    Only the headers and the key of the message with the lowest position are kept; ``declared`` has the claims of all
     headers.
     """
 
@@ -535,7 +541,7 @@ class Assembled(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Broken(_Event):
+class Broken(_AssemblyEvent):
     """A payload that cannot be delivered, or a late message that contradicts one (``late``).
 
     ``reason`` is ``expired`` or ``evicted`` for a payload that stayed incomplete after its last redelivery.
@@ -547,12 +553,12 @@ class Broken(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped(_Event):
-    """Messages that do not become a payload now, and the action for the transport."""
+class Discarded(_AssemblyEvent):
+    """Messages that do not become a payload, and the action for the transport."""
 
     reason: str
     action: Action
     error: ClaimCheckError | None = None
 
 
-Event = Assembled | Broken | Dropped
+AssemblyEvent = Assembled | Broken | Discarded

@@ -1,10 +1,10 @@
-"""CRC-32 and hashes of content, by the fastest code that is installed.
+"""CRC-32 and content hashes, by the fastest implementation installed.
 
-`crc32` has the polynomial of zlib, of PNG and of S3's ``ChecksumCRC32`` (ISO 3309). ``isal`` computes it with the
-processor's carry-less multiplication, several times faster than most builds of zlib; the values are the same.
+`crc32` is that of zlib, PNG and S3's ``ChecksumCRC32`` (ISO 3309). ``isal`` computes it with the processor's carry-less
+multiplication, several times faster than most builds of zlib; the values are the same.
 
-`content_hash` is used like the hashes of hashlib, and gives 128 bits or more. It tells apart what nobody forges, such
-as the results of two attempts. Its values are others where ``xxhash`` (XXH3) is missing: nothing may keep them.
+`content_hash` is used like the hashes of hashlib and has 128 bits or more. It is not meant to resist forgery, and must
+not be stored: its values differ where ``xxhash`` (XXH3) is not installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ except ImportError:
     from zlib import crc32
 
     def crc32_combine(first: int, second: int, second_bytes: int, /) -> int:
-        """Return the checksum of two parts in a row, from that of each and the length of the second."""
+        """Return the checksum of two consecutive parts, from their checksums and the length of the second."""
         shift, power = 1 << 31, 1 << 23  # the polynomials 1 and x to the 8th: a byte shifts by that much
         while second_bytes:
             shift = _times(shift, power) if second_bytes & 1 else shift

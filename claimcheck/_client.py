@@ -1,4 +1,4 @@
-"""The composition root: a configuration becomes stores, strategies and resolvers, each opened when it is first used."""
+"""`ClaimCheck`: opens the stores, strategies and resolvers of a configuration, each at first use."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, BinaryIO, ParamSpec, TypeVar
+from typing import Any, BinaryIO, ParamSpec, TypeVar, overload
 
 from claimcheck import _pointer as pointers
 from claimcheck import config as configuration
-from claimcheck._decorator import OutboundBlock, ProduceCall, decorate
-from claimcheck._envelope import Abort, Buffer, Chunk, Literal, Plain, PointerData, decode, encode_pointer
+from claimcheck._decorator import OutboundBlock, Plan, ProduceCall, decorate
+from claimcheck._envelope import Abort, Buffer, Chunk, Envelope, Literal, Plain, PointerData, decode, encode_pointer
+from claimcheck._hints import Headers
+from claimcheck._payload import Payload
 from claimcheck._pointer import Pointer
 from claimcheck._registry import STRATEGIES, UNUSABLE, build_store, check_store, load_class, unusable
 from claimcheck._resolver import Resolver
@@ -25,7 +27,7 @@ from claimcheck._signing import Seal
 from claimcheck._store import Store, StoreContext
 from claimcheck._strategy import Breaker, Message, Strategy, StrategyContext
 from claimcheck._threads import in_thread
-from claimcheck._validation import fail
+from claimcheck._validation import check_int, check_type, fail
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config
 from claimcheck.errors import ChunkError, ConfigError
@@ -39,7 +41,7 @@ _after_fork = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """In a child: the lock may have been held, at the moment of the fork, by a thread that is not there."""
+    """Replace the lock in a child process, where its owner at the time of the fork does not exist."""
     global _after_fork
     _after_fork = threading.Lock()
 
@@ -52,32 +54,32 @@ R = TypeVar("R")
 
 
 def load(path: str | os.PathLike[str], *, hooks: Iterable[Hook] = ()) -> ClaimCheck:
-    """Read a YAML file and return what it describes. Nothing is opened.
+    """Return a `ClaimCheck` configured by a YAML file. Opens no connections.
 
     Args:
         path: The YAML file.
-        hooks: Called with every event (see `claimcheck.hooks`).
+        hooks: Called with every event; see `claimcheck.hooks`.
 
     Raises:
-        ConfigError: The file holds what it may not; names the path inside it.
+        ConfigError: The file cannot be read or is invalid; names the path inside it.
     """
     return ClaimCheck(configuration.load(path), hooks=hooks)
 
 
 def from_dict(raw: Mapping[str, Any], *, hooks: Iterable[Hook] = ()) -> ClaimCheck:
-    """The same from a mapping, shaped as the YAML file.
+    """Return a `ClaimCheck` configured by a mapping with the structure of the YAML file. Opens no connections.
 
     Raises:
-        ConfigError: The mapping holds what it may not; names the path inside it.
+        ConfigError: The mapping is invalid; names the path inside it.
     """
     return ClaimCheck(configuration.from_dict(raw), hooks=hooks)
 
 
 class ClaimCheck:
-    """Sends and receives payloads of any size, as its configuration says.
+    """Sends and receives payloads of any size according to a configuration.
 
-    Safe under threads and after a fork; opens stores at first use and closes them with `close` or as a context
-    manager. Pickles as its configuration: hooks and connections never travel.
+    Thread-safe, and usable after a fork. Stores are opened at first use; `close`, or leaving a ``with`` block, closes
+    them. Pickles as its configuration, without hooks and connections.
 
     Args:
         config: See `claimcheck.config`.
@@ -88,8 +90,11 @@ class ClaimCheck:
     """
 
     def __init__(self, config: Config, *, hooks: Iterable[Hook] = ()) -> None:
+        listeners = tuple(hooks) if isinstance(hooks, Iterable) else None
+        valid = listeners is not None and all(map(callable, listeners))
+        check_type("hooks", hooks, valid=valid, expected="an iterable of callables")
         self.config = config
-        self._hooks = Hooks(tuple(hooks))
+        self._hooks = Hooks(listeners or ())
         self._lock = threading.RLock()
         self._open = _Open(self.config)
         self._check_strategy(config, "")
@@ -109,23 +114,25 @@ class ClaimCheck:
         headers: str | None = None,
         classify: Classifier | None = None,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Decorate a function that sends messages, so that it takes payloads of any size.
+        """Decorate a function that sends messages, so that it accepts payloads of any size.
 
-        Each argument names one of the function's own parameters. The function may be a method, a coroutine
-        function, or return a future. It is called with an envelope in place of the payload: once for a pointer,
-        once per chunk otherwise, and its first call's result is returned.
+        ``payload``, ``destination``, ``key`` and ``headers`` are names of the function's parameters. The function may
+        be a method, a coroutine function, or return a future. It is called with an envelope in place of the payload,
+        once for a pointer and once per chunk otherwise; the first call's result is returned.
 
         Args:
-            payload: Takes the message's value.
-            destination: Takes the topic; without it the function's name stands for its only one.
-            key: Takes the message key; needed where the configuration may send chunks.
-            headers: Takes the headers, a mapping or a list of pairs.
-            classify: From an error of the function to ``"failed"`` (definitely not sent: what was stored is removed)
-                or ``"unknown"`` (it stays until it expires). By default time-outs and lost connections are unknown.
+            payload: The parameter for the message's value.
+            destination: The parameter for the topic. Without it, the function's name serves as its only destination.
+            key: The parameter for the message key; required if the configuration may send chunks.
+            headers: The parameter for the headers, a mapping or a list of pairs.
+            classify: Classifies an error of the function as ``"failed"`` (definitely not sent: the stored payload is
+                deleted) or ``"unknown"`` (it is kept until it expires). By default timeouts and lost connections are
+                unknown.
 
         Raises:
             ConfigError: At decoration: a parameter does not exist, or chunks need a key parameter.
         """
+        _check_callable("classify", classify)
         call = ProduceCall(payload=payload, destination=destination, key=key, headers=headers)
 
         def decorator(function: Callable[P, R]) -> Callable[P, R]:
@@ -135,37 +142,38 @@ class ClaimCheck:
 
     def outbound(
         self,
-        payload: Any,
+        payload: Payload | Envelope | None,
         *,
         destination: str,
-        key: Any = None,
-        headers: Any = None,
+        key: object = None,
+        headers: Headers = None,
         limit: WireLimit | None = None,
         takes_headers: bool = True,
         text_key: bool = False,
         classify: Classifier | None = None,
         identity: uuid.UUID | None = None,
     ) -> OutboundBlock:
-        """Offload one payload by hand, in a ``with`` (or ``async with``) block that yields an `Outbound`.
+        """Offload one payload by hand, in a ``with`` or ``async with`` block that yields an `Outbound`.
 
         Call ``out.send(produce)``, or take each envelope from ``out.envelopes``, produce it and call ``out.sent()``.
-        To take an envelope is not to send it: an error inside the block that ``classify`` calls ``failed`` deletes
-        what was stored, unless an envelope was said to be sent. An error that leaves the outcome unknown, and leaving
-        the block normally, keep it. When no envelope was taken, nothing can have been sent, and it is deleted.
+        Taking an envelope does not count as sending it. If the block exits with an error that ``classify`` calls
+        ``failed``, the stored payload is deleted, unless ``out.sent()`` was called. It is kept if the outcome is
+        unknown or the block exits normally. If no envelope was taken, it is deleted.
 
         Args:
             payload: Bytes-like, a readable binary file, or ``None``.
             destination: Topic or queue.
             key: The message key; chunks of a payload without one get its uuid.
             headers: A mapping or a list of pairs.
-            limit: What the transport takes and how it counts; by default Kafka's 1,000,000 bytes and arithmetic.
+            limit: The transport's size limit and how it counts; by default Kafka's 1,000,000 bytes and arithmetic.
             takes_headers: Whether hints may be sent in headers.
-            text_key: Whether a key that has to be made up is ``str``.
+            text_key: Whether a generated key is ``str``; otherwise it is ``bytes``.
             classify: See `offload`.
-            identity: Of a bytes-like payload that several attempts may send, one after the other or at once, and that
-                it stands for alone: they name the same key, or the same chunks. Nothing is ever undone then, since it
-                may be another attempt's.
+            identity: A uuid for this bytes-like payload alone that several attempts to send it share, one after the
+                other or at once, so that all of them use the same key or the same chunks. Nothing is ever deleted then,
+                because it may belong to another attempt.
         """
+        _check_callable("classify", classify)
         strategy, threshold, wire = self._plan(destination, limit)
         message = Message(
             payload=payload,
@@ -181,41 +189,53 @@ class ClaimCheck:
         return OutboundBlock(strategy, message, classify)
 
     def threshold(self, destination: str, limit: WireLimit | None = None) -> int:
-        """Bytes that a message for this destination may have on the wire and still go as it is.
+        """Return the largest size on the wire, in bytes, of messages for this destination that are sent unchanged.
 
-        For transports, which need not ask `outbound` about messages that are smaller, unless they begin with
-        ``config.header`` or their headers call them envelopes.
+        Transports need not call `outbound` for messages up to this size, unless they begin with ``config.header`` or
+        their headers declare them to be envelopes.
         """
         return self._plan(destination, limit)[1]
 
     def may_chunk(self, destination: str) -> bool:
-        """Whether a payload for this destination can become several messages, which a key then keeps together."""
+        """Whether a payload for this destination can become several messages, which need a key to stay together."""
         return self._strategy_class(self.config.for_destination(destination)).may_chunk
 
     @property
     def hooks(self) -> Hooks:
-        """Who hears of events; for transports, to tell of theirs."""
+        """The registered hooks; transports emit their events to them."""
         return self._hooks
 
     def seal(self, pointer: Pointer) -> bytes:
         """Return the message that carries a pointer, signed where signing is configured.
 
-        For payloads that were written with `Store.write`; every other way of sending does this by itself.
+        Use it for payloads written with `Store.write`; all other ways of sending do this automatically.
         """
         return encode_pointer(self._sign(pointer), header=self.config.header)
 
     # Reading ---------------------------------------------------------------------------------------------------
 
-    def resolve(self, message: Buffer | None) -> Any:
-        """Return the payload of one message: a pointer's, a literal's, or the message itself.
+    @overload
+    def resolve(self, message: bytes) -> bytes: ...
+
+    @overload
+    def resolve(self, message: Buffer) -> Buffer: ...
+
+    @overload
+    def resolve(self, message: None) -> None: ...
+
+    @overload
+    def resolve(self, message: Buffer | None) -> Buffer | None: ...
+
+    def resolve(self, message: Buffer | None) -> Buffer | None:
+        """Return the payload of one message: that of a pointer or an escaped payload, or the message itself.
 
         Raises:
-            ChunkError: A chunk: one message cannot be resolved alone, use `resolver`.
+            ChunkError: A chunk, which cannot be resolved alone: use `resolver`.
             EnvelopeError: Damaged, or of an unknown type or version.
-            PointerRejectedError: A pointer that is not followed, or whose store cannot be used by this process (a
-                driver or a variable is missing).
+            PointerRejectedError: The pointer is not trusted, or this process cannot use its store (a driver or an
+                environment variable is missing).
             ConfigError: A signature is required, and this process has no keys to check it.
-            StoreError: The payload is missing, damaged or out of reach; see its subclasses.
+            StoreError: The payload is missing, damaged or unavailable; see its subclasses.
         """
         if message is None:
             return None
@@ -224,20 +244,32 @@ class ClaimCheck:
             return self._read(envelope.data)
         return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)
 
-    async def aresolve(self, message: Buffer | None) -> Any:
-        """Do as `resolve` without blocking the event loop: stores are asked in a thread, all else is at hand.
+    @overload
+    async def aresolve(self, message: bytes) -> bytes: ...
 
-        A task that is cancelled meanwhile ends at once; the reading stops at the next piece and closes its connection.
+    @overload
+    async def aresolve(self, message: Buffer) -> Buffer: ...
+
+    @overload
+    async def aresolve(self, message: None) -> None: ...
+
+    @overload
+    async def aresolve(self, message: Buffer | None) -> Buffer | None: ...
+
+    async def aresolve(self, message: Buffer | None) -> Buffer | None:
+        """Same as `resolve` for event loops: stores are read in a thread.
+
+        A cancelled task ends at once; the read stops at its next piece and closes its connection.
         """
         if message is None or not isinstance(self._single(message), PointerData):
             return self.resolve(message)
         return await in_thread(lambda: self.resolve(message))
 
     def open(self, message: Buffer) -> BinaryIO:
-        """Return the payload of one message as a binary file, in bounded memory and verified to its last byte.
+        """Return the payload of one message as a binary file, read in bounded memory and verified at its end.
 
         Raises:
-            ChunkError: A chunk. Otherwise as `resolve`; a store's errors come while reading.
+            ChunkError: A chunk. Other errors are those of `resolve`; a store's errors are raised while reading.
         """
         envelope = self._single(message)
         if isinstance(envelope, PointerData):
@@ -245,7 +277,7 @@ class ClaimCheck:
         return io.BytesIO(envelope.payload)
 
     def pointer(self, message: Buffer) -> Pointer | None:
-        """Read the pointer of a message without any I/O; ``None`` for any other message.
+        """Return the pointer of a message without any I/O; ``None`` for any other message.
 
         Raises:
             EnvelopeError: Damaged, or of an unknown type or version.
@@ -256,13 +288,13 @@ class ClaimCheck:
         return self._accept(envelope.data) if isinstance(envelope, PointerData) else None
 
     def read(self, pointer: Pointer) -> bytes:
-        """Return the payload of a pointer that `pointer` returned; its signature is not checked again.
+        """Return the payload of a pointer that `pointer` returned. Its signature is not checked again.
 
         Raises:
             PointerRejectedError: The key lies outside of its store, or the store is not configured, not listed in
                 ``reads_from``, or cannot be used by this process (then from the `ConfigError` or
                 `MissingDependencyError`).
-            StoreError: The payload is missing, damaged or out of reach; see its subclasses.
+            StoreError: The payload is missing, damaged or unavailable; see its subclasses.
         """
         name = self._current().seal.store_name(pointer)
         try:
@@ -271,14 +303,19 @@ class ClaimCheck:
             raise unusable(name, pointer, error) from error
 
     def resolver(self, *, clock: Callable[[], float] = time.monotonic, max_redeliveries: int | None = None) -> Resolver:
-        """Return a resolver for a stream of messages, chunks included; one per consumer.
+        """Return a resolver for a stream of messages, chunks included. Create one per consumer.
 
         Args:
             clock: Seconds, monotonic.
             max_redeliveries: Overrides ``chunking.max_redeliveries``.
+
+        Raises:
+            ConfigError: An argument is invalid.
         """
+        check_type("clock", clock, valid=callable(clock), expected="a callable that returns seconds")
         chunking = self.config.chunks
         if max_redeliveries is not None:
+            check_int("max_redeliveries", max_redeliveries, minimum=0)
             chunking = replace(chunking, max_redeliveries=max_redeliveries)
         return Resolver(self._read, chunking=chunking, header=self.config.header, clock=clock, hooks=self._hooks)
 
@@ -288,24 +325,24 @@ class ClaimCheck:
         """Return a store by its name in the configuration; opened at first use, once per process.
 
         Raises:
-            ConfigError: No such store, or a variable that it needs is not set.
-            MissingDependencyError: Its driver is not installed; names the extra.
+            ConfigError: No such store, or an environment variable that it needs is not set.
+            MissingDependencyError: Its driver is not installed; names the extra to install.
         """
         store = self._current().stores.get(name)
         if store is not None:
             return store
         with self._lock:
-            stores = self._open.stores  # asked again: it may have been closed, or opened by another thread
+            stores = self._open.stores  # read again: it may have been closed, or opened by another thread
             if name not in stores:
                 stores[name] = self._build_store(name)
             return stores[name]
 
     def close(self) -> None:
-        """Release all connections; payloads stay, and a later use opens again."""
-        self._current()  # what a parent process has open is not ours to close
+        """Close all connections. Payloads stay, and a later use opens connections again."""
+        self._current()  # the connections of a parent process are not closed here
         with self._lock:
             stores, self._open = list(self._open.stores.values()), _Open(self.config)
-        with ExitStack() as closing:  # every one, even if another fails
+        with ExitStack() as closing:  # closes all of them even if one fails
             for store in stores:
                 closing.callback(store.close)
 
@@ -315,13 +352,13 @@ class ClaimCheck:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[ClaimCheck], tuple[Config]]:
         return ClaimCheck, (self.config,)
 
     def __repr__(self) -> str:
         return f"<ClaimCheck {self.config.strategy}, stores {', '.join(self.config.stores) or 'none'}>"
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------
 
     @property
     def _may_chunk(self) -> bool:
@@ -329,10 +366,10 @@ class ClaimCheck:
         return any(self._strategy_class(each).may_chunk for each in configs)
 
     def _strategy_class(self, config: Config, *, path: str = "strategy") -> type[Strategy]:
-        found = load_class(config.strategy, STRATEGIES, group="claimcheck.strategies", path=path)
-        if not issubclass(found, Strategy):
+        cls = load_class(config.strategy, STRATEGIES, group="claimcheck.strategies", path=path)
+        if not issubclass(cls, Strategy):
             fail(path, found=repr(config.strategy), expected="a subclass of claimcheck.Strategy")
-        return found
+        return cls
 
     def _check_strategy(self, config: Config, prefix: str) -> None:
         strategy = self._strategy_class(config, path=f"{prefix}strategy")
@@ -340,8 +377,8 @@ class ClaimCheck:
             expected = f"the name of a store: strategy {config.strategy!r} writes to one"
             fail(f"{prefix}store", found="nothing", expected=expected)
 
-    def _plan(self, destination: str, limit: WireLimit | None = None) -> tuple[Strategy, int, WireLimit]:
-        """What holds for a destination: strategy, threshold and limit; remembered, since most have few topics."""
+    def _plan(self, destination: str, limit: WireLimit | None = None) -> Plan:
+        """Return the strategy, threshold and limit of a destination; cached, since most programs have few topics."""
         plans = self._current().plans
         known = plans.get((destination, limit))
         if known is None:
@@ -350,12 +387,12 @@ class ClaimCheck:
             known = plans[destination, limit] = self._make_plan(destination, limit)
         return known
 
-    def _make_plan(self, destination: str, limit: WireLimit | None) -> tuple[Strategy, int, WireLimit]:
+    def _make_plan(self, destination: str, limit: WireLimit | None) -> Plan:
         config = self.config.for_destination(destination)
         wire, threshold = limit or DEFAULT_LIMIT, config.threshold_bytes
         if threshold == "auto":
             threshold = wire.max_message_bytes
-        elif limit is None and threshold > wire.max_message_bytes:  # no transport: the caller knows the limit better
+        elif limit is None and threshold > wire.max_message_bytes:  # without a transport, the caller knows the limit
             wire = WireLimit(threshold, wire.overhead)
         return self._strategy(config), min(threshold, wire.max_message_bytes), wire
 
@@ -379,24 +416,22 @@ class ClaimCheck:
         )
 
     def _current(self) -> _Open:
-        """What this process has open; after a fork nothing, since connections cannot be shared."""
+        """Return what this process has opened; nothing after a fork, since connections cannot be shared."""
         if self._open.pid != os.getpid():
             with _after_fork:
                 if self._open.pid != os.getpid():
-                    self._lock = threading.RLock()  # the old one may have been held by a thread that is not here
+                    self._lock = threading.RLock()  # the owner of the old one may not exist in this process
                     self._open = _Open(self.config)
         return self._open
 
     def _build_store(self, name: str) -> Store:
         if name not in self.config.stores:
             known = ", ".join(sorted(self.config.stores)) or "none"
-            raise ConfigError(
-                f"no store is called {name!r}; configured: {known}", path="stores", found=name, expected=known
-            )
-        store: Store = build_store(self.config.stores[name], path=f"stores.{name}")
-        store.context = StoreContext(
-            name=name, max_payload_bytes=self.config.limits.max_payload_bytes, hooks=self._hooks
-        )
+            text = f"no store is called {name!r}; configured: {known}"
+            raise ConfigError(text, path="stores", found=name, expected=known)
+        store = build_store(self.config.stores[name], path=f"stores.{name}")
+        limit = self.config.limits.max_payload_bytes
+        store.context = StoreContext(name=name, max_payload_bytes=limit, hooks=self._hooks)
         return store
 
     def _single(self, message: Buffer) -> Plain | Literal | PointerData:
@@ -428,7 +463,7 @@ class ClaimCheck:
 
 
 class _Open:
-    """What one process has open."""
+    """What one process has opened."""
 
     def __init__(self, config: Config) -> None:
         self.pid = os.getpid()
@@ -436,4 +471,8 @@ class _Open:
         self.stores: dict[str, Store] = {}
         self.strategies: dict[int, Strategy] = {}
         self.breakers: dict[tuple[str | None, float], Breaker] = {}
-        self.plans: dict[tuple[str, WireLimit | None], tuple[Strategy, int, WireLimit]] = {}
+        self.plans: dict[tuple[str, WireLimit | None], Plan] = {}
+
+
+def _check_callable(name: str, value: object) -> None:
+    check_type(name, value, valid=value is None or callable(value), expected="a callable or None")

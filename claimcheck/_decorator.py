@@ -1,7 +1,7 @@
-"""The decorator around produce calls: payloads of any size through a function that sends messages.
+"""The decorator for functions that send messages, and the ``outbound`` block.
 
-The wrapped function is called with an envelope where it expected the payload: once for a pointer, once per chunk
-otherwise. It may be a function, a method or a coroutine function, and it may return a future.
+A decorated function is called with an envelope in place of the payload: once for a pointer, once per chunk otherwise.
+It may be a function, a method or a coroutine function, and it may return a future.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
@@ -22,6 +22,13 @@ from claimcheck._strategy import Message, Strategy
 from claimcheck._threads import in_thread
 from claimcheck._wire_size import WireLimit
 from claimcheck.errors import ConfigError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from typing_extensions import TypeIs
+
+    from claimcheck._outbound import AnyFuture
 
 __all__ = [
     "decorate",
@@ -34,19 +41,22 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Plan = Callable[[str], tuple[Strategy, int, WireLimit]]
-"""From a destination to its strategy, threshold and limit."""
+Plan = tuple[Strategy, int, WireLimit]
+"""The strategy, threshold and limit of a destination."""
+
+_Args = tuple[object, ...]
+_Kwargs = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class ProduceCall:
-    """Which parameters of a produce function mean what.
+    """The roles of a produce function's parameters.
 
     Attributes:
         payload: The parameter that takes the message's value.
-        destination: The parameter that takes the topic; ``None`` for a function that has one topic only.
-        key: The parameter that takes the message key; ``None`` where there is none.
-        headers: The parameter that takes the message headers; ``None`` where there is none.
+        destination: The parameter that takes the topic; ``None`` for a function with a fixed topic.
+        key: The parameter that takes the message key, if any.
+        headers: The parameter that takes the message headers, if any.
     """
 
     payload: str
@@ -54,27 +64,23 @@ class ProduceCall:
     key: str | None
     headers: str | None
 
-    def check(self, function: Callable[..., Any], *, may_chunk: bool) -> inspect.Signature:
-        """Find every parameter in the function's signature.
+    def check(self, function: Callable[..., object], *, may_chunk: bool) -> inspect.Signature:
+        """Return the function's signature, which has all these parameters.
 
         Raises:
-            ConfigError: A parameter does not exist, or chunks could not be kept together for want of a key.
+            ConfigError: A parameter does not exist, or there is no key parameter to keep chunks together.
         """
         signature = inspect.signature(function)
         named = {n for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        where = _name_of(function)
+        where, known = _name_of(function), ", ".join(sorted(named))
         for role in ("payload", "destination", "key", "headers"):
-            wanted = getattr(self, role)
-            if wanted is not None and wanted not in named:
-                raise ConfigError(
-                    f"{where} has no parameter {wanted!r} for the {role}; it has {', '.join(sorted(named)) or 'none'}",
-                    path=where,
-                    found=wanted,
-                    expected=f"one of {', '.join(sorted(named))}",
-                )
+            name = getattr(self, role)
+            if name is not None and name not in named:
+                text = f"{where} has no parameter {name!r} for the {role}; it has {known or 'none'}"
+                raise ConfigError(text, path=where, found=name, expected=f"one of {known}")
         if may_chunk and self.key is None:
             raise ConfigError(
-                f"{where}: the configuration may send chunks, which need one key to stay together: name the key's "
+                f"{where}: the configuration may send chunks, which need a key to stay together: name the key's "
                 "parameter with key=..., or use strategy external",
                 path=where,
                 found="no key parameter",
@@ -84,12 +90,17 @@ class ProduceCall:
 
 
 def decorate(
-    function: Callable[P, R], call: ProduceCall, plan: Plan, *, may_chunk: bool, classify: Classifier | None
+    function: Callable[P, R],
+    call: ProduceCall,
+    plan: Callable[[str], Plan],
+    *,
+    may_chunk: bool,
+    classify: Classifier | None,
 ) -> Callable[P, R]:
     """Wrap one produce function.
 
     Raises:
-        ConfigError: See `ProduceCall.check`; also for generator functions, which produce nothing when they are called.
+        ConfigError: See `ProduceCall.check`; also for generator functions, which send nothing when they are called.
     """
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"{_name_of(function)} is a generator function; decorate the call that sends")
@@ -97,7 +108,7 @@ def decorate(
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def async_wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
+        async def async_wrapper(*args: P.args, **kwargs: P.kwargs) -> object:
             return await sender.send_async(args, kwargs)
 
         return cast("Callable[P, R]", async_wrapper)
@@ -110,7 +121,7 @@ def decorate(
 
 
 async def offload_async(strategy: Strategy, message: Message) -> Outbound:
-    """Offload without blocking the event loop; when cancelled meanwhile, what gets stored is removed again.
+    """Offload without blocking the event loop. After a cancellation what was stored is deleted.
 
     With a file the cancellation takes effect when the file is no longer read, so that the caller can send it again.
     """
@@ -120,7 +131,7 @@ async def offload_async(strategy: Strategy, message: Message) -> Outbound:
 
 
 def _undo(out: Outbound) -> None:
-    out.settle(InterruptedError("the task that sends was cancelled"))
+    out.settle(InterruptedError("the sending task was cancelled"))
 
 
 def _bound(out: Outbound, strategy: Strategy, message: Message, classify: Classifier | None) -> Outbound:
@@ -128,7 +139,7 @@ def _bound(out: Outbound, strategy: Strategy, message: Message, classify: Classi
 
 
 class OutboundBlock:
-    """One payload, offloaded when the block is entered; what was stored is kept or deleted when it is left."""
+    """A block around the sending of one payload: offloads when entered, keeps or deletes what was stored when left."""
 
     def __init__(self, strategy: Strategy, message: Message, classify: Classifier | None) -> None:
         self._strategy = strategy
@@ -156,14 +167,14 @@ class OutboundBlock:
 
 
 class _Sender:
-    """One decorated function, ready to be called."""
+    """Sends through one decorated function."""
 
     def __init__(
         self,
         function: Callable[..., Any],
         call: ProduceCall,
         signature: inspect.Signature,
-        plan: Plan,
+        plan: Callable[[str], Plan],
         classify: Classifier | None,
     ) -> None:
         self._function = function
@@ -171,15 +182,15 @@ class _Sender:
         self._signature = signature
         self._plan = plan
         self._classify = classify
-        self._text_key = call.key is not None and _wants_text(signature.parameters[call.key])
+        self._text_key = call.key is not None and _takes_text(signature.parameters[call.key])
         self._name = _name_of(function)
         self._payload = _Argument.of(signature, call.payload)
         self._destination = _Argument.of(signature, call.destination)
         self._key = _Argument.of(signature, call.key)
         self._headers = _Argument.of(signature, call.headers)
 
-    def passes(self, plan: tuple[Strategy, int, WireLimit], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the call may go on as it is: a small payload that cannot be taken for an envelope.
+    def passes(self, plan: Plan, args: _Args, kwargs: _Kwargs) -> bool:
+        """Whether to pass the call on unchanged: its payload is small and does not look like an envelope.
 
         Most payloads are such: this decides in a few microseconds, without binding the arguments to the signature.
         """
@@ -192,63 +203,56 @@ class _Sender:
             return False
         return len(payload) + limit.overhead(self._key.find(args, kwargs), headers) <= threshold
 
-    def send(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def send(self, args: _Args, kwargs: _Kwargs) -> object:
         topic = self._topic(args, kwargs)
         plan = self._plan(topic)
         if self.passes(plan, args, kwargs):
             return self._function(*args, **kwargs)
-        bound, strategy, message = self._prepare(topic, plan, args, kwargs)
+        bound, message = self._prepare(topic, plan, args, kwargs)
         produce = functools.partial(self._produce_now, bound)
-        out = _bound(strategy.offload(message), strategy, message, self._classify)
+        out = _bound(plan[0].offload(message), plan[0], message, self._classify)
         out.send(produce)
         return follow(out, produce)
 
-    async def send_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def send_async(self, args: _Args, kwargs: _Kwargs) -> object:
         topic = self._topic(args, kwargs)
         plan = self._plan(topic)
         if self.passes(plan, args, kwargs):
             return await self._function(*args, **kwargs)
-        bound, strategy, message = self._prepare(topic, plan, args, kwargs)
-        produce = cast("Callable[[Envelope], Coroutine[Any, Any, Any]]", functools.partial(self._produce, bound))
-        out = _bound(await offload_async(strategy, message), strategy, message, self._classify)
+        bound, message = self._prepare(topic, plan, args, kwargs)
+        produce = cast("Callable[[Envelope], Coroutine[Any, Any, object]]", functools.partial(self._produce, bound))
+        out = _bound(await offload_async(plan[0], message), plan[0], message, self._classify)
         await out.send_async(produce)
         return follow(out, produce)
 
-    def _prepare(
-        self,
-        topic: str,
-        plan: tuple[Strategy, int, WireLimit],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> tuple[inspect.BoundArguments, Strategy, Message]:
+    def _prepare(self, topic: str, plan: Plan, args: _Args, kwargs: _Kwargs) -> tuple[inspect.BoundArguments, Message]:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given, call = bound.arguments, self._call
-        strategy, threshold, limit = plan
+        arguments, call = bound.arguments, self._call
         message = Message(
-            payload=given[call.payload],
+            payload=arguments[call.payload],
             destination=topic,
-            key=given[call.key] if call.key else None,
-            headers=given[call.headers] if call.headers else None,
-            threshold=threshold,
-            limit=limit,
+            key=arguments[call.key] if call.key else None,
+            headers=arguments[call.headers] if call.headers else None,
+            threshold=plan[1],
+            limit=plan[2],
             takes_headers=call.headers is not None,
             text_key=self._text_key,
         )
-        return bound, strategy, message
+        return bound, message
 
-    def _topic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        given = self._destination.find(args, kwargs)
-        return self._name if given is None else str(given)
+    def _topic(self, args: _Args, kwargs: _Kwargs) -> str:
+        topic = self._destination.find(args, kwargs)
+        return self._name if topic is None else str(topic)
 
-    def _produce_now(self, bound: inspect.BoundArguments, envelope: Envelope) -> Any:
+    def _produce_now(self, bound: inspect.BoundArguments, envelope: Envelope) -> object:
         result = self._produce(bound, envelope)
         if inspect.iscoroutine(result):
-            result.close()  # nothing of it has run
+            result.close()  # none of it has run
             raise ConfigError(f"{self._name} returns a coroutine: decorate an 'async def' instead")
         return result
 
-    def _produce(self, bound: inspect.BoundArguments, envelope: Envelope) -> Any:
+    def _produce(self, bound: inspect.BoundArguments, envelope: Envelope) -> object:
         """Call the function once, with copies of its arguments: the caller's objects are never changed."""
         changed = dict(bound.arguments)
         changed[self._call.payload] = envelope.data
@@ -262,59 +266,55 @@ class _Sender:
 
 @dataclass(frozen=True, slots=True)
 class _Argument:
-    """The place of one parameter's value in a call, found without binding the others."""
+    """Finds one parameter's value in a call without binding the others."""
 
-    name: str | None
+    name: str = ""
     index: int = -1
-    default: Any = None
+    default: object = None
     by_name: bool = False
 
     @classmethod
     def of(cls, signature: inspect.Signature, name: str | None) -> _Argument:
         if name is None:
-            return cls(None)
+            return cls()
         parameter = signature.parameters[name]
         index = -1 if parameter.kind is parameter.KEYWORD_ONLY else list(signature.parameters).index(name)
         default = None if parameter.default is parameter.empty else parameter.default
         return cls(name, index, default, parameter.kind is not parameter.POSITIONAL_ONLY)
 
-    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def find(self, args: _Args, kwargs: _Kwargs) -> object:
         if self.by_name and self.name in kwargs:
             return kwargs[self.name]
         return args[self.index] if 0 <= self.index < len(args) else self.default
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def _name_of(function: Callable[..., object]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-def _wants_text(parameter: inspect.Parameter) -> bool:
-    """Whether an annotation says ``str`` and not ``bytes``; Kafka takes either, Pulsar wants text."""
+def _takes_text(parameter: inspect.Parameter) -> bool:
+    """Whether the annotation has ``str`` and not ``bytes``; Kafka takes either, Pulsar needs text."""
     text = inspect.formatannotation(parameter.annotation) if parameter.annotation is not parameter.empty else ""
     return "str" in text and "bytes" not in text
 
 
-AnyFuture = Any
-"""`concurrent.futures.Future` or `asyncio.Future`: the same few methods, no common base, both slow to import."""
+def follow(out: Outbound, produce: Callable[[Envelope], object]) -> object:
+    """Return the result of a decorated call: the first result, which counts as sent unless it is a future.
 
-
-def follow(out: Outbound, produce: Callable[[Envelope], Any]) -> Any:
-    """Return what a decorated call returns: its first result, which counts as sent unless it is a future.
-
-    A pointer's future comes back as it is; when it fails for certain, the stored payload is deleted. The futures of
-    several chunks come back as one, which has the first one's result once all are done.
+    A pointer's future is returned unchanged; if it definitely failed, the stored payload is deleted. The futures of
+    several chunks are joined into one, which has the first one's result once all are done.
     """
     first = out.results[0]
     if not is_future(first):
         out.finish()
     elif out.total > 1:
         return _Joined(out, produce).future
-    elif out.awaits_outcome:  # to look at a future's error marks it as seen: without need it stays the caller's
+    elif out.awaits_outcome:  # reading a future's error marks it as retrieved, which is the caller's to do
         first.add_done_callback(lambda done: _finish(out, done))
     return first
 
 
-def _is_on_loop(future: AnyFuture) -> bool:
+def _is_on_loop(future: AnyFuture) -> TypeIs[asyncio.Future[Any]]:
     return hasattr(future, "get_loop")
 
 
@@ -323,8 +323,8 @@ def _new_like(future: AnyFuture) -> AnyFuture:
         return future.get_loop().create_future()
     from concurrent.futures import Future
 
-    joined: AnyFuture = Future()
-    joined.set_running_or_notify_cancel()  # its parts are on their way: it can no longer be cancelled
+    joined = Future[Any]()
+    joined.set_running_or_notify_cancel()  # its parts are in flight: it can no longer be cancelled
     return joined
 
 
@@ -341,8 +341,7 @@ def _error_of(future: AnyFuture) -> BaseException | None:
         from concurrent.futures import CancelledError
 
         return CancelledError("the future was cancelled")
-    error: BaseException | None = future.exception()
-    return error
+    return future.exception()
 
 
 def _finish(out: Outbound, done: AnyFuture) -> None:
@@ -356,12 +355,12 @@ def _finish(out: Outbound, done: AnyFuture) -> None:
 class _Joined:
     """One future for the futures of all chunks of a payload."""
 
-    def __init__(self, out: Outbound, produce: Callable[[Envelope], Any]) -> None:
+    def __init__(self, out: Outbound, produce: Callable[[Envelope], object]) -> None:
         self._out = out
         self._produce = produce
         self._left = len(out.results)
         self._lock = threading.Lock()
-        self.future: AnyFuture = _new_like(out.results[0])
+        self.future = _new_like(out.results[0])
         for number, future in enumerate(list(out.results)):
             future.add_done_callback(lambda done, number=number: self._one_done(number, done))
 
@@ -380,11 +379,11 @@ class _Joined:
             self.future.set_exception(error)
 
     def _end(self) -> BaseException | None:
-        """Tell readers of chunks that will not be completed; returns the joined future's error."""
+        """Send an abort envelope if needed; returns the joined future's error."""
         out, error = self._out, self._out.ledger.error
-        told = out.tell_readers(self._produce)
-        if inspect.iscoroutine(told):
-            in_background(self.future.get_loop(), told)
+        aborting = out.tell_readers(self._produce)
+        if inspect.iscoroutine(aborting) and _is_on_loop(self.future):
+            in_background(self.future.get_loop(), aborting)
         if not (out.finish().abort and isinstance(error, Exception)):
             return error
         partial = out.ledger.partial_error(error)

@@ -1,4 +1,4 @@
-"""The wire format: what a message looks like when it is more than its own payload.
+"""The wire format of messages that are not plain payloads.
 
 All integers are big-endian; ``HEADER`` is 20 bytes by default and configurable::
 
@@ -7,9 +7,9 @@ All integers are big-endian; ``HEADER`` is 20 bytes by default and configurable:
     pointer   [HEADER][2:1][pointer bytes of the store]
     abort     [HEADER][3:1][uuid:36 ascii]           "the chunks of uuid will not be completed"
 
-Types 1 and 2 are the published format of the chunking-versus-store comparison that this library implements.
-Everything else is a plain message: its payload is the message itself. This module does no I/O, copies no payload
-and allocates nothing by a declared size.
+Types 1 and 2 are the published format of the chunking-versus-store comparison that this library implements. Any other
+message is plain: its payload is the message itself. This module does no I/O, copies no payload and never allocates by
+a declared size.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ __all__ = [
     "Abort",
     "Buffer",
     "Chunk",
+    "Decoded",
     "Envelope",
     "Kind",
     "Literal",
@@ -43,16 +44,16 @@ __all__ = [
 ]
 
 HEADER = b"PRF_wdkafcli_header_"
-"""What every envelope begins with, unless the configuration says otherwise."""
+"""The default for the bytes that every envelope begins with."""
 
 Buffer = bytes | bytearray | memoryview
-"""The bytes-like objects that a payload may be."""
+"""The bytes-like types of a payload."""
 
 _CHUNK = struct.Struct(">36sii")
 _UUID = re.compile(rb"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 CHUNK_OVERHEAD_BYTES = 1 + _CHUNK.size
-"""Bytes before the piece of a chunk, without the header."""
+"""Bytes between the header and the piece of a chunk."""
 
 
 class Kind(IntEnum):
@@ -66,13 +67,13 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """One message for the broker, ready to be produced.
+    """One message to produce.
 
     Attributes:
         data: The message's value; for a plain payload the caller's own object, ``None`` for a tombstone.
-        headers: The caller's headers in their own shape, with our hints added where there are any.
-        key: The message's key; the uuid for chunks of a payload that has none.
-        kind: What it is; ``None`` for a plain message.
+        headers: The caller's headers in their own shape, with hints added where needed.
+        key: The message's key; the uuid for chunks of a payload without a key.
+        kind: The envelope's type; ``None`` for a plain message.
     """
 
     data: Any
@@ -90,7 +91,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A payload that begins with HEADER, escaped."""
+    """An escaped payload that begins with HEADER."""
 
     payload: memoryview = field(repr=False)
 
@@ -107,26 +108,30 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PointerData:
-    """The bytes of a pointer, still to be read by `claimcheck._pointer.decode`."""
+    """The bytes of a pointer; `claimcheck._pointer.decode` parses them."""
 
     data: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The writer gave up the payload ``uuid``."""
+    """The chunks of ``uuid`` will not be completed."""
 
     uuid: str
 
 
-def as_view(payload: Any) -> memoryview:
-    """Return the bytes of a bytes-like object as a flat view; copies only what is not contiguous.
+Decoded = Plain | Literal | Chunk | PointerData | Abort
+"""A decoded message."""
+
+
+def as_view(payload: object) -> memoryview:
+    """Return the bytes of a bytes-like object as a flat view; copies only an object that is not contiguous.
 
     Raises:
-        PayloadTypeError: It is not bytes-like; text must be encoded by the caller, who knows how.
+        PayloadTypeError: It is not bytes-like. Text must be encoded by the caller.
     """
     try:
-        view = memoryview(payload)
+        view = memoryview(payload)  # type: ignore[arg-type]
         if "O" in view.format:
             raise TypeError("it holds references to objects, not their bytes")
         if view.nbytes == 0:
@@ -161,8 +166,8 @@ def encode_chunk(uuid: str, position: int, count: int, piece: Buffer, *, header:
         uuid: 36 ASCII characters.
         position: From 0, below ``count``.
         count: 1 to 2**31 - 1.
-        piece: Its part of the payload.
-        header: What envelopes begin with.
+        piece: The chunk's part of the payload.
+        header: The bytes that envelopes begin with.
 
     Raises:
         EnvelopeError: The numbers or the uuid do not fit the format.
@@ -178,16 +183,16 @@ def encode_pointer(data: bytes, *, header: bytes = HEADER) -> bytes:
 
 
 def encode_abort(uuid: str, *, header: bytes = HEADER) -> bytes:
-    """Encode the word that the chunks of ``uuid`` will not be completed."""
+    """Encode an abort marker for the chunks of ``uuid``."""
     return b"".join((header, b"\x03", uuid.encode("ascii")))
 
 
-def decode(message: Buffer, *, header: bytes = HEADER) -> Plain | Literal | Chunk | PointerData | Abort:
-    """Tell what a message is, without copying its payload.
+def decode(message: Buffer, *, header: bytes = HEADER) -> Decoded:
+    """Decode a message without copying its payload.
 
     Args:
-        message: The whole message as the broker gave it.
-        header: What envelopes begin with.
+        message: The whole message as received from the broker.
+        header: The bytes that envelopes begin with.
 
     Raises:
         EnvelopeError: It begins with HEADER but is damaged or of an unknown type. Nothing was read or allocated.
@@ -205,9 +210,8 @@ def decode(message: Buffer, *, header: bytes = HEADER) -> Plain | Literal | Chun
         return Literal(rest)
     if kind == Kind.ABORT:
         return Abort(_decode_uuid(bytes(rest), kind))
-    raise EnvelopeError(
-        f"unknown envelope type {kind}; known are 0 to 3: was it written by a newer claimcheck?", kind=kind
-    )
+    text = f"unknown envelope type {kind}; known are 0 to 3: was it written by a newer claimcheck?"
+    raise EnvelopeError(text, kind=kind)
 
 
 def _decode_chunk(rest: memoryview) -> Chunk:
@@ -221,12 +225,12 @@ def _decode_chunk(rest: memoryview) -> Chunk:
 def _check_chunk(identity: bytes, position: int, count: int) -> None:
     _decode_uuid(identity, Kind.CHUNK)
     if not 0 <= position < count <= 0x7FFFFFFF:
-        raise EnvelopeError(f"chunk {position} of {count}: a position lies from 0 to the count minus 1", kind=1)
+        text = f"chunk position {position} of {count}: a position is between 0 and the count minus 1"
+        raise EnvelopeError(text, kind=1)
 
 
 def _decode_uuid(identity: bytes, kind: int) -> str:
     if not _UUID.fullmatch(identity):
-        raise EnvelopeError(
-            f"no uuid where one belongs in an envelope of type {int(kind)} ({len(identity)} bytes)", kind=int(kind)
-        )
+        text = f"no uuid in an envelope of type {int(kind)} ({len(identity)} bytes where it should be)"
+        raise EnvelopeError(text, kind=int(kind))
     return identity.decode("ascii")

@@ -1,4 +1,4 @@
-"""One payload to be sent: its envelopes, the account of what became of them, and the rollback of what was stored."""
+"""`Outbound`: one payload to send, as envelopes, with the record of what became of them and the rollback."""
 
 from __future__ import annotations
 
@@ -6,40 +6,49 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from claimcheck._envelope import Envelope
 from claimcheck._sending import Classifier, SendLedger, Verdict
+from claimcheck.errors import ClaimCheckError
 from claimcheck.hooks import Hooks
+
+if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+    from typing import TypeAlias
+
+    from typing_extensions import TypeIs
+
+    AnyFuture: TypeAlias = concurrent.futures.Future[Any] | asyncio.Future[Any]
 
 __all__ = ["Outbound", "in_background", "is_future"]
 
+R = TypeVar("R")
+
 _log = logging.getLogger(__name__)
 _ABORT_SECONDS = 5.0
-_running: set[Any] = set()
+_running: set[asyncio.Task[object]] = set()
 
 
 class Outbound:
-    """What a strategy made of one payload.
+    """The envelopes of one payload. The arguments ``total``, ``uuid`` and ``abort`` are described as attributes.
 
-    Sent by hand, each envelope that is taken from `envelopes` is produced, and then `sent` is called. `send` and
-    `send_async` do both.
+    `send` and `send_async` produce all of them. To send by hand, produce each envelope from `envelopes`, then call
+    `sent`.
 
     Args:
         envelopes: The messages to produce, in order.
-        total: How many there are.
-        uuid: The payload's identity, if it goes as chunks.
-        abort: Tells readers that the chunks will not be completed.
-        undo: Deletes what was stored.
-        blocking: Whether to take an envelope may block, because it is read from a file.
-        as_is: Whether the payload goes as it is; no event is emitted then.
+        undo: Deletes the stored payload.
+        blocking: Whether taking an envelope may block, because it is read from a file.
+        as_is: Whether the payload is sent unchanged; no event is emitted then.
 
     Attributes:
         results: What each produce call returned, in order.
-        uuid: The payload's identity, if it goes as chunks.
-        total: How many envelopes there are.
-        abort: Tells readers that the chunks will not be completed; ``None`` for anything but chunks.
-        ledger: The account of what became of the messages.
+        uuid: The payload's identity, if it is sent as chunks.
+        total: Number of messages.
+        abort: The envelope that tells readers that the chunks will not be completed; ``None`` for anything but chunks.
+        ledger: Records what became of each message.
     """
 
     def __init__(
@@ -59,20 +68,20 @@ class Outbound:
         self.abort = abort
         self.ledger = SendLedger(total=total, uuid=uuid)
         self._messages = iter(envelopes)
-        self._taken: deque[int] = deque()  # by hand, and not said to be sent
+        self._taken: deque[int] = deque()  # by hand, and not reported as sent
         self._undo = undo
         self._blocking = blocking
         self._as_is = as_is
         self._rewind: Callable[[], None] | None = None
         self._hooks = Hooks()
         self._destination = ""
-        self._once = [None]  # whoever takes it out finishes
+        self._once = [None]  # the thread that pops this entry finishes the send
 
     @property
     def envelopes(self) -> Iterator[Envelope]:
-        """The messages to produce by hand, in order, made as they are taken; each is taken once.
+        """The messages to produce by hand, in order, created one by one; each is returned once.
 
-        To take an envelope is not to send it: call `sent` when it was produced.
+        Taking an envelope does not count as sending it: call `sent` after it was produced.
         """
         for envelope in self._messages:
             self._taken.append(self.ledger.launched())
@@ -80,28 +89,30 @@ class Outbound:
 
     @property
     def messages(self) -> Iterator[Envelope]:
-        """The same for producers that record in the `ledger` what becomes of each message."""
+        """The same for producers that record in `ledger` what becomes of each message."""
         return self._messages
 
-    def sent(self, result: Any = None) -> None:
-        """Say that the next envelope taken from `envelopes` was produced; its payload is never deleted from here on.
+    def sent(self, result: object = None) -> None:
+        """Report that the next envelope taken from `envelopes` was produced. The payload is never deleted after this.
 
         Args:
-            result: What the produce call returned; it is appended to `results`.
+            result: What the produce call returned; appended to `results`.
         """
         number = self._taken.popleft() if self._taken else self.ledger.launched()
         self.ledger.acknowledged(number, result)
         self.results.append(result)
 
-    def send(self, produce: Callable[[Envelope], Any]) -> Any:
-        """Produce every envelope and return the first call's result.
+    def send(self, produce: Callable[[Envelope], R]) -> R:
+        """Produce every envelope and return the first call's result. Call it once.
 
-        After an error the send is over: what was stored is deleted if the send failed for certain, and kept otherwise.
+        After an error the send is over: the stored payload is deleted if the send definitely failed, else it is kept.
 
         Raises:
-            PartialSendError: Chunks broke off after something may have been sent; an abort envelope followed where
-                it could. Any other error of ``produce`` is raised unchanged.
+            PartialSendError: Some chunks were or may have been sent. An abort envelope followed if possible. Any other
+                error of ``produce`` is raised unchanged.
+            ClaimCheckError: Everything was sent or taken already. Nothing was sent now.
         """
+        before = self.ledger.count
         try:
             for envelope in self._messages:
                 number = self.ledger.launched()
@@ -114,10 +125,13 @@ class Outbound:
         except BaseException as error:
             self.break_off(error, produce)
             raise
-        return self.results[0]
+        self._check_produced(since=before)
+        first: R = self.results[0]
+        return first
 
-    async def send_async(self, produce: Callable[[Envelope], Awaitable[Any]]) -> Any:
-        """The same for a coroutine function; files are read, and stored payloads deleted, off the event loop."""
+    async def send_async(self, produce: Callable[[Envelope], Awaitable[R]]) -> R:
+        """Same as `send` for a coroutine function. Files are read, and payloads deleted, off the event loop."""
+        before = self.ledger.count
         try:
             while (envelope := await self._next_async()) is not None:
                 number = self.ledger.launched()
@@ -134,13 +148,15 @@ class Outbound:
             await self.settle_async(error)
             self._raise_partial(error)
             raise
-        return self.results[0]
+        self._check_produced(since=before)
+        first: R = self.results[0]
+        return first
 
     def rollback(self) -> None:
-        """Delete what was stored; does nothing when nothing was, or when it was deleted already.
+        """Delete the stored payload, if there is one and it was not deleted already.
 
         Raises:
-            StoreError: The store failed; what was stored stays until it expires.
+            StoreError: The store failed; the payload stays until it expires.
         """
         undo = self.release_undo()
         if undo is not None:
@@ -148,36 +164,36 @@ class Outbound:
 
     @property
     def undoable(self) -> bool:
-        """Whether anything is stored that `rollback` would delete."""
+        """Whether there is a stored payload that `rollback` would delete."""
         return self._undo is not None
 
     @property
     def awaits_outcome(self) -> bool:
-        """Whether the outcome makes a difference: to what was stored, or to a hook."""
+        """Whether the outcome matters, to a stored payload or to a hook."""
         return self.undoable or (bool(self._hooks) and not self._as_is)
 
     def release_undo(self) -> Callable[[], None] | None:
-        """Return what deletes the stored payload, if there is one; from here on it is kept unless the caller does."""
+        """Return the function that deletes the stored payload, if any. After this only the caller can delete it."""
         undo, self._undo = self._undo, None
         return undo
 
-    def break_off(self, error: BaseException, send_abort: Callable[[Envelope], Any]) -> None:
-        """End a send with an error, unless the ledger has one from before; the caller re-raises after this.
+    def break_off(self, error: BaseException, send_abort: Callable[[Envelope], object]) -> None:
+        """End a send with an error, which the caller re-raises afterwards.
 
         Args:
-            error: What ended the send.
-            send_abort: Sends the abort envelope; what it raises is logged.
+            error: What ended the send; an error that the ledger recorded before takes precedence in events.
+            send_abort: Sends the abort envelope; an exception in it is logged.
 
         Raises:
-            PartialSendError: The payload goes as chunks, and some are or may be in the topic.
+            PartialSendError: The payload is sent as chunks, and some are or may be in the topic.
         """
         self.ledger.stopped(error)
         self.tell_readers(send_abort)
         self.settle(error)
         self._raise_partial(error)
 
-    def tell_readers(self, send_abort: Callable[[Envelope], Any]) -> Any:
-        """Send the abort envelope if the ledger says so; an error of that is logged."""
+    def tell_readers(self, send_abort: Callable[[Envelope], R]) -> R | None:
+        """Send the abort envelope if the ledger requires it; an exception in it is logged."""
         if self.abort is not None and self.ledger.verdict().abort:
             try:
                 return send_abort(self.abort)
@@ -186,9 +202,9 @@ class Outbound:
         return None
 
     def settle(self, error: BaseException | None) -> None:
-        """End a block: envelopes taken by hand count as sent when it ended normally, else the error is theirs.
+        """End a block. Envelopes taken by hand count as sent if it ended normally; otherwise the error is theirs.
 
-        A deletion that fails is added to the error as a note.
+        If a deletion fails, a note is added to the error.
         """
         if not self._once:
             return
@@ -203,16 +219,16 @@ class Outbound:
             self._put_back()
 
     async def settle_async(self, error: BaseException | None) -> None:
-        """The same off the event loop, and to the end even when this task is cancelled."""
+        """Same as `settle` off the event loop; runs to its end even if this task is cancelled."""
         if not self.undoable:
             self.settle(error)
         else:
-            import asyncio  # a third of the whole import time, for those who need it
+            import asyncio  # a third of the whole import time
 
             await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self.settle, error)))
 
     def finish(self) -> Verdict:
-        """Keep or delete what was stored, by the ledger, and emit the event, once; safe under threads."""
+        """Keep or delete the stored payload according to the ledger, and emit the event, once; thread-safe."""
         verdict = self.ledger.verdict()
         try:
             self._once.pop()
@@ -228,22 +244,26 @@ class Outbound:
         return verdict
 
     def rewinding(self, rewind: Callable[[], None]) -> Outbound:
-        """Put the caller's file back to where it was when the sending fails; returns itself."""
+        """Set what rewinds the caller's file after a failed send; returns itself."""
         self._rewind = rewind
         return self
 
     def bind(self, *, destination: str, hooks: Hooks, classify: Classifier | None) -> Outbound:
-        """Set what the event names, who gets it, and how errors are classified; returns itself."""
+        """Set the destination of the event, the hooks and the classifier; returns itself."""
         self._destination, self._hooks, self.ledger.classify = destination, hooks, classify
         return self
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------
 
-    def _produced(self, number: int, result: Any) -> None:
-        """The produce call returned; the message of a future is on its way until the future is done."""
+    def _produced(self, number: int, result: object) -> None:
+        """Record a produce call that returned; the message of a future is in flight until the future is done."""
         self.results.append(result)
         if not is_future(result):
             self.ledger.acknowledged(number, result)
+
+    def _check_produced(self, *, since: int) -> None:
+        if self.ledger.count == since:
+            raise ClaimCheckError("nothing left to send: every envelope of this payload was sent or taken already")
 
     def _raise_partial(self, error: BaseException) -> None:
         if isinstance(error, Exception) and self.ledger.verdict().abort:
@@ -264,13 +284,13 @@ class Outbound:
     def _put_back(self) -> None:
         rewind, self._rewind = self._rewind, None
         if rewind is not None:
-            with contextlib.suppress(OSError, ValueError):  # it was closed meanwhile
+            with contextlib.suppress(OSError, ValueError):  # the file was closed meanwhile
                 rewind()
 
     def _release(self) -> None:
-        """Drop payload and file now: this object and its generator refer to each other, and would wait for the gc."""
+        """Drop payload and file now: this object and its generator form a cycle, which would wait for the gc."""
         if isinstance(self._messages, Generator):
-            with contextlib.suppress(ValueError):  # a thread that was abandoned is still in it
+            with contextlib.suppress(ValueError):  # an abandoned thread still runs it
                 self._messages.close()
         self._messages = iter(())
 
@@ -282,18 +302,18 @@ class Outbound:
             try:
                 return await asyncio.shield(reading)
             except asyncio.CancelledError:
-                await asyncio.wait([reading])  # else the thread would go on moving the caller's file
+                await asyncio.wait([reading])  # otherwise the thread would go on moving the caller's file
                 raise
         return next(self._messages, None)
 
 
-def is_future(value: Any) -> bool:
-    """Whether a produce call returned a `concurrent.futures.Future`, an `asyncio.Future` or one like them."""
+def is_future(value: object) -> TypeIs[AnyFuture]:
+    """Whether a produce call returned a `concurrent.futures.Future`, an `asyncio.Future` or a similar object."""
     return hasattr(value, "add_done_callback") and hasattr(value, "exception") and hasattr(value, "cancelled")
 
 
-async def _attempt_async(produce: Callable[[Envelope], Awaitable[Any]], abort: Envelope, *, wait: bool) -> None:
-    """Try for a while; within a task that was cancelled, which must end now, without waiting."""
+async def _attempt_async(produce: Callable[[Envelope], Awaitable[object]], abort: Envelope, *, wait: bool) -> None:
+    """Try for a few seconds to send an abort envelope; in a cancelled task, which must end now, in the background."""
     import asyncio
 
     async def attempt() -> None:
@@ -308,8 +328,8 @@ async def _attempt_async(produce: Callable[[Envelope], Awaitable[Any]], abort: E
         await task
 
 
-def in_background(loop: Any, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Start a task that nobody has to wait for; it is held here, since a loop keeps only weak references to it."""
+def in_background(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+    """Start a task and hold it until it is done, since a loop keeps only weak references to its tasks."""
     task = loop.create_task(coroutine)
     _running.add(task)
     task.add_done_callback(_running.discard)

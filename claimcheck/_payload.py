@@ -1,7 +1,7 @@
-"""What a payload may be: a bytes-like object, or a binary file that is read once, in pieces.
+"""Payloads: bytes-like objects, and binary files that are read once, in pieces.
 
-`Source` is a payload on its way into a store or into chunks. It counts and checksums the bytes as they pass, so
-that nothing is read twice and nothing is copied that is in memory already.
+`Source` is a payload on its way into a store or into chunks. It counts and checksums the bytes as they pass, so that
+nothing is read twice, and copies nothing that is already in memory.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 import errno
 import io
 from collections.abc import Iterator
-from typing import Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from claimcheck import _checksum as checksum
 from claimcheck._envelope import Buffer, as_view
 from claimcheck._threads import STOP, check_interrupt
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 __all__ = ["Payload", "Readable", "Source", "as_view", "crc32_of", "crc32_text", "is_file", "remaining_bytes"]
 
 
 class Readable(Protocol):
-    """The least that a binary file must be able to do; one that can also seek says its size beforehand."""
+    """The minimum that a binary file must support. The size of a file that can also seek is known in advance."""
 
     def read(self, size: int, /) -> bytes | None:
         """Return up to ``size`` bytes, none at the end."""
@@ -32,13 +35,13 @@ Payload = Buffer | Readable
 _PIECE_BYTES = 1 << 20
 
 
-def is_file(payload: Any) -> bool:
-    """Whether a payload is to be read as a file; an `mmap.mmap` can be, but is bytes in memory just as well."""
+def is_file(payload: object) -> TypeIs[Readable]:
+    """Whether to read a payload as a file. An `mmap.mmap` is not: its bytes are in memory."""
     return callable(getattr(payload, "read", None)) and not callable(getattr(payload, "madvise", None))
 
 
 def remaining_bytes(payload: Payload) -> int | None:
-    """Bytes from here to the end; ``None`` for a file that cannot seek.
+    """Return the bytes from the current position to the end; ``None`` for a file that cannot seek.
 
     Raises:
         PayloadTypeError: Neither bytes-like nor a readable binary file.
@@ -64,7 +67,7 @@ def _file_bytes(file: Any) -> int | None:
 
 
 def _end_of(file: Any) -> int | None:
-    """Where a file ends; ``None`` for those of the kernel, which can seek, but not to their end."""
+    """Return the end of a file; ``None`` for kernel files that can seek, but not to their end."""
     try:
         return cast(int, file.seek(0, io.SEEK_END))
     except OSError as error:
@@ -74,37 +77,37 @@ def _end_of(file: Any) -> int | None:
 
 
 def crc32_text(value: int) -> str:
-    """The form in which a checksum stands in pointers and headers."""
+    """Format a checksum as pointers and headers carry it."""
     return f"crc32:{value:08x}"
 
 
 def crc32_of(payload: Buffer) -> str:
-    """The checksum of a whole payload, in the form that pointers and headers carry."""
+    """Return the checksum of a whole payload, formatted as pointers and headers carry it."""
     return crc32_text(checksum.crc32(payload))
 
 
 class Source:
-    """One payload, passing by once.
+    """A payload that is read once.
 
-    A piece is checksummed when the next one, or the checksum, is asked for: whoever took it has sent or written it by
-    then, so that it lies in the processor's cache.
+    Iterating yields views of up to 1 MiB, `pieces` those of another size. A view stays valid as long as it is
+    referenced, but may show the caller's own buffer, so keep it no longer than the write.
 
-    Iterating gives views of up to 1 MiB; `pieces` gives them in another size. A view stays valid as long as it is
-    referenced; bytes of the caller's own buffer, so keep it no longer than the write.
+    A piece is checksummed when the next piece or the checksum is requested: it has been sent or written by then, and
+    is still in the processor's cache.
 
     Attributes:
         size: Bytes to come; ``None`` until the end of a file that cannot seek.
-        taken: Bytes handed out so far.
-        view: The whole payload where it is in memory, else ``None``; use `take_all` to have it counted.
+        taken: Bytes returned so far.
+        view: The whole payload if it is in memory, else ``None``; use `take_all` to have it counted.
     """
 
     def __init__(self, payload: Payload, *, limit: int, limit_name: str = "limits.max_payload_bytes") -> None:
-        self._file: Any = payload if is_file(payload) else None
+        self._file: Readable | None = payload if is_file(payload) else None
         self.view = as_view(payload) if self._file is None else None
         self.size = _file_bytes(payload) if self.view is None else len(self.view)
         self.taken = 0
         self._crc32 = 0
-        self._last = memoryview(b"")  # handed out, and not checksummed yet
+        self._last = memoryview(b"")  # returned, and not checksummed yet
         self._limit = limit
         self._limit_name = limit_name
         self._checksummed = True
@@ -113,25 +116,25 @@ class Source:
 
     @property
     def checksum(self) -> str:
-        """Of the bytes handed out so far, as ``crc32:`` and eight hexadecimal digits."""
+        """The checksum of the bytes returned so far, as ``crc32:`` and eight hexadecimal digits."""
         self._crc32 = checksum.crc32(self._last, self._crc32)
         self._last = memoryview(b"")
         return crc32_text(self._crc32)
 
     @property
     def drained(self) -> bool:
-        """Whether every byte was handed out."""
+        """Whether all bytes were returned."""
         return self.size is not None and self.taken == self.size
 
     def __iter__(self) -> Iterator[memoryview]:
         return self.pieces(_PIECE_BYTES)
 
     def pieces(self, piece_bytes: int) -> Iterator[memoryview]:
-        """Hand out the payload in views of ``piece_bytes``, the last one shorter; none at all for an empty payload.
+        """Yield the payload in views of ``piece_bytes``, the last one shorter; nothing for an empty payload.
 
         Raises:
-            PayloadTooLargeError: A file that cannot seek proved longer than the limit.
-            PayloadError: The file failed, was closed, or ended before the size it had at the start.
+            PayloadTooLargeError: A file that cannot seek turned out to be longer than the limit.
+            PayloadError: The file failed, was closed, or ended before the size that it had at the start.
         """
         view = self.view
         while True:
@@ -150,15 +153,15 @@ class Source:
         self.size = self.taken
 
     def leave_checksum(self) -> None:
-        """Hand out pieces without a look at them: whoever takes them computes checksums, and gives them back."""
+        """Do not checksum pieces: the caller computes the checksums and passes them to `add_checksum`."""
         self._checksummed = False
 
     def add_checksum(self, crc32: int, size: int) -> None:
-        """Take the checksum of the next piece of this size, in the order in which they were handed out."""
+        """Add the checksum of the next piece, of this size, in the order in which pieces were returned."""
         self._crc32 = checksum.crc32_combine(self._crc32, crc32, size)
 
     def take_all(self) -> memoryview:
-        """Hand out everything at once; a file is read into memory. Raises as `pieces` does."""
+        """Return the whole payload; a file is read into memory. Raises the same errors as `pieces`."""
         if self.view is None:
             return memoryview(b"".join(self))
         for _ in self:  # counts and checksums, copies nothing
@@ -174,7 +177,7 @@ class Source:
         return memoryview(piece)
 
     def _read(self, size: int) -> Buffer:
-        """Read exactly ``size`` bytes, or what is left; raw files may give less than they are asked for."""
+        """Read ``size`` bytes, or the rest; a raw file may return less than requested."""
         part = self._read_some(size)
         if not part or len(part) == size:
             return part
@@ -187,16 +190,17 @@ class Source:
 
     def _read_some(self, size: int) -> bytes:
         try:
-            part = self._file.read(size)
-        except Exception as exc:  # whatever the caller's object raises is the payload's fault, never the store's
+            part: object = cast(Readable, self._file).read(size)
+        except Exception as exc:  # any error of the caller's object is the payload's, never the store's
             raise PayloadError(f"the payload's file cannot be read: {type(exc).__name__}: {exc}") from exc
         if isinstance(part, str):
             _text_file(self._file)
         if part is None:
-            raise PayloadError("the payload's file does not block: nothing could be read just now")
-        if len(part) > size:
-            raise PayloadError(f"the payload's file gave {len(part)} bytes when it was asked for {size}")
-        return bytes(part) if not isinstance(part, bytes) else part
+            raise PayloadError("the payload's file is non-blocking and had no data to read")
+        data = part if isinstance(part, bytes) else bytes(as_view(part))
+        if len(data) > size:
+            raise PayloadError(f"the payload's file returned {len(data)} bytes when it was asked for {size}")
+        return data
 
     def _too_large(self, size: int) -> NoReturn:
         raise PayloadTooLargeError(
@@ -204,5 +208,5 @@ class Source:
         )
 
 
-def _text_file(file: Any) -> NoReturn:
+def _text_file(file: object) -> NoReturn:
     raise PayloadTypeError(f"{type(file).__name__} is a text file: open it in binary mode ('rb')")

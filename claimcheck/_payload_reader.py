@@ -1,4 +1,4 @@
-"""From a stored payload to bytes or to a file: verified, and copied as rarely as the medium allows."""
+"""Reads stored payloads into bytes, buffers and files: verified, with as few copies as the medium allows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from claimcheck import _checksum as checksum
 from claimcheck._envelope import Buffer, as_view
-from claimcheck._error_frames import clear_frames
 from claimcheck._payload import crc32_text
 from claimcheck._pointer import Pointer
 from claimcheck._registry import UNUSABLE, unusable
 from claimcheck._threads import check_interrupt
-from claimcheck.errors import IntegrityError, PayloadTooLargeError, PayloadTypeError
+from claimcheck.errors import IntegrityError, PayloadTooLargeError, PayloadTypeError, clear_frames
 
 if TYPE_CHECKING:
     from claimcheck._store import Store
@@ -32,32 +31,43 @@ __all__ = [
     "Reader",
     "SeekableReader",
     "STEP_BYTES",
+    "too_long",
     "TRUSTED_BYTES",
     "writable_view",
 ]
 
+STEP_BYTES = 256 << 10
+"""Bytes per read: few enough to be in the processor's cache still when they are checksummed."""
+
+TRUSTED_BYTES = 64 << 20
+"""Declared sizes up to this are allocated at once; for larger ones the medium has to confirm the size first."""
+
 _HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
+_GROWTH = 4
+_MAX_RUN_BYTES = 64 << 20
+
+T = TypeVar("T")
 
 
 class FreshBytes:
-    """Room for exactly one payload; a context manager around its filling.
+    """Preallocated memory for exactly one payload; a context manager around filling it.
 
     ``bytes(n)`` is zero pages that cost nothing before they are touched. `io.BytesIO` adopts it because it has the only
-    reference, and returns it uncopied: one payload of memory at the peak, and no pass over it but the filling.
+    reference, and returns it uncopied: the peak memory is one payload, and it is written once.
 
     Attributes:
-        view: Where the payload goes; released when the block is left.
+        view: The memory to fill; released when the block is left.
     """
 
     def __init__(self, size: int) -> None:
         self._box = io.BytesIO(bytes(size))
         self.view = self._box.getbuffer()
         if size >= _HUGE_FROM_BYTES:
-            _ask_for_huge_pages(self.view)
+            _advise_huge_pages(self.view)
 
     @property
     def payload(self) -> bytes:
-        """What was filled in; only after the block."""
+        """The filled bytes; only after the block."""
         return self._box.getvalue()
 
     def __enter__(self) -> FreshBytes:
@@ -69,9 +79,9 @@ class FreshBytes:
             self._box = io.BytesIO()
 
 
-def _ask_for_huge_pages(view: memoryview) -> None:
-    """A hint: to touch new memory in steps of 2 MiB is two to three times as fast as page by page (madvise(2))."""
-    with contextlib.suppress(Exception):  # another system, another interpreter: then it is only slower
+def _advise_huge_pages(view: memoryview) -> None:
+    """Make touching new memory two to three times as fast, in steps of 2 MiB instead of pages; see madvise(2)."""
+    with contextlib.suppress(Exception):  # only an optimization: not on every system or interpreter
         import ctypes
 
         first = ctypes.addressof(ctypes.c_char.from_buffer(view))
@@ -89,29 +99,22 @@ def _madvise() -> Callable[[int, int, int], int]:
     return madvise
 
 
-STEP_BYTES = 256 << 10
-"""Bytes per read: few enough to be in the processor's cache still when they are checksummed."""
-
-TRUSTED_BYTES = 64 << 20
-"""Declared sizes up to this are allocated at once; for larger ones the medium has to confirm the size first."""
-
-
 class Reader(Protocol):
     """The methods of a raw binary file that are needed to read a payload."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill the beginning of a buffer, which is never empty; 0 only at the end."""
+        """Fill the beginning of a buffer, which is never empty; returns the number of bytes, 0 only at the end."""
 
     def close(self) -> None:
-        """Release what is held; at any time, and twice without harm."""
+        """Release all resources. May be called at any time, and twice."""
 
 
 class PieceReader:
-    """The pieces that a store yields, as a `Reader`.
+    """A `Reader` of the pieces that a store yields.
 
     Args:
-        pieces: A piece may be reused once the next one is asked for.
-        start: Bytes to leave out.
+        pieces: A piece may be reused once the next one is requested.
+        start: Number of bytes to skip.
     """
 
     def __init__(self, pieces: Iterable[Buffer], *, start: int = 0) -> None:
@@ -138,7 +141,7 @@ class PieceReader:
         return self._piece
 
     def close(self) -> None:
-        """End the iteration; releases what the store holds for it."""
+        """End the iteration, which releases the store's resources."""
         self._piece, self._rest = b"", memoryview(b"")
         close = getattr(self._pieces, "close", None)
         self._pieces = iter(())
@@ -155,6 +158,9 @@ class PieceReader:
         return False
 
 
+_NOTHING: Reader = PieceReader(())
+
+
 def fill(source: Reader, view: memoryview) -> int:
     """Read until the buffer is full or the source ends; returns the number of bytes."""
     done = 0
@@ -164,10 +170,10 @@ def fill(source: Reader, view: memoryview) -> int:
 
 
 def writable_view(buffer: Buffer) -> memoryview:
-    """Look at a buffer as bytes that can be changed.
+    """Return a flat view of a writable buffer.
 
     Raises:
-        PayloadTypeError: It is no buffer, is read-only, or is not contiguous.
+        PayloadTypeError: It is not a buffer, is read-only, or is not contiguous.
     """
     try:
         view = memoryview(buffer)
@@ -190,24 +196,24 @@ def differs(pointer: Pointer, what: str, expected: int | str, actual: int | str,
     )
 
 
-T = TypeVar("T")
-
-_NOTHING: Reader = PieceReader(())
-_GROWTH = 4
-_MAX_RUN_BYTES = 64 << 20
+def too_long(store: Store, pointer: Pointer, size: int) -> PayloadTooLargeError:
+    """Return the error for a payload of unknown size that turned out to be over the limit after ``size`` bytes."""
+    limit = store.context.max_payload_bytes
+    text = f"store {store.name!r}: {pointer.key!r} is longer than limits.max_payload_bytes ({limit})"
+    return PayloadTooLargeError(text, store=store.name, key=pointer.key, size=size, limit=limit)
 
 
 class PayloadReader(io.RawIOBase):
-    """A payload as a raw file; the bytes that complete it are handed out only when size and checksum proved right.
+    """A payload as a raw file. Its last bytes are returned only after size and checksum were verified.
 
-    Once reading has failed, or was interrupted, it fails again with the same error: a broken payload never looks like
-    a short one.
+    Once reading has failed or was interrupted, it fails again with the same error: a broken payload never looks like a
+    short one.
 
     Args:
         store: The store to read from; its `Store.check` has accepted the pointer.
-        pointer: Of the payload.
-        from_message: Whether a message named the pointer. A store that this process cannot use is then an error of the
-            message; drivers are imported at the first read.
+        pointer: The payload's pointer.
+        from_message: Whether a message named the pointer. If this process cannot use the store, that is then an error
+            of the message. Drivers are imported at the first read.
     """
 
     def __init__(self, store: Store, pointer: Pointer, *, from_message: bool = False) -> None:
@@ -227,7 +233,7 @@ class PayloadReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill a part of the buffer; 0 only after the whole payload was found right."""
+        """Fill a part of the buffer; returns 0 only after the whole payload was verified."""
         view = memoryview(buffer).cast("B")[:STEP_BYTES]
         return self._guarded(lambda: self._step(view)) if len(view) else 0
 
@@ -236,7 +242,7 @@ class PayloadReader(io.RawIOBase):
         return self._guarded(lambda: self._fill(view))
 
     def readall(self) -> bytes:
-        """Return the rest of the payload, in one allocation where the declared size can be trusted."""
+        """Return the rest of the payload, in one allocation if the declared size can be trusted."""
         left = self._left()
         if left is None or (left > TRUSTED_BYTES and not self.seekable()):
             return self._grown()
@@ -248,11 +254,11 @@ class PayloadReader(io.RawIOBase):
         return fresh.payload
 
     def close(self) -> None:
-        """Stop reading; releases what the store holds for it."""
+        """Stop reading, and release the store's resources."""
         self._stack.close()
         super().close()
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------
 
     def _guarded(self, read: Callable[[], T]) -> T:
         if self.closed:
@@ -299,16 +305,16 @@ class PayloadReader(io.RawIOBase):
         self._checked += len(piece)
         self._crc = checksum.crc32(piece, self._crc)
         if self._size is None and self._checked > self._store.context.max_payload_bytes:
-            self._too_long()
+            raise too_long(self._store, self._pointer, self._checked)
 
     def _finish(self) -> None:
-        pointer, store, found = self._pointer, self._store.name, crc32_text(self._crc)
+        pointer, store, actual = self._pointer, self._store.name, crc32_text(self._crc)
         if self._size is not None and self._checked < self._size:
             differs(pointer, "size", self._size, self._checked, store)
         if self._size is not None and self._begun().readinto(memoryview(bytearray(1))):
             differs(pointer, "size", self._size, f"at least {self._size + 1}", store)
-        if pointer.checksum is not None and pointer.checksum != found:
-            differs(pointer, "checksum", pointer.checksum, found, store)
+        if pointer.checksum is not None and pointer.checksum != actual:
+            differs(pointer, "checksum", pointer.checksum, actual, store)
         self._verified = True
         self._stack.close()
 
@@ -316,7 +322,7 @@ class PayloadReader(io.RawIOBase):
         return None if self._size is None else self._size - self._checked
 
     def _whole(self) -> bytes | None:
-        """Return the payload uncopied where the store yields it as one ``bytes`` object."""
+        """Return the payload uncopied if the store yields it as one ``bytes`` object."""
         if self._checked or self._verified or self._size is None:
             return None
         source = self._begun()
@@ -327,29 +333,24 @@ class PayloadReader(io.RawIOBase):
         return whole
 
     def _grown(self) -> bytes:
-        """Large buffers grow in place (by mremap), and the last one is handed out uncopied."""
+        """Read into a buffer that grows in place (by mremap if it is large) and is returned uncopied."""
         box, buffer = io.BytesIO(), memoryview(bytearray(STEP_BYTES))
         while count := self.readinto(buffer):
             box.write(buffer[:count])
         return box.getvalue()
-
-    def _too_long(self) -> NoReturn:
-        store, key, limit = self._store.name, self._pointer.key, self._store.context.max_payload_bytes
-        text = f"store {store!r}: {key!r} is longer than limits.max_payload_bytes ({limit})"
-        raise PayloadTooLargeError(text, store=store, key=key, size=self._checked, limit=limit)
 
 
 class SeekableReader(PayloadReader):
     """A `PayloadReader` of a store that can read from any position.
 
     A payload that is read from start to end is verified on the way. Before the first bytes from any other position are
-    returned, the rest of the payload is read and verified, once; from then on only the requested bytes are read.
+    returned, the rest of the payload is read and verified, once. After that only the requested bytes are read.
     """
 
     def __init__(self, store: Store, pointer: Pointer, *, from_message: bool = False) -> None:
         super().__init__(store, pointer, from_message=from_message)
         self._position = 0
-        self._run = _NOTHING  # where it was sought to: one range of the payload, and the next where it goes on
+        self._run = _NOTHING  # reads one range after a seek, and the next range if reading goes on
         self._run_at = self._run_end = -1
         self._run_bytes = 0
 
@@ -358,16 +359,21 @@ class SeekableReader(PayloadReader):
         return True
 
     def tell(self) -> int:
-        """Bytes from the start."""
+        """Return the position in bytes from the start."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Change the position, as files do; nothing is read yet."""
+        """Change the position, as files do; reads nothing yet."""
         bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size or 0}
         if whence not in bases or bases[whence] + offset < 0:
             raise ValueError(f"cannot seek to {offset} from {whence}")
         self._position = bases[whence] + offset
         return self._position
+
+    def close(self) -> None:
+        """Stop reading, and release the store's resources."""
+        self._end_run()
+        super().close()
 
     def _step(self, view: memoryview) -> int:
         if self._position == self._checked and not self._verified:
@@ -378,19 +384,10 @@ class SeekableReader(PayloadReader):
         self._position += count
         return count
 
-    def _end_run(self) -> None:
-        run, self._run = self._run, _NOTHING
-        run.close()
-
     def _verify_rest(self) -> None:
         scratch = memoryview(bytearray(0 if self._verified else STEP_BYTES))
         while not self._verified:
             super()._step(scratch)
-
-    def close(self) -> None:
-        """Stop reading; releases what the store holds for it."""
-        self._end_run()
-        super().close()
 
     def _read_at(self, view: memoryview) -> int:
         check_interrupt()
@@ -399,20 +396,24 @@ class SeekableReader(PayloadReader):
         if self._position != self._run_at or self._run_at == self._run_end:
             self._begin_run(len(view))
         view = view[: self._run_end - self._run_at]
-        count = _filled(self._run, view, self._pointer, self._store.name)
-        self._run_at += count
+        _fill_all(self._run, view, self._pointer, self._store.name)
+        self._run_at += len(view)
         if self._run_at == self._run_end:
             self._end_run()
-        return count
+        return len(view)
 
-    def _begin_run(self, wanted: int) -> None:
-        """Open the range that is read now; consecutive reads open larger and larger ranges."""
+    def _begin_run(self, requested: int) -> None:
+        """Open the range to read now; consecutive reads open larger and larger ranges."""
         self._end_run()
         goes_on = self._position == self._run_end
-        self._run_bytes = min(self._run_bytes * _GROWTH, _MAX_RUN_BYTES) if goes_on else wanted
+        self._run_bytes = min(self._run_bytes * _GROWTH, _MAX_RUN_BYTES) if goes_on else requested
         self._run_at = self._position
-        self._run_end = min(self._position + max(wanted, self._run_bytes), self._size or 0)
+        self._run_end = min(self._position + max(requested, self._run_bytes), self._size or 0)
         self._run = self._store._open(self._pointer, self._run_at, self._run_end)
+
+    def _end_run(self) -> None:
+        run, self._run = self._run, _NOTHING
+        run.close()
 
     def _left(self) -> int | None:
         return max(0, (self._size or 0) - self._position)
@@ -424,18 +425,16 @@ class SeekableReader(PayloadReader):
 
 
 def read_range(store: Store, pointer: Pointer, start: int, stop: int) -> bytes:
-    """Read one part of a payload; its size is verified, its checksum cannot be."""
+    """Read one part of a payload. Its size is verified; its checksum cannot be."""
     operation, translated = store._operation("read", pointer, pointer.size), store._translated(pointer, "read")
     with FreshBytes(max(0, stop - start)) as fresh, operation, translated:
         if len(fresh.view):
             with closing(store._open(pointer, start, stop)) as source:
-                _filled(source, fresh.view, pointer, store.name)
+                _fill_all(source, fresh.view, pointer, store.name)
     return fresh.payload
 
 
-def _filled(source: Reader, view: memoryview, pointer: Pointer, store: str) -> int:
-    """Read until the buffer is full; a source that ends earlier is an error."""
-    count = fill(source, view)
-    if count < len(view):
+def _fill_all(source: Reader, view: memoryview, pointer: Pointer, store: str) -> None:
+    """Read until the buffer is full; raises an error if the source ends earlier."""
+    if fill(source, view) < len(view):
         differs(pointer, "size", pointer.size or 0, "less", store)
-    return count

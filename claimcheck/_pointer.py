@@ -1,13 +1,12 @@
-"""The claim check itself: which store, which key, how big, which checksum. No I/O.
+"""Pointers: which store, which key, what size, which checksum. Encodes, decodes, signs and verifies them. No I/O.
 
 Pointer bytes begin with a version byte.
 
 Version 1 is the published Redis form, ``[1:1][segments:int32][key utf-8]``: no size, no checksum, no store name.
 
-Version 2 is ours, for every store: canonical JSON, which an operator can read in a topic. Keys sorted, no spaces,
-UTF-8, times in integer milliseconds since 1970. Unknown fields are kept (and signed) and otherwise ignored. With a
-signing key the field ``mac`` holds an HMAC-SHA256 (RFC 2104) over the version byte and the canonical JSON of every
-other field.
+Version 2, for every store, is canonical JSON, which an operator can read in a topic: sorted keys, no spaces, UTF-8,
+times in integer milliseconds since 1970. Unknown fields are kept (and signed) and otherwise ignored. With a signing key
+the field ``mac`` holds an HMAC-SHA256 (RFC 2104) over the version byte and the canonical JSON of all other fields.
 """
 
 from __future__ import annotations
@@ -46,8 +45,9 @@ _MAX_INT = 2**63 - 1
 _MAX_NESTING = 32  # of unknown fields; Python's JSON parser and encoder recurse
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)  # a string without an end runs to the end: linear time
 _V1 = struct.Struct(">i")
-_REQUIRED = {"key": str, "store": str, "size": int, "segments": int, "checksum": str}
-_OPTIONAL = {
+# The fields of version 2 with their types, and the attributes that hold them where the names differ.
+_REQUIRED: dict[str, type[object]] = {"key": str, "store": str, "size": int, "segments": int, "checksum": str}
+_OPTIONAL: dict[str, type[object]] = {
     "segment_bytes": int,
     "created": int,
     "expires": int,
@@ -56,24 +56,25 @@ _OPTIONAL = {
     "key_id": str,
     "mac": str,
 }
+_ATTRIBUTES = {name: name for name in (*_REQUIRED, *_OPTIONAL)} | {"created": "created_ms", "expires": "expires_ms"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """Names one stored payload.
+    """A reference to one stored payload.
 
     Attributes:
         key: The payload's name inside its store.
         store: The store's name in the configuration, never an address; ``None`` in version 1.
         size: Payload bytes; ``None`` in version 1.
         segments: Stored pieces, at least 1.
-        segment_bytes: Bytes of each piece but the last, where there are several.
+        segment_bytes: Bytes of each piece but the last, if there are several.
         checksum: ``algorithm:hex`` over the whole payload; ``None`` in version 1.
         created_ms: When it was written, milliseconds since 1970.
-        expires_ms: From when on the store may delete it; ``None`` for never.
-        codec: How the payload was compressed; refused by readers that do not know it.
-        encryption: How the payload was encrypted; refused by readers that do not know it.
-        key_id: Which signing key made ``mac``.
+        expires_ms: When the store may delete it; ``None`` for never.
+        codec: How the payload was compressed; readers refuse codecs that they do not know.
+        encryption: How the payload was encrypted; readers refuse schemes that they do not know.
+        key_id: The signing key of ``mac``.
         mac: Hexadecimal HMAC-SHA256.
         version: 1 or 2.
         extra: Unknown fields, as a newer version may write them; kept unchanged.
@@ -92,10 +93,10 @@ class Pointer:
     key_id: str | None = None
     mac: str | None = field(default=None, repr=False)
     version: int = NEWEST_VERSION
-    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    extra: Mapping[str, object] = field(default_factory=dict, repr=False)
 
 
-_MAX_KEY_BYTES = 1024  # as S3
+_MAX_KEY_BYTES = 1024  # as in S3
 _MAX_PREFIX_BYTES = 900  # the rest of a key has up to 104
 
 
@@ -117,7 +118,7 @@ KEY_PREFIX = Check(
 
 
 def is_key(key: str) -> bool:
-    """Whether a key is printable, has 1 to 1024 bytes of UTF-8, and cannot lead out of the store's folder or bucket."""
+    """Whether a key is printable, has 1 to 1024 bytes of UTF-8, and stays inside the store's folder or bucket."""
     parts = key.replace("\\", "/").split("/")
     safe = parts[0] != "" and not {"..", "."} & set(parts)
     return safe and key.isprintable() and len(key.encode()) <= _MAX_KEY_BYTES
@@ -131,7 +132,7 @@ def encode(pointer: Pointer) -> bytes:
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
-    """Decode pointer bytes of any version that this library knows.
+    """Decode pointer bytes of any supported version.
 
     Args:
         data: Untrusted bytes.
@@ -143,35 +144,30 @@ def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
         PointerRejectedError: Longer than ``max_bytes``.
     """
     if len(data) > max_bytes:
-        raise PointerRejectedError(
-            f"pointer of {len(data)} bytes, limits.max_pointer_bytes is {max_bytes}", reason="size"
-        )
+        text = f"pointer of {len(data)} bytes, limits.max_pointer_bytes is {max_bytes}"
+        raise PointerRejectedError(text, reason="size")
     if not data:
         _damaged("it is empty")
     if data[0] == 1:
         return _decode_v1(data)
     if data[0] == 2:
         return _decode_v2(data)
-    raise UnknownVersionError(
-        f"pointer of version {data[0]}, this claimcheck reads up to {NEWEST_VERSION}: upgrade the reader",
-        kind=2,
-        version=data[0],
-        supported=NEWEST_VERSION,
-    )
+    text = f"pointer of version {data[0]}, this claimcheck reads up to {NEWEST_VERSION}: upgrade the reader"
+    raise UnknownVersionError(text, kind=2, version=data[0], supported=NEWEST_VERSION)
 
 
 def sign(pointer: Pointer, *, key_id: str, secret: bytes) -> Pointer:
-    """Return the pointer with ``key_id`` and a fresh ``mac``."""
+    """Return the pointer with ``key_id`` and a new ``mac``."""
     bare = replace(pointer, key_id=key_id, mac=None)
     return replace(bare, mac=_mac(bare, secret))
 
 
 def verify(pointer: Pointer, *, secrets: Mapping[str, bytes], require: bool) -> None:
-    """Check the signature.
+    """Verify the signature.
 
     Args:
-        pointer: As decoded.
-        secrets: Signing keys by key id; without any, signatures are not checked.
+        pointer: The pointer as decoded.
+        secrets: Signing keys by key id; if empty, signatures are not checked.
         require: Whether an unsigned pointer is refused.
 
     Raises:
@@ -203,25 +199,12 @@ def _mac(pointer: Pointer, secret: bytes) -> str:
     return hmac.new(secret, b"\x02" + _canonical(body), hashlib.sha256).hexdigest()
 
 
-def _fields(pointer: Pointer) -> dict[str, Any]:
-    known = {
-        "key": pointer.key,
-        "store": pointer.store,
-        "size": pointer.size,
-        "segments": pointer.segments,
-        "segment_bytes": pointer.segment_bytes,
-        "checksum": pointer.checksum,
-        "created": pointer.created_ms,
-        "expires": pointer.expires_ms,
-        "codec": pointer.codec,
-        "encryption": pointer.encryption,
-        "key_id": pointer.key_id,
-        "mac": pointer.mac,
-    }
+def _fields(pointer: Pointer) -> dict[str, object]:
+    known = {name: getattr(pointer, attribute) for name, attribute in _ATTRIBUTES.items()}
     return dict(pointer.extra) | {name: value for name, value in known.items() if value is not None}
 
 
-def _canonical(body: Mapping[str, Any]) -> bytes:
+def _canonical(body: Mapping[str, object]) -> bytes:
     return _ENCODER.encode(body).encode()
 
 
@@ -249,18 +232,8 @@ def _decode_v2(data: bytes) -> Pointer:
     for name in ("key", "segments", "checksum"):
         if not body[name]:
             _damaged(f"the field {name!r} is empty")
-    return Pointer(
-        key=body.pop("key"),
-        store=body.pop("store"),
-        size=body.pop("size"),
-        segments=body.pop("segments"),
-        created_ms=body.pop("created", None),
-        expires_ms=body.pop("expires", None),
-        **{
-            name: body.pop(name, None) for name in ("segment_bytes", "checksum", "codec", "encryption", "key_id", "mac")
-        },
-        extra=body,
-    )
+    known = {attribute: body.pop(name) for name, attribute in _ATTRIBUTES.items() if name in body}
+    return Pointer(**known, extra=body)
 
 
 def _parse(data: bytes) -> dict[str, Any]:
@@ -287,17 +260,17 @@ def _check_nesting(text: str) -> None:
             _damaged(f"more than {_MAX_NESTING} levels of nesting")
 
 
-def _check(name: str, value: Any, kind: type[Any]) -> None:
+def _check(name: str, value: object, kind: type[object]) -> None:
     if type(value) is not kind:
         _damaged(f"the field {name!r} is {type(value).__name__}, not {kind.__name__}")
     if isinstance(value, int) and not 0 <= value <= _MAX_INT:
         _damaged(f"the field {name!r} is out of range")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     body = dict(pairs)
     if len(body) != len(pairs):
-        _damaged("a field is given twice")
+        _damaged("duplicate field")
     return body
 
 
@@ -309,7 +282,7 @@ def _finite(text: str) -> float:
 
 
 def _not_a_number(text: str) -> NoReturn:
-    _damaged(f"{text} is not a number of JSON")
+    _damaged(f"{text} is not a JSON number")
 
 
 def _damaged(why: str) -> NoReturn:

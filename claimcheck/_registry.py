@@ -1,4 +1,4 @@
-"""Names to classes: the only place that turns a word of the configuration into code.
+"""Finds the classes of stores and strategies by the names in a configuration.
 
 Built-in names map to strings, so that nothing is imported before its name is used, and they work without package
 metadata (a zip on a Spark worker). Third parties register an entry point in the group ``claimcheck.stores`` or
@@ -10,9 +10,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from claimcheck._pointer import Pointer
 from claimcheck._validation import Option, check_options, fail, options_of, without_secrets
@@ -25,6 +25,9 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
+
+if TYPE_CHECKING:
+    from claimcheck._store import Store
 
 __all__ = [
     "STORES",
@@ -45,29 +48,29 @@ STORES = {
     "redis": "claimcheck.stores.redis:RedisStore",
     "s3": "claimcheck.stores.s3:S3Store",
 }
-_STORE = "claimcheck._store:Store"  # a name, because that module is above this one
+_STORE = "claimcheck._store:Store"  # a name, because that module is in a higher layer
 STRATEGIES = {
-    "chunking": "claimcheck._strategies.chunking:ChunkingStrategy",
-    "external": "claimcheck._strategies.external:ExternalStrategy",
-    "hybrid": "claimcheck._strategies.hybrid:HybridStrategy",
-    "inline": "claimcheck._strategies.inline:InlineStrategy",
+    "chunking": "claimcheck._strategies:ChunkingStrategy",
+    "external": "claimcheck._strategies:ExternalStrategy",
+    "hybrid": "claimcheck._strategies:HybridStrategy",
+    "inline": "claimcheck._strategies:InlineStrategy",
 }
 
 UNUSABLE = (ConfigError, MissingDependencyError)
-"""What a store raises in a process that has not its driver, or a variable of its configuration."""
+"""Errors of a store in a process that lacks its driver or an environment variable of its configuration."""
 
 
-def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) -> type[Any]:
-    """Find the class that a name of the configuration stands for.
+def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) -> type[object]:
+    """Return the class for a name in the configuration.
 
     Args:
         name: A built-in name, an entry point's name, or ``module:Class``.
-        builtin: Built-in names and where their classes live.
-        group: The entry-point group to look in.
-        path: Where the name stands in the configuration.
+        builtin: Built-in names and the locations of their classes.
+        group: The entry-point group to search.
+        path: The name's location in the configuration.
 
     Raises:
-        ConfigError: Nothing is called so, or what is there is no class.
+        ConfigError: There is no such name, or it is not the name of a class.
     """
     target = builtin.get(name) or _entry_point(name, group)
     module, _, attribute = target.partition(":")
@@ -77,24 +80,24 @@ def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) 
         expected = f"one of {', '.join(sorted(builtin))}, an entry point of {group}, or module:Class{hint}"
         fail(path, found=repr(name), expected=expected)
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        cls: object = getattr(importlib.import_module(module), attribute)
     except Exception as exc:  # a module may raise anything while it is imported
         why = exc if isinstance(exc, (ImportError, AttributeError)) else f"{type(exc).__name__}: {exc}"
         text = f"{path}: cannot import {target!r}: {without_secrets(str(why))}"
         raise ConfigError(text, path=path, found=name) from exc
-    if not inspect.isclass(found):
-        fail(path, found=f"{target!r}, a {type(found).__name__}", expected="a class")
-    return found
+    if not inspect.isclass(cls):
+        fail(path, found=f"{target!r}, a {type(cls).__name__}", expected="a class")
+    return cls
 
 
 def _entry_point(name: str, group: str) -> str:
     from importlib.metadata import entry_points  # slow to import, and needed for third-party names only
 
-    return next((found.value for found in entry_points(group=group, name=name)), name)
+    return next((point.value for point in entry_points(group=group, name=name)), name)
 
 
-def check_store(config: StoreConfig, *, path: str) -> type[Any]:
-    """Check a store's type and options without opening it; placeholders are taken on trust.
+def check_store(config: StoreConfig, *, path: str) -> type[Store]:
+    """Return the class of a store after checking all options that need no environment variable.
 
     Raises:
         ConfigError: Unknown type, unknown or missing option, or an option of the wrong type.
@@ -110,18 +113,18 @@ def check_store(config: StoreConfig, *, path: str) -> type[Any]:
     return cls
 
 
-def build_store(config: StoreConfig, *, path: str) -> Any:
-    """Make the store that a configuration describes, its placeholders resolved here and now.
+def build_store(config: StoreConfig, *, path: str) -> Store:
+    """Create the store that a configuration describes, with its environment variables resolved.
 
     Raises:
         ConfigError: An option is wrong, or a variable is not set.
-        StoreError: The store's constructor failed on the medium; a built-in one does not touch it.
+        StoreError: The store's constructor failed on the medium; those of built-in stores do no I/O.
     """
     cls, known = _store_class(config, path)
     options = {name: _resolve(_option(known, name), value, f"{path}.{name}") for name, value in config.options.items()}
     checked = check_options(known, options, path, secret=True)
     try:
-        return cls(**checked)
+        return cast("Callable[..., Store]", cls)(**checked)
     except ConfigError as exc:
         raise _below(path, exc) from exc
     except ClaimCheckError:
@@ -130,12 +133,13 @@ def build_store(config: StoreConfig, *, path: str) -> Any:
         raise _construction_error(path, exc) from exc
 
 
-def _store_class(config: StoreConfig, path: str) -> tuple[type[Any], Mapping[str, Option]]:
+def _store_class(config: StoreConfig, path: str) -> tuple[type[Store], Mapping[str, Option]]:
     cls = load_class(config.type, STORES, group="claimcheck.stores", path=f"{path}.type")
     if _STORE not in {f"{base.__module__}:{base.__qualname__}" for base in cls.__mro__} or inspect.isabstract(cls):
-        fail(f"{path}.type", found=repr(config.type), expected="a class below claimcheck.Store with all of its methods")
+        expected = "a subclass of claimcheck.Store that implements all of its abstract methods"
+        fail(f"{path}.type", found=repr(config.type), expected=expected)
     try:
-        return cls, options_of(cls)
+        return cast("type[Store]", cls), options_of(cls)
     except Exception as exc:  # annotations are third-party code, too
         text = f"{path}.type: cannot read the options of {config.type!r}: {type(exc).__name__}: {exc}"
         raise ConfigError(text, path=f"{path}.type", found=config.type) from exc
@@ -146,7 +150,7 @@ def _option(known: Mapping[str, Option], name: str) -> Option | None:
 
 
 def _below(path: str, error: ConfigError) -> ConfigError:
-    """The error of a constructor, which knows its own arguments only, with its whole path."""
+    """Add a store's path to an error of its constructor, which knows only its own arguments."""
     text = str(error)
     inside = f"{path}.{error.path}" if error.path else path
     joint = "." if error.path and text.startswith(error.path) else ": "
@@ -155,7 +159,7 @@ def _below(path: str, error: ConfigError) -> ConfigError:
 
 def _construction_error(path: str, error: Exception) -> ClaimCheckError:
     store = path.removeprefix("stores.")
-    text = f"store {store!r} ({path}) cannot be made: {type(error).__name__}: {without_secrets(str(error))}"
+    text = f"store {store!r} ({path}) cannot be created: {type(error).__name__}: {without_secrets(str(error))}"
     if isinstance(error, (ConnectionError, TimeoutError)):
         return StoreUnavailableError(text, store=store)
     return StoreError(text, store=store) if isinstance(error, OSError) else ConfigError(text, path=path)
@@ -164,8 +168,8 @@ def _construction_error(path: str, error: Exception) -> ClaimCheckError:
 def unusable(store: str, pointer: Pointer, error: ClaimCheckError) -> PointerRejectedError:
     """Return the error for a message whose pointer names a store that this process cannot use.
 
-    The sender of a pointer chooses which of the configured stores is opened. Where that store raises one of `UNUSABLE`,
-    the error has to name the message, because this process may have no other use for the store.
+    The sender of a pointer chooses which of the configured stores is opened. An `UNUSABLE` error of that store is
+    therefore an error of the message: this process may not need the store for anything else.
     """
     text = f"the pointer to {pointer.key[:200]!r} names the store {store!r}, which this process cannot use: {error}"
     return PointerRejectedError(text, reason="store", store=store, key=pointer.key)
@@ -175,35 +179,34 @@ def import_vendor(module: str, *, extra: str) -> ModuleType:
     """Import an optional package.
 
     Raises:
-        MissingDependencyError: It is not installed; names the extra that brings it.
+        MissingDependencyError: It is not installed; names the extra to install.
     """
     try:
         return importlib.import_module(module)
     except ImportError as exc:
         package = module.partition(".")[0]
-        raise MissingDependencyError(
-            f"this needs the package {package}: pip install 'claimcheck[{extra}]'", package=package, extra=extra
-        ) from exc
+        text = f"the package {package} is not installed: pip install 'claimcheck[{extra}]'"
+        raise MissingDependencyError(text, package=package, extra=extra) from exc
 
 
-def _is_template(value: Any) -> bool:
+def _is_template(value: object) -> bool:
     return isinstance(value, str) and "${" in value
 
 
-def _resolve(option: Option | None, value: Any, path: str) -> Any:
-    text = expand(value, path=path)
-    if not _is_template(value) or option is None:
+def _resolve(option: Option | None, value: object, path: str) -> object:
+    text: object = expand(value, path=path)
+    if not _is_template(value) or option is None or not isinstance(text, str):
         return text
     return _as_number(text, option.hint)
 
 
-def _as_number(text: str, hint: Any) -> Any:
-    """Text from the environment, as the number or truth that the option wants."""
-    wanted = inspect.formatannotation(hint)
-    if "bool" in wanted and text.lower() in ("true", "false"):
+def _as_number(text: str, hint: object) -> object:
+    """Convert text from the environment to the number or boolean that the option takes."""
+    annotation = inspect.formatannotation(hint)
+    if "bool" in annotation and text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
-        if kind.__name__ in wanted and "str" not in wanted:
+        if kind.__name__ in annotation and "str" not in annotation:
             try:
                 return kind(text)
             except ValueError:

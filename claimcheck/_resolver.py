@@ -1,8 +1,8 @@
-"""Any message, whatever its writer's strategy, to the payload that it stands for.
+"""`Resolver`: turns messages of any kind into payloads, whatever their writer's strategy.
 
-`Resolver.feed` never raises for a bad message: each outcome is one of three values, for one payload, with the handles
-of all messages that belong to it. The transport acknowledges, redelivers or dead-letters those, and reports that with
-`Resolver.settle`; `Resolver.safe_position` is then the bound of a cumulative acknowledgement or a commit.
+`Resolver.feed` never raises for a bad message. It returns outcomes, one for each payload, with the handles of all its
+messages. The transport acknowledges, redelivers or dead-letters them and reports that to `Resolver.settle`. Then
+`Resolver.safe_position` is the limit for a cumulative acknowledgement or a commit.
 """
 
 from __future__ import annotations
@@ -16,20 +16,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from claimcheck import _hints as hints
-from claimcheck._assembler import Assembled, Assembler, Broken, Event, Identity, Record, Slot
-from claimcheck._assembler import Dropped as DroppedChunks
+from claimcheck._assembler import (
+    Assembled,
+    Assembler,
+    AssemblyEvent,
+    Broken,
+    Discarded,
+    Handle,
+    Identity,
+    Position,
+    Record,
+    Slot,
+)
 from claimcheck._checksum import content_hash
-from claimcheck._envelope import HEADER, Abort, Buffer, Chunk, Kind, Literal, Plain, PointerData, decode
-from claimcheck._error_frames import clear_frames
+from claimcheck._envelope import HEADER, Abort, Buffer, Chunk, Decoded, Kind, Literal, Plain, PointerData, decode
 from claimcheck._payload import as_view, crc32_of, crc32_text
 from claimcheck.config import Action, ChunkingConfig
-from claimcheck.errors import ClaimCheckError, IncompletePayloadError
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError, clear_frames
 from claimcheck.hooks import AssembledEvent, DropEvent, Hooks
 
 __all__ = ["Dropped", "Failed", "Outcome", "Resolved", "Resolver"]
 
 _log = logging.getLogger(__name__)
-_LONGEST_WRITER = 64  # names that are longer are kept as a hash: records outlive their messages
+_LONGEST_WRITER = 64  # longer names are kept as a hash: records outlive their messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +47,9 @@ class _Outcome:
 
     Attributes:
         source: Where the messages came from.
-        slots: The messages, in the order of their arrival; late duplicates of an unsettled payload join them.
-        identity: Which payload this is, if it came as chunks.
-        since: What `Resolver.clear` ends: an outcome from before it settles nothing that came after.
+        slots: The messages, in order of arrival; late duplicates of an unsettled payload join them.
+        identity: The payload's identity, if it came as chunks.
+        since: What `Resolver.clear` ends: an outcome from before it settles nothing afterwards.
     """
 
     source: Hashable
@@ -54,23 +63,23 @@ class _Outcome:
         return self.identity.uuid if self.identity is not None else None
 
     @property
-    def positions(self) -> tuple[Any, ...]:
+    def positions(self) -> tuple[Position, ...]:
         """The positions of all messages, lowest first."""
         return tuple(sorted(slot.position for slot in self.slots))
 
     @property
-    def handles(self) -> tuple[Any, ...]:
+    def handles(self) -> tuple[Handle, ...]:
         """The transport's handles of the messages."""
         return tuple(slot.handle for slot in self.slots)
 
     @property
     def headers(self) -> Any:
-        """The headers as they were sent, in their shape; of chunks those of the first."""
+        """The headers as they were sent, in the same shape; for chunks those of the first."""
         return hints.strip(self._first.headers, uuid=self.uuid)
 
     @property
     def key(self) -> Any:
-        """The key as it was sent; ``None`` where the uuid replaced it."""
+        """The key as it was sent; ``None`` if the uuid replaced a null key."""
         key = self._first.key
         text = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
         return None if self.uuid is not None and text == self.uuid else key
@@ -82,12 +91,12 @@ class _Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved(_Outcome):
-    """A payload, whole and verified.
+    """A payload, complete and verified.
 
     Attributes:
         payload: Its bytes; for a plain message the message itself, ``None`` for a tombstone.
-        kind: Of the envelope; ``None`` for a plain message.
-        attempt: What the resolver knows of chunks; opaque.
+        kind: The envelope's type; ``None`` for a plain message.
+        attempt: The resolver's record of a payload in chunks; opaque.
     """
 
     payload: Any = field(repr=False)
@@ -100,9 +109,9 @@ class Failed(_Outcome):
     """A payload that cannot be delivered.
 
     Attributes:
-        error: Why, and whether another attempt may succeed (``error.retryable``).
-        late: Whether these are messages that arrived after their payload had ended: settling them does not settle it.
-        attempt: What the resolver knows of chunks; opaque.
+        error: The reason; ``error.retryable`` is true if another attempt may succeed.
+        late: Whether the messages arrived after their payload had ended: settling them does not settle it.
+        attempt: The resolver's record of a payload in chunks; opaque.
     """
 
     error: ClaimCheckError
@@ -112,7 +121,7 @@ class Failed(_Outcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped(_Outcome):
-    """Messages that became no payload, and the action to take on them.
+    """Messages that did not become a payload, and the action to take on them.
 
     Attributes:
         reason: ``expired``, ``evicted``, ``aborted`` or ``duplicate``.
@@ -135,21 +144,21 @@ Outcome = Resolved | Failed | Dropped
 
 
 class Resolver:
-    """Messages in, outcomes out; pure but for the reads of stored payloads. For one thread.
+    """Takes messages and returns outcomes. Does no I/O except reading stored payloads. Not thread-safe.
 
-    Every outcome must be settled, or its positions count as unsettled for ever.
+    Every outcome must be settled; until then its positions count as unsettled.
 
     Args:
-        read: Returns the payload of a pointer, given the pointer's bytes.
+        read: Returns the payload for a pointer's bytes.
         chunking: Bounds of the reassembly.
         header: The bytes that envelopes begin with.
         clock: Seconds, monotonic.
-        hooks: Callbacks for assembled and dropped payloads.
+        hooks: Receives events about assembled and dropped payloads.
     """
 
     def __init__(
         self,
-        read: Callable[[bytes], Any],
+        read: Callable[[bytes], bytes],
         *,
         chunking: ChunkingConfig | None = None,
         header: bytes = HEADER,
@@ -165,42 +174,42 @@ class Resolver:
 
     @property
     def pending_payloads(self) -> int:
-        """Payloads of which some chunks are held."""
+        """Number of incomplete payloads."""
         return self._assembler.pending_payloads
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of the chunks that are held."""
+        """Bytes of the chunks in memory."""
         return self._assembler.pending_bytes
 
     def feed(
         self,
         source: Hashable,
-        position: Any,
+        position: Position,
         message: Buffer | None,
         *,
-        headers: Any = None,
-        key: Any = None,
-        handle: Any = None,
+        headers: object = None,
+        key: object = None,
+        handle: Handle = None,
         writer: Hashable = None,
-        envelope: Plain | Literal | Chunk | PointerData | Abort | None = None,
+        envelope: Decoded | None = None,
     ) -> list[Outcome]:
-        """Take one message and return what is complete or has ended now: no outcome, or one, or more.
+        """Take one message and return the outcomes that are known now: none, one or several.
 
         Incomplete payloads expire here, whatever the message is.
 
         Args:
-            source: Topic-partition, or whatever keeps positions apart; hashable.
-            position: The message's place there; hashable, and ordered within a source.
-            message: Its value as the broker gave it; ``bytes`` are not copied.
-            headers: As the broker gave them.
-            key: As the broker gave it.
-            handle: What the transport needs to acknowledge it. It is kept until then: one that holds the message's
-                value would have every chunk in memory twice.
-            writer: Who sent the message, as far as the broker tells, for example the producer's name; hashable. By
-                default the key. Chunks of one uuid from different writers are different payloads, and an abort
-                envelope applies to the chunks of its own writer only.
-            envelope: The message decoded, where the caller has done that; it is not decoded again.
+            source: The topic-partition or the like, within which positions are ordered; hashable.
+            position: The message's place in the source; hashable, and ordered within a source.
+            message: Its value as received from the broker; ``bytes`` are not copied.
+            headers: As received from the broker.
+            key: As received from the broker.
+            handle: What the transport needs to acknowledge it. It is kept until then, so it should not hold the
+                message's value, which would double the memory of every chunk.
+            writer: The message's sender if the broker reports it, for example the producer's name; hashable. By default
+                the key. Chunks of one uuid from different writers are different payloads, and an abort envelope applies
+                only to the chunks of its own writer.
+            envelope: The decoded message, if the caller has decoded it already.
         """
         due = self._assembler.due
         expired = self.tick() if due is not None and self._clock() >= due else None
@@ -215,34 +224,34 @@ class Resolver:
             else:
                 payload, kind = self._whole(envelope, headers)
                 outcomes = [Resolved(source=source, slots=[slot], since=unsettled, payload=payload, kind=kind)]
-        except Exception as error:  # one bad message never stops the others, whatever is wrong with it
+        except Exception as error:  # one bad message never stops the others
             outcomes = [Failed(source=source, slots=[slot], since=unsettled, error=_typed(error))]
         return expired + outcomes if expired else outcomes
 
     def tick(self) -> list[Outcome]:
-        """Expire incomplete payloads; for messages that are not fed, and for when no messages come.
+        """Expire incomplete payloads, for times when no messages are fed.
 
         Returns at once while nothing is due, so it may be called for every message.
         """
         due = self._assembler.due
         return self._outcomes(self._assembler.tick()) if due is not None and self._clock() >= due else []
 
-    def identity(self, source: Hashable, uuid: str, *, key: Any = None, writer: Hashable = None) -> Identity:
-        """Return the identity of a payload whose chunks `feed` takes with these arguments."""
+    def identity(self, source: Hashable, uuid: str, *, key: object = None, writer: Hashable = None) -> Identity:
+        """Return the identity of the payload whose chunks are fed with these arguments."""
         return Identity(source, uuid, _writer(writer, key))
 
     def knows(self, payload: Identity) -> bool:
-        """Whether a chunk of this payload arrived before and is remembered."""
+        """Whether a chunk of this payload arrived before and is still remembered."""
         return self._assembler.knows(payload)
 
     def settle(self, outcome: Outcome, *, acked: bool) -> None:
-        """Mark the messages of an outcome as acknowledged or as negatively acknowledged.
+        """Mark the messages of an outcome as acknowledged or negatively acknowledged.
 
         Outcomes from before `clear` are ignored.
 
         Args:
-            outcome: As it was returned.
-            acked: Whether they are acknowledged; otherwise they will be redelivered.
+            outcome: The outcome as returned.
+            acked: Whether the messages are acknowledged; otherwise they will be redelivered.
         """
         unsettled = self._unsettled.get(outcome.source)
         if unsettled is None or unsettled is not outcome.since:
@@ -257,8 +266,8 @@ class Resolver:
         else:
             self._assembler.nacked(outcome.attempt)
 
-    def clear(self, source: Hashable | None = None) -> tuple[Any, ...]:
-        """Forget what is held from one source (a seek, a revoked partition) or from all; returns the handles.
+    def clear(self, source: Hashable | None = None) -> tuple[Handle, ...]:
+        """Forget the messages of one source (after a seek or a revoked partition) or of all; returns their handles.
 
         Nothing is acknowledged. Chunks from before never complete with chunks from after.
         """
@@ -267,15 +276,15 @@ class Resolver:
             self._unsettled.pop(known, None)
         return tuple(slot.handle for slot in held)
 
-    def safe_position(self, source: Hashable) -> Any:
-        """The lowest position that is not settled: everything before it may be acknowledged; ``None`` for no limit."""
+    def safe_position(self, source: Hashable) -> Position:
+        """Return the lowest unsettled position, before which everything may be acknowledged; ``None`` for no limit."""
         unsettled = self._unsettled.get(source)
         return unsettled.lowest() if unsettled else None
 
     def __repr__(self) -> str:
         return f"<Resolver {self.pending_payloads} payloads pending, {self.pending_bytes} bytes>"
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # Internals -----------------------------------------------------------------------------------------------
 
     def _part(self, source: Hashable, slot: Slot, part: Chunk | Abort, writer: Hashable) -> list[Outcome]:
         slot.writer = writer
@@ -295,11 +304,13 @@ class Resolver:
         )
         return self._outcomes([dropped])
 
-    def _whole(self, envelope: Plain | Literal | PointerData | None, headers: Any) -> tuple[Any, Kind | None]:
+    def _whole(
+        self, envelope: Plain | Literal | PointerData | None, headers: object
+    ) -> tuple[Buffer | None, Kind | None]:
         if envelope is None:
             return None, None
         if isinstance(envelope, Plain):
-            as_view(envelope.payload)  # text, for example, is no message
+            as_view(envelope.payload)  # raises for text, for example
             return envelope.payload, None
         if isinstance(envelope, Literal):
             return bytes(envelope.payload), Kind.LITERAL
@@ -307,18 +318,18 @@ class Resolver:
         hints.check(hints.declared(headers), size=len(payload), checksum=lambda: crc32_of(payload))
         return payload, Kind.POINTER
 
-    def _outcomes(self, events: Sequence[Event]) -> list[Outcome]:
+    def _outcomes(self, events: Sequence[AssemblyEvent]) -> list[Outcome]:
         return [self._outcome(event) for event in events]
 
-    def _outcome(self, event: Event) -> Outcome:
+    def _outcome(self, event: AssemblyEvent) -> Outcome:
         source, since = event.source, self._unsettled.get(event.source)
         common: dict[str, Any] = {"source": source, "slots": event.slots, "identity": event.identity, "since": since}
         if isinstance(event, Broken):
             if event.reason:
-                self._tell(event, event.reason, "report")
+                self._emit_drop(event, event.reason, "report")
             return Failed(error=event.error, late=event.late, attempt=None if event.late else event.attempt, **common)
-        if isinstance(event, DroppedChunks):
-            self._tell(event, event.reason, event.action)
+        if isinstance(event, Discarded):
+            self._emit_drop(event, event.reason, event.action)
             return Dropped(reason=event.reason, action=event.action, error=event.error, **common)
         try:
             payload = _joined(event)
@@ -329,7 +340,7 @@ class Resolver:
             self._hooks.emit(AssembledEvent(source=source, uuid=event.uuid, messages=messages, size=size))
         return Resolved(payload=payload, kind=Kind.CHUNK, attempt=event.attempt, **common)
 
-    def _tell(self, event: DroppedChunks | Broken, reason: str, action: str) -> None:
+    def _emit_drop(self, event: Discarded | Broken, reason: str, action: str) -> None:
         if self._hooks:
             messages = len(event.slots)
             self._hooks.emit(
@@ -338,25 +349,25 @@ class Resolver:
 
 
 class _Unsettled:
-    """Positions of one source, with the lowest at hand: a heap, cleaned lazily."""
+    """The unsettled positions of one source, in a heap that is cleaned up lazily."""
 
     def __init__(self) -> None:
-        self._heap: list[Any] = []
-        self._present: set[Any] = set()
+        self._heap: list[Position] = []
+        self._present: set[Position] = set()
 
-    def add(self, position: Any) -> None:
+    def add(self, position: Position) -> None:
         if position not in self._present:
             self._present.add(position)
             heapq.heappush(self._heap, position)
 
-    def remove(self, position: Any) -> None:
+    def remove(self, position: Position) -> None:
         self._present.discard(position)
         while self._heap and self._heap[0] not in self._present:
             heapq.heappop(self._heap)
-        if len(self._heap) > 2 * len(self._present) + 64:  # the lowest is stuck, and others came and went behind it
+        if len(self._heap) > 2 * len(self._present) + 64:  # many higher ones were settled before the lowest
             self._heap = sorted(self._present)
 
-    def lowest(self) -> Any:
+    def lowest(self) -> Position | None:
         return self._heap[0] if self._heap else None
 
 
@@ -367,7 +378,7 @@ def _joined(event: Assembled) -> bytes:
 
 
 def _join(pieces: list[memoryview]) -> bytes:
-    """Join the pieces and release each in turn, so that little more than one payload is held at a time."""
+    """Join the pieces and release each in turn, so that peak memory is little more than one payload."""
     if len(pieces) == 1:
         return bytes(pieces[0])
     box = io.BytesIO(bytes(sum(len(piece) for piece in pieces)))
@@ -389,8 +400,8 @@ def _typed(error: Exception) -> ClaimCheckError:
     return typed
 
 
-def _writer(writer: Hashable, key: Any) -> Hashable:
-    """Name who sent a message, in few bytes: the key stands for a writer whose name is unknown."""
+def _writer(writer: Hashable, key: object) -> Hashable:
+    """Return a short name for the sender of a message; the key serves if the sender is unknown."""
     name = key if writer is None else writer
     if isinstance(name, str):
         return name if len(name) <= _LONGEST_WRITER else content_hash(name.encode("utf-8", "replace")).digest()

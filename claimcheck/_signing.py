@@ -1,4 +1,4 @@
-"""Signing of pointers that are written, and the checks that decide which pointers are followed. No I/O."""
+"""Signs written pointers, and decides which received pointers are accepted. No I/O."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ __all__ = ["Seal"]
 
 
 class Seal:
-    """The signing keys and the readable stores of one configuration; secrets are resolved at first use.
-
-    Args:
-        config: Its ``signing``, ``limits``, ``stores`` and ``reads_from`` are used.
-    """
+    """The signing keys and readable stores of a configuration. Secrets are resolved at first use."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
     def sign(self, pointer: Pointer) -> bytes:
-        """Return pointer bytes, signed where ``signing.key_id`` is configured and the version has a signature.
+        """Encode a pointer, signed if ``signing.key_id`` is configured and its version can be signed.
 
         Raises:
             ConfigError: The variable of a signing key is not set, or a key is too short.
@@ -39,10 +35,10 @@ class Seal:
 
         Raises:
             EnvelopeError: Damaged, or of a newer version.
-            PointerRejectedError: Too long, unsigned where a signature is required, or wrongly signed. Where signatures
-                are optional, also a signed pointer that this process has no keys to check, from the `ConfigError`.
-            ConfigError: A signature is required, but a key's variable is not set here, or a key is too short: no
-                pointer can be accepted.
+            PointerRejectedError: Too long, unsigned where a signature is required, or wrongly signed. Also, where
+                signatures are optional, a signed pointer for which this process has no key, from the `ConfigError`.
+            ConfigError: A signature is required, but a key's variable is not set here or a key is too short: no pointer
+                can be accepted.
         """
         pointer = pointers.decode(data, max_bytes=self._config.limits.max_pointer_bytes)
         signing = self._config.signing
@@ -56,8 +52,8 @@ class Seal:
         """Return the name of the store that a pointer belongs to.
 
         Raises:
-            PointerRejectedError: The store is not configured here or not listed in ``reads_from``, or the version names
-                no store and several come into question.
+            PointerRejectedError: The store is not configured here or not listed in ``reads_from``, or the pointer's
+                version names no store and it may belong to several.
         """
         name = self._v1_store(pointer) if pointer.version == 1 else pointer.store
         if name is None or name not in self._config.stores:
@@ -72,19 +68,19 @@ class Seal:
         except ConfigError as error:
             if self._config.signing.require:
                 raise
-            # This process reads unsigned pointers: a signed one that it cannot check is an error of that message.
+            # This process reads unsigned pointers: a signed one that it cannot verify is an error of that message.
             _reject(pointer, "signature", f"has a signature that cannot be checked here: {error}", cause=error)
 
     def _v1_store(self, pointer: Pointer) -> str:
-        """Version 1 names no store: the one with ``v1_pointers: true`` is used, or the only Redis store."""
+        """Version 1 names no store: use the one with ``v1_pointers: true``, or the only Redis store."""
         stores = self._config.stores
         marked = [name for name, store in stores.items() if store.options.get("v1_pointers")]
-        candidates = [name for name, store in stores.items() if store.type == "redis"]
-        found = marked or [name for name in candidates if stores[name].options.get("v1_pointers") is not False]
-        if len(found) != 1:
+        redis = [name for name, store in stores.items() if store.type == "redis"]
+        candidates = marked or [name for name in redis if stores[name].options.get("v1_pointers") is not False]
+        if len(candidates) != 1:
             why = "has version 1, which names no store: set v1_pointers: true for the Redis store that it belongs to"
             _reject(pointer, "version", why)
-        return found[0]
+        return candidates[0]
 
     @functools.cached_property
     def _secrets(self) -> dict[str, bytes]:

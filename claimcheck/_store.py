@@ -1,4 +1,4 @@
-"""`Store`, the base class of all stores: its contract, and everything that stores have in common.
+"""`Store`, the base class of all stores: the contract, and what all stores have in common.
 
 A store author subclasses `Store` and writes three methods::
 
@@ -6,10 +6,10 @@ A store author subclasses `Store` and writes three methods::
         def __init__(self, *, drive: int) -> None: ...             # the options, as in YAML
         def _write(self, pointer, source): ...                      # for piece in source: ...
         def _read(self, pointer): ...                               # yield the pieces, in order
-        def _delete(self, pointer): ...                             # an entry that is missing is no error
+        def _delete(self, pointer): ...                             # a missing entry is not an error
 
-A store whose medium can read from any position implements ``_open`` instead of ``_read``. The base class makes keys,
-counts, checks, verifies, deletes what a failed write left, maps errors and calls the hooks.
+A store whose medium can read from any position implements ``_open`` instead of ``_read``. The base class creates keys,
+enforces limits, verifies payloads, deletes the rest of a failed write, maps errors and calls the hooks.
 ``claimcheck.testing.StoreConformance`` tests whether a new store keeps the contract.
 """
 
@@ -22,9 +22,9 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from claimcheck._envelope import Buffer
 from claimcheck._payload import Payload, Source, is_file
@@ -73,14 +73,14 @@ _UNWATCHED = nullcontext()
 
 @dataclass(frozen=True, slots=True)
 class StoreContext:
-    """The surroundings of a store, set by the code that opens it.
+    """The environment of a store, set by the code that opens it.
 
     Attributes:
-        name: Its name in the configuration.
+        name: The store's name in the configuration.
         max_payload_bytes: Larger payloads are neither written nor read.
-        hooks: Called with an event for each operation.
+        hooks: Receives an event for each operation.
         clock: Seconds since 1970.
-        new_uuid: Makes keys unique.
+        new_uuid: Returns the uuids that make keys unique.
     """
 
     name: str = "store"
@@ -91,18 +91,18 @@ class StoreContext:
 
 
 class Store(ABC):
-    """Base of all stores. Safe under threads; one instance serves one process.
+    """Base class of all stores. Thread-safe; one instance serves one process.
 
-    Subclass it and implement ``_write``, ``_delete``, and either ``_read`` or ``_open``. Methods whose names begin with
-    ``a`` do the same in a thread, for an event loop.
+    Subclasses implement ``_write``, ``_delete``, and either ``_read`` or ``_open``. The ``a...`` methods are for event
+    loops: they do the same in a thread.
 
     Attributes:
-        prefix: What every key of this store begins with; pointers to anything else are refused.
-        max_key_bytes: The longest key that the medium can have, in UTF-8; longer ones are refused before any I/O.
-        segment_bytes: Size of the pieces that a payload is stored in; ``None`` for one piece.
+        prefix: The beginning of every key of this store; pointers to other keys are rejected.
+        max_key_bytes: The longest key of the medium, in UTF-8; longer ones are rejected before any I/O.
+        segment_bytes: The size of the pieces that a payload is stored in; ``None`` for one piece.
         ttl_seconds: The lifetime of a payload; ``None`` for no limit.
-        pointer_version: Of the pointers that `write` returns.
-        reads_v1: Whether pointers of version 1, which name no store and no size, are followed.
+        pointer_version: The version of the pointers that `write` returns.
+        reads_v1: Whether pointers of version 1, which have no store name and no size, are accepted.
         context: Name, limits, hooks and clock; set once, before use.
     """
 
@@ -121,24 +121,24 @@ class Store(ABC):
         if cls._read in (Store._read, _no_read):
             cls._read = Store._read if cls._seekable else _no_read  # type: ignore[method-assign]
 
-    # What an author writes -------------------------------------------------------------------------------------
+    # To implement ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _write(self, pointer: Pointer, source: Source) -> str | None:
-        """Store the payload under ``pointer.key``, readable when this returns, until ``pointer.expires_ms``.
+        """Store the payload under ``pointer.key``. It must be readable when this returns, until ``pointer.expires_ms``.
 
         The pointer has no size and no checksum yet; ``source.size`` is known unless a file cannot seek. After any
         error `_delete` is called, unless `_wrote_nothing` returns true. ``write(identity=...)`` may pass the same key
         again, with the same payload: overwrite it, or raise a `KeyTakenError`.
 
         Returns:
-            The key that readers need, where the medium determines it, such as a log with its positions; else nothing.
+            The key for readers if the medium determines it, as a log does with its positions; otherwise nothing.
         """
 
     def _read(self, pointer: Pointer) -> Iterable[Buffer]:
         """Yield the payload's bytes in order; a piece may be reused once the next one is requested.
 
-        Not needed where `_open` is implemented.
+        Not needed if `_open` is implemented.
         """
         buffer = memoryview(bytearray(_PIECE_BYTES))
         with closing(self._open(pointer, 0, pointer.size)) as reader:
@@ -148,33 +148,33 @@ class Store(ABC):
     def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
         """Return a `Reader` of the bytes from ``start`` up to ``stop``.
 
-        Implement it instead of `_read` where the medium can read from any position: files of the store can then seek,
-        and a range costs no more than its own bytes. ``stop`` is the payload's end unless a range is read. With a
-        pointer of version 1 it is ``None``, and the result may be a `PieceReader`. Where the medium knows the stored
-        size, call `check_size` before.
+        Implement it instead of `_read` if the medium can read from any position: the store's files can then seek, and
+        reading a range transfers only its own bytes. ``stop`` is the payload's end unless a range is read. With a
+        pointer of version 1 it is ``None``, and the result may be a `PieceReader`. If the medium knows the stored size,
+        call `check_size` first.
         """
         return PieceReader(self._read(pointer), start=start)
 
     @abstractmethod
     def _delete(self, pointer: Pointer) -> None:
-        """Delete the payload, whole or in part, and nothing else; a payload that is missing is no error."""
+        """Delete the payload, complete or partial, and nothing else. A missing payload is not an error."""
 
     def _reach(self) -> None:  # noqa: B027 - with most media `_write` fails soon enough
-        """Raise if the medium cannot be reached; called before each write, and not followed by `_delete`.
+        """Raise an error if the medium cannot be reached. Called before each write; `_delete` does not follow.
 
-        For media where deleting what was never written would only wait once more for the same server.
+        For media where deleting what was never written would only wait again for the same server.
         """
 
     def _wrote_nothing(self, error: BaseException) -> bool:
-        """Whether nothing has to be deleted after this error of `_write`, translated already. Extend with ``super()``.
+        """Whether nothing has to be deleted after this error of `_write`, already translated. Extend with ``super()``.
 
-        True here for a `KeyTakenError`, because another write owns the entry, a missing driver and a wrong
-        configuration.
+        True here for a `KeyTakenError`, because another write owns the entry, a missing driver and a configuration
+        error.
         """
         return isinstance(error, (KeyTakenError, MissingDependencyError, ConfigError))
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
-        """Return the `StoreError` class for a vendor's error, ``None`` for the base class. Extend with ``super()``."""
+        """Return the `StoreError` class for a vendor's error; ``None`` for `StoreError`. Extend with ``super()``."""
         if isinstance(error, FileNotFoundError):
             return PayloadNotFoundError
         if isinstance(error, (ConnectionError, TimeoutError)):
@@ -185,26 +185,23 @@ class Store(ABC):
         """Return the message of a vendor's error."""
         return str(error)
 
-    # What a store may refine -----------------------------------------------------------------------------------
+    # To override if needed -------------------------------------------------------------------------------------
 
     def close(self) -> None:  # noqa: B027 - most stores hold nothing
-        """Release connections. Payloads stay. A closed store may open again at the next use."""
+        """Close connections. Payloads stay. A closed store may open again at its next use."""
 
     @property
     def name(self) -> str:
-        """Its name in the configuration."""
+        """The store's name in the configuration."""
         return self.context.name
 
     def check(self, pointer: Pointer) -> None:
-        """Refuse what this store must not follow: another store's pointer, a key out of scope, implausible sizes.
+        """Reject a pointer of another store, a key outside of this store, and implausible sizes.
 
         Raises:
             PointerRejectedError: With the reason in one word; also for an object that is not a pointer.
         """
-        given: Any = pointer
-        if not isinstance(given, Pointer):
-            expected = "a claimcheck.Pointer is expected; an envelope is for ClaimCheck.resolve"
-            raise PointerRejectedError(f"{type(given).__name__} is no pointer: {expected}", reason="type")
+        _check_type(pointer)
         if pointer.store is not None and pointer.store != self.context.name:
             self._reject(pointer, "store", f"names the store {pointer.store!r}")
         if pointer.version == 1 and not self.reads_v1:
@@ -228,14 +225,14 @@ class Store(ABC):
         return f"{self.prefix}{slug(destination)}-{unique}"
 
     def _max_segments(self, version: int) -> int:
-        """The most segments that a payload may have whose pointer is of this version."""
+        """Return the most segments of a payload with a pointer of this version."""
         return MAX_SEGMENTS
 
     def _scope(self, pointer: Pointer) -> str:
         return self.prefix
 
     def missing(self, pointer: Pointer, what: str = "the payload") -> PayloadNotFoundError:
-        """Return the error for a payload, or a part of one, that is missing."""
+        """Return the error for a missing payload, or a missing part of one."""
         written, ends = _when("written", pointer.created_ms), _when("expires or expired", pointer.expires_ms)
         return PayloadNotFoundError(
             f"store {self.name!r}: {what} of {pointer.key!r} is gone ({written}; {ends}): "
@@ -247,7 +244,7 @@ class Store(ABC):
         )
 
     def check_size(self, pointer: Pointer, actual: int) -> None:
-        """Compare what is stored with ``pointer.size`` before it is read; for media that know sizes.
+        """Compare the stored size with ``pointer.size`` before reading, for media that know sizes.
 
         Raises:
             IntegrityError: They differ.
@@ -265,26 +262,27 @@ class Store(ABC):
         limit: int | None = None,
         identity: uuid.UUID | None = None,
     ) -> Pointer:
-        """Store one payload and return its pointer.
+        """Store one payload and return a pointer to it.
 
         Args:
             payload: Bytes-like, or a readable binary file, which is read from its current position in bounded memory.
-            destination: Topic or queue; used only as a readable part of the key.
-            limit: The largest size of this payload in bytes, where it is less than ``limits.max_payload_bytes``.
+            destination: Topic or queue; only a readable part of the key.
+            limit: The largest size of this payload in bytes, if smaller than ``limits.max_payload_bytes``.
             identity: Replaces the fresh uuid, for a bytes-like payload that several attempts may write, one after the
-                other or at once: it must identify this payload alone, and all attempts use one key. A payload that is
-                stored already is not written again where the medium can tell, and a failed write deletes nothing.
+                other or at once. It must identify this payload alone; all attempts use the same key. A payload that is
+                already stored is not written again if the medium can tell, and a failed write deletes nothing.
 
         Returns:
             A pointer with the payload's size and checksum, readable at once by any reader.
 
         Raises:
-            PayloadTypeError: Not bytes-like and no binary file; nothing was written.
+            PayloadTypeError: Neither bytes-like nor a binary file; nothing was written.
             PayloadTooLargeError: Over the limit; nothing stays in the store.
             PayloadError: The file failed or shrank; nothing stays in the store.
-            StoreUnavailableError: Not reached; what was written was deleted where possible, else it expires.
-            StoreError: Any other failure of the store, a full disk for example; the same. Also where the store would
-                refuse its own pointer: nothing was written.
+            StoreUnavailableError: The store could not be reached; what was written was deleted if possible, otherwise
+                it expires.
+            StoreError: Any other failure of the store, a full disk for example, with the same effect. Also if the store
+                would reject its own pointer: then nothing was written.
         """
         source = self._source(payload, limit)
         draft = self._draft(destination, identity or self.context.new_uuid())
@@ -297,27 +295,27 @@ class Store(ABC):
             return self._write_or_find(draft, source)
 
     def read(self, pointer: Pointer) -> bytes:
-        """Return the payload, whole and verified.
+        """Return the payload, complete and verified.
 
         Raises:
             PointerRejectedError: Not a pointer of this store; no I/O was done.
-            PayloadNotFoundError: Gone, or a part of it is.
+            PayloadNotFoundError: The payload, or a part of it, is gone.
             IntegrityError: Size or checksum differ from the pointer's.
-            StoreUnavailableError: Not reached; the same call may succeed later.
+            StoreUnavailableError: The store could not be reached; the same call may succeed later.
         """
         with self._reader(pointer) as reader:
             return reader.readall()
 
     def read_into(self, pointer: Pointer, buffer: Buffer) -> int:
-        """Read the payload, whole and verified, into the beginning of a buffer that can be written to.
+        """Read the payload, complete and verified, into the beginning of a writable buffer.
 
         Returns:
             The payload's size in bytes.
 
         Raises:
-            PayloadTypeError: The object is no buffer, or is read-only; no I/O was done.
-            PayloadTooLargeError: The payload is larger than the buffer; where its size is known nothing was read.
-            StoreError: As `read` does; the buffer's content is undefined then.
+            PayloadTypeError: The object is not a buffer, or is read-only; no I/O was done.
+            PayloadTooLargeError: The payload is larger than the buffer; if its size is known, nothing was read.
+            StoreError: See `read`; the buffer's content is undefined then.
         """
         view = writable_view(buffer)
         self.check(pointer)
@@ -330,19 +328,19 @@ class Store(ABC):
             return count
 
     def read_range(self, pointer: Pointer, start: int, length: int) -> bytes:
-        """Return a part of the payload, as ``payload[start : start + length]`` would, without reading the rest.
+        """Return ``payload[start : start + length]`` without reading the rest.
 
-        Sizes are verified, the checksum is not: it covers the whole payload. A store that implements ``_read`` and not
-        ``_open`` is read from the start.
+        Sizes are verified; the checksum is not, because it covers the whole payload. A store that implements ``_read``
+        and not ``_open`` is read from the start.
 
         Args:
-            pointer: Of the payload.
+            pointer: The payload's pointer.
             start: Bytes from the payload's start, not negative.
-            length: Bytes, not negative; the result is shorter where the payload ends earlier.
+            length: Bytes, not negative; the result is shorter if the payload ends earlier.
 
         Raises:
             ValueError: A negative number, or a pointer of version 1, which has no size.
-            StoreError: As `read` does.
+            StoreError: See `read`.
         """
         if start < 0 or length < 0 or pointer.size is None:
             raise ValueError(f"cannot read {length} bytes from {start} of a payload of {pointer.size} bytes")
@@ -350,22 +348,22 @@ class Store(ABC):
         return read_range(self, pointer, start, min(start + length, pointer.size))
 
     def open(self, pointer: Pointer) -> io.BufferedReader:
-        """Return the payload as a binary file, read piece by piece and verified before its last byte is handed out.
+        """Return the payload as a binary file, read piece by piece and verified before its last byte is returned.
 
-        It can seek where the store can read from any position; see `claimcheck._payload_reader.SeekableReader` for what
-        is verified then.
+        The file can seek if the store can read from any position. Seeking elsewhere first reads and verifies the rest
+        of the payload, once.
 
         Raises:
-            PointerRejectedError: Not a pointer of this store; no I/O was done. Reading raises as `read` does.
+            PointerRejectedError: Not a pointer of this store; no I/O was done. Reading raises the errors of `read`.
         """
         return self._file(pointer)
 
     def rollback(self, pointer: Pointer) -> None:
-        """Undo exactly one write; a second call has no effect.
+        """Delete the payload of exactly one write; a second call has no effect.
 
         Raises:
             PointerRejectedError: Not a pointer of this store; nothing was deleted.
-            StoreUnavailableError: Not reached; the payload stays until it expires.
+            StoreUnavailableError: The store could not be reached; the payload stays until it expires.
         """
         self.check(pointer)
         with self._operation("rollback", pointer, pointer.size), self._translated(pointer, "rollback"):
@@ -374,7 +372,7 @@ class Store(ABC):
     # For event loops -------------------------------------------------------------------------------------------
 
     async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
-        """Do as `write`; when it is cancelled nothing stays in the store, and the caller's file is no longer read."""
+        """Same as `write`. After a cancellation nothing stays in the store, and the caller's file is not in use."""
         return await in_thread(
             lambda: self.write(payload, destination=destination, limit=limit),
             undo=self.rollback,
@@ -382,11 +380,11 @@ class Store(ABC):
         )
 
     async def aread(self, pointer: Pointer) -> bytes:
-        """Do as `read`; when it is cancelled the read stops soon and closes its connection."""
+        """Same as `read`. After a cancellation the read stops soon and closes its connection."""
         return await in_thread(lambda: self.read(pointer))
 
     async def arollback(self, pointer: Pointer) -> None:
-        """Do as `rollback`; it runs to the end even when it is cancelled."""
+        """Same as `rollback`. It runs to its end even if it is cancelled."""
         await in_thread(lambda: self.rollback(pointer))
 
     def __enter__(self) -> Store:
@@ -398,12 +396,12 @@ class Store(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------
 
     def _source(self, payload: Payload, limit: int | None) -> Source:
-        """Limit the payload to the bytes and segments that `check` accepts: a larger one could not be read again."""
-        most = self.context.max_payload_bytes
-        limit = most if limit is None else min(limit, most)
+        """Limit the payload to the bytes and segments that `check` accepts: a larger one could not be read."""
+        maximum = self.context.max_payload_bytes
+        limit = maximum if limit is None else min(limit, maximum)
         if self.segment_bytes is not None:
             segments = self._max_segments(self.pointer_version)
             if self.segment_bytes * segments < limit:
@@ -425,11 +423,11 @@ class Store(ABC):
         return created_ms + int(self.ttl_seconds * 1000)
 
     def _check_draft(self, draft: Pointer) -> None:
-        """Refuse to write what this store would refuse to read."""
+        """Refuse to write what this store would not read."""
         try:
             self.check(draft)
         except PointerRejectedError as error:
-            text = f"store {self.name!r} would not follow its own pointer, so nothing was written: {error}"
+            text = f"store {self.name!r} would reject its own pointer, so nothing was written: {error}"
             raise StoreError(text, store=self.name, key=draft.key) from error
 
     def _write_or_undo(self, draft: Pointer, source: Source) -> str:
@@ -441,33 +439,30 @@ class Store(ABC):
             raise
 
     def _write_or_find(self, draft: Pointer, source: Source) -> Pointer:
-        """Write what another attempt may have written, or may be writing now: nothing is deleted on failure."""
+        """Write what another attempt may have written, or may be writing now. Nothing is deleted on failure."""
         payload = source.view
         if payload is None:
             raise PayloadTypeError("a payload with an identity must be bytes-like, not a file")
         try:
             return self._finish(draft, source, self._written(draft, source))
         except KeyTakenError:
-            there = Source(payload, limit=len(payload))
-            there.take_all()
-            return self._finish(draft, there, draft.key)
+            existing = Source(payload, limit=len(payload))
+            existing.take_all()
+            return self._finish(draft, existing, draft.key)
 
     def _written(self, draft: Pointer, source: Source) -> str:
         with self._translated(draft, "write"):
             key = self._write(draft, source)
             if source.taken != source.size:
-                read = f"read {source.taken} of {source.size} bytes of the payload"
-                raise StoreError(f"store {self.name!r}: {type(self).__name__}._write is broken: it {read}")
+                text = f"{type(self).__name__}._write is broken: it read {source.taken} of {source.size} bytes"
+                raise StoreError(f"store {self.name!r}: {text} of the payload")
         return key if isinstance(key, str) else draft.key
 
     def _finish(self, draft: Pointer, source: Source, key: str) -> Pointer:
         piece = self.segment_bytes if self.segment_bytes and source.taken > self.segment_bytes else None
-        return Pointer(
+        return replace(
+            draft,
             key=key,
-            store=draft.store,
-            version=draft.version,
-            created_ms=draft.created_ms,
-            expires_ms=draft.expires_ms,
             size=source.taken,
             segment_bytes=piece,
             segments=-(-source.taken // piece) if piece else 1,
@@ -478,13 +473,9 @@ class Store(ABC):
         try:
             self._delete(pointer)
         except Exception as second:
-            _log.warning(
-                "store %r: could not remove the failed write of %r: %s", self.name, pointer.key, type(second).__name__
-            )
-            error.add_note(
-                f"and what may have been written could not be removed ({type(second).__name__}): "
-                "it stays until it expires"
-            )
+            why = type(second).__name__
+            _log.warning("store %r: could not delete the failed write of %r: %s", self.name, pointer.key, why)
+            error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
 
     def _reader(self, pointer: Pointer, *, from_message: bool = False) -> PayloadReader:
         self.check(pointer)
@@ -495,14 +486,14 @@ class Store(ABC):
         return io.BufferedReader(self._reader(pointer, from_message=from_message), buffer_size=_BUFFER_BYTES)
 
     def _operation(self, operation: Operation, pointer: Pointer, size: int | None) -> AbstractContextManager[None]:
-        """Emit the events of an operation; without hooks this costs nothing."""
+        """Emit the events of an operation, if there are hooks."""
         hooks = self.context.hooks
         if not hooks.listeners:
             return _UNWATCHED
         return hooks.operation(operation, store=self.name, key=pointer.key, size=size)
 
     def _translated(self, pointer: Pointer, operation: Operation) -> _Translated:
-        """Translate the medium's errors, around each access to it."""
+        """Translate the medium's errors in a block that accesses it."""
         return _Translated(self, pointer, operation)
 
     def _too_small(self, pointer: Pointer, size: int) -> NoReturn:
@@ -534,7 +525,7 @@ class Store(ABC):
 
 
 class _Translated:
-    """Turns the medium's errors into ours; no generator, because that is measurably slower for small payloads."""
+    """Translates the medium's errors; not a generator, which is measurably slower for small payloads."""
 
     __slots__ = ("_operation", "_pointer", "_store")
 
@@ -551,6 +542,12 @@ class _Translated:
             error.store, error.key = error.store or self._store.name, error.key or self._pointer.key
         elif isinstance(error, Exception) and not isinstance(error, ClaimCheckError):
             raise self._store._as_ours(error, self._pointer, self._operation) from error
+
+
+def _check_type(pointer: object) -> None:
+    if not isinstance(pointer, Pointer):
+        text = f"expected a claimcheck.Pointer, got {type(pointer).__name__}; ClaimCheck.resolve takes envelopes"
+        raise PointerRejectedError(text, reason="type")
 
 
 def _segments_of(pointer: Pointer) -> int:
@@ -572,9 +569,9 @@ def _when(word: str, moment: int | None) -> str:
 
 @abstractmethod  # type: ignore[misc]
 def _no_read(self: Store, pointer: Pointer) -> Iterable[Buffer]:
-    """Stands for `Store._read` in classes that implement neither it nor `Store._open`: they cannot be instantiated."""
+    """Replaces `Store._read` in classes that implement neither it nor `Store._open`, which makes them abstract."""
     raise NotImplementedError
 
 
 RangeStore = Store
-"""Former base class of the stores that implement ``_open``; the same as `Store`."""
+"""Alias of `Store`; formerly the base class of stores that implement ``_open``."""

@@ -1,8 +1,8 @@
-"""The rule that turns a payload into envelopes; what a strategy author subclasses.
+"""`Strategy`, the base class of the rules that turn a payload into envelopes.
 
-`Strategy.offload` does what every strategy must do alike: an envelope goes through untouched, small and empty
-payloads stay plain messages, look-alikes are escaped. What is left, a payload that is too large for its broker,
-reaches ``_offload``, which returns an `Outbound`.
+`Strategy.offload` does what is the same for every strategy: it passes envelopes through, keeps small and empty payloads
+in their messages, and escapes payloads that look like envelopes. A payload that does not fit into its message goes to
+``_offload``, which returns an `Outbound`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, cast
 
 from claimcheck import _hints as hints
-from claimcheck._envelope import Envelope, Kind, encode_literal, is_lookalike
+from claimcheck._envelope import Buffer, Envelope, Kind, encode_literal, is_lookalike
+from claimcheck._hints import Headers
 from claimcheck._outbound import Outbound
-from claimcheck._payload import Payload, Source, as_view, is_file, remaining_bytes
+from claimcheck._payload import Payload, Readable, Source, as_view, is_file, remaining_bytes
 from claimcheck._pointer import Pointer
 from claimcheck._store import Store, StoreContext
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
@@ -37,7 +38,9 @@ __all__ = [
 
 
 class Breaker:
-    """Closed: the store is asked. Open: it is not, until ``retry_after_seconds`` have passed; then one caller tries.
+    """A circuit breaker for one store; thread-safe.
+
+    After a failure it is open: the store is not used for ``retry_after_seconds``. Then one caller at a time tries it.
 
     Args:
         retry_after_seconds: The pause after a failure.
@@ -45,8 +48,8 @@ class Breaker:
     """
 
     def __init__(self, *, retry_after_seconds: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self._pause = retry_after_seconds
-        self._clock = clock
         self._lock = threading.Lock()
         self._retry_at: float | None = None
         self._probe: int | None = None  # the thread that tries after the pause
@@ -57,31 +60,31 @@ class Breaker:
         return self._retry_at is not None
 
     def allows(self) -> bool:
-        """Whether the caller may ask the store now; of several callers after the pause only one is told yes."""
+        """Whether the caller may use the store now; after the pause, true for one caller only."""
         with self._lock:
             if self._retry_at is None:
                 return True
-            if self._clock() < self._retry_at:
+            if self.clock() < self._retry_at:
                 return False
-            self._retry_at = self._clock() + self._pause
+            self._retry_at = self.clock() + self._pause
             self._probe = threading.get_ident()
             return True
 
     def give_back(self) -> None:
-        """The single attempt after the pause, if this thread made it, said nothing: the next caller may try at once."""
+        """Let the next caller try at once, if this thread's attempt ended without using the store."""
         with self._lock:
             if self._retry_at is not None and self._probe == threading.get_ident():
-                self._retry_at, self._probe = self._clock(), None
+                self._retry_at, self._probe = self.clock(), None
 
     def failed(self) -> bool:
-        """Open; returns whether it was closed before."""
+        """Open the breaker; returns whether it was closed."""
         with self._lock:
             was_closed = self._retry_at is None
-            self._retry_at, self._probe = self._clock() + self._pause, None
+            self._retry_at, self._probe = self.clock() + self._pause, None
             return was_closed
 
     def succeeded(self) -> bool:
-        """Close; returns whether it was open before."""
+        """Close the breaker; returns whether it was open."""
         with self._lock:
             was_open, self._retry_at, self._probe = self._retry_at is not None, None, None
             return was_open
@@ -92,24 +95,24 @@ _WHOLE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What a caller wants delivered.
+    """One message that a caller wants to send.
 
     Attributes:
         payload: Bytes-like, a readable binary file, ``None`` for a tombstone, or an `Envelope`.
         destination: Topic or queue.
-        key: The message key, in whatever type the produce call takes.
+        key: The message key, of any type that the produce call takes.
         headers: A mapping, a list of pairs, or ``None``.
-        threshold: Bytes on the wire above which the payload is offloaded.
-        limit: What the transport takes, and how it counts.
-        takes_headers: Whether hints can be sent along.
-        text_key: Whether a key that we make up is ``str``, not ``bytes``.
-        identity: Stands for this payload in every attempt to send it; ``None`` for a fresh one in each.
+        threshold: Size on the wire in bytes above which the payload is offloaded.
+        limit: The transport's size limit, and how it counts.
+        takes_headers: Whether the produce call takes headers, so that hints can be added.
+        text_key: Whether a generated key is ``str``; otherwise it is ``bytes``.
+        identity: A uuid for this payload that all attempts to send it share; by default each attempt has a new one.
     """
 
     payload: Any = field(repr=False)
     destination: str
-    key: Any = None
-    headers: Any = field(default=None, repr=False)
+    key: object = None
+    headers: Headers = field(default=None, repr=False)
     threshold: int = DEFAULT_LIMIT.max_message_bytes
     limit: WireLimit = DEFAULT_LIMIT
     takes_headers: bool = True
@@ -117,11 +120,11 @@ class Message:
     identity: uuid.UUID | None = None
 
     def fits(self, size: int) -> bool:
-        """Whether a value of ``size`` bytes stays within the threshold on the wire."""
+        """Whether a message with a value of ``size`` bytes stays within the threshold."""
         return size <= self.threshold and size + self.limit.overhead(self.key, self.headers) <= self.threshold
 
-    def hinted(self, ours: dict[str, str]) -> Any:
-        """The headers with our hints, where the produce call takes headers."""
+    def hinted(self, ours: dict[str, str]) -> Headers:
+        """Return the headers with hints added, if the produce call takes headers."""
         return hints.add(self.headers, ours) if self.takes_headers else self.headers
 
 
@@ -130,12 +133,12 @@ class StrategyContext:
     """What a strategy works with.
 
     Attributes:
-        config: What holds for the destination.
-        store: Opens the store that writers use.
-        seal: Signs a pointer where signing is configured, and encodes it.
-        breaker: Guards that store.
-        hooks: Who hears of fallbacks.
-        surroundings: Clock and uuids, as the stores have them.
+        config: The destination's configuration.
+        store: Returns the store to write to; opens it at first use.
+        seal: Encodes a pointer, signed where signing is configured.
+        breaker: The circuit breaker of that store.
+        hooks: Receives fallback events.
+        surroundings: The clock and the source of uuids.
     """
 
     config: Config
@@ -147,11 +150,11 @@ class StrategyContext:
 
 
 class Strategy(ABC):
-    """Base of all strategies; safe under threads.
+    """Base class of all strategies; thread-safe.
 
     Attributes:
-        may_chunk: Whether one payload can become several messages, which must then be kept together by a key.
-        needs_store: Whether the configuration has to name a store.
+        may_chunk: Whether one payload can become several messages, which need a key to stay together.
+        needs_store: Whether the configuration must name a store.
     """
 
     may_chunk: bool = False
@@ -163,41 +166,44 @@ class Strategy(ABC):
 
     @abstractmethod
     def _offload(self, message: Message) -> Outbound:
-        """Turn a payload that is too large for its broker into envelopes."""
+        """Return the envelopes for a payload that does not fit into its message."""
 
     def offload(self, message: Message) -> Outbound:
-        """Turn a payload into envelopes.
+        """Return the envelopes for a message.
 
         Args:
-            message: What is to be delivered; its payload may be read, never changed.
+            message: Its payload may be read, never changed. After an error a seekable file is rewound.
 
         Raises:
             PayloadTypeError: The payload is neither bytes-like nor a binary file. Nothing was written or sent.
-            PayloadTooLargeError: Over a limit of the configuration. Nothing was sent, nothing is left.
-            StoreError: The store failed, and the strategy has no other way. Nothing was sent, nothing is left.
+            PayloadTooLargeError: A limit of the configuration is exceeded. Nothing was sent, and nothing stays stored.
+            StoreError: The store failed, and the strategy has no alternative. Nothing was sent, and nothing stays
+                stored.
         """
         out = self.shortcut(message)
         if out is not None:
             return out
-        if not is_file(message.payload):
-            return self._offload(_without_reserved(message))
-        rewind = _way_back(message.payload)
+        payload, message = message.payload, _without_reserved(message)
+        if not is_file(payload):
+            return self._offload(message)
+        rewind = _rewinder(payload)
         try:
-            return self._offload_file(_without_reserved(message)).rewinding(rewind)
+            return self._offload_file(message, payload).rewinding(rewind)
         except BaseException:
             with contextlib.suppress(OSError, ValueError):  # the file may be what failed
                 rewind()
             raise
 
     def shortcut(self, message: Message) -> Outbound | None:
-        """Pass on what needs no work: no I/O and no copy, so safe on an event loop; ``None`` for anything else.
+        """Return the envelope of a message that needs no I/O and no copy, safe on an event loop; else ``None``.
 
         Raises:
             PayloadTypeError: The payload is neither bytes-like nor a binary file.
         """
         payload = message.payload
         if isinstance(payload, Envelope):
-            key, headers = _first(payload.key, message.key), _first(payload.headers, message.headers)
+            key = message.key if payload.key is None else payload.key
+            headers = message.headers if payload.headers is None else payload.headers
             return Outbound([replace(payload, key=key, headers=headers)], as_is=True)
         if payload is None:
             return Outbound([Envelope(None, message.headers, message.key)], as_is=True)
@@ -206,68 +212,62 @@ class Strategy(ABC):
         if message.headers is not None and hints.is_ours(message.headers):
             if is_lookalike(payload, header=self._header):  # the headers call it an envelope, and its bytes agree
                 return Outbound([Envelope(payload, message.headers, message.key)], as_is=True)
-            message = replace(message, headers=hints.strip(message.headers))  # copied from a message that was received
-        plain = self._as_plain(message)
-        return _in_place(plain) if plain else None
+            message = replace(message, headers=hints.strip(message.headers))  # copied from a received message
+        plain = self._as_plain(message, payload)
+        return _unoffloaded(plain) if plain else None
 
-    def _offload_file(self, message: Message) -> Outbound:
-        message = self._load_if_small(message)
-        if not is_file(message.payload) and (small := self._as_plain(message)):
-            return _in_place(small)
-        return self._offload(message)
+    def _offload_file(self, message: Message, file: Readable) -> Outbound:
+        """Read a small file into memory; of a file of unknown size, enough to know whether it is small."""
+        size = remaining_bytes(file)
+        if size is not None and size > 0 and not self._fits(message, size):
+            return self._offload(message)
+        if size is None:
+            payload = _peeked(file, message.threshold)
+        else:
+            payload = bytes(Source(file, limit=self.context.config.limits.max_payload_bytes).take_all())
+        message = replace(message, payload=payload)
+        small = self._as_plain(message, payload) if isinstance(payload, bytes) else None
+        return _unoffloaded(small) if small else self._offload(message)
 
     def _fits(self, message: Message, size: int) -> bool:
-        """Whether the payload may stay in its message; the inline strategy says yes to all."""
+        """Whether a payload of this size may stay in its message."""
         return message.fits(size)
 
-    def _as_plain(self, message: Message) -> Envelope | None:
-        payload, header = message.payload, self._header
+    def _as_plain(self, message: Message, payload: Buffer) -> Envelope | None:
         size = len(as_view(payload))
         if size > 0 and not self._fits(message, size):
             return None
-        if not is_lookalike(payload, header=header):
+        if not is_lookalike(payload, header=self._header):
             return Envelope(payload, message.headers, message.key)
-        data = encode_literal(payload, header=header)
+        data = encode_literal(payload, header=self._header)
         hinted = message.hinted({hints.TYPE: "literal"})
         if self._fits(replace(message, headers=hinted), len(data)):
             return Envelope(data, hinted, message.key, Kind.LITERAL)
         return None
 
-    def _load_if_small(self, message: Message) -> Message:
-        """Read a small file into memory; of a file of unknown size, as much as it takes to know."""
-        file = message.payload
-        size = remaining_bytes(file)
-        if size is None:
-            return replace(message, payload=_peeked(file, message.threshold))
-        if size > 0 and not self._fits(message, size):
-            return message
-        source = Source(file, limit=self.context.config.limits.max_payload_bytes)
-        return replace(message, payload=bytes(source.take_all()))
 
-
-def _in_place(envelope: Envelope) -> Outbound:
-    """A payload that stays in its message, escaped or as it is."""
+def _unoffloaded(envelope: Envelope) -> Outbound:
+    """Return the outbound of a payload that stays in its message, escaped or unchanged."""
     return Outbound([envelope], as_is=envelope.kind is None)
 
 
 def rewindable(payload: Payload, *, limit: int) -> tuple[Payload, Callable[[], None]]:
-    """Return a payload that can be read twice, and the way back to its start.
+    """Return a payload that can be read twice, and a function that rewinds it.
 
     A file that cannot seek is spooled: in memory up to 8 MiB, beyond that in a temporary file.
     """
     if not is_file(payload):
         return payload, lambda: None
-    file = cast(BinaryIO, payload)
-    if remaining_bytes(file) is None:
+    if remaining_bytes(payload) is None:
         spool = _spool()
-        spool.writelines(Source(file, limit=limit))
+        spool.writelines(Source(payload, limit=limit))
         spool.seek(0)
-        file = spool
-    return file, _way_back(file)
+        payload = spool
+    return payload, _rewinder(payload)
 
 
 def _spool() -> BinaryIO:
-    """A temporary file, in memory up to 8 MiB; it is removed with the last reference to it."""
+    """Return a temporary file, in memory up to 8 MiB, that is deleted with the last reference to it."""
     from tempfile import SpooledTemporaryFile  # slow to import
 
     class Spool(SpooledTemporaryFile[bytes]):
@@ -277,54 +277,46 @@ def _spool() -> BinaryIO:
     return cast(BinaryIO, Spool(max_size=8 << 20))
 
 
-def _way_back(payload: Any) -> Callable[[], None]:
-    """What puts a file back where it stands now: a caller who tries again must not send an empty payload."""
-    if not is_file(payload) or remaining_bytes(payload) is None:
+def _rewinder(file: Readable) -> Callable[[], None]:
+    """Return a function that seeks a file back to its current position, so that a retry sends it whole."""
+    if remaining_bytes(file) is None:
         return lambda: None
-    start = payload.tell()
+    seekable = cast(BinaryIO, file)
+    start = seekable.tell()
 
     def rewind() -> None:
-        payload.seek(start)
+        seekable.seek(start)
 
     return rewind
 
 
 def _without_reserved(message: Message) -> Message:
-    """Drop the caller's headers under names that are ours: readers would take them for hints."""
+    """Drop the caller's headers with reserved names: readers would take them for hints."""
     if message.headers is None:
         return message
     return replace(message, headers=hints.without_reserved(message.headers))
 
 
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
-
-
-def _peeked(file: Any, threshold: int) -> Any:
-    head = b"".join(_take(file, threshold + 1))
+def _peeked(file: Readable, threshold: int) -> bytes | _Rejoined:
+    """Read up to the threshold and one byte more; returns the payload if that is all of it, else a file."""
+    head = bytes(next(Source(file, limit=1 << 62).pieces(threshold + 1), b""))
     return head if len(head) <= threshold else _Rejoined(head, file)
 
 
-def _take(file: Any, size: int) -> Any:
-    for piece in Source(file, limit=1 << 62).pieces(size):
-        yield piece
-        return
-
-
 class _Rejoined(io.RawIOBase):
-    """A file whose first bytes were read already."""
+    """A file whose first bytes have been read already."""
 
-    def __init__(self, head: bytes, rest: Any) -> None:
+    def __init__(self, head: bytes, rest: Readable) -> None:
         self._head = memoryview(head)
         self._rest = rest
 
     def readable(self) -> bool:
         return True
 
-    def read(self, size: int = -1, /) -> bytes:
+    def read(self, size: int = -1, /) -> bytes | None:
         if size < 0:
-            return b"".join(iter(lambda: self.read(_WHOLE_BYTES), b""))
+            return b"".join(iter(lambda: self.read(_WHOLE_BYTES) or b"", b""))
         if len(self._head):
             part, self._head = self._head[:size], self._head[size:]
             return bytes(part)
-        return cast(bytes, self._rest.read(size))
+        return self._rest.read(size)

@@ -1,36 +1,37 @@
-"""Work in a thread for a task on an event loop, and how it is asked to stop: it looks between pieces of a payload."""
+"""Blocking work in a thread on behalf of an asyncio task, and its cancellation between pieces of a payload."""
 
 from __future__ import annotations
 
 import contextvars
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 __all__ = ["STOP", "Interrupted", "check_interrupt", "in_thread", "interruptible"]
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 STOP: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("claimcheck_stop", default=None)
-"""Set by a cancelled task to stop the work of its thread; ``None`` where no task waits."""
+"""Set by a cancelled task to stop the work of its thread; ``None`` outside of such work."""
 
 
 class Interrupted(BaseException):
-    """Raised where the work is, never to a caller: whoever asked for the stop is gone."""
+    """Raised in the thread whose work was cancelled; never reaches a caller."""
 
 
 def check_interrupt() -> None:
-    """Raise if whoever waits for this work has asked it to stop."""
+    """Raise `Interrupted` if the current work was cancelled."""
     stop = STOP.get()
     if stop is not None and stop.is_set():
-        raise Interrupted("nobody waits for this any more")
+        raise Interrupted("the caller was cancelled")
 
 
-def interruptible(stop: threading.Event, function: Callable[..., R], *args: Any) -> R:
-    """Call a function whose reads and writes end, with `Interrupted`, soon after ``stop`` is set."""
+def interruptible(stop: threading.Event, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function whose reads and writes raise `Interrupted` soon after ``stop`` is set."""
     token = STOP.set(stop)
     try:
-        return function(*args)
+        return function(*args, **kwargs)
     finally:
         STOP.reset(token)
 
@@ -38,22 +39,22 @@ def interruptible(stop: threading.Event, function: Callable[..., R], *args: Any)
 async def in_thread(
     function: Callable[[], R], *, undo: Callable[[R], None] = lambda _: None, to_the_end: bool = False
 ) -> R:
-    """Call a function in a thread, so that the event loop goes on.
+    """Call a blocking function in a thread.
 
-    A task that is cancelled meanwhile asks the function to stop. It does so at its next piece of a payload: its
-    connection is closed, what it had written is removed, and what it completed all the same is undone.
+    If the task is cancelled, the function stops at its next piece of a payload: its connection is closed and what it
+    wrote is deleted. If it completed nevertheless, its result is undone.
 
     Args:
-        function: What to call; it may block.
-        undo: Takes back a result that nobody waits for any more; called in a thread.
-        to_the_end: Whether a cancelled task waits until the function has ended, because it uses something of the
-            caller's.
+        function: The function to call.
+        undo: Called in a thread with a result that arrived after the cancellation.
+        to_the_end: Whether a cancelled task waits until the function has ended, because it uses an object of the
+            caller's, such as a file.
     """
-    import asyncio  # a third of the whole import time, for those who need it
+    import asyncio  # a third of the whole import time
 
     handover = _Handover(function, undo)
     running = asyncio.ensure_future(asyncio.to_thread(handover.run))
-    running.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, even if nobody waits
+    running.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks an error as retrieved
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
@@ -65,7 +66,7 @@ async def in_thread(
 
 
 class _Handover(Generic[R]):
-    """A result that a thread makes for a task, which may be gone when it is there: then the thread undoes it."""
+    """Passes a result from a thread to a task; if the task was cancelled, the thread undoes the result."""
 
     def __init__(self, function: Callable[[], R], undo: Callable[[R], None]) -> None:
         self._function = function
@@ -84,7 +85,7 @@ class _Handover(Generic[R]):
         return result
 
     def abandon(self) -> list[R]:
-        """Nobody waits any more; returns the result, if there is one already: the caller must undo it."""
+        """Stop the function; returns the result if there is one already, for the caller to undo."""
         with self._lock:
             self._stop.set()
             return list(self._results)

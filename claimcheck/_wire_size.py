@@ -1,10 +1,9 @@
-"""How large a message is on its way: bytes, with everything that a broker counts."""
+"""The size of a message on the wire: value, key, headers and framing, in bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from claimcheck import _hints as hints
 
@@ -13,10 +12,10 @@ __all__ = ["DEFAULT_LIMIT", "WireLimit", "byte_length", "kafka_overhead"]
 _KAFKA_RECORD_BYTES = 72
 
 
-def byte_length(value: Any) -> int:
-    """Bytes of a key, header name or value: text counts as UTF-8, ``None`` as nothing.
+def byte_length(value: object) -> int:
+    """Return the bytes of a key, header name or value: text counts as UTF-8, ``None`` as 0.
 
-    What is neither (a number, a UUID) will be made bytes by somebody else: it counts as its text.
+    Any other value (a number, a UUID), which the client will serialize, counts as its text.
     """
     if value is None:
         return 0
@@ -25,9 +24,9 @@ def byte_length(value: Any) -> int:
     return value.nbytes if isinstance(value, memoryview) else len(str(value).encode("utf-8", "surrogatepass"))
 
 
-def kafka_overhead(key: Any, headers: Any) -> int:
-    """What Kafka's broker counts beside the value of a lone record: key, headers and framing, in bytes."""
-    record = _KAFKA_RECORD_BYTES  # it counts one byte for each length; `_varint_bytes` may be more
+def kafka_overhead(key: object, headers: object) -> int:
+    """Return the bytes that a Kafka broker counts beside the value of a lone record: key, headers and framing."""
+    record = _KAFKA_RECORD_BYTES  # includes one byte for each length; `_varint_bytes` may be more
     if key is not None:
         n = byte_length(key)
         record += n + _varint_bytes(n) - 1
@@ -38,24 +37,24 @@ def kafka_overhead(key: Any, headers: Any) -> int:
 
 
 def _varint_bytes(n: int) -> int:
-    """Of a number from 0, zigzag coded as in Kafka's record format."""
+    """Return the size of a non-negative number in zigzag coding, as in Kafka's record format."""
     return 1 if n < 64 else 2 if n < 8192 else 3 if n < 1 << 20 else 5
 
 
 @dataclass(frozen=True, slots=True)
 class WireLimit:
-    """The largest message that a transport takes, and how it counts.
+    """The largest message that a transport accepts, and how it counts.
 
     Attributes:
-        max_message_bytes: Value, key, headers and framing together.
-        overhead: From key and headers to the bytes beside the value.
-        chunk_message_bytes: What the message of one chunk should have at most; by default as much as any other.
+        max_message_bytes: Limit for value, key, headers and framing together.
+        overhead: Returns the bytes beside the value, for a key and headers.
+        chunk_message_bytes: Limit for the message of one chunk; by default ``max_message_bytes``.
     """
 
     max_message_bytes: int = 1_000_000
-    overhead: Callable[[Any, Any], int] = kafka_overhead
+    overhead: Callable[[object, object], int] = kafka_overhead
     chunk_message_bytes: int | None = None
 
 
 DEFAULT_LIMIT = WireLimit()
-"""Without a transport: Kafka's default and its arithmetic, the strictest that we know."""
+"""The limit without a transport: Kafka's default and its arithmetic, the strictest known."""

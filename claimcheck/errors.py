@@ -1,13 +1,13 @@
-"""Every exception of claimcheck, in one tree: catch `ClaimCheckError` and nothing of ours escapes.
+"""All exceptions of claimcheck. `ClaimCheckError` is the base of every one of them.
 
-An error says what happened in its text and carries the facts as attributes (``error.key``, ``error.limit``), so
-that programs never parse messages. A fact that is not known is ``None``. Errors pickle, facts and all: Spark and
-multiprocessing move them between processes.
+An error describes what happened in its text and carries the details as attributes (``error.key``, ``error.limit``), so
+that programs need not parse messages. Unknown details are ``None``. Errors can be pickled with their attributes: Spark
+and multiprocessing pass them between processes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import traceback
 
 __all__ = [
     "ArgumentTypeError",
@@ -34,15 +34,15 @@ __all__ = [
 
 
 class ClaimCheckError(Exception):
-    """Base of every error that claimcheck raises.
+    """Base class of all errors that claimcheck raises.
 
     Attributes:
-        retryable: Whether the same call may succeed later with nothing changed.
+        retryable: Whether the same call may succeed later.
     """
 
     retryable: bool = False
 
-    def __init__(self, message: str, /, **facts: Any) -> None:
+    def __init__(self, message: str, /, **facts: object) -> None:
         unknown = [name for name in facts if not hasattr(type(self), name)]
         if unknown:
             raise TypeError(f"{type(self).__name__} has no fact called {', '.join(unknown)}")
@@ -51,12 +51,12 @@ class ClaimCheckError(Exception):
 
 
 class ConfigError(ClaimCheckError):
-    """The configuration cannot be used; nothing was opened.
+    """The configuration is invalid; nothing was opened.
 
     Attributes:
-        path: Where in the configuration, for example ``stores.hot.url``.
-        found: What stands there, as text.
-        expected: What would be right, as text.
+        path: The location in the configuration, for example ``stores.hot.url``.
+        found: The invalid value, as text.
+        expected: What is valid, as text.
     """
 
     path: str = ""
@@ -65,15 +65,15 @@ class ConfigError(ClaimCheckError):
 
 
 class ArgumentTypeError(ConfigError, TypeError):
-    """An argument of a constructor is an object of the wrong type; nothing was opened."""
+    """An argument has the wrong type; nothing was opened."""
 
 
 class MissingDependencyError(ClaimCheckError):
     """An optional package is not installed; raised at first use, never at import.
 
     Attributes:
-        package: The distribution that is missing.
-        extra: The extra of claimcheck that brings it.
+        package: The missing distribution.
+        extra: The extra of claimcheck that installs it.
     """
 
     package: str | None = None
@@ -81,7 +81,7 @@ class MissingDependencyError(ClaimCheckError):
 
 
 class PayloadError(ClaimCheckError):
-    """The caller's payload cannot be sent: a closed file, a file that shrinks while it is read. Nothing is left."""
+    """The payload cannot be read, for example from a closed file or one that shrinks. Nothing stays stored."""
 
 
 class PayloadTypeError(PayloadError, TypeError):
@@ -89,20 +89,20 @@ class PayloadTypeError(PayloadError, TypeError):
 
 
 class EnvelopeError(ClaimCheckError):
-    """Bytes that begin with our header but are no valid envelope.
+    """A message begins with the envelope header but is not a valid envelope.
 
     Attributes:
-        kind: The number in the type byte, where it could be read.
+        kind: The number in the type byte, if it could be read.
     """
 
     kind: int | None = None
 
 
 class UnknownVersionError(EnvelopeError):
-    """Written by a newer claimcheck than this one.
+    """The message was written by a newer version of claimcheck.
 
     Attributes:
-        version: The version found.
+        version: The message's version.
         supported: The newest version that this library reads.
     """
 
@@ -111,7 +111,7 @@ class UnknownVersionError(EnvelopeError):
 
 
 class PointerRejectedError(ClaimCheckError):
-    """A pointer that will not be followed; no store was asked.
+    """A pointer was rejected before any access to a store.
 
     Attributes:
         reason: One word for metrics: ``store``, ``scope``, ``size``, ``signature``, ``version``, ``feature`` or
@@ -138,13 +138,13 @@ class StoreError(ClaimCheckError):
 
 
 class StoreUnavailableError(StoreError):
-    """The store could not be reached or did not answer; the outcome is unknown, rolling back is safe."""
+    """The store could not be reached or did not respond. The outcome is unknown; a rollback is safe."""
 
     retryable = True
 
 
 class KeyTakenError(StoreError):
-    """A write found its key in use. Nothing was written, and what is stored there was left alone."""
+    """A write found its key in use. Nothing was written, and the existing payload is unchanged."""
 
 
 class PayloadNotFoundError(StoreError):
@@ -160,11 +160,11 @@ class PayloadNotFoundError(StoreError):
 
 
 class PayloadTooLargeError(StoreError):
-    """A payload over a limit; nothing was sent and nothing is left in a store.
+    """A payload exceeds a limit. Nothing was sent, and nothing stays stored.
 
     Attributes:
-        size: Bytes, of the payload or of the message that it would need.
-        limit: Bytes, or a number of chunks where the message says so.
+        size: Bytes of the payload, or of the message that it would need.
+        limit: Bytes, or a number of chunks if the message says so.
     """
 
     size: int | None = None
@@ -172,11 +172,11 @@ class PayloadTooLargeError(StoreError):
 
 
 class IntegrityError(StoreError):
-    """What came back is not what was written.
+    """The stored payload differs from what was written.
 
     Attributes:
-        expected: The size or checksum that was promised.
-        actual: The size or checksum that was found.
+        expected: The expected size or checksum.
+        actual: The actual size or checksum.
     """
 
     expected: str | int | None = None
@@ -184,12 +184,12 @@ class IntegrityError(StoreError):
 
 
 class ChunkError(ClaimCheckError):
-    """Something about a payload that travels in chunks.
+    """Base class of errors about payloads in chunks.
 
     Attributes:
-        uuid: The payload's identity, as the chunks carry it.
+        uuid: The payload's identity in its chunks.
         seen: Chunks that were sent or received.
-        total: Chunks that the payload has.
+        total: Chunks of the payload.
     """
 
     uuid: str | None = None
@@ -198,30 +198,30 @@ class ChunkError(ClaimCheckError):
 
 
 class PartialSendError(ChunkError):
-    """A chunked send broke off in the middle; readers get an abort envelope where one could still be sent.
+    """A chunked send failed in the middle. Readers receive an abort envelope if it could still be sent.
 
-    ``acknowledged``, ``unknown`` and ``unsent`` add up to ``total``, and ``seen`` is ``acknowledged``. The error that
-    ended the send is the ``__cause__``.
+    ``acknowledged``, ``unknown`` and ``unsent`` add up to ``total``, and ``seen`` equals ``acknowledged``. The
+    ``__cause__`` is the error that ended the send.
 
     Attributes:
         acknowledged: Chunks that are in the topic.
-        unknown: Chunks that may be in the topic: no answer came, or one that leaves it open.
-        unsent: Chunks that are not in the topic, for certain.
-        results: What the produce call returned for each chunk that is in the topic.
+        unknown: Chunks that may be in the topic: there was no answer, or an ambiguous one.
+        unsent: Chunks that are definitely not in the topic.
+        results: What the produce call returned for each chunk in the topic.
     """
 
     acknowledged: int | None = None
     unknown: int | None = None
     unsent: int | None = None
-    results: tuple[Any, ...] = ()
+    results: tuple[object, ...] = ()
 
 
 class IncompletePayloadError(ChunkError):
-    """Expired or evicted before all of its chunks came, or given up by its writer."""
+    """A payload expired or was evicted before all of its chunks arrived, or its writer aborted it."""
 
 
 class ChunkConflictError(ChunkError):
-    """Two different chunks claim the same place in one payload.
+    """Two different chunks claim the same position in one payload.
 
     Attributes:
         position: The chunk's number, from 0.
@@ -231,7 +231,7 @@ class ChunkConflictError(ChunkError):
 
 
 class TransportError(ClaimCheckError):
-    """A transport refused or failed.
+    """A transport rejected a message or failed.
 
     Attributes:
         destination: The topic or queue.
@@ -242,3 +242,19 @@ class TransportError(ClaimCheckError):
     destination: str | None = None
     size: int | None = None
     limit: int | None = None
+
+
+def clear_frames(error: BaseException) -> None:
+    """Clear the local variables of finished functions in the tracebacks of an error and of its causes.
+
+    They include buffers as large as payloads, and errors live long in logs, dead-letter lists and error reports. The
+    tracebacks still show file and line.
+    """
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        one = pending.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            pending += [one.__cause__, one.__context__]

@@ -1,7 +1,7 @@
-"""Events as data: what claimcheck does, told to whoever listens.
+"""Events, for metrics and logs.
 
-A hook is any callable that takes one frozen dataclass. It is called in the thread that does the work, so it should
-be quick. A hook that raises is logged and never fails the operation that it watches.
+A hook is a callable that takes one event, a frozen dataclass. It runs in the thread that does the work, so it should be
+quick. An exception in a hook is logged and never fails the operation.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 Operation = Literal["write", "read", "rollback"]
-"""What a store does."""
+"""The operations of a store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Base of all events."""
+    """Base class of all events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationEvent(Event):
-    """One store operation began, completed or failed.
+    """A store operation started, completed or failed.
 
     Attributes:
-        operation: What is being done.
+        operation: ``write``, ``read`` or ``rollback``.
         phase: ``started`` comes first, then exactly one of the others.
         store: The store's name in the configuration.
-        key: The payload's key; on ``started`` of a write it is already final.
-        size: Payload bytes, where known.
-        duration_seconds: Since ``started``; 0.0 there.
-        error: The error that will be raised, on ``failed`` only.
+        key: The payload's key.
+        size: Payload bytes, if known.
+        duration_seconds: Time since ``started``.
+        error: The error that will be raised; only for ``failed``.
     """
 
     operation: Operation
@@ -61,22 +61,26 @@ class OperationEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackEvent(Event):
-    """The hybrid strategy sends a payload as chunks because its store cannot take it.
+    """The hybrid strategy sends a payload as chunks because the store failed.
 
     Attributes:
         destination: Topic or queue.
         size: Payload bytes.
-        error: Why the store was not used; ``None`` while the breaker is open.
+        error: The store's error; ``None`` if the store was not tried because the breaker is open.
+        store: The store's name in the configuration.
+        duration_seconds: How long the store took to fail; 0.0 if it was not tried.
     """
 
     destination: str
     size: int
     error: BaseException | None
+    store: str = ""
+    duration_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerEvent(Event):
-    """The hybrid strategy stopped asking a store (``open``) or uses it again (``closed``)."""
+    """The hybrid strategy stopped using a store (``open``) or uses it again (``closed``)."""
 
     store: str
     state: Literal["open", "closed"]
@@ -91,8 +95,8 @@ class DropEvent(Event):
         uuid: The payload's identity.
         reason: One word: ``expired``, ``evicted``, ``aborted``, ``duplicate`` or ``stray``.
         action: What the transport does with the messages: ``redeliver``, ``dead_letter``, ``ack``, or ``report`` for a
-            payload that stays incomplete after its last redelivery.
-        messages: The number of messages.
+            payload that is still incomplete after its last redelivery.
+        messages: Number of messages.
     """
 
     source: object
@@ -104,12 +108,12 @@ class DropEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssembledEvent(Event):
-    """The reassembly has a payload whole.
+    """All chunks of a payload arrived, and it was assembled.
 
     Attributes:
         source: Where the chunks came from.
         uuid: The payload's identity.
-        messages: How many messages brought it, duplicates included.
+        messages: Number of messages, duplicates included.
         size: Payload bytes.
     """
 
@@ -121,20 +125,19 @@ class AssembledEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendEvent(Event):
-    """The outcome of a send is known: once for each payload that did not go as it was, from all ways of sending.
+    """The outcome of a send is known; emitted once for each payload that was offloaded or escaped.
 
-    Payloads that go as they are, which most do, have no event. One that cannot be offloaded has none either: its send
-    never began.
+    There is no event for payloads that are sent unchanged, and none if offloading fails, because the send never began.
 
     Attributes:
         destination: Topic or queue.
-        outcome: ``sent``: the payload is in the topic. ``failed``: none of its messages is, for certain, and what was
-            stored is deleted. ``partial``: some of its chunks are, and not all are known to be. ``unknown``: no
-            message is known to be in the topic, and at least one may be; what was stored stays.
-        messages: Messages that the payload has: 1 or, for chunks, their number.
-        uuid: The payload's identity, if it goes as chunks.
-        error: What ended the send, as the client raised or reported it, never a `PartialSendError`; ``None`` for
-            ``sent``, and where the caller ended the send before everything was sent.
+        outcome: ``sent``: the payload is in the topic. ``failed``: none of its messages is, definitely, and the stored
+            payload is deleted. ``partial``: some of its chunks are in the topic, and not all are known to be.
+            ``unknown``: no message is known to be in the topic, at least one may be, and the stored payload is kept.
+        messages: Messages of the payload: 1, or the number of its chunks.
+        uuid: The payload's identity, if it was sent as chunks.
+        error: The error that ended the send, as the client raised or reported it, never a `PartialSendError`; ``None``
+            for ``sent``, and if the caller ended the send early.
     """
 
     destination: str
@@ -149,7 +152,7 @@ Hook = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The listeners of one `ClaimCheck`; falsy when nobody listens, so that events need not be built."""
+    """The registered hooks of a `ClaimCheck`; false if there are none, so that no events need to be created."""
 
     listeners: tuple[Hook, ...] = ()
 
@@ -157,7 +160,7 @@ class Hooks:
         return bool(self.listeners)
 
     def emit(self, event: Event) -> None:
-        """Tell every listener; one that raises is logged and the others still hear."""
+        """Call every hook with an event; an exception in one is logged, and the others are still called."""
         for listener in self.listeners:
             try:
                 listener(event)

@@ -1,4 +1,4 @@
-"""What the author of a strategy needs.
+"""The names that the author of a strategy needs.
 
 Subclass `Strategy` and name the class in the configuration: ``strategy: "mypackage:MyStrategy"``.
 """

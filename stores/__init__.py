@@ -1,1 +1,1 @@
-"""The stores that come with claimcheck, imported as ``claimcheck.stores.*``; each vendor is loaded at first use."""
+"""The built-in stores, imported as ``claimcheck.stores.*``. Each imports its driver at first use."""

@@ -1,4 +1,4 @@
-"""Payloads as files below one directory: a local disk, or a volume that all writers and readers mount."""
+"""The filesystem store: payloads as files in a directory, local or on a volume that writers and readers mount."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from claimcheck.errors import PointerRejectedError, StoreError, StoreUnavailable
 __all__ = ["FilesystemStore"]
 
 PARTIAL_SUFFIX = ".partial"
-"""Suffix of the hidden file that a payload is written to first; an old one was left by a writer that died."""
+"""Suffix of the hidden file that a payload is written to first; an old one is left from a writer that died."""
 
 MAX_NAME_BYTES = 255
-"""The longest name of a file, on every common file system."""
+"""The longest file name on all common file systems."""
 
 _PATH = Check(lambda path: bool(path) and "\0" not in path, "the path of a directory")
 _OCTAL = re.compile(r"0?o?[0-7]{3}")
-_STEP_BYTES = 256 << 10  # little enough to lie in the processor's cache still when it was written and is checksummed
+_STEP_BYTES = 256 << 10  # small enough to be in the processor's cache still when it is checksummed
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS}
 _NOT_REACHED = {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 
 
 def _file_mode(mode: int | str) -> int | None:
-    """Return the permissions as a number, ``None`` where they are not valid."""
+    """Return the permissions as a number; ``None`` if they are not valid."""
     if isinstance(mode, str):
         mode = int(mode.replace("o", ""), 8) if _OCTAL.fullmatch(mode) else -1
     return mode if mode >= 0 and mode & ~0o066 == 0o600 else None
@@ -42,24 +42,25 @@ def _file_mode(mode: int | str) -> int | None:
 
 _MODE = Check(
     lambda mode: _file_mode(mode) is not None,
-    "octal permissions to read and write that include the owner's, such as '0600' or '0640'",
+    "octal read and write permissions that include the owner's, such as '0600' or '0640'",
 )
 
 
 class FilesystemStore(Store):
-    """One file per payload, which appears under its name only when it is complete. Safe under threads and processes.
+    """Stores each payload as one file, which appears under its name only when it is complete.
 
-    A payload is written to a hidden file in the same directory, which is renamed at the end.
+    Safe to use from several threads and processes. A payload is written to a hidden file in the same directory, which
+    is renamed at the end.
 
     Args:
-        path: The directory; ``~`` is the home directory. Where it does not exist reads and writes raise
+        path: The directory; ``~`` is the home directory. If it does not exist, reads and writes raise
             `StoreUnavailableError`, so that a volume that is not mounted is never mistaken for an empty one. For this
-            the path should name a directory *on* the volume, not its mount point.
-        create: Whether a write creates the directory, and those above it.
-        ttl_seconds: Written into pointers. The store itself deletes nothing by age.
-        fsync: Whether `write` returns only when file and name are on the disk, safe from a power cut.
-        mode: Permissions of files, as a number or as octal text (``"0640"``). Directories that are created get them,
-            too, with the right to search wherever there is the right to read: 0600 makes 0700, 0640 makes 0750.
+            the path should be a directory *on* the volume, not its mount point.
+        create: Whether a write creates the directory and its parents.
+        ttl_seconds: Written into pointers. The store never deletes payloads by age.
+        fsync: Whether `write` returns only after file and name are on the disk, safe from a power failure.
+        mode: Permissions of files, as a number or as octal text (``"0640"``). New directories get them, too, with the
+            search permission wherever there is the read permission: 0600 makes 0700, 0640 makes 0750.
     """
 
     max_key_bytes = MAX_NAME_BYTES
@@ -84,7 +85,7 @@ class FilesystemStore(Store):
         return f"<FilesystemStore {self.name!r} at {self._root}>"
 
     def check(self, pointer: Pointer) -> None:
-        """Refuse what the base refuses, and every key that is not the plain name of a finished payload."""
+        """Reject what the base class rejects, and keys that are not the plain name of a complete payload."""
         super().check(pointer)
         if "/" in pointer.key or pointer.key.startswith("."):
             self._reject(pointer, "scope", "has a key that is not a plain file name")
@@ -99,7 +100,7 @@ class FilesystemStore(Store):
                 os.close(descriptor)
             os.replace(partial, os.path.join(self._root, pointer.key))
         except BaseException:
-            with contextlib.suppress(OSError):  # the first error says more
+            with contextlib.suppress(OSError):  # the first error is more useful
                 Path(partial).unlink()
             raise
         if self._fsync:
@@ -119,10 +120,10 @@ class FilesystemStore(Store):
     def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
         descriptor = self._descriptor(pointer)
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 self._not_a_payload(pointer)
-            self.check_size(pointer, found.st_size)
+            self.check_size(pointer, status.st_size)
             return _FileReader(descriptor, start)
         except BaseException:
             os.close(descriptor)
@@ -134,7 +135,7 @@ class FilesystemStore(Store):
             path.unlink()
         except FileNotFoundError as error:
             self._check_mounted(error)
-        except OSError:  # a read-only disk refuses to delete even what is not there
+        except OSError:  # a read-only disk refuses to delete even what does not exist
             if not _is_gone(path):
                 raise
 
@@ -147,7 +148,7 @@ class FilesystemStore(Store):
         return super()._translate(error)
 
     def _create(self, path: str) -> int:
-        """Open a new file; its directory is created where that is wanted."""
+        """Open a new file; creates its directory if configured."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             return os.open(path, flags, self._mode)
@@ -158,7 +159,7 @@ class FilesystemStore(Store):
             return os.open(path, flags, self._mode)
 
     def _descriptor(self, pointer: Pointer) -> int:
-        """Open without following a link and without waiting for the other end of a pipe."""
+        """Open a file without following a link and without waiting for the other end of a pipe."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         path = os.path.join(self._root, pointer.key)
         try:
@@ -172,7 +173,7 @@ class FilesystemStore(Store):
             raise
 
     def _check_mounted(self, error: Exception) -> None:
-        """A volume that is not mounted must not look like payloads that are gone."""
+        """Raise an error if the directory does not exist: its payloads may not be gone, but not mounted."""
         if not self._root.is_dir():
             raise not_mounted(self._root, store=self.name) from error
 
@@ -186,7 +187,7 @@ class FilesystemStore(Store):
 
 
 class _FileReader:
-    """Keeps its own position: a forked process shares the file's, and would move it."""
+    """A `Reader` with its own position, because a forked process would move the file's."""
 
     def __init__(self, descriptor: int, start: int) -> None:
         self._file = os.fdopen(descriptor, "rb", buffering=0)
@@ -204,10 +205,10 @@ class _FileReader:
 
 
 def not_mounted(directory: str | Path, *, store: str) -> StoreUnavailableError:
-    """Make the error for a store whose directory does not exist."""
+    """Return the error for a store whose directory does not exist."""
     return StoreUnavailableError(
-        f"store {store!r}: the directory {directory} does not exist on this machine. Is its volume mounted? A new "
-        "store needs 'create: true', or the directory",
+        f"store {store!r}: the directory {directory} does not exist on this machine. Is its volume mounted? Create the "
+        "directory, or set 'create: true'",
         store=store,
     )
 

@@ -1,4 +1,4 @@
-"""Payloads in this process's memory: for tests, examples and trying things out."""
+"""A store in this process's memory, for tests and examples."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LOCK = threading.Lock()
 
 
 class MemoryStore(Store):
-    """A dictionary. Every store of one process with the same ``space`` sees the same payloads.
+    """Stores payloads in a dictionary. All stores of a process with the same ``space`` share their payloads.
 
     Args:
         space: The dictionary's name.
-        ttl_seconds: Written into pointers; nothing is removed by time.
+        ttl_seconds: Written into pointers; payloads are never deleted by age.
     """
 
     def __init__(self, *, space: str = "default", ttl_seconds: Seconds | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Payloads as objects in S3, Google Cloud Storage, Azure or a folder, by the engine of the package obstore."""
+"""The obstore store: payloads as objects in S3, Google Cloud Storage, Azure or a folder, through obstore."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from claimcheck._envelope import Buffer
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader, Reader
 from claimcheck._pointer import Pointer, is_key_prefix
@@ -23,23 +25,31 @@ from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._validation import Check, Count, Range, Seconds, Size, Timeout, check_arguments, fail
 from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError
-from claimcheck.stores._objects import ENDPOINT, folder, in_parts, part_size
-from claimcheck.stores._tls import CaFile, check_ca_file
+from claimcheck.stores._common import (
+    ENDPOINT,
+    ERROR_CODES,
+    NOT_ADMITTED,
+    NOT_KNOWN,
+    CaFile,
+    check_ca_file,
+    folder,
+    in_parts,
+    part_size,
+)
 from claimcheck.stores.filesystem import MAX_NAME_BYTES, make_directory, not_mounted
-from claimcheck.stores.s3._errors import NOT_ADMITTED, NOT_KNOWN, kind_of_code
 
 __all__ = ["ObstoreStore"]
 
-# Names of classes, or what stands in the text, to our error; the first that is found decides.
+# Error classes by a substring of the name and text of obstore's error, first match wins.
 _KINDS: tuple[tuple[str, type[StoreError]], ...] = (
     ("AlreadyExistsError", KeyTakenError),
     ("PermissionDeniedError", StoreError),
     ("UnauthenticatedError", StoreError),
-    ("//169.254.", StoreError),  # where machines of a cloud find their credentials: there are none anywhere else
+    ("//169.254.", StoreError),  # the metadata service of a cloud: no other credentials were found
     ("HTTP error", StoreUnavailableError),
-    ("NoContentRange", StoreUnavailableError),  # of the rest, after the line was cut
+    ("NoContentRange", StoreUnavailableError),  # for the rest of an object, after a lost connection
 )
-_GONE = {None, "404", "NoSuchKey", "NotFound", "BlobNotFound"}  # and not a bucket, or whoever asks
+_GONE = {None, "404", "NoSuchKey", "NotFound", "BlobNotFound"}  # the object, not its bucket or the credentials
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
 _XML = re.compile(r"<\?xml|<Error")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
@@ -49,47 +59,47 @@ _RETRIES = re.compile(r"after ([1-9]\d*) retries")
 
 
 def kind_of_error(error: Exception) -> type[StoreError] | None:
-    """Say which of our errors one of obstore's is; ``None`` for no idea."""
+    """Return the error class for an error of obstore; ``None`` if there is none."""
     code, text = _code_of(error), f"{type(error).__name__}: {error}"
     if isinstance(error, FileNotFoundError):
         return PayloadNotFoundError if code in _GONE else StoreError
     for mark, kind in _KINDS:
         if mark in text:
             return kind
-    return kind_of_code(code or "")
+    return ERROR_CODES.get(code or "")
 
 
 def words_of(error: Exception) -> str:
-    """What one of obstore's errors says, without the XML and the inner life of its libraries around it."""
+    """Return the text of an error of obstore without XML and details of its libraries."""
     text = str(error)
     code, message = _CODE.search(text), _MESSAGE.search(text)
     if code is not None:
         head = _XML.split(text)[0].strip(" :")
         return ": ".join(filter(None, (head, code[1], message and message[1])))
     if "//169.254." in text:
-        return "there are no credentials in the environment, nor a service of a cloud that has some"
+        return "no credentials in the environment, and no metadata service of a cloud"
     return text.partition("\n")[0]
 
 
 def never_arrived(error: BaseException | None) -> bool:
-    """Whether nothing can have come of the request that ended so."""
+    """Whether a request that failed with this error had no effect."""
     return _code_of(error) in NOT_ADMITTED or _NEVER_CONNECTED.search(str(error)) is not None
 
 
 def knows_no_conditions(error: Exception) -> bool:
-    """Whether a server says that it does not know the condition that a request came with."""
+    """Whether the server does not support the condition of a request."""
     return _code_of(error) in NOT_KNOWN or type(error).__name__ == "NotSupportedError"
 
 
 def was_sent_again(error: Exception) -> bool:
-    """Whether a request was repeated before it ended so: the first one may have been heard."""
+    """Whether a request was retried before this error: the first attempt may have succeeded."""
     return _RETRIES.search(str(error)) is not None
 
 
 def _code_of(error: BaseException | None) -> str | None:
-    """The service's own word, else the HTTP status, if there was an answer at all."""
-    found = _CODE.search(str(error)) or _STATUS.search(str(error))
-    return found[1] if found else None
+    """Return the service's error code, or the HTTP status; ``None`` without a response."""
+    match = _CODE.search(str(error)) or _STATUS.search(str(error))
+    return match[1] if match else None
 
 
 _CLASSES = {
@@ -99,28 +109,37 @@ _CLASSES = {
     "file": "LocalStore",
     "memory": "MemoryStore",
 }
-# The environment may name an address, too, and the second of these would win over the first.
+# The environment may have an address, too, and the second of these has precedence over the first.
 _ENDPOINT_KEYS = {"s3": ("endpoint", "aws_endpoint_url_s3"), "gs": ("base_url",), "az": ("endpoint",)}
 _MAX_RETRIES = 2
 
+_PIECE_BYTES = 256 << 10  # of a download: larger pieces would only be joined from what the network delivers
+_WHOLE_BYTES = 1 << 20  # objects up to this size are read in one call
+_WRITE_BYTES = 4 << 20
+_LATE_SECONDS = 0.1
+
+_log = logging.getLogger(__name__)
 _used_by: int | None = None  # the process in which obstore's threads run
+
+Objects = Any
+"""One of obstore's stores, whose types are only known if it is installed."""
 
 
 class Timeouts(NamedTuple):
-    """In seconds."""
+    """Timeouts in seconds."""
 
     answer: float
     connect: float
 
 
 class Place(NamedTuple):
-    """Where objects are.
+    """A parsed URL.
 
     Attributes:
-        scheme: Of the URL.
-        bucket: Or container; empty where there is none.
-        prefix: What keys begin with.
-        path: Of the folder, for ``file``.
+        scheme: The URL's scheme.
+        bucket: Bucket or container; empty if there is none.
+        prefix: The beginning of keys.
+        path: The path of the folder, for ``file``.
     """
 
     scheme: str
@@ -130,22 +149,22 @@ class Place(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> Place:
-        """Read a URL.
+        """Parse a URL.
 
         Raises:
-            ValueError: It is none of those that are known.
+            ValueError: Not a supported URL.
         """
         parts = urlsplit(url)
         plain = not (parts.query or parts.fragment or "@" in parts.netloc or ":" in parts.netloc)
         if not plain or parts.scheme not in _CLASSES or bool(parts.netloc) == (parts.scheme in ("file", "memory")):
-            raise ValueError("not a place of objects")
+            raise ValueError("not a supported URL")
         if parts.scheme == "file":
             if not parts.path.startswith("/"):
                 raise ValueError("not an absolute path")
             return cls("file", path=unquote(parts.path))
         prefix = folder(parts.path)
         if not is_key_prefix(prefix) or "//" in prefix:
-            raise ValueError("not the beginning of a key")
+            raise ValueError("not a valid key prefix")
         return cls(parts.scheme, parts.netloc, prefix)
 
     def __str__(self) -> str:
@@ -153,14 +172,14 @@ class Place(NamedTuple):
 
     @property
     def takes_endpoint(self) -> bool:
-        """Whether it is reached through a server that may have another address."""
+        """Whether it is on a server whose address can be configured."""
         return self.scheme in _ENDPOINT_KEYS
 
 
 def connect(
     place: Place, endpoint_url: str | None, region_name: str | None, tls_ca_file: str | None, timeouts: Timeouts
-) -> Any:
-    """Make one of obstore's stores for this process.
+) -> Objects:
+    """Return one of obstore's stores.
 
     Raises:
         StoreError: The process was forked from one that had used obstore.
@@ -178,15 +197,15 @@ def connect(
 
 
 @functools.cache
-def _memory() -> Any:
-    """One for the process, so that all of its stores see the same."""
+def _memory() -> Objects:
+    """Return the memory store that all stores of this process share."""
     return import_vendor("obstore.store", extra="obstore").MemoryStore()
 
 
 def _config(place: Place, endpoint_url: str | None, region_name: str | None) -> dict[str, Any]:
     config: dict[str, Any] = {}
     if place.scheme == "s3":
-        # Our checksum covers every byte: a SHA-256 of each body for its signature would take ten times as long.
+        # The checksum covers every byte: a SHA-256 of each body for its signature would take ten times as long.
         config |= {"unsigned_payload": True, "disable_bulk_delete": True}
         config |= {"region": region_name} if region_name else {}
     if endpoint_url:
@@ -202,24 +221,24 @@ def _client(timeouts: Timeouts, tls_ca_file: str | None) -> dict[str, Any]:
         "allow_http": True,
         "connect_timeout": timedelta(seconds=timeouts.connect),
         "read_timeout": timedelta(seconds=timeouts.answer),
-        "timeout": timedelta(days=1),  # of a whole request: a reader may take its time
+        "timeout": timedelta(days=1),  # for a whole request: a reader may be slow
         "user_agent": "claimcheck",
     }
 
 
 def _retries(timeouts: Timeouts) -> dict[str, Any]:
-    """Its own ten retries in three minutes would hide for long that a server is gone."""
+    """Return options for retries: the default of ten in three minutes would hide an unreachable server for too long."""
     backoff = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
     return {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=timeouts.answer), "backoff": backoff}
 
 
 def check_process() -> None:
-    """Refuse to wait for ever: obstore's threads, of which a process has one set, are not there after a fork."""
+    """Raise an error after a fork, where obstore would wait forever: its threads do not exist there."""
     global _used_by
     _used_by = _used_by or os.getpid()
     if _used_by != os.getpid():
         raise StoreError(
-            "obstore was used by the process that this one was forked from, and does not work any more: use the store "
+            "obstore does not work in this process, because it was used before this process was forked: use the store "
             "in the new processes only, or start them with the method 'spawn' or 'forkserver'"
         )
 
@@ -235,47 +254,39 @@ def _is_url(url: str) -> bool:
 URL = Check(
     _is_url, "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///folder or memory:///prefix"
 )
-"""For an option that names a place of objects."""
-
-
-_log = logging.getLogger(__name__)
-_PIECE_BYTES = 256 << 10  # of a download: larger ones would only be put together from what comes off the line
-_WHOLE_BYTES = 1 << 20  # up to here an object is taken at once
-_WRITE_BYTES = 4 << 20
-_LATE_SECONDS = 0.1
+"""For an option with the URL of a bucket or folder."""
 
 
 class ObstoreStore(Store):
-    """One object per payload, with the keys that `claimcheck.stores.s3._store.S3Store` makes: either reads the other's.
+    """Stores each payload as one object, with the keys of `claimcheck.stores.s3.S3Store`: either reads the other's.
 
-    An engine in Rust, many times as fast with small objects. Credentials are found in the environment, by the names
-    of each vendor (``AWS_ACCESS_KEY_ID``, ``GOOGLE_SERVICE_ACCOUNT``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...), or as the
-    machines of each cloud find theirs. Give the bucket lifecycle rules, as for S3.
+    The engine is written in Rust and many times as fast with small objects. It finds credentials in the environment, by
+    each vendor's names (``AWS_ACCESS_KEY_ID``, ``GOOGLE_SERVICE_ACCOUNT``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...), or as
+    the machines of each cloud do. Give the bucket lifecycle rules, as for S3.
 
-    It sends no checksum of ours: the server verifies what it verifies by itself (with TLS, that nothing was changed on
-    the way), and our readers verify every byte. ``AWS_CHECKSUM_ALGORITHM=CRC64NVME`` has it compute one of its own
-    for S3. Its threads do not survive a fork: a process that was forked from one that used it gets an error.
+    Writes send no checksum: the server verifies what it does by default (with TLS, that nothing was changed), and
+    readers verify every byte. ``AWS_CHECKSUM_ALGORITHM=CRC64NVME`` makes the engine compute one for S3. Its threads do
+    not survive a fork: using the store in a process forked from one that used it raises an error.
 
     Args:
         url: ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix``, ``file:///folder`` or
             ``memory:///prefix``, which lives as long as the process.
-        endpoint_url: Of a server that is not Amazon's, Google's or Microsoft's own. What it sends is never sent
-            elsewhere; a server that redirects its readers is followed, without credentials.
-        region_name: Of S3, where the environment does not say it.
-        ttl_seconds: Written into pointers; a lifecycle rule removes objects.
-        part_bytes: Of each part above ``single_put_bytes``; at least 5 MiB.
-        single_put_bytes: Up to this size one request does it. Files of this size are read into memory.
-        parallel_parts: Parts that are sent at once; one more is in memory.
-        parallel_gets: Parts that are fetched at once, where one connection does not fill the line; as many are in
-            memory.
-        conditional: Have the server refuse to overwrite with a single request; turned off by itself where a server
-            does not know how.
-        create: Whether a write creates the folder of ``file:///folder``. Where it does not exist reads and writes raise
-            `StoreUnavailableError`: its volume may not be mounted. Files have the permissions that the umask leaves.
-        tls_ca_file: Certificates of authorities in PEM format, in addition to the system's. The certificate of the
-            server is always verified, its host name included.
-        timeout_seconds: For one answer of the server, the sending of an object or a part included.
-        connect_timeout_seconds: For a new connection.
+        endpoint_url: The address of a server other than Amazon's, Google's or Microsoft's. Credentials are sent only to
+            this server; a redirected read follows without them.
+        region_name: The region of S3, if the environment does not have it.
+        ttl_seconds: Written into pointers; a lifecycle rule deletes objects.
+        part_bytes: The size of each part above ``single_put_bytes``; at least 5 MiB.
+        single_put_bytes: Payloads up to this size are sent in one request. Files of this size are read into memory.
+        parallel_parts: Parts sent at once; one more is in memory.
+        parallel_gets: Parts fetched at once, for networks that one connection does not saturate; as many are in memory.
+        conditional: Whether to make the server refuse to overwrite in a single request; turned off automatically if the
+            server does not support it.
+        create: Whether a write creates the folder of ``file:///folder``. If it does not exist, other reads and writes
+            raise `StoreUnavailableError`: its volume may not be mounted. Files get the permissions of the umask.
+        tls_ca_file: Certificates of authorities in PEM format, in addition to the system's. The server's certificate is
+            always verified, including its host name.
+        timeout_seconds: Timeout for one response of the server, including the sending of an object or a part.
+        connect_timeout_seconds: Timeout for a new connection.
     """
 
     def __init__(
@@ -311,7 +322,7 @@ class ObstoreStore(Store):
         self._parallel_gets = parallel_gets
         self._conditional = conditional
         self._lock = threading.Lock()
-        self._client: tuple[int, Any] | None = None
+        self._client: tuple[int, Objects] | None = None
         self.prefix = self._place.prefix
         self.ttl_seconds = ttl_seconds
 
@@ -319,12 +330,12 @@ class ObstoreStore(Store):
         return f"<ObstoreStore {self.name!r} at {self._place}>"
 
     def close(self) -> None:
-        """Let go of the connections; the next use makes new ones."""
+        """Close the connections; the next use makes new ones."""
         with self._lock:
             self._client = None
 
     def check(self, pointer: Pointer) -> None:
-        """Refuse what the base refuses, and keys that the engine cannot have, or would read under another name."""
+        """Reject what the base class rejects, and keys that the engine does not support or would normalize."""
         super().check(pointer)
         names = pointer.key.split("/")
         if "" in names:
@@ -335,10 +346,10 @@ class ObstoreStore(Store):
     def _reach(self) -> None:
         if self._may_create:
             make_directory(Path(self._place.path), 0o700)
-        self._objects()  # in a process that was forked there is nothing to undo
+        self._objects()  # raises in a forked process, where nothing has to be deleted
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        keep = bytes if self._place.scheme == "memory" else _as_it_is  # it would keep the caller's own buffer
+        keep = bytes if self._place.scheme == "memory" else memoryview  # it would keep the caller's own buffer
         if source.size is not None and source.size <= self._single_put_bytes:
             self._put(pointer, keep(_whole(source)))
             return
@@ -347,7 +358,7 @@ class ObstoreStore(Store):
             for piece in source.pieces(_WRITE_BYTES):
                 write(keep(piece))
 
-    def _put(self, pointer: Pointer, payload: Any) -> None:
+    def _put(self, pointer: Pointer, payload: Buffer) -> None:
         put = partial(_obstore().put, self._objects(), pointer.key, payload, use_multipart=False)
         if not self._conditional:
             put()
@@ -356,7 +367,7 @@ class ObstoreStore(Store):
             put(mode="create")
         except Exception as error:
             if kind_of_error(error) is KeyTakenError and was_sent_again(error):
-                return  # taken by ourselves: only the first answer was lost
+                return  # created by the first attempt, whose response was lost
             if not knows_no_conditions(error):
                 _wait_if_lost(error)
                 raise
@@ -364,7 +375,7 @@ class ObstoreStore(Store):
             self._conditional = False
 
     @contextmanager
-    def _writing(self, pointer: Pointer, part_bytes: int) -> Iterator[Callable[[Any], Any]]:
+    def _writing(self, pointer: Pointer, part_bytes: int) -> Iterator[Callable[[Buffer], object]]:
         writer = _obstore().open_writer(
             self._objects(), pointer.key, buffer_size=part_bytes, max_concurrency=self._parallel_parts
         )
@@ -382,7 +393,7 @@ class ObstoreStore(Store):
         return in_parts(get, start, stop, part_bytes=self._part_bytes, parallel=self._parallel_gets)
 
     def _small(self, pointer: Pointer, size: int) -> bytes:
-        """Take all in one call, which tells no size: it asks for a byte more, which an object that grew would have."""
+        """Read all in one call, which returns no size: request a byte more, to notice an object that is too long."""
         call = partial(_obstore().get_range, self._objects(), pointer.key, start=0, end=size + 1)
         payload: bytes = self._within(pointer, call).to_bytes()
         self.check_size(pointer, len(payload))
@@ -391,12 +402,12 @@ class ObstoreStore(Store):
     def _get(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
         whole = stop is None or (start == 0 and stop == pointer.size)
         call = partial(_obstore().get, self._objects(), pointer.key)
-        found = call() if whole else self._within(pointer, partial(call, options={"range": (start, stop)}))
-        self.check_size(pointer, found.meta["size"])
-        return PieceReader(_in_this_process(found.stream(min_chunk_size=_PIECE_BYTES)))
+        result = call() if whole else self._within(pointer, partial(call, options={"range": (start, stop)}))
+        self.check_size(pointer, result.meta["size"])
+        return PieceReader(_in_this_process(result.stream(min_chunk_size=_PIECE_BYTES)))
 
     def _within(self, pointer: Pointer, call: Callable[[], Any]) -> Any:
-        """Ask for a range, which may not be there: each medium says in its own way that it begins behind the end."""
+        """Request a range, which may be out of bounds: each medium has its own error for that."""
         try:
             return call()
         except Exception as error:
@@ -420,8 +431,8 @@ class ObstoreStore(Store):
     def _words(self, error: Exception) -> str:
         return words_of(error)
 
-    def _objects(self) -> Any:
-        """The obstore of this process."""
+    def _objects(self) -> Objects:
+        """Return the obstore of this process."""
         if self._place.path and not os.path.isdir(self._place.path):
             raise not_mounted(self._place.path, store=self.name)
         client = self._client
@@ -432,12 +443,12 @@ class ObstoreStore(Store):
         return client[1]
 
 
-def _obstore() -> Any:
+def _obstore() -> ModuleType:
     return import_vendor("obstore", extra="obstore")
 
 
-def _in_this_process(pieces: Iterable[Any]) -> Iterator[Any]:
-    """Pieces that nobody waits for in a process that was forked meanwhile, where they would never come."""
+def _in_this_process(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Yield pieces; raises an error in a process that was forked meanwhile, where they would never arrive."""
     iterator = iter(pieces)
     while True:
         check_process()
@@ -447,35 +458,31 @@ def _in_this_process(pieces: Iterable[Any]) -> Iterator[Any]:
         yield piece
 
 
-def _as_it_is(piece: memoryview) -> memoryview:
-    return piece
-
-
 def _whole(source: Source) -> memoryview:
-    """A payload of known size as one piece, which a file is read into."""
+    """Return a payload of known size as one piece, which a file is read into."""
     pieces = list(source.pieces(max(1, source.size or 0)))
     return pieces[0] if pieces else memoryview(b"")
 
 
 def _wait_if_lost(error: BaseException) -> None:
-    """Let the server come to an end with what a broken line has brought: it must not store that after our undoing."""
+    """Wait until the server has processed what a lost connection delivered: it must not store that after a deletion."""
     if isinstance(error, Exception) and kind_of_error(error) is StoreUnavailableError and not never_arrived(error):
         time.sleep(_LATE_SECONDS)
 
 
 def _give_up(writer: Any, error: BaseException) -> None:
-    """Complete what is there, for the base class to remove: an abort would overtake parts on their way, and they stay.
+    """Complete an upload, so that the base class can delete it; abort it only if that fails.
 
-    Only where that cannot be done is the upload aborted.
+    An abort may overtake parts that are in flight, which then stay.
     """
     _wait_if_lost(error)
     try:
         writer.close()
         return
     except Exception:
-        _log.debug("an upload that failed cannot be completed either", exc_info=True)
+        _log.debug("could not complete a failed upload", exc_info=True)
     try:
         writer.__exit__(type(error), error, error.__traceback__)
     except Exception as second:
         _log.warning("could not abort an upload: %s", type(second).__name__)
-        error.add_note("and parts that were on their way may stay until a lifecycle rule aborts the upload")
+        error.add_note("and parts that were in flight may stay until a lifecycle rule aborts the upload")

@@ -25,8 +25,7 @@ from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._validation import MAX_SECONDS, ByteCount, Check, Count, Range, Timeout, check_arguments, fail
 from claimcheck.errors import ConfigError, PayloadTooLargeError, StoreError, StoreUnavailableError
-from claimcheck.stores._objects import ENDPOINT
-from claimcheck.stores._tls import CaFile, check_ca_file
+from claimcheck.stores._common import ENDPOINT, CaFile, check_ca_file
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, trusting
 from claimcheck.transports.pulsar._errors import SendDeadlineError
 from claimcheck.transports.pulsar._send import InFlightWindow, SendSettings

@@ -28,6 +28,7 @@ PUBLIC: dict[str, list[str]] = {
         "MissingDependencyError",
         "Outbound",
         "PartialSendError",
+        "Payload",
         "PayloadError",
         "PayloadNotFoundError",
         "PayloadTooLargeError",

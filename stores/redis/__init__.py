@@ -1,4 +1,4 @@
-"""The Redis store: payloads as segments in one Redis, a cluster, or behind sentinels."""
+"""The Redis store: payloads as segments in a Redis server or cluster, or behind sentinels."""
 
 from claimcheck.stores.redis._store import RedisStore
 

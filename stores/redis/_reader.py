@@ -1,7 +1,13 @@
-"""Segments out of a Redis, on one connection, two at a time: while one is received, the server prepares the next."""
+"""Reads segments from Redis on one connection, two at a time: the server prepares the next while one is received.
+
+redis-py's parsers copy a large reply two to four times. `RawReplies` receives replies of known lengths from the
+connection's socket directly into the caller's memory, and parses only their beginning and end (Redis serialization
+protocol: ``$<length><data>``, each with a line end, in both versions).
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -10,16 +16,13 @@ from typing import Any
 from claimcheck._payload_reader import TRUSTED_BYTES
 from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
-from claimcheck.stores.redis._replies import OtherReplyError, RawReplies
-from claimcheck.stores.redis._server import RedisServer, segment_key
+from claimcheck.stores.redis._server import Borrowed, RedisServer, segment_key
 
-__all__ = [
-    "SegmentReader",
-    "unsized_segments",
-]
+__all__ = ["SegmentReader", "unsized_segments"]
 
 _SIZES_AT_ONCE = 1000
 _BYTES_AT_ONCE = 4 << 20
+_IN_FLIGHT = 2
 
 
 def unsized_segments(
@@ -31,24 +34,24 @@ def unsized_segments(
     empty: Callable[[], Exception],
     too_large: Callable[[int], Exception],
 ) -> Iterator[bytes]:
-    """Yield the segments of a payload in order, some requests per round trip.
+    """Yield the segments of a payload of unknown size in order, several requests per round trip.
 
     Args:
         server: The server.
-        pointer: Of the payload.
-        limit: The most bytes that all segments may have together.
-        missing: Makes the error for a segment that does not exist.
-        empty: Makes the error for a segment without bytes; only that of an empty payload may be so.
-        too_large: Makes the error for more bytes than the limit, given their number so far.
+        pointer: The payload's pointer.
+        limit: The most bytes of all segments together.
+        missing: Returns the error for a segment that does not exist.
+        empty: Returns the error for an empty segment; only an empty payload has one.
+        too_large: Returns the error for more bytes than the limit, given their number so far.
     """
     total, numbers = 0, iter(range(pointer.segments))
     while some := list(islice(numbers, _SIZES_AT_ONCE)):
-        sizes = _ask(server, pointer, "STRLEN", some)
+        sizes = _pipelined(server, pointer, "STRLEN", some)
         total += sum(sizes)
         if total > limit:
             raise too_large(total)
         for batch in _batches(some, sizes):
-            for i, segment in zip(batch, _ask(server, pointer, "GET", batch), strict=True):
+            for i, segment in zip(batch, _pipelined(server, pointer, "GET", batch), strict=True):
                 if segment is None:
                     raise missing(f"segment {i} of {pointer.segments}")
                 if not segment and pointer.segments > 1:
@@ -56,11 +59,11 @@ def unsized_segments(
                 yield segment
 
 
-def _ask(server: RedisServer, pointer: Pointer, command: str, numbers: Sequence[int]) -> list[Any]:
+def _pipelined(server: RedisServer, pointer: Pointer, command: str, numbers: Sequence[int]) -> list[Any]:
     pipeline = server.client.pipeline(transaction=False)
     for i in numbers:
         pipeline.execute_command(command, segment_key(pointer, i))
-    replies = list(pipeline.execute(raise_on_error=False))  # it would put the command before the server's own words
+    replies = list(pipeline.execute(raise_on_error=False))  # raising would prepend the command to the server's text
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
@@ -68,7 +71,7 @@ def _ask(server: RedisServer, pointer: Pointer, command: str, numbers: Sequence[
 
 
 def _batches(numbers: list[int], sizes: list[int]) -> Iterator[list[int]]:
-    """Cut by bytes; a segment that alone has more is a batch of its own."""
+    """Group segments by bytes; a segment over the limit is a batch of its own."""
     batch: list[int] = []
     held = 0
     for i, size in zip(numbers, sizes, strict=True):
@@ -81,7 +84,105 @@ def _batches(numbers: list[int], sizes: list[int]) -> Iterator[list[int]]:
         yield batch
 
 
-_IN_FLIGHT = 2
+class OtherReplyError(Exception):
+    """An unexpected reply, or a connection without a usable socket; redis-py has to repeat the command."""
+
+
+class RawReplies:
+    """Commands with replies of known lengths, in order.
+
+    Args:
+        borrowed: A connection that has nothing to read; `close` gives it back or discards it.
+
+    Raises:
+        OtherReplyError: It has no socket of the usual kind.
+    """
+
+    def __init__(self, borrowed: Borrowed) -> None:
+        self._borrowed: Borrowed | None = borrowed
+        self._lengths: deque[int] = deque()  # of the replies that were requested, and not read to the end
+        self._before = b""  # what comes before the next reply's length
+        self._left = 0
+        if borrowed.socket is None:
+            self.close()
+            raise OtherReplyError
+        self._socket = borrowed.socket
+
+    @property
+    def requested(self) -> int:
+        """Replies that were requested and not read to the end."""
+        return len(self._lengths)
+
+    @property
+    def left(self) -> int:
+        """Bytes of the current reply still to come; 0 between two replies."""
+        return self._left
+
+    def request(self, *command: bytes, length: int) -> None:
+        """Send a command whose reply is a string of ``length`` bytes."""
+        self._socket.sendall(_packed(command))
+        self._lengths.append(length)
+
+    def request_number(self, *command: bytes, number: int) -> None:
+        """Send a command whose reply must be this number; only as the first command."""
+        self._socket.sendall(_packed(command))
+        self._before = b":%d\r\n" % number
+
+    def begin(self) -> None:
+        """Read the beginning of the next reply, if that was not done yet.
+
+        Raises:
+            OtherReplyError: It is another reply.
+            OSError: The connection is lost, or too slow.
+        """
+        if not self._left:
+            self._expect(b"%b$%d\r\n" % (self._before, self._lengths[0]))
+            self._left, self._before = self._lengths[0], b"\r\n"
+
+    def fill(self, view: memoryview) -> int:
+        """Read into a buffer until it is full or the reply ends; returns the number of bytes. Raises as `begin`."""
+        wanted, done = min(len(view), self._left), 0
+        while done < wanted:
+            count = self._socket.recv_into(view[done:wanted])
+            if not count:
+                raise ConnectionError("the server closed the connection in the middle of a reply")
+            done += count
+        self._left -= done
+        if not self._left:
+            self._lengths.popleft()
+        return done
+
+    def end(self) -> None:
+        """Read the end of the last reply, after which the connection can be given back. Raises as `begin`."""
+        self._expect(self._before)
+        self._before = b""
+
+    def close(self) -> None:
+        """Give the connection back, or discard it if a reply is still to come."""
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is None:
+            return
+        if self._lengths or self._before:
+            borrowed.discard()
+        else:
+            borrowed.give_back()
+
+    def _expect(self, line: bytes) -> None:
+        """Read exactly these bytes; raises an error as soon as others arrive."""
+        received, count = memoryview(bytearray(len(line))), 0
+        while count < len(line):
+            more = self._socket.recv_into(received[count:])
+            if not more:
+                raise ConnectionError("the server closed the connection")
+            count += more
+            if received[:count] != line[:count]:
+                raise OtherReplyError
+
+
+def _packed(command: tuple[bytes, ...]) -> bytes:
+    parts = [b"*%d\r\n" % len(command)]
+    parts += [b"$%d\r\n%b\r\n" % (len(part), part) for part in command]
+    return b"".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +190,10 @@ class _Span:
     """A part of one segment.
 
     Attributes:
-        i: Which segment.
-        start: Bytes into it.
+        i: The segment's number.
+        start: The part's first byte.
         length: Bytes of the part.
-        whole: Whether that is all of it.
+        whole: Whether it is the whole segment.
     """
 
     i: int
@@ -102,18 +203,18 @@ class _Span:
 
 
 class SegmentReader:
-    """A `Reader` over the segments of one payload.
+    """A `Reader` of the segments of one payload.
 
-    When the connection is lost, it goes on where it was on a new one, once for each segment. Replies that it does not
-    expect it leaves to redis-py, which follows redirects and raises what the server says.
+    After a lost connection it continues on a new one, once for each segment. If a reply is not the expected one, it
+    repeats the command through redis-py, which follows redirects and raises the server's errors.
 
     Args:
-        server: Where from.
-        pointer: Of a payload with a known size.
-        start: Bytes into the payload.
-        stop: The same, behind the last byte wanted.
-        missing: Makes the error for what is gone.
-        wrong: Makes the error for a segment that has another size, given what was expected and what is there.
+        server: The server.
+        pointer: The pointer of a payload of known size.
+        start: The first byte to read.
+        stop: The byte after the last one.
+        missing: Returns the error for a missing segment.
+        wrong: Returns the error for a segment of another size, given the expected and the actual one.
     """
 
     def __init__(
@@ -132,17 +233,17 @@ class SegmentReader:
         self._segment_bytes = pointer.segment_bytes or max(1, self._size)
         self._missing = missing
         self._wrong = wrong
-        self._position = self._asked = start
+        self._position = self._requested = start
         self._stop = stop
         self._lost_at = -1
         self._replies: RawReplies | None = None
-        self._kept = memoryview(b"")  # read by redis-py, not handed out yet
+        self._kept = memoryview(b"")  # read by redis-py, not returned yet
 
     def begin(self) -> None:
-        """Ask for the first segment; of a large payload the last one is known to be there after this."""
+        """Request the first segment. After this the last segment of a large payload is known to exist."""
         try:
             if self._position < self._stop:
-                self._attempt(lambda: self._begun().asked)
+                self._attempt(lambda: self._begun().requested)
         except BaseException:
             self.close()
             raise
@@ -162,49 +263,50 @@ class SegmentReader:
         return count
 
     def close(self) -> None:
-        """Give the connection back, or close it where a reply is still to come."""
-        replies, self._replies, self._asked = self._replies, None, self._position
+        """Give the connection back, or discard it if a reply is still to come."""
+        replies, self._replies, self._requested = self._replies, None, self._position
         if replies is not None:
             replies.close()
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------
 
     def _attempt(self, step: Callable[[], int]) -> int:
         try:
             return step()
-        except TimeoutError:  # an OSError, too, but waiting again would double the time that was allowed
+        except TimeoutError:  # an OSError, too, but waiting again would double the allowed time
             raise
         except (import_vendor("redis.exceptions", extra="redis").ConnectionError, OSError) as error:
-            if not self._may_try_again():
+            if not self._may_retry():
                 raise
             lost: Exception = error
         except OtherReplyError as error:
             lost = error
         self.close()
         if self._server.is_cluster or isinstance(lost, OtherReplyError):
-            self._ask_vendor()
+            self._read_through_client()
             return 0
         return self._attempt(step)
 
-    def _may_try_again(self) -> bool:
+    def _may_retry(self) -> bool:
         current = self._position // self._segment_bytes
         once, self._lost_at = self._lost_at != current, current
         return once
 
     def _begun(self) -> RawReplies:
-        """Have a reply at hand whose beginning was read, and the next one asked for.
+        """Return the replies after reading the beginning of the current one and requesting the next.
 
-        That only now: the server answers what it gets at once only when it has worked on all of it.
+        The next one is not requested earlier: the server answers commands that arrive together only after it has
+        processed all of them.
         """
         replies = self._replies
         if replies is None:
             replies = self._replies = RawReplies(self._server.borrow(self._pointer.key))
-            if self._looks_ahead():
+            if self._checks_last_first():
                 last = self._key(self._pointer.segments - 1)
-                replies.ask_number(b"STRLEN", last.encode(), number=self._bytes_of(self._pointer.segments - 1))
-        self._ask_ahead(replies, 1)
+                replies.request_number(b"STRLEN", last.encode(), number=self._bytes_of(self._pointer.segments - 1))
+        self._request_ahead(replies, 1)
         replies.begin()
-        self._ask_ahead(replies, _IN_FLIGHT)
+        self._request_ahead(replies, _IN_FLIGHT)
         return replies
 
     def _receive(self, buffer: memoryview) -> int:
@@ -213,19 +315,19 @@ class SegmentReader:
             replies = self._begun()
         count = replies.fill(buffer)
         if not replies.left:
-            self._ask_ahead(replies, _IN_FLIGHT)  # before this piece is looked at: the server need not wait for that
-            if not replies.asked:
+            self._request_ahead(replies, _IN_FLIGHT)  # before this piece is verified, so that the server need not wait
+            if not replies.requested:
                 replies.end()
         return count
 
-    def _ask_ahead(self, replies: RawReplies, count: int) -> None:
-        while replies.asked < count and self._asked < self._stop:
-            span = self._span(self._asked)
-            replies.ask(*(part.encode() for part in self._command(span)), length=span.length)
-            self._asked += span.length
+    def _request_ahead(self, replies: RawReplies, count: int) -> None:
+        while replies.requested < count and self._requested < self._stop:
+            span = self._span(self._requested)
+            replies.request(*(part.encode() for part in self._command(span)), length=span.length)
+            self._requested += span.length
 
-    def _ask_vendor(self) -> None:
-        if self._looks_ahead():
+    def _read_through_client(self) -> None:
+        if self._checks_last_first():
             self._check_size(self._pointer.segments - 1)
         span = self._span(self._position)
         self._check_size(span.i)
@@ -235,10 +337,10 @@ class SegmentReader:
         if len(reply) != span.length:
             raise self._wrong(span.length, len(reply))
         self._kept = memoryview(reply)
-        self._asked = self._position + len(reply)
+        self._requested = self._position + len(reply)
 
     def _check_size(self, i: int) -> None:
-        """Compare sizes before anything is transferred; Redis reports that of a key that does not exist as 0."""
+        """Compare sizes before anything is transferred; Redis reports 0 for a key that does not exist."""
         expected = self._bytes_of(i)
         size = self._server.client.execute_command("STRLEN", self._key(i))
         if not size and not self._server.client.execute_command("EXISTS", self._key(i)):
@@ -249,12 +351,12 @@ class SegmentReader:
     def _missing_segment(self, i: int) -> Exception:
         return self._missing(f"segment {i} of {self._pointer.segments}")
 
-    def _looks_ahead(self) -> bool:
-        """Whether the last segment is looked at first: before much is allocated, or transferred in vain."""
+    def _checks_last_first(self) -> bool:
+        """Whether to check the last segment before much is allocated, or transferred in vain."""
         return self._position == 0 and self._stop == self._size > TRUSTED_BYTES and self._pointer.segments > 1
 
     def _bytes_of(self, i: int) -> int:
-        """The size of a segment: all but the last have the same."""
+        """Return the size of a segment: all but the last have the same."""
         return min(self._segment_bytes, self._size - i * self._segment_bytes)
 
     def _span(self, position: int) -> _Span:

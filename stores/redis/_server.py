@@ -1,4 +1,4 @@
-"""Connections to a Redis, whatever kind it is: always to the node where a payload's segments live.
+"""Connections to Redis: one server, the master that sentinels monitor, or a cluster.
 
 redis-py makes the connections (addresses, logins, TLS, database, protocol), keeps them in pools and finds the nodes.
 """
@@ -6,49 +6,131 @@ redis-py makes the connections (addresses, logins, TLS, database, protocol), kee
 from __future__ import annotations
 
 import functools
+import re
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from typing import Any, Literal
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
 from claimcheck.errors import ConfigError
-from claimcheck.stores._tls import check_ca_file
-from claimcheck.stores.redis._address import Address
+from claimcheck.stores._common import check_ca_file
 
-__all__ = ["Borrowed", "RedisServer", "segment_key", "tls_options"]
+__all__ = ["Address", "Borrowed", "RedisServer", "segment_key", "tls_options"]
 
-_BY_REFERENCE = 6000  # arguments over this size are sent as they are, not copied into a command
+_SCHEME = re.compile(r"(rediss?)(?:\+(cluster|sentinel))?")
+_HOST = re.compile(r"(?P<host>\[[^\]\s]+\]|[^:\[\]@,\s]+)(?::(?P<port>\d{1,5}))?")
+_DATABASE = re.compile(r"/?\d*/?")
+_SERVICE = re.compile(r"/(?P<service>[^/]+)(?P<database>/\d+)?")
+_PORTS = {"cluster": 6379, "sentinel": 26379}
+_BY_REFERENCE = 6000  # arguments over this size are not copied into a command
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed address; its repr has no credentials.
+
+    Attributes:
+        kind: The kind of deployment.
+        url: The URL for redis-py, with the first host, credentials, database, TLS and options.
+        hosts: Nodes of a cluster, or sentinels; empty for a single server.
+        service: The name of the master that sentinels monitor.
+        location: Hosts and database without credentials, for errors and logs.
+    """
+
+    kind: Literal["single", "cluster", "sentinel"]
+    url: str = field(repr=False)
+    hosts: tuple[tuple[str, int], ...]
+    service: str
+    location: str
+
+    @property
+    def tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.url.startswith("rediss:")
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Parse an address; a ``/`` or ``#`` in a password has to be percent-encoded.
+
+        Raises:
+            ValueError: Not an address of Redis; the text is not quoted, because it may hold a password.
+        """
+        parts = urlsplit(text)
+        if parts.fragment or not text.startswith(f"{parts.scheme}://"):
+            raise ValueError("not a Redis address")
+        if parts.scheme == "unix" and parts.path:
+            path = "(unreadable url)" if "@" in parts.path + parts.query else parts.path
+            return cls("single", text, (), "", path)
+        scheme = _SCHEME.fullmatch(parts.scheme)
+        if scheme is None:
+            raise ValueError("not a Redis scheme")
+        login, at, places = parts.netloc.rpartition("@")
+        query = f"?{parts.query}" if parts.query else ""
+        kind, tls = scheme[2] or "single", scheme[1]
+        if kind == "single":
+            return cls._single(text, places, parts.path)
+        hosts = tuple(_host(place, _PORTS[kind]) for place in places.split(","))
+        service, database = ("", parts.path) if kind == "cluster" else _service(parts.path)
+        if not _DATABASE.fullmatch(database):
+            raise ValueError("not a database number")
+        first, port = hosts[0]
+        name = f"[{first}]" if ":" in first else first
+        url = f"{tls}://{login}{at}{name}:{port}{database}{query}"
+        return cls("cluster" if kind == "cluster" else "sentinel", url, hosts, service, f"{places}{parts.path}")
+
+    @classmethod
+    def _single(cls, text: str, place: str, path: str) -> Address:
+        if place:
+            _host(place, 6379)
+        if not _DATABASE.fullmatch(path):
+            raise ValueError("not a database number")
+        return cls("single", text, (), "", f"{place}{path}")
+
+
+def _host(place: str, port: int) -> tuple[str, int]:
+    match = _HOST.fullmatch(place)
+    if match is None or int(match["port"] or port) > 65535:
+        raise ValueError("not a host and port")
+    return unquote(match["host"].strip("[]")), int(match["port"] or port)
+
+
+def _service(path: str) -> tuple[str, str]:
+    match = _SERVICE.fullmatch(path.rstrip("/"))
+    if match is None:
+        raise ValueError("not the name of a service")
+    return unquote(match["service"]), match["database"] or ""
 
 
 def segment_key(pointer: Pointer, i: int) -> str:
-    """The key of one segment, in every version of the pointer."""
+    """Return the key of one segment."""
     return f"{pointer.key}-{i}"
 
 
 def tls_options(address: Address, *, ca_file: str | None, validate_hostname: bool) -> dict[str, Any]:
-    """Return redis-py's options for TLS. Its own defaults differ between versions: some do not check host names.
+    """Return redis-py's options for TLS. Its defaults differ between versions: some do not check host names.
 
     Args:
-        address: With TLS.
+        address: An address with TLS.
         ca_file: Certificates of authorities; ``None`` for the system's.
-        validate_hostname: Whether the certificate has to be for the host.
+        validate_hostname: Whether the certificate must match the host.
     """
-    unverified = parse_qs(urlsplit(address.url).query).get("ssl_cert_reqs") == ["none"]  # there is nothing to check
+    unverified = parse_qs(urlsplit(address.url).query).get("ssl_cert_reqs") == ["none"]
     options = {} if unverified else {"ssl_check_hostname": validate_hostname}
     return options if ca_file is None else {**options, "ssl_ca_certs": ca_file}
 
 
 class RedisServer:
-    """One Redis, a sentinel's master or a cluster; connects at first use.
+    """A Redis server, a sentinel's master or a cluster; connects at first use.
 
     Args:
-        address: Which one.
-        options: Of redis-py's connections: time-outs, and those of `tls_options`.
+        address: The address.
+        options: Options of redis-py's connections: timeouts, and those of `tls_options`.
         name: Returns the name of the store in the configuration.
     """
 
@@ -57,23 +139,23 @@ class RedisServer:
         self._address = address
         self._options = options
         self._lock = threading.Lock()
-        self._made: Any = None
+        self._connected: Any = None
 
     @property
     def is_cluster(self) -> bool:
-        """Whether keys live on several nodes, and may move."""
+        """Whether keys are on several nodes, and may move."""
         return self._address.kind == "cluster"
 
     @property
     def client(self) -> Any:
-        """redis-py's client for commands where speed is not what counts; finds nodes and follows redirects itself."""
+        """redis-py's client, for commands that need not be fast; it finds nodes and follows redirects."""
         with self._lock:
-            if self._made is None:
-                self._made = self._connect(import_vendor("redis", extra="redis"))
-            return self._made
+            if self._connected is None:
+                self._connected = self._connect(import_vendor("redis", extra="redis"))
+            return self._connected
 
     def borrow(self, key: str) -> Borrowed:
-        """Take a connection out of the pool of the node that has a key; it is connected, and has nothing to read."""
+        """Take a connection with nothing to read from the pool of the node that has a key."""
         client = self.client
         if self.is_cluster:
             client = client.get_redis_connection(client.get_node_from_key(key))
@@ -82,10 +164,10 @@ class RedisServer:
     def close(self) -> None:
         """Close all connections; the next use makes new ones."""
         with self._lock:
-            client, self._made = self._made, None
+            client, self._connected = self._connected, None
         if client is None:
             return
-        for pool in self._pools(client):  # redis-py itself leaves the pools of a client that was made from an address
+        for pool in self._pools(client):  # redis-py does not close the pools of a client made from an address
             pool.disconnect()
         client.close()
 
@@ -97,36 +179,36 @@ class RedisServer:
             clients = [client, *(sentinel.sentinels if sentinel else ())]
         return [one.connection_pool for one in clients if one is not None]
 
-    def _connect(self, redis: ModuleType) -> Any:
+    def _connect(self, redis: ModuleType) -> object:
         check_ca_file(self._options.get("ssl_ca_certs"), store=self._name())
         with suppress(ValueError, TypeError):  # the vendor's text may quote a part of the password
             return self._client(redis)
         path = f"stores.{self._name()}.url"
-        raise ConfigError(f"{path}: redis-py cannot read this address; is its query right?", path=path)
+        raise ConfigError(f"{path}: redis-py cannot read this address; check its query", path=path)
 
-    def _client(self, redis: ModuleType) -> Any:
+    def _client(self, redis: ModuleType) -> object:
         common = {**self._options, "retry": _retry_once(redis)}
         if self.is_cluster:
             nodes = [redis.cluster.ClusterNode(host, port) for host, port in self._address.hosts]
             return redis.cluster.RedisCluster.from_url(self._address.url, startup_nodes=nodes, **common)
         pool = redis.ConnectionPool.from_url(self._address.url, **common)
-        pool.connection_class(**pool.connection_kwargs)  # connects to nothing, and says what it does not know
+        pool.connection_class(**pool.connection_kwargs)  # does not connect, but raises for unknown options
         if self._address.kind == "single":
             return redis.Redis(connection_pool=pool)
         return self._master(redis, pool.connection_kwargs)
 
-    def _master(self, redis: ModuleType, options: dict[str, Any]) -> Any:
+    def _master(self, redis: ModuleType, options: dict[str, Any]) -> object:
         tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
         if self._address.tls:
             tls["ssl"] = True
         own = {name: value for name, value in options.items() if name not in ("host", "port")}
-        asking = {**self._options, **tls, "retry": _retry_once(redis)}
-        sentinel = redis.sentinel.Sentinel(self._address.hosts, sentinel_kwargs=asking)
+        sentinel_options = {**self._options, **tls, "retry": _retry_once(redis)}
+        sentinel = redis.sentinel.Sentinel(self._address.hosts, sentinel_kwargs=sentinel_options)
         return sentinel.master_for(self._address.service, **{**own, **tls})
 
 
 class Borrowed:
-    """A connection that is in nobody else's hands until it is given back or discarded."""
+    """A connection taken from a pool, for exclusive use until it is given back or discarded."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -134,24 +216,24 @@ class Borrowed:
 
     @property
     def socket(self) -> socket.socket | None:
-        """Its socket, plain or TLS, to read large replies from without a copy; ``None`` where redis-py hides it."""
-        found = getattr(self._connection, "_sock", None)
-        return found if isinstance(found, socket.socket) else None
+        """Its socket, plain or TLS, to read large replies without a copy; ``None`` if redis-py has another kind."""
+        sock = getattr(self._connection, "_sock", None)
+        return sock if isinstance(sock, socket.socket) else None
 
-    def send(self, *command: Any) -> None:
-        """Send one command, a big value in it from where it lies."""
+    def send(self, *command: object) -> None:
+        """Send one command; a large value in it is not copied."""
         self._connection.send_packed_command((_packer() or self._connection.pack_command)(*command))
 
-    def receive(self) -> Any:
-        """Return the reply to the oldest command that has none yet; raises the server's refusal."""
+    def receive(self) -> object:
+        """Return the reply to the oldest unanswered command; raises the server's error."""
         return self._connection.read_response()
 
     def give_back(self) -> None:
-        """Return it to its pool, with nothing left to read."""
+        """Return it to its pool; nothing may be left to read."""
         self._pool.release(self._connection)
 
     def discard(self) -> None:
-        """Close it: what it would say next belongs to a question that nobody asks any more."""
+        """Close it, because replies that no longer matter may still arrive."""
         with suppress(Exception):
             self._connection.disconnect()
         self._pool.release(self._connection)
@@ -159,7 +241,7 @@ class Borrowed:
 
 @functools.cache
 def _packer() -> Callable[..., Any] | None:
-    """What takes big values by reference. With hiredis installed, redis-py itself would copy each command whole."""
+    """Return a packer that takes large values by reference; redis-py with hiredis would copy each command."""
     connection = import_vendor("redis.connection", extra="redis")
     serializer = getattr(connection, "PythonRespSerializer", None)
     if serializer is None:
@@ -168,6 +250,6 @@ def _packer() -> Callable[..., Any] | None:
     return pack
 
 
-def _retry_once(redis: ModuleType) -> Any:
-    """For connections that died in the pool; every command that is sent here may safely be sent twice."""
+def _retry_once(redis: ModuleType) -> object:
+    """Retry on connections that died in the pool; every command sent here may safely be sent twice."""
     return redis.retry.Retry(redis.backoff.NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,))

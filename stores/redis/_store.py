@@ -1,43 +1,45 @@
-"""Payloads in Redis, in segments that all expire at the same moment.
+"""The Redis store: payloads in segments that all expire at the same moment.
 
-Big values are bad for Redis: they block every other client while they are copied, and powers of two waste a quarter of
-the memory. So a payload rests in segments of a little under 1 MiB, a few of which are in flight at a time.
+Large values are bad for Redis: they block all other clients while they are copied, and powers of two waste a quarter of
+the memory. A payload is therefore stored in segments of a little under 1 MiB, two of which are in flight at a time.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Annotated, Literal
 
 from claimcheck._payload import Source
-from claimcheck._payload_reader import PieceReader, Reader
+from claimcheck._payload_reader import PieceReader, Reader, too_long
 from claimcheck._pointer import KEY_PREFIX, Pointer, slug
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
-from claimcheck.errors import IntegrityError, PayloadTooLargeError, StoreError, StoreUnavailableError
-from claimcheck.stores._tls import CaFile
-from claimcheck.stores.redis._address import Address
+from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
+from claimcheck.stores._common import CaFile
 from claimcheck.stores.redis._reader import SegmentReader, unsized_segments
-from claimcheck.stores.redis._server import RedisServer, segment_key, tls_options
-from claimcheck.stores.redis._writer import SegmentWriter
+from claimcheck.stores.redis._server import Address, Borrowed, RedisServer, segment_key, tls_options
 
 __all__ = ["RedisStore"]
 
 _log = logging.getLogger(__name__)
 
-_SEGMENT_BYTES = (1 << 20) - 64  # with Redis' own header just one megabyte for its allocator, not the next size up
-_MAX_SEGMENT_BYTES = 512 << 20  # proto-max-bulk-len; one byte more and the server hangs up without a word
-_DELETE_KEYS = 16  # UNLINK frees strings at once and blocks the server meanwhile
+_SEGMENT_BYTES = (1 << 20) - 64  # with Redis' header just one megabyte for its allocator, not the next size up
+_MAX_SEGMENT_BYTES = 512 << 20  # proto-max-bulk-len; beyond it the server closes the connection without an error
+_DELETE_KEYS = 16  # UNLINK frees strings at once, which blocks the server
 _MAX_V1_SEGMENTS = 100_000  # a pointer of version 1 is never signed, and does not declare its size
 _V1_PREFIX = "kafka-over-redis-"
+_IN_FLIGHT = 2
+_CHECK_KEYS = 100  # per command
+_REDIRECTS = ("MovedError", "AskError", "TryAgainError")
 
-# Vendor's error to ours, first match wins; anything else is a StoreError.
+# Error classes by redis-py's, first match wins; any other error is a StoreError.
 _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
-    ("AuthenticationError", StoreError),  # a kind of ConnectionError to redis-py, but trying again does not help
+    ("AuthenticationError", StoreError),  # a subclass of redis-py's ConnectionError, but not retryable
     ("AuthorizationError", StoreError),
     ("ConnectionError", StoreUnavailableError),
     ("TimeoutError", StoreUnavailableError),
@@ -59,30 +61,30 @@ def _is_url(url: str) -> bool:
 _URL = Check(
     _is_url,
     "redis://[user:password@]host[:port][/database], rediss://..., unix://path, redis+cluster://host:port[,...] or "
-    "redis+sentinel://host:port[,...]/service[/database], escaped as URLs are",
+    "redis+sentinel://host:port[,...]/service[/database], percent-encoded",
 )
 
 
 class RedisStore(Store):
-    """Segments under ``{key}-{i}``, all with one absolute deadline and in one cluster slot. Needs Redis 6.2 or newer.
+    """Stores segments as ``{key}-{i}``, with one expiry time and in one cluster slot. Requires Redis 6.2 or newer.
 
-    Set ``maxmemory-policy noeviction`` on the server: every other policy throws away segments of payloads that
-    messages still point at, which readers then report as gone.
+    Set ``maxmemory-policy noeviction`` on the server: all other policies evict segments of payloads that messages still
+    point at, and readers report those payloads as gone.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``, as redis-py reads it; ``redis+cluster://host:port,host:port``;
+        url: ``redis://``, ``rediss://`` or ``unix://``, as in redis-py; ``redis+cluster://host:port,host:port``;
             ``redis+sentinel://host:port,host:port/service/database``, with the login of Redis itself.
-        ttl_seconds: How long payloads live, at least 1; ``None`` for ever.
+        ttl_seconds: The lifetime of payloads, at least 1; ``None`` for no limit.
         segment_bytes: Up to 512 MiB; a power of two wastes a quarter of the server's memory.
-        key_prefix: What all keys begin with; pointers to anything else are refused.
-        pointer_version: 1 writes the published form, with its key names, for readers that know nothing else.
-        v1_pointers: Whether pointers of version 1, which name no store, belong to this one; by default they belong to
-            the only Redis store of a configuration. Those of more than 100,000 segments are refused.
+        key_prefix: The beginning of all keys; pointers to other keys are rejected.
+        pointer_version: 1 writes the published form, with its key names, for readers that support nothing else.
+        v1_pointers: Whether pointers of version 1, which name no store, belong to this store. By default they belong to
+            the only Redis store of a configuration. Those with more than 100,000 segments are rejected.
         tls_ca_file: Certificates of authorities in PEM format, in place of the system's, for ``rediss://``.
-        tls_validate_hostname: Whether a server's certificate has to be for the host in ``url``. Options of redis-py in
+        tls_validate_hostname: Whether the server's certificate must match the host in ``url``. Options of redis-py in
             the query of ``url`` (``ssl_check_hostname``, ``ssl_cert_reqs``) take precedence.
-        timeout_seconds: For one answer of the server.
-        connect_timeout_seconds: For a new connection.
+        timeout_seconds: Timeout for one reply of the server.
+        connect_timeout_seconds: Timeout for a new connection.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class RedisStore(Store):
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
         if self.pointer_version == 1:
             return f"{_V1_PREFIX}{slug(destination)}-{unique}"
-        return f"{self.prefix}{slug(destination)}-{{{unique}}}"  # braces: only the uuid chooses the cluster slot
+        return f"{self.prefix}{slug(destination)}-{{{unique}}}"  # braces: only the uuid determines the cluster slot
 
     def _max_segments(self, version: int) -> int:
         return _MAX_V1_SEGMENTS if version == 1 else super()._max_segments(version)
@@ -140,7 +142,7 @@ class RedisStore(Store):
             self._warn_of_eviction()
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        writer = SegmentWriter(self._server, pointer)
+        writer = _SegmentWriter(self._server, pointer)
         try:
             for i, segment in enumerate(source.pieces(self.segment_bytes or _SEGMENT_BYTES)):
                 writer.put(i, segment)
@@ -165,21 +167,15 @@ class RedisStore(Store):
         return reader
 
     def _segments(self, pointer: Pointer) -> Iterator[bytes]:
+        size = pointer.size
         return unsized_segments(
             self._server,
             pointer,
-            limit=self.context.max_payload_bytes if pointer.size is None else pointer.size,
+            limit=self.context.max_payload_bytes if size is None else size,
             missing=lambda what: self.missing(pointer, what),
             empty=lambda: self._wrong(pointer, "at least 1", 0),
-            too_large=lambda size: self._over(pointer, size),
+            too_large=lambda n: too_long(self, pointer, n) if size is None else self._wrong(pointer, size, n),
         )
-
-    def _over(self, pointer: Pointer, size: int) -> StoreError:
-        if pointer.size is not None:
-            return self._wrong(pointer, pointer.size, size)
-        limit = self.context.max_payload_bytes
-        text = f"store {self.name!r}: {pointer.key!r} is longer than limits.max_payload_bytes ({limit})"
-        return PayloadTooLargeError(text, store=self.name, key=pointer.key, size=size, limit=limit)
 
     def _delete(self, pointer: Pointer) -> None:
         for first in range(0, pointer.segments, _DELETE_KEYS):
@@ -190,18 +186,18 @@ class RedisStore(Store):
         exceptions = import_vendor("redis.exceptions", extra="redis")
         try:
             self._server.client.unlink(*keys)
-        except (exceptions.ClusterError, exceptions.TryAgainError):  # their slot is moving: some are here, some there
+        except (exceptions.ClusterError, exceptions.TryAgainError):  # their slot is moving between two nodes
             for key in keys:
                 self._server.client.unlink(key)
 
     def _warn_of_eviction(self) -> None:
-        with suppress(Exception):  # not everybody may ask, or knows how to answer
+        with suppress(Exception):  # INFO may be forbidden or not supported
             memory = self._server.client.info("memory")
             policy = memory.get("maxmemory_policy", "noeviction")
             if memory.get("maxmemory") and policy != "noeviction":
                 _log.warning(
-                    "store %r: the server's maxmemory-policy is %s: when its memory is full it throws away payloads "
-                    "that messages still point at; set noeviction",
+                    "store %r: the server's maxmemory-policy is %s: when its memory is full, it deletes payloads that "
+                    "messages still point at; set noeviction",
                     self.name,
                     policy,
                 )
@@ -218,10 +214,126 @@ class RedisStore(Store):
     def _translate(self, error: Exception) -> type[StoreError] | None:
         exceptions = import_vendor("redis.exceptions", extra="redis")
         if "syntax error" in str(error):
-            error.args = ("the server does not know SET with PXAT; Redis 6.2 or newer is needed",)
-        if str(error).startswith("WRONGTYPE"):  # a list, for example, which is no segment
+            error.args = ("the server does not support SET with PXAT; Redis 6.2 or newer is required",)
+        if str(error).startswith("WRONGTYPE"):  # a list, for example, which is not a segment
             return IntegrityError
         for name, ours in _ERRORS:
             if isinstance(error, getattr(exceptions, name, ())):
                 return ours
         return super()._translate(error)
+
+
+class _SegmentWriter:
+    """Writes segments on one connection; the next one is sent while the server stores the last.
+
+    After a lost connection, segments without a reply are sent again, once for each segment.
+
+    Args:
+        server: The server.
+        pointer: Determines the keys and the expiry time.
+    """
+
+    def __init__(self, server: RedisServer, pointer: Pointer) -> None:
+        self._server = server
+        self._pointer = pointer
+        self._borrowed: Borrowed | None = None
+        self._unanswered: deque[tuple[int, memoryview]] = deque()
+        self._sent = 0  # completely, on this connection, and not answered
+        self._count = 0
+        self._lost_at = -1
+
+    def put(self, i: int, segment: memoryview) -> None:
+        """Send segment number ``i``; may wait for the reply to an earlier one."""
+        self._unanswered.append((i, segment))
+        self._count += 1
+        self._attempt(lambda: self._send(i, segment))
+        while len(self._unanswered) >= _IN_FLIGHT:
+            self._attempt(self._receive)
+
+    def finish(self) -> None:
+        """Wait for all replies.
+
+        Raises:
+            ConnectionError: The server restarted without segments that it had acknowledged: it keeps them in memory
+                only.
+        """
+        while self._unanswered:
+            self._attempt(self._receive)
+        if self._borrowed is not None:
+            self._borrowed.give_back()
+            self._borrowed = None
+        if self._lost_at >= 0:
+            self._check_all_present()
+
+    def abandon(self) -> None:
+        """After an error, wait for what was sent, so that nothing arrives after its deletion, and disconnect."""
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is None:
+            return
+        with suppress(Exception):
+            for _ in range(self._sent):
+                with suppress(import_vendor("redis.exceptions", extra="redis").ResponseError):
+                    borrowed.receive()
+        borrowed.discard()
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        exceptions = import_vendor("redis.exceptions", extra="redis")
+        try:
+            step()
+        except (exceptions.ConnectionError, ConnectionError) as error:
+            self._drop()
+            self._resend(error)
+        except (exceptions.TimeoutError, TimeoutError):
+            self._drop()
+            raise
+        except tuple(getattr(exceptions, name) for name in _REDIRECTS):
+            self._drop()
+            self._send_through_client()
+
+    def _drop(self) -> None:
+        """Close a broken connection."""
+        borrowed, self._borrowed = self._borrowed, None
+        self._sent = 0
+        if borrowed is not None:
+            borrowed.discard()
+
+    def _send(self, i: int, segment: memoryview) -> None:
+        if self._borrowed is None:
+            self._borrowed = self._server.borrow(self._pointer.key)
+        self._borrowed.send(*self._command(i, segment))
+        self._sent += 1
+
+    def _receive(self) -> None:
+        if self._borrowed is not None:
+            self._sent -= 1
+            self._borrowed.receive()
+            self._unanswered.popleft()
+
+    def _resend(self, error: Exception) -> None:
+        oldest = self._unanswered[0][0]
+        again, self._lost_at = oldest == self._lost_at, oldest
+        if self._server.is_cluster:  # the node may be gone, and another one may have its slots
+            self._send_through_client()
+            return
+        if again:
+            raise error
+        for i, segment in self._unanswered:
+            self._send(i, segment)
+
+    def _send_through_client(self) -> None:
+        """Send what is unanswered through redis-py, which follows redirects and remembers them for later segments."""
+        while self._unanswered:
+            self._server.client.execute_command(*self._command(*self._unanswered[0]))
+            self._unanswered.popleft()
+
+    def _check_all_present(self) -> None:
+        """Check for segments lost when a server restarted empty, or was replaced by a replica that lagged behind."""
+        keys = [segment_key(self._pointer, i) for i in range(self._count)]
+        size = 1 if self._server.is_cluster else _CHECK_KEYS  # a slot that moves is spread over two nodes
+        batches = (keys[first : first + size] for first in range(0, len(keys), size))
+        if sum(self._server.client.exists(*batch) for batch in batches) < self._count:
+            raise ConnectionError("the server lost segments that it had acknowledged")
+
+    def _command(self, i: int, segment: memoryview) -> tuple[object, ...]:
+        deadline = () if self._pointer.expires_ms is None else ("PXAT", self._pointer.expires_ms)
+        return "SET", segment_key(self._pointer, i), segment, *deadline

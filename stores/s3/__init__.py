@@ -1,4 +1,4 @@
-"""The S3 store: payloads as objects in one bucket, through boto3."""
+"""The S3 store: payloads as objects in a bucket, through boto3."""
 
 from claimcheck.stores.s3._store import S3Store
 

@@ -1,4 +1,4 @@
-"""The boto3 client that the store uses, set up to do nothing with payloads but send them."""
+"""The boto3 client of the S3 store, set up to send payloads unchanged, and the mapping of its errors."""
 
 from __future__ import annotations
 
@@ -7,45 +7,87 @@ import threading
 from typing import Any
 
 from claimcheck._registry import import_vendor
-from claimcheck.stores.s3._upload import attach
+from claimcheck.errors import StoreError, StoreUnavailableError
+from claimcheck.stores._common import ERROR_CODES, NOT_ADMITTED
 
-__all__ = ["connect"]
+__all__ = ["client_error", "code_of", "connect", "kind_of_error", "never_arrived"]
 
-_SESSION_LOCK = threading.Lock()  # clients may be used by several threads, sessions may not
+_SESSION_LOCK = threading.Lock()  # clients are thread-safe, sessions are not
+
+# Errors of the SDK after which nothing was sent, at least in its last attempt.
+_NOT_STARTED = (
+    "ConnectTimeoutError",
+    "CredentialRetrievalError",
+    "EndpointConnectionError",
+    "NoCredentialsError",
+    "NoRegionError",
+    "ParamValidationError",
+    "PartialCredentialsError",
+    "ProxyConnectionError",
+    "SSLError",
+)
+_NOT_REACHED = ("ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseStreamingError")
 
 
 def connect(place: dict[str, str | None], timeouts: dict[str, float], *, connections: int) -> Any:
-    """Make a client.
+    """Return a new client.
 
     Args:
         place: ``endpoint_url``, ``region_name`` and ``verify``, a file of certificates.
         timeouts: ``connect_timeout`` and ``read_timeout``.
-        connections: To keep for the next use.
+        connections: Connections to keep in the pool.
     """
     config = import_vendor("botocore.config", extra="s3").Config(
-        # We bring our own checksum, or check one; the SDK's would be a second pass in Python over every payload.
+        # The store sends and checks its own checksum; the SDK's would be a second pass in Python over every payload.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={"payload_signing_enabled": False},
         retries={"mode": "standard", "total_max_attempts": 3},
-        parameter_validation=False,  # of arguments that are all our own
+        parameter_validation=False,  # all arguments come from the store
         user_agent=_user_agent(),
         max_pool_connections=connections,
         tcp_keepalive=True,
         **timeouts,
     )
     with _SESSION_LOCK:
-        client = session().client("s3", config=config, **place)
-    attach(client)
-    return client
+        return session().client("s3", config=config, **place)
 
 
 @functools.cache
 def session() -> Any:
-    """One for the process: it reads a long description of S3, which is most of the time that a client takes to make."""
+    """Return the session of this process. Loading its description of S3 takes most of the time to create a client."""
     return import_vendor("boto3", extra="s3").session.Session()
 
 
 def _user_agent() -> str:
-    """What the SDK would otherwise put together anew for each request, from forty pieces."""
+    """Return a fixed user agent; the SDK would otherwise build one from forty parts for each request."""
     return f"claimcheck Boto3/{import_vendor('boto3', extra='s3').__version__}"
+
+
+def kind_of_error(error: Exception) -> type[StoreError] | None:
+    """Return the error class for an error of the SDK; ``None`` if there is none."""
+    if isinstance(error, client_error()):
+        return ERROR_CODES.get(code_of(error))
+    return StoreUnavailableError if isinstance(error, _sdk_errors(*_NOT_REACHED)) else None
+
+
+def never_arrived(error: BaseException | None) -> bool:
+    """Whether a request that failed with this error had no effect."""
+    if isinstance(error, client_error()):
+        return code_of(error) in NOT_ADMITTED
+    return isinstance(error, _sdk_errors(*_NOT_STARTED))
+
+
+def client_error() -> type[Exception]:
+    """Return the class of errors that the service returned."""
+    return _sdk_errors("ClientError")[0]
+
+
+def code_of(error: Any) -> str:
+    """Return the service's code of such an error."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _sdk_errors(*names: str) -> tuple[type[Exception], ...]:
+    exceptions = import_vendor("botocore.exceptions", extra="s3")
+    return tuple(getattr(exceptions, name) for name in names)

@@ -1,58 +1,59 @@
-"""Payloads as objects in an S3 bucket, of Amazon's or of any server that speaks its language."""
+"""The S3 store: payloads as objects in a bucket of Amazon S3 or of a compatible server."""
 
 from __future__ import annotations
 
+import http.client
 import os
+import re
 import ssl
 import threading
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from claimcheck._payload import Source
 from claimcheck._payload_reader import Reader, differs
 from claimcheck._pointer import Pointer
+from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._validation import Check, Count, Range, Seconds, Size, Timeout, check_arguments
 from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
-from claimcheck.stores._objects import ENDPOINT, PREFIX, folder, in_parts, part_size
-from claimcheck.stores._tls import CaFile, check_ca_file
-from claimcheck.stores.s3._client import connect
-from claimcheck.stores.s3._errors import client_error, code_of, kind_of_error, never_arrived
-from claimcheck.stores.s3._reader import Extent, ObjectReader, extent_of, range_of
-from claimcheck.stores.s3._upload import Creator, Upload, ViewFile
+from claimcheck.stores._common import ENDPOINT, PREFIX, CaFile, check_ca_file, folder, in_parts, part_size
+from claimcheck.stores.s3._client import client_error, code_of, connect, kind_of_error, never_arrived
+from claimcheck.stores.s3._upload import Creator, Upload, ViewFile, attach
 
 __all__ = ["S3Store"]
 
 _BUCKET = Check(bool, "the name of a bucket")
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class S3Store(Store):
-    """One object per payload: a single put, or several parts at once above a size.
+    """Stores each payload as one object: a single put, or a parallel multipart upload above a size.
 
-    Credentials are found by the SDK's own chain. S3 has no life span per object: give the bucket a lifecycle rule on
+    The SDK finds credentials in its usual way. S3 has no lifetime per object: give the bucket a lifecycle rule on
     ``prefix`` that fits ``ttl_seconds``, and one that aborts incomplete multipart uploads after a day.
 
-    Every byte is sent with a CRC-32, which the server verifies if it is one that does.
+    Every byte is sent with a CRC-32, which the server verifies if it supports that.
 
     Args:
-        bucket: Must exist.
-        prefix: What all keys begin with; ``/`` is added where it is missing.
-        endpoint_url: Of a server that is not Amazon's.
-        region_name: Where the SDK's own configuration does not say it.
-        ttl_seconds: Written into pointers; the bucket's lifecycle rule removes objects.
-        part_bytes: Of each part above ``single_put_bytes``; at least 5 MiB.
-        single_put_bytes: Up to this size one request does it. Files of this size are read into memory.
-        parallel_parts: Parts that are sent at once; one more is in memory.
-        parallel_gets: Parts that are fetched at once, where one connection does not fill the line; as many are in
-            memory.
-        conditional: Have the server refuse to overwrite; turned off by itself where a server does not know how.
-        tls_ca_file: Certificates of authorities in PEM format, in place of the SDK's own. The certificate of the server
-            is always verified, its host name included.
-        timeout_seconds: For one answer of the server.
-        connect_timeout_seconds: For a new connection.
+        bucket: An existing bucket.
+        prefix: The beginning of all keys; ``/`` is added at its end if missing.
+        endpoint_url: The address of a server other than Amazon's.
+        region_name: The region, if the SDK's own configuration does not have it.
+        ttl_seconds: Written into pointers; the bucket's lifecycle rule deletes objects.
+        part_bytes: The size of each part above ``single_put_bytes``; at least 5 MiB.
+        single_put_bytes: Payloads up to this size are sent in one request. Files of this size are read into memory.
+        parallel_parts: Parts sent at once; one more is in memory.
+        parallel_gets: Parts fetched at once, for networks that one connection does not saturate; as many are in memory.
+        conditional: Whether to make the server refuse to overwrite; turned off automatically if the server does not
+            support it.
+        tls_ca_file: Certificates of authorities in PEM format, in place of the SDK's own. The server's certificate is
+            always verified, including its host name.
+        timeout_seconds: Timeout for one response of the server.
+        connect_timeout_seconds: Timeout for a new connection.
     """
 
     def __init__(
@@ -121,32 +122,37 @@ class S3Store(Store):
 
     def _get(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
         whole = stop is None or (start == 0 and stop == pointer.size)
-        response = self._get_object(pointer, {} if stop is None or whole else range_of(start, stop))
+        requested = None if stop is None or whole else (start, stop)
+        response = self._get_object(pointer, requested)
         try:
-            found = extent_of(response)
-            reader = ObjectReader(response["Body"], found.stop - found.start)
-            self._check_extent(pointer, found, None if whole else (start, stop), reader)
+            extent = _Extent.of(response)
+            reader = ObjectReader(response["Body"], extent.stop - extent.start)
+            self._check_extent(pointer, extent, requested, reader)
             return reader
         except BaseException:
             response["Body"].close()
             raise
 
-    def _check_extent(self, pointer: Pointer, found: Extent, asked: Any, reader: Reader) -> None:
+    def _check_extent(
+        self, pointer: Pointer, extent: _Extent, requested: tuple[int, int] | None, reader: Reader
+    ) -> None:
         try:
-            self.check_size(pointer, found.size)
+            self.check_size(pointer, extent.size)
         except IntegrityError:
-            reader.readinto(memoryview(bytearray(1)))  # a line that was cut amid the headers cuts numbers, too
+            reader.readinto(memoryview(bytearray(1)))  # raises if the size is wrong because the headers were cut
             raise
-        if asked is not None and (found.start, found.stop) != asked:
-            raise StoreError(f"store {self.name!r}: the server sent another part than it was asked for")
+        if requested is not None and (extent.start, extent.stop) != requested:
+            raise StoreError(f"store {self.name!r}: the server sent another part than requested")
 
-    def _get_object(self, pointer: Pointer, more: dict[str, str]) -> Any:
+    def _get_object(self, pointer: Pointer, requested: tuple[int, int] | None) -> dict[str, Any]:
+        header = {"Range": f"bytes={requested[0]}-{requested[1] - 1}"} if requested else {}
         try:
-            return self._s3().get_object(Bucket=self._bucket, Key=pointer.key, **more)
+            response: dict[str, Any] = self._s3().get_object(Bucket=self._bucket, Key=pointer.key, **header)
         except client_error() as error:
-            if code_of(error) == "InvalidRange":  # it begins behind the object's end
+            if code_of(error) == "InvalidRange":  # it begins after the object's end
                 differs(pointer, "size", pointer.size or 0, "less", self.name)
             raise
+        return response
 
     def _delete(self, pointer: Pointer) -> None:
         self._s3().delete_object(Bucket=self._bucket, Key=pointer.key)
@@ -160,16 +166,94 @@ class S3Store(Store):
         return kind_of_error(error) or super()._translate(error)
 
     def _s3(self) -> Any:
-        """The client of this process; connections do not survive a fork."""
+        """Return the client of this process; connections do not survive a fork."""
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
                 check_ca_file(self._place["verify"], store=self.name)
                 connections = max(16, 2 * self._parallel_parts, 2 * self._parallel_gets)
-                self._client = os.getpid(), connect(self._place, self._timeouts, connections=connections)
+                client = connect(self._place, self._timeouts, connections=connections)
+                attach(client)
+                self._client = os.getpid(), client
             return self._client[1]
 
 
 def _emptying(pieces: deque[memoryview]) -> Iterator[memoryview]:
-    """Give what is there and keep nothing of it."""
+    """Yield the pieces without keeping a reference to them."""
     while pieces:
         yield pieces.popleft()
+
+
+class _Extent(NamedTuple):
+    """The contents of a response: bytes from ``start`` up to ``stop`` of an object of ``size`` bytes."""
+
+    start: int
+    stop: int
+    size: int
+
+    @classmethod
+    def of(cls, response: dict[str, Any]) -> _Extent:
+        """Read it from a response. Servers that do not support ranges send the whole object.
+
+        Raises:
+            ConnectionError: The response has no length: its headers were cut.
+        """
+        if "ContentLength" not in response:
+            raise ConnectionError("the server's response has no length")
+        match = _RANGE.fullmatch(response.get("ContentRange", ""))
+        if match is None:
+            return cls(0, response["ContentLength"], response["ContentLength"])
+        first, last, size = map(int, match.groups())
+        return cls(first, last + 1, size)
+
+
+class ObjectReader:
+    """A `Reader` of the body of one response, directly into the caller's memory.
+
+    The SDK's own ``readinto`` reads into new memory and copies. If the underlying response is the expected one, it is
+    read directly. That part of the SDK is not public, and reading without it is only slower.
+
+    Args:
+        body: The body in the SDK's response; closed at the end or earlier, so that no connection is reused with unread
+            bytes.
+        size: Bytes of the body.
+    """
+
+    def __init__(self, body: Any, size: int) -> None:
+        self._body = body
+        self._size = self._left = size
+        self._direct = _direct(body)
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill the buffer, at most to the end of the body.
+
+        Raises:
+            IncompleteReadError: Of botocore: the connection was lost.
+        """
+        if not self._left:
+            return 0
+        count = int((self._direct or self._body).readinto(buffer[: self._left]))
+        if not count:
+            raise self._incomplete()
+        self._left -= count
+        return count
+
+    def close(self) -> None:
+        """Give the connection back if nothing is left to read; otherwise close it."""
+        if not self._left:
+            drain = self._body.read if self._direct is None else self._body._raw_stream.drain_conn
+            drain()  # lets the SDK notice the end
+        self._body.close()
+
+    def _incomplete(self) -> Exception:
+        kind = import_vendor("botocore.exceptions", extra="s3").IncompleteReadError
+        error: Exception = kind(actual_bytes=self._size - self._left, expected_bytes=self._size)
+        return error
+
+
+def _direct(body: object) -> http.client.HTTPResponse | None:
+    """Return the response of the standard library below botocore's and urllib3's."""
+    if type(body) is not import_vendor("botocore.response", extra="s3").StreamingBody:
+        return None  # one that checks or decodes the body
+    raw = getattr(body, "_raw_stream", None)
+    response = getattr(raw, "_fp", None)
+    return response if isinstance(response, http.client.HTTPResponse) and hasattr(raw, "drain_conn") else None

@@ -91,7 +91,7 @@ class HttpProxy:
         return fault
 
     def free(self) -> None:
-        """Forget all faults, and let go what is held."""
+        """Forget all faults, and release what is held."""
         with self.lock:
             faults, self.faults = self.faults, []
         for fault in faults:

@@ -68,7 +68,7 @@ class Lane:
         self._rate = bytes_per_second
 
     def free(self) -> None:
-        """Forget everything that was to happen, and let go what is held."""
+        """Forget everything that was to happen, and release what is held."""
         self._incidents.clear()
         self._flips.clear()
         self._rate = None

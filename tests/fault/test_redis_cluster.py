@@ -250,7 +250,7 @@ class TestDeadNode:
         with contextlib.ExitStack() as stack, pytest.raises(StoreUnavailableError) as caught:
             store.write(TriggerFile(PAYLOAD, lambda: stack.enter_context(dead(cluster, *cluster.nodes))))
 
-        assert any("could not be removed" in note for note in caught.value.__notes__)
+        assert any("could not be deleted" in note for note in caught.value.__notes__)
         assert_healthy(store)
 
 

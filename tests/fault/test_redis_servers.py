@@ -257,7 +257,7 @@ class TestStopped(Rig):
         with stopped(own_redis.pid):
             error = assert_unavailable(lambda: store.write(bytes(100)))
 
-        assert ["could not be removed" in note for note in error.__notes__] == [True]
+        assert ["could not be deleted" in note for note in error.__notes__] == [True]
         assert all(server.pttl(key) > 0 for key in server.scan_iter())
         assert_healthy(store)
 

@@ -71,7 +71,7 @@ class TestLostLine(Writing):
 
         error = assert_unavailable(lambda: store.write(source()))
 
-        assert any("could not be removed" in note for note in error.__notes__)
+        assert any("could not be deleted" in note for note in error.__notes__)
         assert all(0 < server.pttl(key) <= 60_000 for key in keys(server, store))
 
     @ALL_SOURCES
@@ -147,7 +147,7 @@ class TestDeadLine(Writing):
         left = keys(server, store)
         assert bool(left) == (place > SEGMENT), "segments were stored before, or this test shows nothing"
         assert all(0 < server.pttl(key) <= 60_000 for key in left), "what nobody could remove expires by itself"
-        assert any("could not be removed" in note for note in error.__notes__)
+        assert any("could not be deleted" in note for note in error.__notes__)
 
     def test_before_the_rollback(self, store, proxy, server):
         pointer = store.write(PAYLOAD)

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from claimcheck._assembler import Assembled, Assembler, Dropped, Slot
+from claimcheck._assembler import Assembled, Assembler, Discarded, Slot
 from claimcheck._envelope import Chunk
 from claimcheck.config import ChunkingConfig
 
@@ -74,7 +74,7 @@ class Traffic(RuleBasedStateMachine):
                 assert b"".join(event.pieces) == b"".join(pieces)
             self.delivered.append(event)
             return
-        assert isinstance(event, Dropped)
+        assert isinstance(event, Discarded)
         for slot in event.slots:
             self.accounted[slot.handle] += 1
             self.held.discard(slot.handle)

@@ -240,6 +240,7 @@ class ReaderMachine(RuleBasedStateMachine):
         pieces: dict[int, bytes] = {}
         for position in outcome.positions:
             entry = self.broker.history[position]
+            assert entry.number is not None
             assert pieces.setdefault(entry.number, entry.piece) == entry.piece
         return pieces
 

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from claimcheck import _assembler as assembler_module
-from claimcheck._assembler import Assembled, Assembler, Broken, Dropped, Identity, Slot
+from claimcheck._assembler import Assembled, Assembler, Broken, Discarded, Identity, Slot
 from claimcheck._envelope import Chunk
 from claimcheck.config import ChunkingConfig
 from claimcheck.errors import ChunkConflictError, IncompletePayloadError, PayloadTooLargeError
@@ -39,7 +39,7 @@ class Rig:
         piece = memoryview(b"%d" % number if piece is None else piece)
         slot = Slot(at, at if handle is None else handle)
         events = self.assembler.feed(source, slot, Chunk(uuid, number, count, piece))
-        self.attempts |= {event.uuid: event.attempt for event in events if not isinstance(event, Dropped)}
+        self.attempts |= {event.uuid: event.attempt for event in events if not isinstance(event, Discarded)}
         return events
 
 
@@ -96,7 +96,7 @@ def test_a_late_duplicate_joins_an_unsettled_payload_and_is_acknowledged_after_i
     assert handles(event) == [1, 5]
     rig.acked()
     (late,) = rig.feed(A, 0, 1, at=9)
-    assert isinstance(late, Dropped)
+    assert isinstance(late, Discarded)
     assert (late.reason, late.action, handles(late)) == ("duplicate", "ack", [9])
 
 
@@ -119,7 +119,7 @@ def test_expiry_hands_back_all_messages_with_the_configured_action(action):
     assert rig.assembler.tick() == []
     rig.clock.now += 1
     (event,) = rig.assembler.tick()
-    assert isinstance(event, Dropped)
+    assert isinstance(event, Discarded)
     assert (event.reason, event.action, handles(event)) == ("expired", action, [0, 1])
     assert isinstance(event.error, IncompletePayloadError)
     assert (event.error.seen, event.error.total) == (2, 3)
@@ -317,7 +317,7 @@ def test_for_bytes_only_a_payload_that_holds_some_makes_room():
     rig.feed(A, 0, 9, b"x" * 6)
     rig.feed(B, 0, 2, b"x" * 5)
     (event,) = rig.feed(C, 0, 3, b"x" * 5) + rig.feed(C, 1, 3, b"") + rig.feed("d" + C[1:], 0, 2, b"x")
-    assert (event.uuid, type(event)) == (B, Dropped)
+    assert (event.uuid, type(event)) == (B, Discarded)
 
 
 def test_what_was_let_go_keeps_no_handle_alive():

@@ -301,8 +301,8 @@ def test_a_file_that_is_not_there(tmp_path):
         ({"type": "s3", "bucket": "b", "endpoint_url": "localhost:7070"}, "stores.hot.endpoint_url", "http://host"),
         ({"type": "s3", "bucket": ""}, "stores.hot.bucket", "a bucket"),
         ({"type": "filesystem", "path": ""}, "stores.hot.path", "a directory"),
-        ({"type": "builtins:dict"}, "stores.hot.type", "a class below claimcheck.Store"),
-        ({"type": "claimcheck._store:Store"}, "stores.hot.type", "a class below claimcheck.Store"),
+        ({"type": "builtins:dict"}, "stores.hot.type", "a subclass of claimcheck.Store"),
+        ({"type": "claimcheck._store:Store"}, "stores.hot.type", "a subclass of claimcheck.Store"),
         ({"type": "redis", "url": "redis://x", "pointer_version": 3}, "stores.hot.pointer_version", "1 or 2"),
     ],
 )

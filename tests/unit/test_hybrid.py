@@ -11,7 +11,7 @@ import pytest
 
 import claimcheck
 from claimcheck import _envelope as envelope
-from claimcheck._strategies.hybrid import HybridStrategy
+from claimcheck._strategies import HybridStrategy
 from claimcheck._strategy import Breaker
 from claimcheck.errors import PayloadError, PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.hooks import BreakerEvent, FallbackEvent
@@ -25,7 +25,7 @@ class Rig:
         self.events: list[object] = []
         self.down: Exception | None = None
         self.asked = 0
-        self.now = 0.0
+        self.now = self.delay = 0.0
         self.cc = claimcheck.from_dict(
             {"threshold_bytes": 2000, "stores": {"hot": {"type": "memory", "space": str(uuid.uuid4())}}} | config,
             hooks=[self.events.append],
@@ -35,12 +35,13 @@ class Rig:
         monkeypatch.setattr(self.store, "_write", self._guarded)
         strategy = self.cc._strategy(self.cc.config)
         assert isinstance(strategy, HybridStrategy)
-        strategy.context.breaker._clock = lambda: self.now
+        strategy.context.breaker.clock = lambda: self.now
 
     def _guarded(self, pointer, source):
         self.asked += 1
         if self.down is not None:
             next(iter(source))  # it dies in the middle, not before
+            self.now += self.delay
             raise self.down
         self._write(pointer, source)
 
@@ -69,14 +70,19 @@ def rig(monkeypatch):
     "down", [ConnectionError("refused"), TimeoutError("slow"), OSError(28, "No space left on device")]
 )
 def test_a_store_that_dies_half_way_costs_nothing_but_chunks(rig, make, down, caplog):
-    rig.down = down
+    rig.down, rig.delay = down, 2.1
     with caplog.at_level(logging.WARNING, logger="claimcheck"):
         assert rig.kind(make(BIG)) == "Chunk"
     assert rig.store._payloads == {}
     (event,) = rig.told(FallbackEvent)
-    assert (event.destination, event.size) == ("orders", len(BIG))
+    assert (event.destination, event.size, event.store, event.duration_seconds) == ("orders", len(BIG), "hot", 2.1)
     assert isinstance(event.error, StoreError)
-    assert "go as chunks" in caplog.text
+    [record] = caplog.records
+    what = "unavailable" if isinstance(event.error, StoreUnavailableError) else "failed"
+    sending = f"sending {len(BIG):,}-byte payload to topic 'orders' as chunks"
+    assert record.getMessage() == f"store 'hot' {what} after 2.1 s, {sending}: {event.error}"
+    facts = (record.store, record.destination, record.payload_bytes, record.duration_seconds)
+    assert facts == ("hot", "orders", len(BIG), 2.1)
 
 
 def test_a_store_that_failed_is_left_alone_then_asked_once_then_used_again(rig):

@@ -250,6 +250,6 @@ def test_an_error_says_what_the_service_said():
             "Generic S3 error: 403 Forbidden: SignatureDoesNotMatch: It does not match.",
         ),
         ("Generic S3 error: HTTP error\n\nDebug source:\nGeneric { ... }", "Generic S3 error: HTTP error"),
-        ("PUT http://169.254.169.254/latest/api/token failed", "there are no credentials in the environment"),
+        ("PUT http://169.254.169.254/latest/api/token failed", "no credentials in the environment"),
     ):
         assert words_of(RuntimeError(text)).startswith(said)

@@ -290,7 +290,7 @@ print(used.read(used.write(b"of the parent")))
 class TestProcesses:
     @pytest.mark.parametrize(
         ("before", "expected"),
-        [("used", "does not work any more: use the store in the new processes"), ("", "b'of the child'")],
+        [("used", "use the store in the new processes only"), ("", "b'of the child'")],
     )
     def test_a_forked_one_does_not_wait_for_ever(self, before, expected):
         root = str(Path(claimcheck.__path__[0]).parent)

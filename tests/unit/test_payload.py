@@ -163,7 +163,7 @@ def test_closed_after_the_start():
 
 
 def test_non_blocking_files_are_refused():
-    with pytest.raises(PayloadError, match="does not block"):
+    with pytest.raises(PayloadError, match="non-blocking"):
         Source(OnlyRead(None), limit=LIMIT).take_all()
 
 

@@ -193,7 +193,7 @@ class TestMemory:
 class TestErrors:
     @pytest.mark.parametrize("damaged", [PAYLOAD[:-1], PAYLOAD + b"x", PAYLOAD[:-1] + b"?"])
     def test_stay_errors(self, damaged):
-        """Whoever catches one and reads on must not find a clean end of the file."""
+        """A caller that catches one and reads on must not see a clean end of the file."""
         file = io.BufferedReader(reader(cut(damaged)))
 
         for read in (file.read, file.read, lambda: file.read(1), lambda: file.readinto(bytearray(5))):
@@ -221,7 +221,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("read", [lambda file: file.read(5), lambda file: file.read()])
     def test_pieces_that_just_end_are_no_payload(self, read):
-        """As those of a generator do that was interrupted where nobody could see it."""
+        """As with a generator that was interrupted."""
         source = reader(iter([PAYLOAD[:10]]))
         assert source.read(10) == PAYLOAD[:10]
         for _ in range(2):
@@ -260,7 +260,7 @@ class TestClosing:
 
     @pytest.mark.parametrize("damaged", [PAYLOAD, PAYLOAD[:-1]])
     def test_happens_at_the_end_and_at_an_error(self, damaged):
-        """Whoever forgets to close a file that was read to its end holds no connection."""
+        """A file that was read to its end holds no connection, even if it is not closed."""
         medium = Medium(damaged)
         source = PayloadReader(Opened(medium), pointer())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import gc
@@ -45,6 +46,41 @@ def test_only_a_definite_failure_removes_what_was_stored_and_the_error_comes_thr
         rig.publisher(error=error)("orders", BIG)
     assert caught.value is error
     assert rig.stored == kept
+
+
+@pytest.mark.parametrize("strategy", ["external", "chunking"])
+def test_a_second_send_is_an_error_and_changes_nothing(strategy):
+    rig, sent = Rig(strategy), []
+    with pytest.raises(claimcheck.ClaimCheckError, match="nothing left to send"):  # noqa: SIM117
+        with rig.cc.outbound(BIG, destination="orders") as out:
+            assert out.send(lambda envelope: sent.append(envelope) or len(sent)) == 1
+            before = list(sent)
+            out.send(sent.append)
+    assert sent == before
+    assert rig.stored == (1 if strategy == "external" else 0)
+
+
+def test_nothing_is_left_to_send_once_all_envelopes_were_taken(rig):
+    with rig.cc.outbound(BIG, destination="orders") as out:
+        list(out.envelopes)
+        with pytest.raises(claimcheck.ClaimCheckError, match="nothing left to send"):
+            out.send(print)
+        out.sent()
+    assert rig.stored == 1
+
+
+def test_a_second_asynchronous_send_is_an_error(rig):
+    async def main():
+        async with rig.cc.outbound(BIG, destination="orders") as out:
+            await out.send_async(produce)
+            with pytest.raises(claimcheck.ClaimCheckError, match="nothing left to send"):
+                await out.send_async(produce)
+
+    async def produce(envelope):
+        rig.sent.append(envelope)
+
+    asyncio.run(main())
+    assert (len(rig.sent), rig.stored) == (1, 1)
 
 
 def broken(_):

@@ -170,7 +170,7 @@ def test_a_buffer_is_free_again_when_the_call_has_failed():
         buffer.clear()
 
 
-def test_a_strategy_of_a_stranger_may_read_a_file_as_files_are_read():
+def test_a_third_party_strategy_may_read_a_file_as_files_are_read():
     rig = Rig(f"{__name__}:WholeStrategy")
     rig.publisher()("orders", Unseekable(BIG))
     assert rig.sent[0][1] == BIG

@@ -1,6 +1,6 @@
 import pytest
 
-from claimcheck.stores.redis._address import Address
+from claimcheck.stores.redis._server import Address
 
 
 def test_single_server_stays_what_it_was():

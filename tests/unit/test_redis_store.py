@@ -397,7 +397,7 @@ class TestEviction:
             redis.exceptions.NoPermissionError("this user has no permissions to run the 'info' command"),
         ],
     )
-    def test_is_no_matter_where_it_cannot_happen_or_nobody_may_ask(self, open_store, monkeypatch, caplog, memory):
+    def test_is_ignored_where_it_cannot_happen_or_info_is_forbidden(self, open_store, monkeypatch, caplog, memory):
         assert self.written(open_store, monkeypatch, memory, caplog) == []
 
 

@@ -16,7 +16,7 @@ from claimcheck.config import StoreConfig
 from claimcheck.errors import ConfigError, MissingDependencyError, StoreError, StoreUnavailableError
 
 
-class Stranger(Store):
+class ThirdParty(Store):
     def _write(self, pointer, source): ...
     def _read(self, pointer): ...
     def _delete(self, pointer): ...
@@ -27,16 +27,16 @@ def use(monkeypatch):
     """Put a class where a configuration finds it."""
 
     def put(cls, **options):
-        module = types.ModuleType("strangers")
+        module = types.ModuleType("third_party")
         module.Its = cls
-        monkeypatch.setitem(sys.modules, "strangers", module)
-        return StoreConfig("strangers:Its", options)
+        monkeypatch.setitem(sys.modules, "third_party", module)
+        return StoreConfig("third_party:Its", options)
 
     return put
 
 
 def failing_with(error):
-    class Its(Stranger):
+    class Its(ThirdParty):
         def __init__(self, *, drive: int = 0) -> None:
             raise error
 
@@ -54,7 +54,7 @@ def failing_with(error):
     ],
 )
 def test_what_a_constructor_raises_is_ours_and_names_the_store(use, raised, expected):
-    with pytest.raises(expected, match=r"store 'hot' \(stores.hot\) cannot be made") as caught:
+    with pytest.raises(expected, match=r"store 'hot' \(stores.hot\) cannot be created") as caught:
         build_store(use(failing_with(raised)), path="stores.hot")
 
     assert type(caught.value) is expected
@@ -81,7 +81,7 @@ def test_what_is_ours_already_stays(use, raised):
 
 
 def test_what_a_constructor_finds_wrong_gets_its_whole_path(use):
-    class Its(Stranger):
+    class Its(ThirdParty):
         def __init__(self, *, drive: int) -> None:
             fail("drive", found=str(drive), expected="1 to 8")
 
@@ -123,11 +123,11 @@ class TestClasses:
         class Its(Store):
             def _write(self, pointer, source): ...
 
-        with pytest.raises(ConfigError, match="all of its methods"):
+        with pytest.raises(ConfigError, match="all of its abstract methods"):
             check_store(use(Its), path="stores.hot")
 
     def test_whose_options_cannot_be_read(self, use):
-        class Its(Stranger):
+        class Its(ThirdParty):
             def __init__(self, *, drive: "NoSuchName") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
         with pytest.raises(ConfigError, match="NoSuchName") as caught:
@@ -139,11 +139,11 @@ class TestClasses:
         "source", ["1/0", "raise OSError('disk')", "import no_such_module", "x = ", "raise Exception"]
     )
     def test_in_modules_that_cannot_be_imported(self, tmp_path, monkeypatch, source):
-        (tmp_path / "broken_strangers.py").write_text(source)
+        (tmp_path / "broken_third_party.py").write_text(source)
         monkeypatch.syspath_prepend(tmp_path)
 
         with pytest.raises(ConfigError, match=r"^stores\.hot\.type: cannot import") as caught:
-            check_store(StoreConfig("broken_strangers:Its"), path="stores.hot")
+            check_store(StoreConfig("broken_third_party:Its"), path="stores.hot")
 
         assert caught.value.path == "stores.hot.type"
         assert caught.value.__cause__ is not None
@@ -160,7 +160,7 @@ class TestClasses:
 
 class TestOptions:
     def test_of_a_store_that_takes_any(self, use, monkeypatch):
-        class Its(Stranger):
+        class Its(ThirdParty):
             def __init__(self, *, drive: int, **options: int) -> None:
                 self.got = options | {"drive": drive}
 
@@ -173,16 +173,16 @@ class TestOptions:
             check_store(use(Its, drive=3, heads="many"), path="stores.hot")
         assert caught.value.path == "stores.hot.heads"
         with pytest.raises(ConfigError, match="unknown key"):
-            build_store(StoreConfig("strangers:Its", {"drive": 3, 5: 5}), path="stores.hot")
+            build_store(StoreConfig("third_party:Its", {"drive": 3, 5: 5}), path="stores.hot")
 
     def test_of_a_store_that_takes_none(self, use):
-        build_store(use(Stranger), path="stores.hot")
+        build_store(use(ThirdParty), path="stores.hot")
 
         with pytest.raises(ConfigError, match="expected nothing: there are no options"):
-            check_store(use(Stranger, drive=3), path="stores.hot")
+            check_store(use(ThirdParty, drive=3), path="stores.hot")
 
     def test_are_never_quoted_where_they_may_be_secret(self, use):
-        class Its(Stranger):
+        class Its(ThirdParty):
             def __init__(self, *, token: str = "", count: int = 0, both: int | str = 0) -> None: ...
 
         for options in ({"token": 4711}, {"count": "4711"}, {"both": ["4711"]}, {"token": None}, {"both": 47.11}):

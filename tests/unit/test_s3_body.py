@@ -213,10 +213,10 @@ class TestChecksumBehindTheBody:
             ]
             assert len([request for request in server.requests if request.body != LARGE and request.body]) <= 2
             assert server.said("x-amz-checksum-crc32").count(crc32_of(LARGE)) == 2
-            assert "comes before now" in caplog.text
+            assert "sending it in a header from now on" in caplog.text
 
     def test_gives_way_only_where_that_helps(self, server, open_store):
-        """Whoever may not write may not write without frames either, and learns nothing about them."""
+        """A client without write permission has none without frames either, so nothing is learned."""
         store = open_store(server)
         server.answers += [Answer(403, "AccessDenied"), Answer(403, "AccessDenied")]
 

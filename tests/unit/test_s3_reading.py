@@ -9,7 +9,7 @@ import pytest
 
 from claimcheck._store import StoreContext
 from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
-from claimcheck.stores.s3 import _reader as s3_reader
+from claimcheck.stores.s3 import _store as s3_store
 from claimcheck.stores.s3._store import S3Store
 from tests.unit.tiny_s3 import Answer, TinyS3
 
@@ -26,7 +26,7 @@ def _no_pause(monkeypatch):
 def direct(request, monkeypatch):
     """Everything is as good, only slower, where the response is not the one that we know."""
     if not request.param:
-        monkeypatch.setattr(s3_reader, "_direct", lambda body: None)
+        monkeypatch.setattr(s3_store, "_direct", lambda body: None)
     return request.param
 
 
@@ -70,8 +70,8 @@ class TestWhole:
         assert [(request.method, request.headers.get("range")) for request in server.requests] == [("GET", None)]
 
     def test_is_read_straight_into_the_callers_memory(self, store, pointer, monkeypatch):
-        seen, find = [], s3_reader._direct
-        monkeypatch.setattr(s3_reader, "_direct", lambda body: Recording(find(body), seen))
+        seen, find = [], s3_store._direct
+        monkeypatch.setattr(s3_store, "_direct", lambda body: Recording(find(body), seen))
         room = bytearray(len(PAYLOAD))
 
         store.read_into(pointer, room)

@@ -191,7 +191,7 @@ class TestFailedWrite:
 
         assert type(caught.value) is StoreError
         assert any("RuntimeError" in note for note in caught.value.__notes__)
-        assert "could not remove" in caplog.text
+        assert "could not delete" in caplog.text
 
     def test_is_an_error_when_the_author_forgot_a_part(self):
         store = DictStore()
@@ -209,7 +209,7 @@ class TestOwnPointers:
         store = DictStore()
         store.prefix = prefix
 
-        with pytest.raises(StoreError, match="would not follow its own pointer, so nothing was written"):
+        with pytest.raises(StoreError, match="would reject its own pointer, so nothing was written"):
             store.write(b"payload")
 
         assert store.payloads == {}

@@ -1,4 +1,4 @@
-"""The composition root: lazy, one store per process, picklable, open to strangers."""
+"""ClaimCheck: lazy, one store per process, picklable, open to third parties."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from claimcheck import _client as wiring
 from claimcheck._envelope import encode_chunk
 from claimcheck._outbound import Outbound
 from claimcheck._strategy import Strategy
-from claimcheck.errors import ConfigError, PayloadTooLargeError
+from claimcheck.errors import ArgumentTypeError, ConfigError, PayloadTooLargeError
 from claimcheck.hooks import Hooks, OperationEvent
 
 CONFIG = {"strategy": "external", "threshold_bytes": 100, "stores": {"hot": {"type": "memory", "space": "wiring"}}}
@@ -24,13 +24,13 @@ BIG = b"x" * 1000
 
 
 class Counting(Strategy):
-    """A stranger's strategy."""
+    """A third-party strategy."""
 
     def _offload(self, message):
         return Outbound([claimcheck.Envelope(b"%d" % len(message.payload))])
 
 
-def test_a_strangers_strategy_is_chosen_in_the_configuration():
+def test_a_third_party_strategy_is_chosen_in_the_configuration():
     cc = claimcheck.from_dict({"strategy": f"{__name__}:Counting", "threshold_bytes": 100, "stores": CONFIG["stores"]})
     with cc.outbound(BIG, destination="t") as out:
         assert [each.data for each in out.envelopes] == [b"1000"]
@@ -118,7 +118,7 @@ def test_seal_makes_the_message_of_a_pointer_written_by_hand():
     assert cc.resolve(cc.seal(cc.store("hot").write(BIG))) == BIG
 
 
-def test_hooks_hear_of_each_operation_and_a_failing_hook_hurts_nobody(caplog):
+def test_hooks_receive_each_operation_and_a_failing_hook_has_no_effect(caplog):
     events = []
 
     def failing(event):
@@ -144,6 +144,30 @@ def test_hooks_hear_of_each_operation_and_a_failing_hook_hurts_nobody(caplog):
     assert {event.key for event in events} == {pointer.key}
     assert isinstance(events[-1].error, claimcheck.PayloadNotFoundError)
     assert "a bad hook" in caplog.text
+
+
+@pytest.mark.parametrize("hooks", [5, None, print, [5], "abc"])
+def test_hooks_are_callables(hooks):
+    with pytest.raises(ArgumentTypeError, match="^hooks: found an object of type") as caught:
+        claimcheck.from_dict(CONFIG, hooks=hooks)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_a_classifier_is_a_callable():
+    cc = claimcheck.from_dict(CONFIG)
+    with pytest.raises(ArgumentTypeError, match="^classify: found an object of type int"):
+        cc.offload(classify=5)
+    with pytest.raises(ArgumentTypeError, match="^classify: found an object of type str"):
+        cc.outbound(BIG, destination="t", classify="failed")
+
+
+def test_arguments_of_a_resolver_are_checked():
+    cc = claimcheck.from_dict(CONFIG)
+    with pytest.raises(ArgumentTypeError, match="^clock: found an object of type int"):
+        cc.resolver(clock=5)
+    for wrong in (-1, True, 1.5):
+        with pytest.raises(ConfigError, match="^max_redeliveries: found"):
+            cc.resolver(max_redeliveries=wrong)
 
 
 def test_a_stream_that_is_closed_early_has_not_failed():

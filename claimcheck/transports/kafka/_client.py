@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from claimcheck._registry import import_vendor
-from claimcheck._sending import Outcome
+from claimcheck._sending import Classification
 from claimcheck._validation import check_type
 from claimcheck.errors import ChunkError, TransportError
 from claimcheck.transports._common.delegation import Closing
@@ -87,7 +87,7 @@ def native_client(wrapper: object, kind: str) -> Any:
     return getattr(wrapper, f"_{kind.lower()}")
 
 
-def classify(error: BaseException) -> Outcome:
+def classify(error: BaseException) -> Classification:
     """Return ``failed`` for an error that means the record is definitely not in the topic, else ``unknown``."""
     if isinstance(error, MissingReportError):
         return "unknown"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Buffer, Envelope
-from claimcheck._sending import Outcome, classify_error
+from claimcheck._sending import Classification, classify_error
 from claimcheck._validation import check_cc, check_type
 from claimcheck._wire_size import WireLimit, byte_length
 from claimcheck.errors import TransportError
@@ -103,7 +103,7 @@ class LocalProducer:
         return f"<LocalProducer on {self._broker!r}>"
 
 
-def classify(error: BaseException) -> Outcome:
+def classify(error: BaseException) -> Classification:
     """Return whether the message is certainly not in the topic: true for the broker's errors, except one."""
     if isinstance(error, BrokerCommitError):
         return "unknown"

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from claimcheck._registry import import_vendor
-from claimcheck._sending import Outcome
+from claimcheck._sending import Classification
 from claimcheck.errors import TransportError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def vendor() -> ModuleType:
     return import_vendor("pulsar", extra="pulsar")
 
 
-def classify(error: BaseException) -> Outcome:
+def classify(error: BaseException) -> Classification:
     """Return whether an error of a send means that the message is definitely not in the topic."""
     if isinstance(error, ValueError | TypeError):  # about the arguments, before anything was sent
         return "failed"

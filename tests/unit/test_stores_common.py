@@ -6,7 +6,7 @@ import time
 import pytest
 
 from claimcheck._payload_reader import fill
-from claimcheck.stores._objects import ParallelReader, folder, in_parts, part_size
+from claimcheck.stores._common import ParallelReader, folder, in_parts, part_size
 
 PAYLOAD = bytes(range(256)) * 100
 

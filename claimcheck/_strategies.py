@@ -1,0 +1,205 @@
+"""The built-in strategies: external, chunking, hybrid and inline. The configuration names them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+from claimcheck import _hints as hints
+from claimcheck._envelope import CHUNK_OVERHEAD_BYTES, Envelope, Kind, encode_abort, encode_chunk, encode_pointer
+from claimcheck._outbound import Outbound
+from claimcheck._payload import Source, remaining_bytes
+from claimcheck._strategy import Message, Strategy, StrategyContext, rewindable
+from claimcheck.errors import ClaimCheckError, PayloadTooLargeError, StoreError, StoreUnavailableError
+from claimcheck.hooks import BreakerEvent, FallbackEvent
+
+__all__ = ["ChunkingStrategy", "ExternalStrategy", "HybridStrategy", "InlineStrategy"]
+
+_log = logging.getLogger(__name__)
+_WIDEST = 2**31 - 1
+
+
+class ExternalStrategy(Strategy):
+    """Writes every payload that does not fit into its message to the store, and sends a pointer."""
+
+    def _offload(self, message: Message) -> Outbound:
+        store = self.context.store()
+        limit = self.context.config.limits.max_payload_bytes
+        pointer = store.write(message.payload, destination=message.destination, limit=limit, identity=message.identity)
+        undo = None if message.identity else functools.partial(store.rollback, pointer)
+        try:
+            envelope = self._envelope(message, self.context.seal(pointer), pointer.size or 0)
+        except BaseException as error:
+            Outbound((), undo=undo).settle(error)
+            raise
+        return Outbound([envelope], undo=undo)
+
+    def _envelope(self, message: Message, pointer: bytes, size: int) -> Envelope:
+        data = encode_pointer(pointer, header=self._header)
+        headers = message.hinted({hints.TYPE: "pointer", hints.SIZE: str(size)})
+        needed, limit = len(data) + message.limit.overhead(message.key, headers), message.limit.max_message_bytes
+        if needed > limit:
+            text = f"key and headers leave no room for a pointer: {needed} bytes needed, the broker takes {limit}"
+            raise PayloadTooLargeError(text, size=needed, limit=limit)
+        limit = self.context.config.limits.max_pointer_bytes
+        if len(pointer) > limit:
+            text = f"the pointer has {len(pointer)} bytes, limits.max_pointer_bytes is {limit}"
+            raise PayloadTooLargeError(text, size=len(pointer), limit=limit)
+        return Envelope(data, headers, message.key, Kind.POINTER)
+
+
+class ChunkingStrategy(Strategy):
+    """Splits every payload that does not fit into its message into chunks with one key and one uuid. Needs no store."""
+
+    may_chunk = True
+    needs_store = False
+
+    def _offload(self, message: Message) -> Outbound:
+        limit, name = self._limit()
+        payload, _ = rewindable(message.payload, limit=limit)
+        source = Source(payload, limit=limit, limit_name=name)
+        uuid = str(message.identity or self.context.surroundings.new_uuid())
+        message = self._with_key(message, uuid)
+        room, size = self._room(message, uuid), source.size or 0
+        count, most = max(1, -(-size // room)), self.context.config.chunking.max_chunks
+        if count > most:
+            text = f"{size} bytes need {count} chunks of {room} bytes, chunking.max_chunks is {most}"
+            raise PayloadTooLargeError(text, size=size, limit=most)
+        chunks = self._chunks(message, source, uuid, count, room)
+        data = encode_abort(uuid, header=self._header)
+        abort = Envelope(data, message.hinted({hints.TYPE: "abort"}), message.key, Kind.ABORT)
+        return Outbound(chunks, total=count, uuid=uuid, abort=abort, blocking=source.view is None)
+
+    def _limit(self) -> tuple[int, str]:
+        """Return the smaller payload limit and its name."""
+        every, chunked = self.context.config.limits.max_payload_bytes, self.context.config.chunking.max_payload_bytes
+        return (every, "limits.max_payload_bytes") if every < chunked else (chunked, "chunking.max_payload_bytes")
+
+    def _chunks(self, message: Message, source: Source, uuid: str, count: int, room: int) -> Iterator[Envelope]:
+        total = source.size or 0
+        for position, piece in enumerate(source.pieces(room)):
+            ours = hints.chunk_hints(message.headers, uuid, position, count, total)
+            if position == count - 1:
+                ours[hints.CHECKSUM] = source.checksum  # known only now: a file is read once
+            data = encode_chunk(uuid, position, count, piece, header=self._header)
+            yield Envelope(data, message.hinted(ours), message.key, Kind.CHUNK)
+
+    def _with_key(self, message: Message, uuid: str) -> Message:
+        """Use the uuid in place of a null key, which would let the broker spread the chunks over partitions."""
+        if message.key is not None:
+            return message
+        headers = message.hinted({hints.NULL_KEY: "1"})
+        return replace(message, key=uuid if message.text_key else uuid.encode(), headers=headers)
+
+    def _room(self, message: Message, uuid: str) -> int:
+        """Return the payload bytes per chunk, allowing for the longest hints that any chunk has."""
+        configured = self.context.config.chunking.max_message_bytes
+        best = min(message.threshold, message.limit.chunk_message_bytes or message.threshold)
+        limit = best if configured == "auto" else min(configured, message.limit.max_message_bytes)
+        widest = hints.chunk_hints(message.headers, uuid, _WIDEST, _WIDEST, _WIDEST)
+        widest[hints.CHECKSUM] = "crc32:00000000"
+        framing = message.limit.overhead(message.key, message.hinted(widest))
+        overhead = framing + len(self._header) + CHUNK_OVERHEAD_BYTES
+        if overhead >= limit:
+            text = f"key, headers and framing ({overhead} bytes) leave no room in a chunk of {limit} bytes"
+            raise PayloadTooLargeError(text, size=overhead, limit=limit)
+        return limit - overhead
+
+
+class HybridStrategy(Strategy):
+    """Sends pointers while the store works, and chunks while it does not.
+
+    After a failure the store is not used for ``hybrid.retry_store_after_seconds``, except for payloads that exceed the
+    chunking limits. Payloads up to ``hybrid.chunk_below_bytes`` always go as chunks.
+    """
+
+    may_chunk = True
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._external = ExternalStrategy(context)
+        self._chunking = ChunkingStrategy(context)
+
+    def _offload(self, message: Message) -> Outbound:
+        payload, rewind = rewindable(message.payload, limit=self.context.config.limits.max_payload_bytes)
+        message = replace(message, payload=payload)
+        size, breaker = remaining_bytes(payload) or 0, self.context.breaker
+        try:
+            if size <= self.context.config.hybrid.chunk_below_bytes:
+                return self._chunking._offload(message)
+            if not breaker.allows():
+                return self._fall_back(message, size)
+        except PayloadTooLargeError:  # too large for chunks: only the store can take it
+            rewind()
+        begin = breaker.clock()
+        try:
+            outbound = self._external._offload(message)
+        except StoreError as error:
+            if isinstance(error, PayloadTooLargeError):
+                breaker.give_back()
+                raise
+            if breaker.failed():
+                self.context.hooks.emit(BreakerEvent(store=error.store or "", state="open"))
+            rewind()
+            return self._fall_back(message, size, error, breaker.clock() - begin)
+        except BaseException:  # an error of the payload, or cancellation: it says nothing about the store
+            breaker.give_back()
+            raise
+        if breaker.succeeded():
+            self.context.hooks.emit(BreakerEvent(store=self.context.config.store or "", state="closed"))
+        return outbound
+
+    def _fall_back(
+        self, message: Message, size: int, error: StoreError | None = None, duration_seconds: float = 0.0
+    ) -> Outbound:
+        try:
+            outbound = self._chunking._offload(message)
+        except ClaimCheckError as second:
+            if error is None:
+                raise
+            error.add_note(f"and the payload cannot go as chunks: {second}")
+            raise error from second
+        store = self.context.config.store or ""
+        event = FallbackEvent(
+            destination=message.destination, size=size, error=error, store=store, duration_seconds=duration_seconds
+        )
+        self.context.hooks.emit(event)
+        _log_fallback(event)
+        return outbound
+
+
+def _log_fallback(event: FallbackEvent) -> None:
+    """Log at WARNING once for each attempt that the store failed, not for each payload sent meanwhile."""
+    facts = {
+        "store": event.store,
+        "destination": event.destination,
+        "payload_bytes": event.size,
+        "duration_seconds": event.duration_seconds,
+    }
+    sending = f"sending {event.size:,}-byte payload to topic {event.destination!r} as chunks"
+    if event.error is None:
+        _log.info("store %r not used after a recent failure, %s", event.store, sending, extra=facts)
+        return
+    what = "unavailable" if isinstance(event.error, StoreUnavailableError) else "failed"
+    _log.warning(
+        "store %r %s after %.1f s, %s: %s", event.store, what, event.duration_seconds, sending, event.error, extra=facts
+    )
+
+
+class InlineStrategy(Strategy):
+    """Leaves every payload in its message, whatever its size, and only escapes those that look like envelopes.
+
+    For brokers without a size limit, and for switching claimcheck off without changing code.
+    """
+
+    needs_store = False
+
+    def _fits(self, message: Message, size: int) -> bool:
+        return True
+
+    def _offload(self, message: Message) -> Outbound:
+        """Read a file of unknown size into memory, up to ``limits.max_payload_bytes``; nothing else gets here."""
+        whole = Source(message.payload, limit=self.context.config.limits.max_payload_bytes).take_all()
+        return self.offload(replace(message, payload=bytes(whole)))
