@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,11 +23,14 @@ from claimcheck._validation import (
     AutoBytes,
     ByteCount,
     Count,
+    Problems,
     Range,
     Seconds,
     Size,
-    build,
+    did_you_mean,
     fail,
+    options_of,
+    valid_options,
 )
 from claimcheck.errors import ConfigError
 
@@ -41,6 +44,7 @@ __all__ = [
     "LimitsConfig",
     "load",
     "MIN_KEY_BYTES",
+    "parse",
     "read_yaml",
     "signing_key",
     "SigningConfig",
@@ -53,8 +57,10 @@ MIN_KEY_BYTES = 16
 Action = Literal["redeliver", "dead_letter", "ack"]
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_UNKNOWN = "?"  # the name of a store that a problem hides; no such configuration is ever returned
 _STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
 _OVERRIDABLE = ("strategy", "threshold_bytes", "store", "chunking", "hybrid", "limits")
+_TOP = (*_OVERRIDABLE, "stores", "reads_from", "signing", "envelope", "destinations")
 # What readers, who know no destination, take from the top level: writers must stay within it.
 _READERS = (
     ("limits", "max_payload_bytes"),
@@ -213,25 +219,42 @@ def load(path: str | os.PathLike[str]) -> Config:
     """Read a YAML file.
 
     Raises:
-        ConfigError: The file is missing, is no YAML, or holds what it may not; names the path inside it.
+        ConfigError: The file is missing, is not YAML, or has problems; see `from_dict`.
     """
     return from_dict(read_yaml(path))
 
 
-def from_dict(raw: Any) -> Config:
-    """Check a mapping, shaped as in the YAML file, and make it a configuration.
+def from_dict(raw: object) -> Config:
+    """Check a mapping, shaped like the YAML file, and convert it to a configuration.
 
     Raises:
-        ConfigError: With path, found, expected, and the nearest known key for a typo.
+        ConfigError: With every problem: its key, what was found, what is expected, and the nearest valid key.
     """
+    problems = Problems()
+    config = parse(raw, problems)
+    problems.raise_all()
+    return config
+
+
+def parse(raw: object, problems: Problems) -> Config:
+    """Return the valid parts of a mapping as a configuration, and add every problem to ``problems``."""
     if not isinstance(raw, Mapping):
-        fail("configuration", found=f"a {type(raw).__name__}", expected="a mapping with strategy, store, stores, ...")
+        with problems:
+            fail("configuration", found=_kind(raw), expected="a mapping with strategy, store, stores, ...")
+        return Config(store=_UNKNOWN)
     top = {name: value for name, value in raw.items() if name != "destinations"}
-    base = _checked(top, "")
+    names = _names(top.get("stores"))
+    base = _checked(top, "", names, problems)
     patterns = {} if raw.get("destinations") is None else raw["destinations"]
     if not isinstance(patterns, Mapping):
-        fail("destinations", found=f"a {type(patterns).__name__}", expected="a mapping of patterns")
-    return replace(base, destinations=tuple((str(p), _override(base, top, p, o)) for p, o in patterns.items()))
+        with problems:
+            fail("destinations", found=_kind(patterns), expected="a mapping of patterns")
+        return base
+    wrong = problems.keys()  # reported once, and not again for every destination
+    valid = {name: value for name, value in top.items() if name not in wrong}
+    valid["stores"] = {name: top["stores"][name] for name in base.stores}
+    overrides = [(str(p), _override(base, valid, p, override, names, problems)) for p, override in patterns.items()]
+    return replace(base, destinations=tuple(overrides))
 
 
 def expand(value: Any, *, path: str, environ: Mapping[str, str] | None = None) -> Any:
@@ -268,40 +291,76 @@ def signing_key(text: str, *, path: str, environ: Mapping[str, str] | None = Non
     return secret
 
 
-def _override(base: Config, top: Mapping[str, Any], pattern: str, override: Any) -> Config:
+def _names(stores: object) -> list[str] | None:
+    """The names of all stores, valid or not; ``None`` if ``stores`` is not a mapping."""
+    return [] if stores is None else list(stores) if isinstance(stores, Mapping) else None
+
+
+def _override(
+    base: Config,
+    top: Mapping[str, Any],
+    pattern: str,
+    override: object,
+    names: Sequence[str] | None,
+    problems: Problems,
+) -> Config:
     path = f"destinations.{pattern}"
     if not isinstance(override, Mapping):
-        fail(path, found=f"a {type(override).__name__}", expected="a mapping")
-    for name in override:
-        if name not in _OVERRIDABLE:
-            fail(
-                f"{path}.{name}",
-                found="a key that holds for all destinations",
-                expected=f"one of {', '.join(_OVERRIDABLE)}",
-            )
+        with problems:
+            fail(path, found=_kind(override), expected="a mapping")
+        return base
     merged = dict(top)
     for name, value in override.items():
-        both = isinstance(value, Mapping) and isinstance(top.get(name), Mapping)
-        merged[name] = {**top[name], **value} if both else value
-    config = _checked(merged, path)
-    _check_readers(base, config, path)
+        with problems:
+            if name not in _OVERRIDABLE:
+                found = "a key that holds for all destinations" if name in _TOP else "an unknown key"
+                expected = f"one of {', '.join(_OVERRIDABLE)}{did_you_mean(name, _OVERRIDABLE)}"
+                fail(f"{path}.{name}", found=found, expected=expected)
+            both = isinstance(value, Mapping) and isinstance(top.get(name), Mapping)
+            merged[name] = {**top[name], **value} if both else value
+    config = _checked(merged, path, names, problems)
+    if config.store is None:
+        config = replace(config, store=base.store)
+    _check_readers(base, config, path, problems)
     return config
 
 
-def _checked(top: Mapping[str, Any], path: str) -> Config:
-    prefix = f"{path}." if path else ""
-    stores = {} if top.get("stores") is None else top["stores"]  # an empty section of YAML is None
-    if not isinstance(stores, Mapping):
-        fail("stores", found=f"a {type(stores).__name__}", expected="a mapping of names to stores")
-    shaped = {name: _split_type(name, entry) for name, entry in stores.items()}
-    config = build(Config, {**top, "stores": shaped, "reads_from": _reads_from(top, shaped)}, path)
-    _check_signing(config)
-    _check_header(config)
-    _check_chunking(config, prefix)
-    return _with_store(config, prefix)
+def _checked(top: Mapping[str, Any], path: str, names: Sequence[str] | None, problems: Problems) -> Config:
+    """Check the top level, or a destination's view of it; a section with a problem gets its defaults."""
+    prefix, own = f"{path}." if path else "", Problems()
+    stores = _stores(top.get("stores"), own)
+    shaped = {**top, "stores": stores, "reads_from": _reads_from(top.get("reads_from"), names, own)}
+    config = Config(**valid_options(options_of(Config), shaped, path, own, placeholders=False))
+    _check_signing(config, own)
+    with own:
+        _check_header(config)
+    _check_chunking(config, prefix, own)
+    with own:
+        _check_store(config.store, names, prefix)
+    problems.extend(own)
+    if config.store is None and (names is None or f"{prefix}store" in {problem.path for problem in own}):
+        return replace(config, store=_UNKNOWN)
+    if config.store is None and len(names) == 1:
+        return replace(config, store=names[0])
+    return config
 
 
-def _split_type(name: Any, entry: Any) -> dict[str, Any]:
+def _stores(entries: object, problems: Problems) -> dict[str, dict[str, Any]]:
+    """The valid entries of ``stores``, in the shape of `StoreConfig`."""
+    if entries is None:  # an empty section of YAML
+        return {}
+    if not isinstance(entries, Mapping):
+        with problems:
+            fail("stores", found=_kind(entries), expected="a mapping of names to stores")
+        return {}
+    shaped = {}
+    for name, entry in entries.items():
+        with problems:
+            shaped[name] = _split_type(name, entry)
+    return shaped
+
+
+def _split_type(name: object, entry: object) -> dict[str, Any]:
     path = f"stores.{name}"
     if not isinstance(name, str) or not name:
         fail(path, found=f"the name {name!r}", expected="a name as text")
@@ -312,51 +371,53 @@ def _split_type(name: Any, entry: Any) -> dict[str, Any]:
     return {"type": entry["type"], "options": {k: v for k, v in entry.items() if k != "type"}}
 
 
-def _reads_from(top: Mapping[str, Any], stores: Mapping[str, Any]) -> tuple[str, ...] | None:
-    names = top.get("reads_from")
+def _reads_from(names: object, stores: Sequence[str] | None, problems: Problems) -> tuple[str, ...] | None:
     if names is None:
         return None
     if not isinstance(names, (list, tuple)):
-        fail("reads_from", found=_kind(names), expected="a list of names of stores")
-    for name in names:
-        if not isinstance(name, str) or name not in stores:
-            known = ", ".join(sorted(stores)) or "no store is configured"
-            found = repr(name) if isinstance(name, str) else _kind(name)
-            fail("reads_from", found=found, expected=f"names below stores ({known})")
+        with problems:
+            fail("reads_from", found=_kind(names), expected="a list of names of stores")
+        return None
+    for name in names if stores is not None else ():
+        with problems:
+            if not isinstance(name, str) or name not in stores:
+                found = repr(name) if isinstance(name, str) else _kind(name)
+                fail("reads_from", found=found, expected=_store_names(name, stores, "names"))
     return tuple(names)
 
 
-def _kind(value: Any) -> str:
-    """The kind of a value. The value itself is not quoted: an address may hold a password."""
+def _kind(value: object) -> str:
+    """A value's type, without the value: an address may hold a password."""
     return "nothing" if value is None else "text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
-def _with_store(config: Config, prefix: str) -> Config:
-    store = config.store
-    if store is None and len(config.stores) == 1:
-        store = next(iter(config.stores))
-    if store is not None and store not in config.stores:
-        known = ", ".join(sorted(config.stores)) or "no store is configured"
-        fail(f"{prefix}store", found=repr(store), expected=f"a name below stores ({known})")
-    return replace(config, store=store)
+def _check_store(name: str | None, stores: Sequence[str] | None, prefix: str) -> None:
+    if name is not None and stores is not None and name not in stores:
+        fail(f"{prefix}store", found=repr(name), expected=_store_names(name, stores, "a name"))
 
 
-def _check_signing(config: Config) -> None:
+def _store_names(name: object, stores: Sequence[str], kind: str) -> str:
+    known = sorted(str(store) for store in stores)
+    return f"{kind} below stores ({', '.join(known) or 'no store is configured'}){did_you_mean(name, known)}"
+
+
+def _check_signing(config: Config, problems: Problems) -> None:
     signing = config.signing
-    if signing.require and not signing.keys:
-        fail("signing.keys", found="nothing", expected="at least one key, because signing.require is true")
-    if signing.key_id is not None and signing.key_id not in signing.keys:
-        fail("signing.key_id", found="an id that has no key", expected="the id of a key below signing.keys")
+    with problems:
+        if signing.require and not signing.keys:
+            fail("signing.keys", found="nothing", expected="at least one key, because signing.require is true")
+    with problems:
+        if signing.key_id is not None and signing.key_id not in signing.keys:
+            fail("signing.key_id", found="an id that has no key", expected="the id of a key below signing.keys")
     for name, secret in signing.keys.items():
-        if not _PLACEHOLDER.search(secret):
-            signing_key(secret, path=f"signing.keys.{name}")
+        with problems:
+            if not _PLACEHOLDER.search(secret):
+                signing_key(secret, path=f"signing.keys.{name}")
     for name, store in config.stores.items():
-        if signing.keys and store.options.get("pointer_version") == 1:
-            fail(
-                f"stores.{name}.pointer_version",
-                found="1",
-                expected="2: version 1 has no signature, and signing.keys is configured",
-            )
+        with problems:
+            if signing.keys and store.options.get("pointer_version") == 1:
+                expected = "2: version 1 has no signature, and signing.keys is configured"
+                fail(f"stores.{name}.pointer_version", found="1", expected=expected)
 
 
 def _check_header(config: Config) -> None:
@@ -365,27 +426,24 @@ def _check_header(config: Config) -> None:
         fail("envelope.header", found=repr(header), expected="4 to 64 ASCII characters")
 
 
-def _check_chunking(config: Config, prefix: str) -> None:
+def _check_chunking(config: Config, prefix: str, problems: Problems) -> None:
     """A payload larger than what a reader may hold at once could be sent, but never be reassembled."""
     for pending, payload in (("max_pending_bytes", "max_payload_bytes"), ("max_pending_messages", "max_chunks")):
         held, largest = getattr(config.chunking, pending), getattr(config.chunking, payload)
-        if held < largest:
-            fail(
-                f"{prefix}chunking.{pending}",
-                found=str(held),
-                expected=f"at least chunking.{payload} ({largest}): raise this or lower that",
-            )
+        with problems:
+            if held < largest:
+                expected = f"at least chunking.{payload} ({largest}): raise this or lower that"
+                fail(f"{prefix}chunking.{pending}", found=str(held), expected=expected)
 
 
-def _check_readers(base: Config, config: Config, path: str) -> None:
+def _check_readers(base: Config, config: Config, path: str, problems: Problems) -> None:
+    wrong = problems.keys() | problems.keys(f"{path}.")
     for section, name in _READERS:
-        most, wanted = (getattr(getattr(each, section), name) for each in (base, config))
-        if wanted > most:
-            fail(
-                f"{path}.{section}.{name}",
-                found=str(wanted),
-                expected=f"at most {most}: readers use the top-level limits",
-            )
+        limit, value = (getattr(getattr(each, section), name) for each in (base, config))
+        with problems:
+            if value > limit and section not in wrong:
+                expected = f"at most {limit}: readers use the top-level limits"
+                fail(f"{path}.{section}.{name}", found=str(value), expected=expected)
 
 
 _MAX_FILE_BYTES = 256 << 10
