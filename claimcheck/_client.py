@@ -340,7 +340,7 @@ class ClaimCheck:
         with problems:
             self._check_strategy(self.config, "")
         for pattern, override in self.config.destinations:
-            inherited = override.strategy == self.config.strategy and "strategy" in problems.keys()
+            inherited = override.strategy == self.config.strategy and "strategy" in problems.sections()
             with problems:
                 if not inherited:
                     self._check_strategy(override, f"destinations.{pattern}.")

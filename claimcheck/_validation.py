@@ -137,7 +137,7 @@ class Problems:
         """Add problems; one that is already present is ignored."""
         self._problems += [problem for problem in problems if problem not in self._problems]
 
-    def keys(self, prefix: str = "") -> set[str]:
+    def sections(self, prefix: str = "") -> set[str]:
         """Return the top-level keys that have a problem, below a prefix that ends with a dot."""
         paths = (problem.path for problem in self._problems)
         return {path.removeprefix(prefix).partition(".")[0] for path in paths if path.startswith(prefix)}

@@ -250,7 +250,7 @@ def parse(raw: object, problems: Problems) -> Config:
         with problems:
             fail("destinations", found=_kind(patterns), expected="a mapping of patterns")
         return base
-    wrong = problems.keys()  # reported once, and not again for every destination
+    wrong = problems.sections()  # reported once, and not again for every destination
     valid = {name: value for name, value in top.items() if name not in wrong}
     valid["stores"] = {name: top["stores"][name] for name in base.stores}
     overrides = [(str(p), _override(base, valid, p, override, names, problems)) for p, override in patterns.items()]
@@ -338,11 +338,11 @@ def _checked(top: Mapping[str, Any], path: str, names: Sequence[str] | None, pro
     with own:
         _check_store(config.store, names, prefix)
     problems.extend(own)
-    if config.store is None and (names is None or f"{prefix}store" in {problem.path for problem in own}):
+    if config.store is not None:
+        return config
+    if names is None or f"{prefix}store" in {problem.path for problem in own}:
         return replace(config, store=_UNKNOWN)
-    if config.store is None and len(names) == 1:
-        return replace(config, store=names[0])
-    return config
+    return replace(config, store=names[0] if len(names) == 1 else None)
 
 
 def _stores(entries: object, problems: Problems) -> dict[str, dict[str, Any]]:
@@ -378,9 +378,9 @@ def _reads_from(names: object, stores: Sequence[str] | None, problems: Problems)
         with problems:
             fail("reads_from", found=_kind(names), expected="a list of names of stores")
         return None
-    for name in names if stores is not None else ():
+    for name in names:
         with problems:
-            if not isinstance(name, str) or name not in stores:
+            if stores is not None and (not isinstance(name, str) or name not in stores):
                 found = repr(name) if isinstance(name, str) else _kind(name)
                 fail("reads_from", found=found, expected=_store_names(name, stores, "names"))
     return tuple(names)
@@ -437,7 +437,7 @@ def _check_chunking(config: Config, prefix: str, problems: Problems) -> None:
 
 
 def _check_readers(base: Config, config: Config, path: str, problems: Problems) -> None:
-    wrong = problems.keys() | problems.keys(f"{path}.")
+    wrong = problems.sections() | problems.sections(f"{path}.")
     for section, name in _READERS:
         limit, value = (getattr(getattr(each, section), name) for each in (base, config))
         with problems:
