@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from claimcheck import _pointer as pointers
 from claimcheck import config as configuration
+from claimcheck._check import CheckReport, check
 from claimcheck._decorator import OutboundBlock, ProduceCall, decorate
 from claimcheck._envelope import Abort, Buffer, Chunk, Literal, Plain, PointerData, decode, encode_pointer
 from claimcheck._pointer import Pointer
@@ -300,6 +301,16 @@ class ClaimCheck:
             if name not in stores:
                 stores[name] = self._build_store(name)
             return stores[name]
+
+    def check(self, *, open: bool = False) -> CheckReport:  # noqa: A002 - short for a keyword
+        """Return what is insecure or unwise in the configuration and, with ``open``, whether its stores work.
+
+        Suits a readiness probe: ``cc.check(open=True).ok``. Failures are findings, not exceptions.
+
+        Args:
+            open: Whether to resolve the signing keys, and to write, read and delete a small payload in every store.
+        """
+        return check(self, open=open)
 
     def close(self) -> None:
         """Release all connections; payloads stay, and a later use opens again."""

@@ -60,7 +60,7 @@ MAX_SECONDS = 10**10
 REST = "**"
 """The name of a signature's ``**options`` among its options."""
 
-_PASSWORD = re.compile(r"(//)\S*(?=@)|(password=)[^&\s'\"]+", re.IGNORECASE)
+_PASSWORD = re.compile(r"(//)\S*(?=@)|(password=)[^&\s'\"]+|[\w.+-]*:[^\s/]\S*(?=@)", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+)(?::\d{1,5})?(?:/\d*)?")  # cannot be a password
 
 
@@ -164,7 +164,7 @@ def fail(path: str, *, found: str, expected: str) -> NoReturn:
 
 def without_secrets(text: str) -> str:
     """Replace user names and passwords in URLs, and passwords in queries."""
-    return _PASSWORD.sub(r"\1\2***", text)
+    return _PASSWORD.sub(lambda match: f"{match[1] or match[2] or ''}***", text)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
-"""The configuration: frozen dataclasses, and the way from YAML to them.
+"""The configuration as frozen dataclasses, and how YAML becomes one.
 
-``${NAME}`` and ``${NAME:-default}`` in store options and signing keys stay as they are written until the process
-that opens the store resolves them (`expand`): a configuration that is pickled to another machine carries names, not
-secrets. The classes need the standard library only; PyYAML is imported when a file is read.
+``${NAME}`` and ``${NAME:-default}`` in store options and signing keys are resolved by the process that opens the store
+(`expand`), so a pickled configuration carries names, not secrets. The classes need only the standard library; PyYAML
+is imported when a file is read.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ __all__ = [
     "LimitsConfig",
     "load",
     "MIN_KEY_BYTES",
+    "OVERRIDABLE",
     "parse",
     "read_yaml",
     "signing_key",
@@ -52,16 +53,18 @@ __all__ = [
 ]
 
 MIN_KEY_BYTES = 16
-"""The shortest signing key that is accepted."""
+"""The minimum length of a signing key."""
 
 Action = Literal["redeliver", "dead_letter", "ack"]
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _UNKNOWN = "?"  # the name of a store that a problem hides; no such configuration is ever returned
 _STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
-_OVERRIDABLE = ("strategy", "threshold_bytes", "store", "chunking", "hybrid", "limits")
-_TOP = (*_OVERRIDABLE, "stores", "reads_from", "signing", "envelope", "destinations")
-# What readers, who know no destination, take from the top level: writers must stay within it.
+OVERRIDABLE = ("strategy", "threshold_bytes", "store", "chunking", "hybrid", "limits")
+"""The keys that a destination may override."""
+
+_TOP = (*OVERRIDABLE, "stores", "reads_from", "signing", "envelope", "destinations")
+# Readers know no destination and use these limits of the top level, so a destination's may only be lower.
 _READERS = (
     ("limits", "max_payload_bytes"),
     ("limits", "max_pointer_bytes"),
@@ -72,7 +75,7 @@ _READERS = (
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """One entry of ``stores``: its type and the options of that type, placeholders unresolved."""
+    """One entry of ``stores``: its type and the options of that type, with unresolved placeholders."""
 
     type: str
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -80,22 +83,22 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChunkingConfig:
-    """How payloads travel in chunks, and how many incomplete ones a reader holds.
+    """How payloads travel as chunks, and how many incomplete ones a reader holds.
 
     Attributes:
-        max_message_bytes: Of a chunk's whole message on the wire, at least 200; ``auto`` takes the threshold.
-        max_payload_bytes: Larger payloads are refused by writers and failed by readers.
-        max_chunks: The same, counted in chunks.
-        max_pending_payloads: Incomplete payloads that a reader holds at once.
+        max_message_bytes: Size limit of a chunk's whole message on the wire, at least 200; ``auto`` uses the threshold.
+        max_payload_bytes: Writers refuse larger payloads, and readers report them as errors.
+        max_chunks: Writers refuse payloads of more chunks, and readers report them as errors.
+        max_pending_payloads: Number of incomplete payloads that a reader holds at once.
         max_pending_bytes: Bytes of incomplete payloads that a reader holds at once; at least ``max_payload_bytes``.
-        max_pending_messages: Messages of incomplete payloads that a reader holds at once, duplicates included; at
+        max_pending_messages: Messages of incomplete payloads that a reader holds at once, including duplicates; at
             least ``max_chunks``.
-        expire_after_seconds: Since the first chunk; 0 for never.
+        expire_after_seconds: Time after its first chunk when an incomplete payload expires; 0 for never.
         on_expire: What a reader does with the chunks of an expired payload.
-        on_evict: What a reader does with the chunks of a payload that was evicted to make room for others.
+        on_evict: What a reader does with the chunks of a payload that it evicted to make room for others.
         on_abort: What a reader does with the chunks of a payload that its writer aborted.
-        max_redeliveries: How often the chunks of an incomplete payload are redelivered (``redeliver``), from 0; after
-            that it is reported to the application as an `IncompletePayloadError`.
+        max_redeliveries: How often the chunks of an incomplete payload are redelivered (``redeliver``), from 0. After
+            that the application receives an `IncompletePayloadError`.
     """
 
     max_message_bytes: Annotated[int, Range(200)] | Literal["auto"] = "auto"
@@ -116,8 +119,8 @@ class HybridConfig:
     """When the hybrid strategy sends chunks instead of pointers.
 
     Attributes:
-        chunk_below_bytes: Payloads over the threshold and up to this size go as chunks; 0 for none.
-        retry_store_after_seconds: How long a store that failed is not asked again.
+        chunk_below_bytes: Payloads over the threshold and up to this size are sent as chunks; 0 for none.
+        retry_store_after_seconds: How long a failed store is not used.
     """
 
     chunk_below_bytes: Size = 0
@@ -126,13 +129,13 @@ class HybridConfig:
 
 @dataclass(frozen=True, slots=True)
 class SigningConfig:
-    """Which secrets sign and verify pointers.
+    """The secrets that sign and verify pointers.
 
     Attributes:
-        key_id: The key that writers sign with; ``None`` for readers only.
-        keys: Secrets by key id, placeholders unresolved; each at least 16 bytes when resolved.
-        require: Whether readers refuse unsigned pointers of version 2; by default true if and only if there are keys.
-            Pointers of version 1 have no signature and are refused wherever there are keys. Plain messages, escaped
+        key_id: The key that writers sign with; ``None`` for processes that only read.
+        keys: Secrets by key id, with unresolved placeholders; each at least 16 bytes when resolved.
+        require: Whether readers reject unsigned pointers of version 2; by default true if there are keys, else false.
+            Pointers of version 1 have no signature and are rejected if there are keys. Plain messages, escaped
             payloads, chunks and abort envelopes are not signed.
     """
 
@@ -147,7 +150,12 @@ class SigningConfig:
 
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
-    """What is refused before any I/O, in bytes; a pointer is allowed at least 512."""
+    """Size limits that are checked before any I/O.
+
+    Attributes:
+        max_payload_bytes: The largest payload that is written or read.
+        max_pointer_bytes: The largest pointer that readers decode, at least 512.
+    """
 
     max_payload_bytes: ByteCount = 5 << 30
     max_pointer_bytes: Annotated[int, Range(512)] = MAX_POINTER_BYTES
@@ -155,28 +163,32 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeConfig:
-    """The bytes, as ASCII text, that every envelope begins with."""
+    """The header of envelopes.
+
+    Attributes:
+        header: 4 to 64 ASCII characters that every envelope begins with. Writers and readers must agree.
+    """
 
     header: str = HEADER.decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that a `ClaimCheck` is made of. Pickles; holds no resolved secret that the file did not spell out.
+    """The configuration of a `ClaimCheck`. It pickles, and holds no secret that the file does not spell out.
 
     Attributes:
-        strategy: ``external``, ``chunking``, ``hybrid``, ``inline``, an entry point's name or ``module:Class``.
-        threshold_bytes: A payload is offloaded if and only if its wire size would exceed this.
-        store: The store that writers use; by default the only one. `ClaimCheck` checks that the strategy has one if it
-            needs one.
+        strategy: ``external``, ``chunking``, ``hybrid``, ``inline``, the name of an entry point, or ``module:Class``.
+        threshold_bytes: Payloads are offloaded if their message would be larger than this on the wire; ``auto`` uses
+            the limit of the producer.
+        store: The store that writers use; by default the only one.
         stores: All stores by name.
-        reads_from: Names of the stores that pointers may name; ``None`` for all. It limits readers only.
-        chunking: See `ChunkingConfig`.
-        hybrid: See `HybridConfig`.
-        signing: See `SigningConfig`.
-        limits: See `LimitsConfig`.
-        envelope: See `EnvelopeConfig`.
-        destinations: Pattern and effective configuration, in the order of the file.
+        reads_from: Names of the stores that readers accept in pointers; ``None`` for all.
+        chunking: Payloads in chunks; see `ChunkingConfig`.
+        hybrid: The hybrid strategy; see `HybridConfig`.
+        signing: Signatures of pointers; see `SigningConfig`.
+        limits: Size limits; see `LimitsConfig`.
+        envelope: The format of envelopes; see `EnvelopeConfig`.
+        destinations: Overrides by pattern of destination, in the order of the file; the first match counts.
     """
 
     strategy: str = "hybrid"
@@ -193,14 +205,14 @@ class Config:
 
     @property
     def header(self) -> bytes:
-        """What every envelope begins with."""
+        """The first bytes of every envelope."""
         return self.envelope.header.encode("ascii")
 
     @property
     def chunks(self) -> ChunkingConfig:
-        """What a reader of chunks goes by: ``chunking``, and of ``limits`` what is less."""
-        most = min(self.chunking.max_payload_bytes, self.limits.max_payload_bytes)
-        return replace(self.chunking, max_payload_bytes=most)
+        """``chunking`` for readers: with the lower ``max_payload_bytes`` of ``chunking`` and ``limits``."""
+        limit = min(self.chunking.max_payload_bytes, self.limits.max_payload_bytes)
+        return replace(self.chunking, max_payload_bytes=limit)
 
     @property
     def readable(self) -> tuple[str, ...]:
@@ -208,7 +220,7 @@ class Config:
         return tuple(self.stores) if self.reads_from is None else self.reads_from
 
     def for_destination(self, destination: str) -> Config:
-        """Return what holds for one destination: the first matching pattern's, else this one."""
+        """Return the configuration of the first matching pattern, else this one."""
         for pattern, config in self.destinations:
             if fnmatchcase(destination, pattern):
                 return config
@@ -258,7 +270,7 @@ def parse(raw: object, problems: Problems) -> Config:
 
 
 def expand(value: Any, *, path: str, environ: Mapping[str, str] | None = None) -> Any:
-    """Resolve ``${NAME}`` and ``${NAME:-default}`` in text; anything else comes back as it is.
+    """Resolve ``${NAME}`` and ``${NAME:-default}`` in text; other values are returned unchanged.
 
     Raises:
         ConfigError: A variable is not set and has no default.
@@ -280,7 +292,8 @@ def signing_key(text: str, *, path: str, environ: Mapping[str, str] | None = Non
     """Resolve a signing key and return its bytes.
 
     Raises:
-        ConfigError: A variable is not set, or the key has fewer than 16 bytes or no UTF-8 form; it is not quoted.
+        ConfigError: A variable is not set, or the key has fewer than 16 bytes or cannot be encoded as UTF-8. The error
+            does not quote the key.
     """
     try:
         secret: bytes = expand(text, path=path, environ=environ).encode("utf-8", "surrogateescape")  # as os.environ
@@ -312,9 +325,9 @@ def _override(
     merged = dict(top)
     for name, value in override.items():
         with problems:
-            if name not in _OVERRIDABLE:
+            if name not in OVERRIDABLE:
                 found = "a key that holds for all destinations" if name in _TOP else "an unknown key"
-                expected = f"one of {', '.join(_OVERRIDABLE)}{did_you_mean(name, _OVERRIDABLE)}"
+                expected = f"one of {', '.join(OVERRIDABLE)}{did_you_mean(name, OVERRIDABLE)}"
                 fail(f"{path}.{name}", found=found, expected=expected)
             both = isinstance(value, Mapping) and isinstance(top.get(name), Mapping)
             merged[name] = {**top[name], **value} if both else value
@@ -447,8 +460,8 @@ def _check_readers(base: Config, config: Config, path: str, problems: Problems) 
 
 
 _MAX_FILE_BYTES = 256 << 10
-_MAX_VALUES = 100_000  # with every alias and merge key counted as what it stands for
-_QUOTED = re.compile(r"'(?!<)[^']{2,}'")  # a tag or an alias; the parser's own words stand in <>
+_MAX_VALUES = 100_000  # after the expansion of aliases and merge keys
+_QUOTED = re.compile(r"'(?!<)[^']{2,}'")  # a tag or an alias; the parser puts its own words in <>
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
@@ -492,7 +505,7 @@ def _loader() -> type[Any]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """PyYAML's own loader, but duplicate keys are refused (the last one would win) and aliases are bounded."""
+        """PyYAML's loader with a limit for aliases; it rejects duplicate keys, of which the last one would win."""
 
         def get_single_node(self) -> Any:
             node = super().get_single_node()
@@ -508,14 +521,14 @@ def _loader() -> type[Any]:
 
 
 def _count_values(node: Any, known: dict[int, int]) -> int:
-    """Count the values below a node before any alias or merge key is expanded; an alias of itself has no end."""
+    """Count the values below a node as if aliases and merge keys were expanded; an alias may contain itself."""
     children = node.value if node is not None and isinstance(node.value, list) else ()
     if id(node) not in known:
-        known[id(node)] = _MAX_VALUES + 1  # until its children are counted: they must not lead back here
+        known[id(node)] = _MAX_VALUES + 1  # until its children are counted: none may contain this node
         flat = [child for each in children for child in (each if isinstance(each, tuple) else (each,))]
         known[id(node)] = 1 + sum(_count_values(child, known) for child in flat)
     if known[id(node)] > _MAX_VALUES:
-        found = f"more than {_MAX_VALUES} values, counting each alias as what it stands for"
+        found = f"more than {_MAX_VALUES} values, counting each alias in full"
         fail("configuration", found=found, expected="fewer aliases and merge keys")
     return known[id(node)]
 
@@ -525,5 +538,5 @@ def _no_duplicates(keys: list[Any]) -> None:
     for key in keys:
         if (key.tag, key.value) in seen and key.value != "<<":
             where = f"line {key.start_mark.line + 1}, column {key.start_mark.column + 1}"
-            raise ConfigError(f"{where}: this key is given twice in one mapping", found="a duplicate key")
+            raise ConfigError(f"{where}: this key appears twice in one mapping", found="a duplicate key")
         seen.add((key.tag, key.value))

@@ -11,6 +11,7 @@ import claimcheck
 
 PUBLIC: dict[str, list[str]] = {
     "claimcheck": [
+        "CheckReport",
         "ChunkConflictError",
         "ChunkError",
         "ClaimCheck",
@@ -21,6 +22,7 @@ PUBLIC: dict[str, list[str]] = {
         "Envelope",
         "EnvelopeError",
         "Failed",
+        "Finding",
         "HEADER",
         "IncompletePayloadError",
         "IntegrityError",
@@ -69,6 +71,7 @@ PUBLIC: dict[str, list[str]] = {
         "ChunkError",
         "ClaimCheckError",
         "ConfigError",
+        "ConfigProblem",
         "EnvelopeError",
         "IncompletePayloadError",
         "IntegrityError",

@@ -185,7 +185,7 @@ def test_files_that_are_no_configuration(tmp_path, text, why):
 def test_a_duplicate_key(tmp_path, text, where):
     path = tmp_path / "claimcheck.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=f"{where}: this key is given twice"):
+    with pytest.raises(ConfigError, match=f"{where}: this key appears twice"):
         configuration.load(path)
 
 
