@@ -257,7 +257,7 @@ def _write_read_delete(store: Store) -> None:
 
 
 def _failure(path: str, error: Exception) -> Finding:
-    text = " ".join(without_secrets(str(error)).split()).removeprefix(f"{path}: ")
+    text = " ".join(without_secrets(str(error)).split()).removeprefix(f"store {path.removeprefix('stores.')!r}: ")
     if not isinstance(error, ClaimCheckError):
         text = f"unexpected {type(error).__name__}: {text}"
     if isinstance(error, ConfigError) and error.path:

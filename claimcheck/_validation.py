@@ -169,7 +169,7 @@ def without_secrets(text: str) -> str:
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return the end of an error text that names the most similar valid name, or an empty text."""
-    return _hint(next(iter(difflib.get_close_matches(str(name), list(known), n=1)), None))
+    return _hint(next(iter(_similar(name, known)), None))
 
 
 def is_placeholder(value: object) -> bool:
@@ -242,8 +242,9 @@ def valid_options(
         with problems:
             fail(path or "configuration", found=_describe(raw, secret=secret), expected="a mapping")
         return {}
+    misspelled = {near for name in raw if name not in options for near in _similar(name, options)}
     for name, option in options.items():
-        if option.required and name not in raw:
+        if option.required and name not in raw and name not in misspelled:
             with problems:
                 fail(_join(path, name), found="nothing", expected=_expected(option.hint))
     values = {}
@@ -348,6 +349,10 @@ def _option(options: Mapping[str, Option], name: object, path: str) -> Option:
     hint = _hint(_section_of(str(name), options)) or did_you_mean(name, options)
     known = f"one of {', '.join(sorted(options))}{hint}" if options else "nothing: there are no options"
     fail(_join(path, str(name)), found="an unknown key", expected=known)
+
+
+def _similar(name: object, known: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(str(name), list(known), n=1)
 
 
 def _section_of(name: str, options: Mapping[str, Option]) -> str | None:
