@@ -44,8 +44,6 @@ __all__ = [
     "LimitsConfig",
     "load",
     "MIN_KEY_BYTES",
-    "OVERRIDABLE",
-    "parse",
     "read_yaml",
     "signing_key",
     "SigningConfig",

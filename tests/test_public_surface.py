@@ -139,7 +139,17 @@ PUBLIC: dict[str, list[str]] = {
     "claimcheck.stores.redis": ["RedisStore"],
     "claimcheck.stores.s3": ["S3Store"],
     "claimcheck.strategies": ["Envelope", "Kind", "Message", "Outbound", "Strategy", "StrategyContext"],
-    "claimcheck.testing": ["Facts", "Fault", "FaultyStore", "StoreConformance", "TransportConformance"],
+    "claimcheck.testing": [
+        "Facts",
+        "Fault",
+        "FaultyStore",
+        "RecordedMessage",
+        "RecordingBroker",
+        "StoreConformance",
+        "TransportConformance",
+        "assert_inline",
+        "assert_offloaded",
+    ],
     "claimcheck.transports": [],
     "claimcheck.transports.kafka": [
         "AsyncKafkaConsumer",
