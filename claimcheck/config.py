@@ -309,7 +309,7 @@ def _names(stores: object) -> list[str] | None:
 
 def _override(
     base: Config,
-    top: Mapping[str, Any],
+    top: Mapping[str, object],
     pattern: str,
     override: object,
     names: Sequence[str] | None,
@@ -327,8 +327,10 @@ def _override(
                 found = "a key that holds for all destinations" if name in _TOP else "an unknown key"
                 expected = f"one of {', '.join(OVERRIDABLE)}{did_you_mean(name, OVERRIDABLE)}"
                 fail(f"{path}.{name}", found=found, expected=expected)
-            both = isinstance(value, Mapping) and isinstance(top.get(name), Mapping)
-            merged[name] = {**top[name], **value} if both else value
+            inherited = top.get(name)
+            if isinstance(value, Mapping) and isinstance(inherited, Mapping):
+                value = {**inherited, **value}
+            merged[name] = value
     config = _checked(merged, path, names, problems)
     if config.store is None:
         config = replace(config, store=base.store)
@@ -336,7 +338,7 @@ def _override(
     return config
 
 
-def _checked(top: Mapping[str, Any], path: str, names: Sequence[str] | None, problems: Problems) -> Config:
+def _checked(top: Mapping[str, object], path: str, names: Sequence[str] | None, problems: Problems) -> Config:
     """Check the top level, or a destination's view of it; a section with a problem gets its defaults."""
     prefix, own = f"{path}." if path else "", Problems()
     stores = _stores(top.get("stores"), own)
@@ -356,7 +358,7 @@ def _checked(top: Mapping[str, Any], path: str, names: Sequence[str] | None, pro
     return replace(config, store=names[0] if len(names) == 1 else None)
 
 
-def _stores(entries: object, problems: Problems) -> dict[str, dict[str, Any]]:
+def _stores(entries: object, problems: Problems) -> dict[str, dict[str, object]]:
     """The valid entries of ``stores``, in the shape of `StoreConfig`."""
     if entries is None:  # an empty section of YAML
         return {}
@@ -371,7 +373,7 @@ def _stores(entries: object, problems: Problems) -> dict[str, dict[str, Any]]:
     return shaped
 
 
-def _split_type(name: object, entry: object) -> dict[str, Any]:
+def _split_type(name: object, entry: object) -> dict[str, object]:
     path = f"stores.{name}"
     if not isinstance(name, str) or not name:
         fail(path, found=f"the name {name!r}", expected="a name as text")
