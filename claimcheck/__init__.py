@@ -4,6 +4,7 @@ claimcheck stores a large payload (Redis, S3, or a filesystem) and sends a point
 broker. The consumer gets the original bytes back, verified. Start with `load`.
 """
 
+from claimcheck._check import CheckReport, Finding
 from claimcheck._client import ClaimCheck, from_dict, load
 from claimcheck._envelope import HEADER, Envelope
 from claimcheck._outbound import Outbound
@@ -43,9 +44,11 @@ __all__ = [
     "from_dict",
     "load",
     # values
+    "CheckReport",
     "Dropped",
     "Envelope",
     "Failed",
+    "Finding",
     "Outbound",
     "Payload",
     "Pointer",
