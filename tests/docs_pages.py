@@ -27,7 +27,9 @@ PAGES = sorted(
 )
 SERVERS = ("kafka", "pulsar", "redis", "s3", "spark")
 
-_BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*?) -->\n+)?```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(
+    r"(?:<!-- (?P<note>[^>]*?) -->\n+)?```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
+)
 _YAML_NAME = re.compile(r"# ([\w-]+\.yaml)\n")
 # On servers that tests share, each run has names of its own.
 _SHARED = re.compile(r"(?<![\w/.-])(invoices|orders|scans|bookkeeping|claims-bucket)\b(?=[\w-]*[\"',\s/}])")

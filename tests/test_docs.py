@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
@@ -156,7 +155,8 @@ def test_the_reference_lists_every_option_of_the_configuration():
 
 
 @pytest.mark.parametrize(
-    ("page", "module"), [("docs/reference/errors.md", "claimcheck.errors"), ("docs/reference/events.md", "claimcheck.hooks")]
+    ("page", "module"),
+    [("docs/reference/errors.md", "claimcheck.errors"), ("docs/reference/events.md", "claimcheck.hooks")],
 )
 def test_the_reference_lists_every_error_and_event(page, module):
     text, names = (ROOT / page).read_text(), sys.modules[module].__all__
