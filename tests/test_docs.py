@@ -62,7 +62,7 @@ def test_yaml_loads(folder, page):
     for block in blocks(page):
         if block.language == "yaml" and not block.note:
             raw = yaml.safe_load(block.code)
-            stores = {name: {"type": "memory"} for name in [*raw.get("reads_from", ()), raw.get("store") or "m"]}
+            stores = {name: {"type": "memory"} for name in raw.get("reads_from", ["m"])}
             claimcheck.from_dict({"stores": stores, **raw})
 
 
@@ -160,7 +160,7 @@ def test_the_reference_lists_every_option_of_the_configuration():
 )
 def test_the_reference_lists_every_error_and_event(page, module):
     text, names = (ROOT / page).read_text(), sys.modules[module].__all__
-    assert not [name for name in names if name.endswith(("Error", "Event")) and f"`{name}`" not in text]
+    assert not [name for name in names if name.endswith(("Error", "Event")) and name != "Event" and f"`{name}`" not in text]
 
 
 @pytest.mark.parametrize("page", ["docs/guides/configuration.md", "docs/guides/security.md"])

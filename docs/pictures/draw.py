@@ -13,10 +13,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1]))
 
-from tests.benchmarks.peer_picture import Line
-from tests.benchmarks.peer_picture import draw_lines as draw_peers
-from tests.benchmarks.picture import BLUES, GRAY, INK, Bar, Panel, draw_panels, pyplot
-from tests.benchmarks.spark_picture import draw_lines as draw_spark
+from tests.benchmarks.peer_picture import Line  # noqa: E402
+from tests.benchmarks.peer_picture import draw_lines as draw_peers  # noqa: E402
+from tests.benchmarks.picture import BLUES, GRAY, INK, Bar, Panel, draw_panels, pyplot  # noqa: E402
+from tests.benchmarks.spark_picture import draw_lines as draw_spark  # noqa: E402
 
 IMAGES = HERE.parent / "images"
 ORANGE = "#d55e00"
