@@ -4,6 +4,7 @@ The payload rests in a store, a pointer of a few hundred bytes travels through t
 payload back, whole and verified. Start with `load`.
 """
 
+from claimcheck._check import CheckReport, Finding
 from claimcheck._client import ClaimCheck, from_dict, load
 from claimcheck._envelope import HEADER, Envelope
 from claimcheck._outbound import Outbound
@@ -42,9 +43,11 @@ __all__ = [
     "from_dict",
     "load",
     # what it hands out
+    "CheckReport",
     "Dropped",
     "Envelope",
     "Failed",
+    "Finding",
     "Outbound",
     "Pointer",
     "Resolved",

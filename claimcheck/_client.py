@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from claimcheck import _pointer as pointers
 from claimcheck import config as configuration
+from claimcheck._check import CheckReport, check
 from claimcheck._decorator import OutboundBlock, ProduceCall, decorate
 from claimcheck._envelope import Abort, Buffer, Chunk, Literal, Plain, PointerData, decode, encode_pointer
 from claimcheck._pointer import Pointer
@@ -25,7 +26,7 @@ from claimcheck._signing import Seal
 from claimcheck._store import Store, StoreContext
 from claimcheck._strategy import Breaker, Message, Strategy, StrategyContext
 from claimcheck._threads import in_thread
-from claimcheck._validation import fail
+from claimcheck._validation import Problems, fail
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config
 from claimcheck.errors import ChunkError, ConfigError
@@ -61,7 +62,7 @@ def load(path: str | os.PathLike[str], *, hooks: Iterable[Hook] = ()) -> ClaimCh
     Raises:
         ConfigError: The file holds what it may not; names the path inside it.
     """
-    return ClaimCheck(configuration.load(path), hooks=hooks)
+    return from_dict(configuration.read_yaml(path), hooks=hooks)
 
 
 def from_dict(raw: Mapping[str, Any], *, hooks: Iterable[Hook] = ()) -> ClaimCheck:
@@ -70,7 +71,12 @@ def from_dict(raw: Mapping[str, Any], *, hooks: Iterable[Hook] = ()) -> ClaimChe
     Raises:
         ConfigError: The mapping holds what it may not; names the path inside it.
     """
-    return ClaimCheck(configuration.from_dict(raw), hooks=hooks)
+    problems = Problems()
+    config = configuration.parse(raw, problems)
+    with problems:
+        cc = ClaimCheck(config, hooks=hooks)
+    problems.raise_all()
+    return cc
 
 
 class ClaimCheck:
@@ -92,11 +98,7 @@ class ClaimCheck:
         self._hooks = Hooks(tuple(hooks))
         self._lock = threading.RLock()
         self._open = _Open(self.config)
-        self._check_strategy(config, "")
-        for pattern, override in config.destinations:
-            self._check_strategy(override, f"destinations.{pattern}.")
-        for name, store in config.stores.items():
-            check_store(store, path=f"stores.{name}")
+        self._check_classes()
 
     # Writing ---------------------------------------------------------------------------------------------------
 
@@ -300,6 +302,16 @@ class ClaimCheck:
                 stores[name] = self._build_store(name)
             return stores[name]
 
+    def check(self, *, open: bool = False) -> CheckReport:  # noqa: A002 - short for a keyword
+        """Return what is insecure or unwise in the configuration and, with ``open``, whether its stores work.
+
+        Suits a readiness probe: ``cc.check(open=True).ok``. Failures are findings, not exceptions.
+
+        Args:
+            open: Whether to resolve the signing keys, and to write, read and delete a small payload in every store.
+        """
+        return check(self, open=open)
+
     def close(self) -> None:
         """Release all connections; payloads stay, and a later use opens again."""
         self._current()  # what a parent process has open is not ours to close
@@ -333,6 +345,20 @@ class ClaimCheck:
         if not issubclass(found, Strategy):
             fail(path, found=repr(config.strategy), expected="a subclass of claimcheck.Strategy")
         return found
+
+    def _check_classes(self) -> None:
+        problems = Problems()
+        with problems:
+            self._check_strategy(self.config, "")
+        for pattern, override in self.config.destinations:
+            inherited = override.strategy == self.config.strategy and "strategy" in problems.sections()
+            with problems:
+                if not inherited:
+                    self._check_strategy(override, f"destinations.{pattern}.")
+        for name, store in self.config.stores.items():
+            with problems:
+                check_store(store, path=f"stores.{name}")
+        problems.raise_all()
 
     def _check_strategy(self, config: Config, prefix: str) -> None:
         strategy = self._strategy_class(config, path=f"{prefix}strategy")

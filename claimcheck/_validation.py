@@ -2,7 +2,7 @@
 
 One checker serves the configuration's dataclasses, the constructors of stores (third-party stores included) and those
 of the transports' wrappers. It needs the standard library only, because Spark workers that open stores may have
-nothing else. A value that may be a secret is never quoted: the error names its place and its type.
+nothing else. Errors never quote a value that may be a secret; they name its key and its type.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ import re
 import threading
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from claimcheck.errors import ArgumentTypeError, ConfigError
+from claimcheck.errors import ArgumentTypeError, ConfigError, ConfigProblem
 
 __all__ = [
     "MAX_SECONDS",
+    "REST",
     "SECRET",
     "AutoBytes",
     "ByteCount",
     "Check",
     "Count",
     "Option",
+    "Problems",
     "Range",
     "Seconds",
     "Size",
@@ -41,55 +43,62 @@ __all__ = [
     "check_seconds",
     "check_type",
     "check_value",
+    "constraints",
+    "did_you_mean",
     "fail",
+    "is_placeholder",
     "options_of",
+    "valid_options",
     "without_secrets",
 ]
 
 T = TypeVar("T")
 
 MAX_SECONDS = 10**10
-"""The longest life of a payload, some three hundred years: a time that every medium can still write down."""
+"""The longest lifetime of a payload, about three hundred years: every store can represent that time."""
 
-_REST = "**"  # the name under which a signature's `**options` stands among the options
-_PASSWORD = re.compile(r"(//)\S*(?=@)|(password=)[^&\s'\"]+", re.IGNORECASE)
+REST = "**"
+"""The name of a signature's ``**options`` among its options."""
+
+_PASSWORD = re.compile(r"(//)\S*(?=@)|(password=)[^&\s'\"]+|[\w.+-]*:[^\s/]\S*(?=@)", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+)(?::\d{1,5})?(?:/\d*)?")  # cannot be a password
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Range:
-    """What a number may be, both ends included."""
+    """Bounds of a number, both inclusive."""
 
     minimum: float
     maximum: float = math.inf
 
     def allows(self, value: Any) -> bool:
-        """Whether a number lies within."""
+        """Whether a number is within the bounds."""
         return bool(self.minimum <= value <= self.maximum)
 
     def describe(self, kind: str) -> str:
-        """Say what is expected of a ``kind``."""
-        most = f" and at most {self.maximum}" if self.maximum < math.inf else ""
-        return f"{kind} of at least {self.minimum}{most}"
+        """Return a description of a valid value; ``kind`` describes its type."""
+        upper = f" and at most {self.maximum}" if self.maximum < math.inf else ""
+        return f"{kind} of at least {self.minimum}{upper}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Check:
-    """What a value has to pass beyond its type, and that in words."""
+    """A condition on a value beyond its type, with its description."""
 
     allows: Callable[[Any], bool]
     expected: str
 
     def describe(self, kind: str) -> str:
-        """Say what is expected; the words tell the kind already."""
+        """Return the description, which includes the type."""
         return self.expected
 
 
 class _Secret:
-    """Marks, in `typing.Annotated`, what is never quoted."""
+    """The type of `SECRET`."""
 
 
 SECRET = _Secret()
-"""Put into `typing.Annotated`: no value from here on downwards is ever quoted."""
+"""In `typing.Annotated`: errors never quote this value or anything inside it."""
 
 ByteCount = Annotated[int, Range(1)]
 Count = Annotated[int, Range(1)]
@@ -101,84 +110,169 @@ AutoBytes = Size | Literal["auto"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
-    """What one key of a mapping may hold."""
+    """The type hint of one key of a mapping."""
 
-    hint: Any
+    hint: object
     required: bool
 
 
+class Problems:
+    """Collects the `ConfigError` of each ``with`` block, so that one error can report all of them."""
+
+    def __init__(self) -> None:
+        self._problems: list[ConfigProblem] = []
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> bool:
+        if isinstance(error, ConfigError):
+            self.extend(error.problems)
+        return isinstance(error, ConfigError)
+
+    def __iter__(self) -> Iterator[ConfigProblem]:
+        return iter(self._problems)
+
+    def extend(self, problems: Iterable[ConfigProblem]) -> None:
+        """Add problems; one that is already present is ignored."""
+        self._problems += [problem for problem in problems if problem not in self._problems]
+
+    def sections(self, prefix: str = "") -> set[str]:
+        """Return the top-level keys that have a problem, below a prefix that ends with a dot."""
+        paths = (problem.path for problem in self._problems)
+        return {path.removeprefix(prefix).partition(".")[0] for path in paths if path.startswith(prefix)}
+
+    def raise_all(self) -> None:
+        """Raise one error for all problems, if there are any.
+
+        Raises:
+            ConfigError: Its path, found and expected are those of the first problem.
+        """
+        if not self._problems:
+            return
+        first, count = self._problems[0], len(self._problems)
+        lines = [f"\n  {problem}" for problem in self._problems]
+        text = str(first) if count == 1 else f"the configuration has {count} problems:{''.join(lines)}"
+        facts = {"path": first.path, "found": first.found, "expected": first.expected}
+        raise ConfigError(text, **facts, problems=tuple(self._problems))
+
+
 def fail(path: str, *, found: str, expected: str) -> NoReturn:
-    """Raise the `ConfigError` for one place in the configuration."""
+    """Raise the `ConfigError` for one key of the configuration."""
     raise ConfigError(f"{path}: found {found}, expected {expected}", path=path, found=found, expected=expected)
 
 
 def without_secrets(text: str) -> str:
-    """Take out of a text what stands before the host of an address, and passwords in a query."""
-    return _PASSWORD.sub(r"\1\2***", text)
+    """Replace user names and passwords in URLs, and passwords in queries."""
+    return _PASSWORD.sub(lambda match: f"{match[1] or match[2] or ''}***", text)
 
 
-def options_of(target: Callable[..., Any]) -> dict[str, Option]:
-    """Read the options of a class or function from its signature; with ``**options`` it takes any name."""
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return the end of an error text that names the most similar valid name, or an empty text."""
+    return _hint(next(iter(_similar(name, known)), None))
+
+
+def is_placeholder(value: object) -> bool:
+    """Whether a value has a ``${NAME}`` in it."""
+    return isinstance(value, str) and "${" in value
+
+
+def options_of(target: Callable[..., object]) -> dict[str, Option]:
+    """Return the options of a class or function from its signature; ``**options`` has the name `REST`."""
     function = target.__init__ if inspect.isclass(target) and not dataclasses.is_dataclass(target) else target
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = inspect.signature(target).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     options = {p.name: Option(hints.get(p.name, Any), p.default is p.empty) for p in named}
     for rest in (p for p in parameters if p.kind is p.VAR_KEYWORD):
-        options[_REST] = Option(hints.get(rest.name, Any), required=False)
+        options[REST] = Option(hints.get(rest.name, Any), required=False)
     return options
 
 
-def build(target: type[T], raw: Any, path: str, *, secret: bool = False) -> T:
-    """Make a dataclass from a mapping, nested ones included.
+def build(target: type[T], raw: object, path: str, *, secret: bool = False) -> T:
+    """Make a dataclass from a mapping, nested dataclasses included.
 
     Raises:
-        ConfigError: With the path of the first thing that does not fit.
+        ConfigError: With every problem.
     """
-    options = options_of(target)
-    _no_placeholders(options, raw, path)
-    return target(**check_options(options, raw, path, secret=secret))
+    problems = Problems()
+    values = valid_options(options_of(target), raw, path, problems, secret=secret, placeholders=False)
+    problems.raise_all()
+    return target(**values)
 
 
-def check_options(options: Mapping[str, Option], raw: Any, path: str, *, secret: bool = False) -> dict[str, Any]:
+def check_options(options: Mapping[str, Option], raw: object, path: str, *, secret: bool = False) -> dict[str, Any]:
     """Check a mapping key by key and return its converted values.
 
     Args:
-        options: What may stand there.
-        raw: What stands there.
-        path: Where, in the configuration.
-        secret: Whether texts, and numbers where a text may stand, are kept out of errors.
+        options: The valid keys.
+        raw: The mapping.
+        path: The mapping's place in the configuration.
+        secret: Whether errors quote no text, and no number where a text is valid.
 
     Raises:
-        ConfigError: Unknown or missing key, wrong type, number out of range; names the nearest known key.
+        ConfigError: With every unknown or missing key, wrong type and number out of range, and the nearest valid keys.
+    """
+    problems = Problems()
+    values = valid_options(options, raw, path, problems, secret=secret)
+    problems.raise_all()
+    return values
+
+
+def valid_options(
+    options: Mapping[str, Option],
+    raw: object,
+    path: str,
+    problems: Problems,
+    *,
+    secret: bool = False,
+    placeholders: bool = True,
+) -> dict[str, Any]:
+    """Return the converted values of the keys that are valid, and add a problem for each other one.
+
+    Args:
+        options: The valid keys.
+        raw: The mapping.
+        path: The mapping's place in the configuration.
+        problems: Receives the problems.
+        secret: See `check_options`.
+        placeholders: Whether values may have placeholders, which somebody else resolves.
     """
     if not isinstance(raw, Mapping):
-        fail(path or "configuration", found=_describe(raw, secret=secret), expected="a mapping")
-    for name in raw:
-        if name not in options and not (_REST in options and isinstance(name, str)):
-            _unknown(name, options, path)
+        with problems:
+            fail(path or "configuration", found=_describe(raw, secret=secret), expected="a mapping")
+        return {}
+    misspelled = {near for name in raw if name not in options for near in _similar(name, options)}
     for name, option in options.items():
-        if option.required and name not in raw:
-            fail(_join(path, name), found="nothing", expected=_expected(option.hint))
-    hints = {name: options[name if name in options else _REST].hint for name in raw}
-    return {name: _convert(hints[name], value, _join(path, name), secret) for name, value in raw.items()}
+        if option.required and name not in raw and name not in misspelled:
+            with problems:
+                fail(_join(path, name), found="nothing", expected=_expected(option.hint))
+    values = {}
+    for name, value in raw.items():
+        with problems:
+            option = _option(options, name, path)
+            if not placeholders:
+                _no_placeholder(option, value, _join(path, name))
+            _no_misplaced_mapping(name, option, value, options, path)
+            values[name] = _convert(option.hint, value, _join(path, name), secret)
+    return values
 
 
-def check_arguments(target: Callable[..., Any], **arguments: Any) -> None:
-    """Check arguments in a constructor as the configuration would have, for whoever calls it in Python.
+def check_arguments(target: Callable[..., object], **arguments: object) -> None:
+    """Check arguments in a constructor as the configuration does, for callers in Python.
 
     Raises:
-        ConfigError: Its path is the argument's name; `claimcheck._registry.build_store` puts the store's before it.
+        ConfigError: Its path is the argument's name; `claimcheck._registry.build_store` adds the store's path.
     """
     options = {name: option for name, option in options_of(target).items() if name in arguments}
     check_options(options, arguments, "", secret=True)
 
 
 def check_value(name: str, value: object, hint: object) -> None:
-    """Check an argument against a type hint, whose `Range` and `Check` annotations count.
+    """Check an argument against a type hint and the hint's `Range` and `Check` annotations.
 
     Raises:
-        ConfigError: It does not match; names the argument, what was found and what is expected.
+        ConfigError: It does not match; names the argument, the value found and the expected one.
     """
     _convert(hint, value, name, secret=False)
 
@@ -187,22 +281,22 @@ def check_int(name: str, value: object, *, minimum: int, maximum: float = math.i
     """Check that an argument is an integer within bounds; ``True`` and ``False`` are not integers.
 
     Raises:
-        ConfigError: It is not; names the argument, what was found and what is expected.
+        ConfigError: It is not; names the argument, the value found and the expected one.
     """
     check_value(name, value, Annotated[int, Range(minimum, maximum)])
 
 
 def check_seconds(name: str, value: object, *, minimum: float = 0.0, allow_zero: bool = False) -> None:
-    """Check that an argument is a time in seconds that a thread can wait for, so neither NaN nor infinite.
+    """Check that an argument is a number of seconds that a thread can wait for, neither NaN nor infinite.
 
     Args:
         name: The argument's name.
         value: Its value.
-        minimum: The smallest value.
-        allow_zero: Whether 0 is allowed where ``minimum`` is 0.
+        minimum: The smallest valid value.
+        allow_zero: Whether 0 is valid where ``minimum`` is 0.
 
     Raises:
-        ConfigError: It is not; names the argument, what was found and what is expected.
+        ConfigError: It is not; names the argument, the value found and the expected one.
     """
     if minimum or allow_zero:
         allowed: Range | Check = Range(minimum, threading.TIMEOUT_MAX)
@@ -212,16 +306,16 @@ def check_seconds(name: str, value: object, *, minimum: float = 0.0, allow_zero:
 
 
 def check_type(name: str, value: object, *, valid: bool, expected: str) -> None:
-    """Check that an argument is the kind of object that is needed.
+    """Raise if an argument is an object of the wrong type.
 
     Args:
         name: The argument's name.
-        value: Its value, which is not quoted.
-        valid: Whether it is such an object.
-        expected: What is needed, for the error.
+        value: Its value; the error names its type only.
+        valid: Whether the type is right.
+        expected: A description of the right type, for the error.
 
     Raises:
-        ArgumentTypeError: It is not; a `ConfigError` that is also a `TypeError`.
+        ArgumentTypeError: ``valid`` is false; a `ConfigError` that is also a `TypeError`.
     """
     if not valid:
         found = type(value).__name__
@@ -230,10 +324,10 @@ def check_type(name: str, value: object, *, valid: bool, expected: str) -> None:
 
 
 def check_cc(cc: object) -> None:
-    """Check that an argument called ``cc`` is a `claimcheck.ClaimCheck`, which modules below it do not import.
+    """Check that an argument called ``cc`` is a `claimcheck.ClaimCheck`, which lower modules do not import.
 
     Raises:
-        ArgumentTypeError: It is not, for example the path of a YAML file; says what to pass.
+        ArgumentTypeError: It is not, for example the path of a YAML file.
     """
     valid = all(hasattr(cc, name) for name in ("offload", "aresolve", "seal"))
     check_type(
@@ -241,60 +335,111 @@ def check_cc(cc: object) -> None:
     )
 
 
-def _unknown(name: Any, options: Mapping[str, Option], path: str) -> NoReturn:
-    near = difflib.get_close_matches(str(name), options, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+def constraints(hint: object) -> list[Range | Check]:
+    """Return the `Range` and `Check` annotations of an `Annotated` type hint."""
+    return [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, (Range, Check))]
+
+
+# Keys ----------------------------------------------------------------------------------------------------------
+
+
+def _option(options: Mapping[str, Option], name: object, path: str) -> Option:
+    if isinstance(name, str) and (name in options or REST in options):
+        return options.get(name) or options[REST]
+    hint = _hint(_section_of(str(name), options)) or did_you_mean(name, options)
     known = f"one of {', '.join(sorted(options))}{hint}" if options else "nothing: there are no options"
     fail(_join(path, str(name)), found="an unknown key", expected=known)
 
 
-def _no_placeholders(options: Mapping[str, Option], raw: Any, path: str) -> None:
-    """Outside of mappings of a user's own nobody would resolve them: a name would be taken for the value."""
-    for name, value in raw.items() if isinstance(raw, Mapping) else ():
-        if name in options and isinstance(value, str) and "${" in value:
-            expected = f"{_expected(options[name].hint)}; placeholders work only in store options and signing keys"
-            fail(_join(path, name), found="a placeholder", expected=expected)
+def _similar(name: object, known: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(str(name), list(known), n=1)
 
 
-def _convert(hint: Any, value: Any, path: str, secret: bool) -> Any:
-    if typing.get_origin(hint) is Annotated:
-        secret = secret or SECRET in hint.__metadata__
+def _section_of(name: str, options: Mapping[str, Option]) -> str | None:
+    """The path of a key that belongs into a section, as in ``max_chunks`` for ``chunking.max_chunks``."""
+    for section, option in options.items():
+        bare = _bare(option.hint)
+        if dataclasses.is_dataclass(bare) and name in {field.name for field in dataclasses.fields(bare)}:
+            return f"{section}.{name}"
+    return None
+
+
+def _hint(near: str | None) -> str:
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def _no_misplaced_mapping(name: str, option: Option, value: object, options: Mapping[str, Option], path: str) -> None:
+    """A mapping under a key that takes none may belong to a key with a similar name, as in ``store`` for ``stores``."""
+    if not isinstance(value, Mapping) or _takes_mapping(option.hint) or _fits(option.hint, value):
+        return
+    others = [other for other, each in options.items() if _takes_mapping(each.hint)]
+    fail(_join(path, name), found="a mapping", expected=_expected(option.hint) + did_you_mean(name, others))
+
+
+def _takes_mapping(hint: object) -> bool:
+    bare = _bare(hint)
+    origin = typing.get_origin(bare)
+    return dataclasses.is_dataclass(bare) or (inspect.isclass(origin) and issubclass(origin, Mapping))
+
+
+def _no_placeholder(option: Option, value: object, path: str) -> None:
+    """Outside of store options and signing keys a placeholder would never be resolved."""
+    if is_placeholder(value):
+        expected = f"{_expected(option.hint)}; placeholders work only in store options and signing keys"
+        fail(path, found="a placeholder", expected=expected)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+# Values --------------------------------------------------------------------------------------------------------
+
+
+def _convert(hint: object, value: object, path: str, secret: bool) -> Any:
+    secret = secret or SECRET in getattr(hint, "__metadata__", ())
     bare = _bare(hint)
     if dataclasses.is_dataclass(bare) and isinstance(bare, type):
         return build(bare, value, path, secret=secret)
-    origin = typing.get_origin(bare)
-    if inspect.isclass(origin) and issubclass(origin, Mapping):
+    if _takes_mapping(bare):
         return _convert_mapping(typing.get_args(bare)[1], value, path, secret)
     if not _fits(hint, value):
-        fail(path, found=_describe(value, hint, secret=secret), expected=_expected(hint))
+        fail(path, found=_describe(value, hint, secret=secret), expected=_expected(hint) + _with_scheme(hint, value))
     return value
 
 
-def _convert_mapping(hint: Any, value: Any, path: str, secret: bool) -> dict[str, Any]:
+def _convert_mapping(hint: object, value: object, path: str, secret: bool) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         fail(path, found=_describe(value, secret=secret), expected="a mapping")
-    for name in value:
-        if not isinstance(name, str):
-            found = f"a key that is {_describe(name, secret=True)}" if secret else f"the key {name!r}"
-            fail(path, found=found, expected="names as text; put it in quotes")
-    return {name: _convert(hint, item, _join(path, name), secret) for name, item in value.items()}
+    problems, converted = Problems(), {}
+    for name, item in value.items():
+        with problems:
+            if not isinstance(name, str):
+                found = f"a key that is {_describe(name, secret=True)}" if secret else f"the key {name!r}"
+                fail(path, found=found, expected="names as text; put it in quotes")
+            converted[name] = _convert(hint, item, _join(path, name), secret)
+    problems.raise_all()
+    return converted
 
 
-def _bare(hint: Any) -> Any:
+def _with_scheme(hint: object, value: object) -> str:
+    """Suggest the URL for an address without a scheme, where the address cannot be a secret."""
+    if not isinstance(value, str) or not _ADDRESS.fullmatch(value):
+        return ""
+    urls = (f"{scheme}://{value}" for scheme in re.findall(r"([a-z0-9+]+)://", _expected(hint)))
+    return _hint(next((url for url in urls if _fits(hint, url)), None))
+
+
+def _bare(hint: object) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
-def _constraints(hint: Any) -> list[Range | Check]:
-    return [a for a in hint.__metadata__ if isinstance(a, (Range, Check))]
-
-
-def _fits(hint: Any, value: Any) -> bool:
+def _fits(hint: object, value: object) -> bool:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
     if origin is Annotated:
-        fits = _fits(args[0], value)
-        return fits and (value is None or all(constraint.allows(value) for constraint in _constraints(hint)))
+        return _fits(args[0], value) and (value is None or all(each.allows(value) for each in constraints(hint)))
     if origin in (typing.Union, types.UnionType):
         return any(_fits(arg, value) for arg in args)
     if origin is Literal:
@@ -305,20 +450,26 @@ def _fits(hint: Any, value: Any) -> bool:
     return isinstance(value, kind) if inspect.isclass(kind) else True
 
 
-def _expected(hint: Any) -> str:
+def _expected(hint: object) -> str:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return functools.reduce(lambda kind, each: each.describe(kind), _constraints(hint), _expected(args[0]))
+        return functools.reduce(lambda kind, each: each.describe(kind), constraints(hint), _expected(args[0]))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_expected(arg) for arg in args)
     if origin is Literal:
         return " or ".join(repr(arg) for arg in args)
-    names = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "nothing"}
+    names: dict[object, str] = {
+        int: "an integer",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        type(None): "nothing",
+    }
     return names.get(hint, "a mapping" if dataclasses.is_dataclass(hint) else getattr(hint, "__name__", str(hint)))
 
 
-def _describe(value: Any, hint: Any = Any, *, secret: bool = False) -> str:
-    """Quote a value, or tell its kind only where it may be a secret: all texts, and numbers where no number belongs."""
+def _describe(value: object, hint: object = Any, *, secret: bool = False) -> str:
+    """Quote a value, or only name its type where it may be a secret: any text, or a number where none is valid."""
     if value is None:
         return "nothing"
     if isinstance(value, (int, float)):
@@ -329,8 +480,8 @@ def _describe(value: Any, hint: Any = Any, *, secret: bool = False) -> str:
     return f"a {'mapping' if isinstance(value, Mapping) else type(value).__name__}"
 
 
-def _leaves(hint: Any) -> Iterator[Any]:
-    """The plain types that a hint is made of."""
+def _leaves(hint: object) -> Iterator[object]:
+    """The plain types in a hint."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         yield from map(type, args)
@@ -339,7 +490,3 @@ def _leaves(hint: Any) -> Iterator[Any]:
             yield from _leaves(arg)
     elif hint is not type(None):
         yield hint
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else str(name)

@@ -1,8 +1,8 @@
-"""The configuration: frozen dataclasses, and the way from YAML to them.
+"""The configuration as frozen dataclasses, and how YAML becomes one.
 
-``${NAME}`` and ``${NAME:-default}`` in store options and signing keys stay as they are written until the process
-that opens the store resolves them (`expand`): a configuration that is pickled to another machine carries names, not
-secrets. The classes need the standard library only; PyYAML is imported when a file is read.
+``${NAME}`` and ``${NAME:-default}`` in store options and signing keys are resolved by the process that opens the store
+(`expand`), so a pickled configuration carries names, not secrets. The classes need only the standard library; PyYAML
+is imported when a file is read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,11 +23,14 @@ from claimcheck._validation import (
     AutoBytes,
     ByteCount,
     Count,
+    Problems,
     Range,
     Seconds,
     Size,
-    build,
+    did_you_mean,
     fail,
+    options_of,
+    valid_options,
 )
 from claimcheck.errors import ConfigError
 
@@ -48,14 +51,18 @@ __all__ = [
 ]
 
 MIN_KEY_BYTES = 16
-"""The shortest signing key that is accepted."""
+"""The minimum length of a signing key."""
 
 Action = Literal["redeliver", "dead_letter", "ack"]
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_UNKNOWN = "?"  # the name of a store that a problem hides; no such configuration is ever returned
 _STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
-_OVERRIDABLE = ("strategy", "threshold_bytes", "store", "chunking", "hybrid", "limits")
-# What readers, who know no destination, take from the top level: writers must stay within it.
+OVERRIDABLE = ("strategy", "threshold_bytes", "store", "chunking", "hybrid", "limits")
+"""The keys that a destination may override."""
+
+_TOP = (*OVERRIDABLE, "stores", "reads_from", "signing", "envelope", "destinations")
+# Readers know no destination and use these limits of the top level, so a destination's may only be lower.
 _READERS = (
     ("limits", "max_payload_bytes"),
     ("limits", "max_pointer_bytes"),
@@ -66,7 +73,7 @@ _READERS = (
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """One entry of ``stores``: its type and the options of that type, placeholders unresolved."""
+    """One entry of ``stores``: its type and the options of that type, with unresolved placeholders."""
 
     type: str
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -74,22 +81,22 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChunkingConfig:
-    """How payloads travel in chunks, and how many incomplete ones a reader holds.
+    """How payloads travel as chunks, and how many incomplete ones a reader holds.
 
     Attributes:
-        max_message_bytes: Of a chunk's whole message on the wire, at least 200; ``auto`` takes the threshold.
-        max_payload_bytes: Larger payloads are refused by writers and failed by readers.
-        max_chunks: The same, counted in chunks.
-        max_pending_payloads: Incomplete payloads that a reader holds at once.
+        max_message_bytes: Size limit of a chunk's whole message on the wire, at least 200; ``auto`` uses the threshold.
+        max_payload_bytes: Writers refuse larger payloads, and readers report them as errors.
+        max_chunks: Writers refuse payloads of more chunks, and readers report them as errors.
+        max_pending_payloads: Number of incomplete payloads that a reader holds at once.
         max_pending_bytes: Bytes of incomplete payloads that a reader holds at once; at least ``max_payload_bytes``.
-        max_pending_messages: Messages of incomplete payloads that a reader holds at once, duplicates included; at
+        max_pending_messages: Messages of incomplete payloads that a reader holds at once, including duplicates; at
             least ``max_chunks``.
-        expire_after_seconds: Since the first chunk; 0 for never.
+        expire_after_seconds: Time after its first chunk when an incomplete payload expires; 0 for never.
         on_expire: What a reader does with the chunks of an expired payload.
-        on_evict: What a reader does with the chunks of a payload that was evicted to make room for others.
+        on_evict: What a reader does with the chunks of a payload that it evicted to make room for others.
         on_abort: What a reader does with the chunks of a payload that its writer aborted.
-        max_redeliveries: How often the chunks of an incomplete payload are redelivered (``redeliver``), from 0; after
-            that it is reported to the application as an `IncompletePayloadError`.
+        max_redeliveries: How often the chunks of an incomplete payload are redelivered (``redeliver``), from 0. After
+            that the application receives an `IncompletePayloadError`.
     """
 
     max_message_bytes: Annotated[int, Range(200)] | Literal["auto"] = "auto"
@@ -110,8 +117,8 @@ class HybridConfig:
     """When the hybrid strategy sends chunks instead of pointers.
 
     Attributes:
-        chunk_below_bytes: Payloads over the threshold and up to this size go as chunks; 0 for none.
-        retry_store_after_seconds: How long a store that failed is not asked again.
+        chunk_below_bytes: Payloads over the threshold and up to this size are sent as chunks; 0 for none.
+        retry_store_after_seconds: How long a failed store is not used.
     """
 
     chunk_below_bytes: Size = 0
@@ -120,13 +127,13 @@ class HybridConfig:
 
 @dataclass(frozen=True, slots=True)
 class SigningConfig:
-    """Which secrets sign and verify pointers.
+    """The secrets that sign and verify pointers.
 
     Attributes:
-        key_id: The key that writers sign with; ``None`` for readers only.
-        keys: Secrets by key id, placeholders unresolved; each at least 16 bytes when resolved.
-        require: Whether readers refuse unsigned pointers of version 2; by default true if and only if there are keys.
-            Pointers of version 1 have no signature and are refused wherever there are keys. Plain messages, escaped
+        key_id: The key that writers sign with; ``None`` for processes that only read.
+        keys: Secrets by key id, with unresolved placeholders; each at least 16 bytes when resolved.
+        require: Whether readers reject unsigned pointers of version 2; by default true if there are keys, else false.
+            Pointers of version 1 have no signature and are rejected if there are keys. Plain messages, escaped
             payloads, chunks and abort envelopes are not signed.
     """
 
@@ -141,7 +148,12 @@ class SigningConfig:
 
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
-    """What is refused before any I/O, in bytes; a pointer is allowed at least 512."""
+    """Size limits that are checked before any I/O.
+
+    Attributes:
+        max_payload_bytes: The largest payload that is written or read.
+        max_pointer_bytes: The largest pointer that readers decode, at least 512.
+    """
 
     max_payload_bytes: ByteCount = 5 << 30
     max_pointer_bytes: Annotated[int, Range(512)] = MAX_POINTER_BYTES
@@ -149,28 +161,32 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeConfig:
-    """The bytes, as ASCII text, that every envelope begins with."""
+    """The header of envelopes.
+
+    Attributes:
+        header: 4 to 64 ASCII characters that every envelope begins with. Writers and readers must agree.
+    """
 
     header: str = HEADER.decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that a `ClaimCheck` is made of. Pickles; holds no resolved secret that the file did not spell out.
+    """The configuration of a `ClaimCheck`. It pickles, and holds no secret that the file does not spell out.
 
     Attributes:
-        strategy: ``external``, ``chunking``, ``hybrid``, ``inline``, an entry point's name or ``module:Class``.
-        threshold_bytes: A payload is offloaded if and only if its wire size would exceed this.
-        store: The store that writers use; by default the only one. `ClaimCheck` checks that the strategy has one if it
-            needs one.
+        strategy: ``external``, ``chunking``, ``hybrid``, ``inline``, the name of an entry point, or ``module:Class``.
+        threshold_bytes: Payloads are offloaded if their message would be larger than this on the wire; ``auto`` uses
+            the limit of the producer.
+        store: The store that writers use; by default the only one.
         stores: All stores by name.
-        reads_from: Names of the stores that pointers may name; ``None`` for all. It limits readers only.
-        chunking: See `ChunkingConfig`.
-        hybrid: See `HybridConfig`.
-        signing: See `SigningConfig`.
-        limits: See `LimitsConfig`.
-        envelope: See `EnvelopeConfig`.
-        destinations: Pattern and effective configuration, in the order of the file.
+        reads_from: Names of the stores that readers accept in pointers; ``None`` for all.
+        chunking: Payloads in chunks; see `ChunkingConfig`.
+        hybrid: The hybrid strategy; see `HybridConfig`.
+        signing: Signatures of pointers; see `SigningConfig`.
+        limits: Size limits; see `LimitsConfig`.
+        envelope: The format of envelopes; see `EnvelopeConfig`.
+        destinations: Overrides by pattern of destination, in the order of the file; the first match counts.
     """
 
     strategy: str = "hybrid"
@@ -187,14 +203,14 @@ class Config:
 
     @property
     def header(self) -> bytes:
-        """What every envelope begins with."""
+        """The first bytes of every envelope."""
         return self.envelope.header.encode("ascii")
 
     @property
     def chunks(self) -> ChunkingConfig:
-        """What a reader of chunks goes by: ``chunking``, and of ``limits`` what is less."""
-        most = min(self.chunking.max_payload_bytes, self.limits.max_payload_bytes)
-        return replace(self.chunking, max_payload_bytes=most)
+        """``chunking`` for readers: with the lower ``max_payload_bytes`` of ``chunking`` and ``limits``."""
+        limit = min(self.chunking.max_payload_bytes, self.limits.max_payload_bytes)
+        return replace(self.chunking, max_payload_bytes=limit)
 
     @property
     def readable(self) -> tuple[str, ...]:
@@ -202,7 +218,7 @@ class Config:
         return tuple(self.stores) if self.reads_from is None else self.reads_from
 
     def for_destination(self, destination: str) -> Config:
-        """Return what holds for one destination: the first matching pattern's, else this one."""
+        """Return the configuration of the first matching pattern, else this one."""
         for pattern, config in self.destinations:
             if fnmatchcase(destination, pattern):
                 return config
@@ -213,29 +229,46 @@ def load(path: str | os.PathLike[str]) -> Config:
     """Read a YAML file.
 
     Raises:
-        ConfigError: The file is missing, is no YAML, or holds what it may not; names the path inside it.
+        ConfigError: The file is missing, is not YAML, or has problems; see `from_dict`.
     """
     return from_dict(read_yaml(path))
 
 
-def from_dict(raw: Any) -> Config:
-    """Check a mapping, shaped as in the YAML file, and make it a configuration.
+def from_dict(raw: object) -> Config:
+    """Check a mapping, shaped like the YAML file, and convert it to a configuration.
 
     Raises:
-        ConfigError: With path, found, expected, and the nearest known key for a typo.
+        ConfigError: With every problem: its key, what was found, what is expected, and the nearest valid key.
     """
+    problems = Problems()
+    config = parse(raw, problems)
+    problems.raise_all()
+    return config
+
+
+def parse(raw: object, problems: Problems) -> Config:
+    """Return the valid parts of a mapping as a configuration, and add every problem to ``problems``."""
     if not isinstance(raw, Mapping):
-        fail("configuration", found=f"a {type(raw).__name__}", expected="a mapping with strategy, store, stores, ...")
+        with problems:
+            fail("configuration", found=_kind(raw), expected="a mapping with strategy, store, stores, ...")
+        return Config(store=_UNKNOWN)
     top = {name: value for name, value in raw.items() if name != "destinations"}
-    base = _checked(top, "")
+    names = _names(top.get("stores"))
+    base = _checked(top, "", names, problems)
     patterns = {} if raw.get("destinations") is None else raw["destinations"]
     if not isinstance(patterns, Mapping):
-        fail("destinations", found=f"a {type(patterns).__name__}", expected="a mapping of patterns")
-    return replace(base, destinations=tuple((str(p), _override(base, top, p, o)) for p, o in patterns.items()))
+        with problems:
+            fail("destinations", found=_kind(patterns), expected="a mapping of patterns")
+        return base
+    wrong = problems.sections()  # reported once, and not again for every destination
+    valid = {name: value for name, value in top.items() if name not in wrong}
+    valid["stores"] = {name: top["stores"][name] for name in base.stores}
+    overrides = [(str(p), _override(base, valid, p, override, names, problems)) for p, override in patterns.items()]
+    return replace(base, destinations=tuple(overrides))
 
 
 def expand(value: Any, *, path: str, environ: Mapping[str, str] | None = None) -> Any:
-    """Resolve ``${NAME}`` and ``${NAME:-default}`` in text; anything else comes back as it is.
+    """Resolve ``${NAME}`` and ``${NAME:-default}`` in text; other values are returned unchanged.
 
     Raises:
         ConfigError: A variable is not set and has no default.
@@ -257,7 +290,8 @@ def signing_key(text: str, *, path: str, environ: Mapping[str, str] | None = Non
     """Resolve a signing key and return its bytes.
 
     Raises:
-        ConfigError: A variable is not set, or the key has fewer than 16 bytes or no UTF-8 form; it is not quoted.
+        ConfigError: A variable is not set, or the key has fewer than 16 bytes or cannot be encoded as UTF-8. The error
+            does not quote the key.
     """
     try:
         secret: bytes = expand(text, path=path, environ=environ).encode("utf-8", "surrogateescape")  # as os.environ
@@ -268,40 +302,76 @@ def signing_key(text: str, *, path: str, environ: Mapping[str, str] | None = Non
     return secret
 
 
-def _override(base: Config, top: Mapping[str, Any], pattern: str, override: Any) -> Config:
+def _names(stores: object) -> list[str] | None:
+    """The names of all stores, valid or not; ``None`` if ``stores`` is not a mapping."""
+    return [] if stores is None else list(stores) if isinstance(stores, Mapping) else None
+
+
+def _override(
+    base: Config,
+    top: Mapping[str, Any],
+    pattern: str,
+    override: object,
+    names: Sequence[str] | None,
+    problems: Problems,
+) -> Config:
     path = f"destinations.{pattern}"
     if not isinstance(override, Mapping):
-        fail(path, found=f"a {type(override).__name__}", expected="a mapping")
-    for name in override:
-        if name not in _OVERRIDABLE:
-            fail(
-                f"{path}.{name}",
-                found="a key that holds for all destinations",
-                expected=f"one of {', '.join(_OVERRIDABLE)}",
-            )
+        with problems:
+            fail(path, found=_kind(override), expected="a mapping")
+        return base
     merged = dict(top)
     for name, value in override.items():
-        both = isinstance(value, Mapping) and isinstance(top.get(name), Mapping)
-        merged[name] = {**top[name], **value} if both else value
-    config = _checked(merged, path)
-    _check_readers(base, config, path)
+        with problems:
+            if name not in OVERRIDABLE:
+                found = "a key that holds for all destinations" if name in _TOP else "an unknown key"
+                expected = f"one of {', '.join(OVERRIDABLE)}{did_you_mean(name, OVERRIDABLE)}"
+                fail(f"{path}.{name}", found=found, expected=expected)
+            both = isinstance(value, Mapping) and isinstance(top.get(name), Mapping)
+            merged[name] = {**top[name], **value} if both else value
+    config = _checked(merged, path, names, problems)
+    if config.store is None:
+        config = replace(config, store=base.store)
+    _check_readers(base, config, path, problems)
     return config
 
 
-def _checked(top: Mapping[str, Any], path: str) -> Config:
-    prefix = f"{path}." if path else ""
-    stores = {} if top.get("stores") is None else top["stores"]  # an empty section of YAML is None
-    if not isinstance(stores, Mapping):
-        fail("stores", found=f"a {type(stores).__name__}", expected="a mapping of names to stores")
-    shaped = {name: _split_type(name, entry) for name, entry in stores.items()}
-    config = build(Config, {**top, "stores": shaped, "reads_from": _reads_from(top, shaped)}, path)
-    _check_signing(config)
-    _check_header(config)
-    _check_chunking(config, prefix)
-    return _with_store(config, prefix)
+def _checked(top: Mapping[str, Any], path: str, names: Sequence[str] | None, problems: Problems) -> Config:
+    """Check the top level, or a destination's view of it; a section with a problem gets its defaults."""
+    prefix, own = f"{path}." if path else "", Problems()
+    stores = _stores(top.get("stores"), own)
+    shaped = {**top, "stores": stores, "reads_from": _reads_from(top.get("reads_from"), names, own)}
+    config = Config(**valid_options(options_of(Config), shaped, path, own, placeholders=False))
+    _check_signing(config, own)
+    with own:
+        _check_header(config)
+    _check_chunking(config, prefix, own)
+    with own:
+        _check_store(config.store, names, prefix)
+    problems.extend(own)
+    if config.store is not None:
+        return config
+    if names is None or f"{prefix}store" in {problem.path for problem in own}:
+        return replace(config, store=_UNKNOWN)
+    return replace(config, store=names[0] if len(names) == 1 else None)
 
 
-def _split_type(name: Any, entry: Any) -> dict[str, Any]:
+def _stores(entries: object, problems: Problems) -> dict[str, dict[str, Any]]:
+    """The valid entries of ``stores``, in the shape of `StoreConfig`."""
+    if entries is None:  # an empty section of YAML
+        return {}
+    if not isinstance(entries, Mapping):
+        with problems:
+            fail("stores", found=_kind(entries), expected="a mapping of names to stores")
+        return {}
+    shaped = {}
+    for name, entry in entries.items():
+        with problems:
+            shaped[name] = _split_type(name, entry)
+    return shaped
+
+
+def _split_type(name: object, entry: object) -> dict[str, Any]:
     path = f"stores.{name}"
     if not isinstance(name, str) or not name:
         fail(path, found=f"the name {name!r}", expected="a name as text")
@@ -312,51 +382,53 @@ def _split_type(name: Any, entry: Any) -> dict[str, Any]:
     return {"type": entry["type"], "options": {k: v for k, v in entry.items() if k != "type"}}
 
 
-def _reads_from(top: Mapping[str, Any], stores: Mapping[str, Any]) -> tuple[str, ...] | None:
-    names = top.get("reads_from")
+def _reads_from(names: object, stores: Sequence[str] | None, problems: Problems) -> tuple[str, ...] | None:
     if names is None:
         return None
     if not isinstance(names, (list, tuple)):
-        fail("reads_from", found=_kind(names), expected="a list of names of stores")
+        with problems:
+            fail("reads_from", found=_kind(names), expected="a list of names of stores")
+        return None
     for name in names:
-        if not isinstance(name, str) or name not in stores:
-            known = ", ".join(sorted(stores)) or "no store is configured"
-            found = repr(name) if isinstance(name, str) else _kind(name)
-            fail("reads_from", found=found, expected=f"names below stores ({known})")
+        with problems:
+            if stores is not None and (not isinstance(name, str) or name not in stores):
+                found = repr(name) if isinstance(name, str) else _kind(name)
+                fail("reads_from", found=found, expected=_store_names(name, stores, "names"))
     return tuple(names)
 
 
-def _kind(value: Any) -> str:
-    """The kind of a value. The value itself is not quoted: an address may hold a password."""
+def _kind(value: object) -> str:
+    """A value's type, without the value: an address may hold a password."""
     return "nothing" if value is None else "text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
-def _with_store(config: Config, prefix: str) -> Config:
-    store = config.store
-    if store is None and len(config.stores) == 1:
-        store = next(iter(config.stores))
-    if store is not None and store not in config.stores:
-        known = ", ".join(sorted(config.stores)) or "no store is configured"
-        fail(f"{prefix}store", found=repr(store), expected=f"a name below stores ({known})")
-    return replace(config, store=store)
+def _check_store(name: str | None, stores: Sequence[str] | None, prefix: str) -> None:
+    if name is not None and stores is not None and name not in stores:
+        fail(f"{prefix}store", found=repr(name), expected=_store_names(name, stores, "a name"))
 
 
-def _check_signing(config: Config) -> None:
+def _store_names(name: object, stores: Sequence[str], kind: str) -> str:
+    known = sorted(str(store) for store in stores)
+    return f"{kind} below stores ({', '.join(known) or 'no store is configured'}){did_you_mean(name, known)}"
+
+
+def _check_signing(config: Config, problems: Problems) -> None:
     signing = config.signing
-    if signing.require and not signing.keys:
-        fail("signing.keys", found="nothing", expected="at least one key, because signing.require is true")
-    if signing.key_id is not None and signing.key_id not in signing.keys:
-        fail("signing.key_id", found="an id that has no key", expected="the id of a key below signing.keys")
+    with problems:
+        if signing.require and not signing.keys:
+            fail("signing.keys", found="nothing", expected="at least one key, because signing.require is true")
+    with problems:
+        if signing.key_id is not None and signing.key_id not in signing.keys:
+            fail("signing.key_id", found="an id that has no key", expected="the id of a key below signing.keys")
     for name, secret in signing.keys.items():
-        if not _PLACEHOLDER.search(secret):
-            signing_key(secret, path=f"signing.keys.{name}")
+        with problems:
+            if not _PLACEHOLDER.search(secret):
+                signing_key(secret, path=f"signing.keys.{name}")
     for name, store in config.stores.items():
-        if signing.keys and store.options.get("pointer_version") == 1:
-            fail(
-                f"stores.{name}.pointer_version",
-                found="1",
-                expected="2: version 1 has no signature, and signing.keys is configured",
-            )
+        with problems:
+            if signing.keys and store.options.get("pointer_version") == 1:
+                expected = "2: version 1 has no signature, and signing.keys is configured"
+                fail(f"stores.{name}.pointer_version", found="1", expected=expected)
 
 
 def _check_header(config: Config) -> None:
@@ -365,32 +437,29 @@ def _check_header(config: Config) -> None:
         fail("envelope.header", found=repr(header), expected="4 to 64 ASCII characters")
 
 
-def _check_chunking(config: Config, prefix: str) -> None:
+def _check_chunking(config: Config, prefix: str, problems: Problems) -> None:
     """A payload larger than what a reader may hold at once could be sent, but never be reassembled."""
     for pending, payload in (("max_pending_bytes", "max_payload_bytes"), ("max_pending_messages", "max_chunks")):
         held, largest = getattr(config.chunking, pending), getattr(config.chunking, payload)
-        if held < largest:
-            fail(
-                f"{prefix}chunking.{pending}",
-                found=str(held),
-                expected=f"at least chunking.{payload} ({largest}): raise this or lower that",
-            )
+        with problems:
+            if held < largest:
+                expected = f"at least chunking.{payload} ({largest}): raise this or lower that"
+                fail(f"{prefix}chunking.{pending}", found=str(held), expected=expected)
 
 
-def _check_readers(base: Config, config: Config, path: str) -> None:
+def _check_readers(base: Config, config: Config, path: str, problems: Problems) -> None:
+    wrong = problems.sections() | problems.sections(f"{path}.")
     for section, name in _READERS:
-        most, wanted = (getattr(getattr(each, section), name) for each in (base, config))
-        if wanted > most:
-            fail(
-                f"{path}.{section}.{name}",
-                found=str(wanted),
-                expected=f"at most {most}: readers use the top-level limits",
-            )
+        limit, value = (getattr(getattr(each, section), name) for each in (base, config))
+        with problems:
+            if value > limit and section not in wrong:
+                expected = f"at most {limit}: readers use the top-level limits"
+                fail(f"{path}.{section}.{name}", found=str(value), expected=expected)
 
 
 _MAX_FILE_BYTES = 256 << 10
-_MAX_VALUES = 100_000  # with every alias and merge key counted as what it stands for
-_QUOTED = re.compile(r"'(?!<)[^']{2,}'")  # a tag or an alias; the parser's own words stand in <>
+_MAX_VALUES = 100_000  # after the expansion of aliases and merge keys
+_QUOTED = re.compile(r"'(?!<)[^']{2,}'")  # a tag or an alias; the parser puts its own words in <>
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
@@ -434,7 +503,7 @@ def _loader() -> type[Any]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """PyYAML's own loader, but duplicate keys are refused (the last one would win) and aliases are bounded."""
+        """PyYAML's loader with a limit for aliases; it rejects duplicate keys, of which the last one would win."""
 
         def get_single_node(self) -> Any:
             node = super().get_single_node()
@@ -450,14 +519,14 @@ def _loader() -> type[Any]:
 
 
 def _count_values(node: Any, known: dict[int, int]) -> int:
-    """Count the values below a node before any alias or merge key is expanded; an alias of itself has no end."""
+    """Count the values below a node as if aliases and merge keys were expanded; an alias may contain itself."""
     children = node.value if node is not None and isinstance(node.value, list) else ()
     if id(node) not in known:
-        known[id(node)] = _MAX_VALUES + 1  # until its children are counted: they must not lead back here
+        known[id(node)] = _MAX_VALUES + 1  # until its children are counted: none may contain this node
         flat = [child for each in children for child in (each if isinstance(each, tuple) else (each,))]
         known[id(node)] = 1 + sum(_count_values(child, known) for child in flat)
     if known[id(node)] > _MAX_VALUES:
-        found = f"more than {_MAX_VALUES} values, counting each alias as what it stands for"
+        found = f"more than {_MAX_VALUES} values, counting each alias in full"
         fail("configuration", found=found, expected="fewer aliases and merge keys")
     return known[id(node)]
 
@@ -467,5 +536,5 @@ def _no_duplicates(keys: list[Any]) -> None:
     for key in keys:
         if (key.tag, key.value) in seen and key.value != "<<":
             where = f"line {key.start_mark.line + 1}, column {key.start_mark.column + 1}"
-            raise ConfigError(f"{where}: this key is given twice in one mapping", found="a duplicate key")
+            raise ConfigError(f"{where}: this key appears twice in one mapping", found="a duplicate key")
         seen.add((key.tag, key.value))

@@ -7,6 +7,7 @@ multiprocessing move them between processes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ChunkError",
     "ClaimCheckError",
     "ConfigError",
+    "ConfigProblem",
     "EnvelopeError",
     "IncompletePayloadError",
     "IntegrityError",
@@ -50,18 +52,46 @@ class ClaimCheckError(Exception):
         self.__dict__.update(facts)
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigProblem:
+    """One mistake in a configuration.
+
+    Attributes:
+        message: The whole problem in one sentence.
+        path: The key in the configuration, for example ``stores.hot.url``.
+        found: A description of the current value.
+        expected: A description of a valid value.
+    """
+
+    message: str
+    path: str = ""
+    found: str | None = None
+    expected: str | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class ConfigError(ClaimCheckError):
     """The configuration cannot be used; nothing was opened.
 
+    ``path``, ``found`` and ``expected`` are those of the first problem.
+
     Attributes:
-        path: Where in the configuration, for example ``stores.hot.url``.
-        found: What stands there, as text.
-        expected: What would be right, as text.
+        path: The key in the configuration, for example ``stores.hot.url``.
+        found: A description of the current value.
+        expected: A description of a valid value.
+        problems: Every problem that was found, at least one.
     """
 
     path: str = ""
     found: str | None = None
     expected: str | None = None
+    problems: tuple[ConfigProblem, ...] = ()
+
+    def __init__(self, message: str, /, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.problems = self.problems or (ConfigProblem(message, self.path, self.found, self.expected),)
 
 
 class ArgumentTypeError(ConfigError, TypeError):

@@ -11,6 +11,7 @@ import claimcheck
 
 PUBLIC: dict[str, list[str]] = {
     "claimcheck": [
+        "CheckReport",
         "ChunkConflictError",
         "ChunkError",
         "ClaimCheck",
@@ -21,6 +22,7 @@ PUBLIC: dict[str, list[str]] = {
         "Envelope",
         "EnvelopeError",
         "Failed",
+        "Finding",
         "HEADER",
         "IncompletePayloadError",
         "IntegrityError",
@@ -69,6 +71,7 @@ PUBLIC: dict[str, list[str]] = {
         "ChunkError",
         "ClaimCheckError",
         "ConfigError",
+        "ConfigProblem",
         "EnvelopeError",
         "IncompletePayloadError",
         "IntegrityError",
@@ -136,7 +139,17 @@ PUBLIC: dict[str, list[str]] = {
     "claimcheck.stores.redis": ["RedisStore"],
     "claimcheck.stores.s3": ["S3Store"],
     "claimcheck.strategies": ["Envelope", "Kind", "Message", "Outbound", "Strategy", "StrategyContext"],
-    "claimcheck.testing": ["Facts", "Fault", "FaultyStore", "StoreConformance", "TransportConformance"],
+    "claimcheck.testing": [
+        "Facts",
+        "Fault",
+        "FaultyStore",
+        "RecordedMessage",
+        "RecordingBroker",
+        "StoreConformance",
+        "TransportConformance",
+        "assert_inline",
+        "assert_offloaded",
+    ],
     "claimcheck.transports": [],
     "claimcheck.transports.kafka": [
         "AsyncKafkaConsumer",

@@ -1,4 +1,4 @@
-"""The way in for ``claimcheck ...``; says what to install where click or rich is missing."""
+"""Entry point of ``claimcheck ...``. ``--version`` and ``--help`` work without click and rich."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from types import FrameType
 
 from claimcheck._registry import import_vendor
+from claimcheck.cli._help import plain_help, version
 from claimcheck.errors import MissingDependencyError
 
 __all__ = ["main"]
 
-_MISSING_PACKAGE = 3  # the exit code of everything that is wrong before the work begins, see claimcheck.cli._commands
+_MISSING_PACKAGE = 3  # see EXIT_CODES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,25 +27,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for package in ("click", "rich"):
             import_vendor(package, extra="cli")
     except MissingDependencyError as error:
-        sys.exit(_complain(f"claimcheck: {error}"))
+        _without_packages(sys.argv[1:] if arguments is None else arguments, error)
     from claimcheck.cli._commands import commands
 
-    _end_in_order_on_sigterm()
+    _exit_on_sigterm()
     commands.main(arguments, prog_name="claimcheck")
 
 
-def _complain(text: str) -> int:
-    if sys.stderr is not None:
-        sys.stderr.write(f"{text}\n")
-    return _MISSING_PACKAGE
+def _without_packages(arguments: Sequence[str], error: MissingDependencyError) -> None:
+    option = next(iter(arguments), "--help")
+    if option == "--version":
+        text, code = f"claimcheck, version {version()}\n", 0
+    elif option in ("-h", "--help"):
+        text, code = f"{plain_help()}\nThe commands need another package: pip install 'claimcheck[{error.extra}]'\n", 0
+    else:
+        text, code = f"claimcheck: {error}\n", _MISSING_PACKAGE
+    stream = sys.stderr if code else sys.stdout
+    if stream is not None:  # the standard stream was closed
+        stream.write(text)
+    sys.exit(code)
 
 
-def _end_in_order_on_sigterm() -> None:
-    """Let clean-up run; who ignores the signal (see ``nohup``), or runs this in a thread, is left alone."""
+def _exit_on_sigterm() -> None:
+    """Let cleanup run, unless the signal is ignored (``nohup``) or this is not the main thread."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _exit)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # sent again, as `timeout` does, it must not disturb the clean-up
+    signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice: the second must not interrupt the cleanup
     sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""The commands: ``demo``, ``put``, ``get``, ``inspect``."""
+"""The commands of ``claimcheck``."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from importlib import metadata
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from claimcheck._check import CheckReport
 from claimcheck._client import ClaimCheck, load
 from claimcheck._envelope import Plain, decode
 from claimcheck._payload import remaining_bytes
@@ -34,11 +34,24 @@ from claimcheck.cli._files import (
     read_message,
     watched,
 )
-from claimcheck.cli._inspect import Facts, describe, human_bytes, lines
+from claimcheck.cli._help import COMMANDS, COMPLETION, EXIT_CODES, SUMMARY, version
+from claimcheck.cli._inspect import Facts, describe, human_bytes, lines, pointer_facts
+from claimcheck.cli._schema import installed_schema
+from claimcheck.cli._setup import (
+    BROKERS,
+    STORES,
+    STRATEGIES,
+    as_yaml,
+    ask,
+    next_steps,
+    report_json,
+    report_lines,
+)
 from claimcheck.errors import (
     ChunkError,
     ClaimCheckError,
     ConfigError,
+    ConfigProblem,
     EnvelopeError,
     IntegrityError,
     MissingDependencyError,
@@ -48,26 +61,7 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 
-__all__ = [
-    "Commands",
-    "commands",
-    "exit_code",
-    "EXIT_CODES",
-    "one_line",
-]
-
-EXIT_CODES = """\b
-Exit codes:
-  0  done
-  1  any other error; a demo whose payloads came back wrong
-  2  wrong usage
-  3  the configuration is wrong, or a package that it needs is missing
-  4  the payload is gone from its store
-  5  damaged: no envelope, one that is cut, or a payload that is not what was written
-  6  the store cannot be reached; the same command may succeed later
-  7  the pointer was rejected: its signature, its store, its size
-  143  ended by SIGTERM; nothing half written is left
-"""
+__all__ = ["Commands", "commands", "exit_code", "one_line"]
 
 _CODES: tuple[tuple[tuple[type[ClaimCheckError], ...], int], ...] = (
     ((ConfigError, MissingDependencyError), 3),
@@ -79,14 +73,18 @@ _CODES: tuple[tuple[tuple[type[ClaimCheckError], ...], int], ...] = (
 
 
 class Commands(click.Group):
-    """A group whose commands end with our exit codes, and without tracebacks unless ``--debug`` is given."""
+    """A group whose commands end with the documented exit codes, and with a traceback only after ``--debug``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name the commands in the order in which one needs them."""
-        return list(self.commands)
+        """Return the names of the commands in the order of `COMMANDS`."""
+        return list(COMMANDS)
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; everything but click's own errors becomes a line and a code."""
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the epilog without rewrapping it."""
+        formatter.write(f"\n{EXIT_CODES}\n{COMPLETION}")
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; errors that are not click's own become one line and an exit code."""
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
@@ -94,77 +92,70 @@ class Commands(click.Group):
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
-            click.echo(f"claimcheck: {one_line(error)}", err=True)
+            for problem in error.problems if isinstance(error, ConfigError) else (error,):
+                click.echo(f"claimcheck: {one_line(problem)}", err=True)
             ctx.exit(exit_code(error))
 
 
 def exit_code(error: Exception) -> int:
-    """Return the number that `EXIT_CODES` gives an error; what this machine lacks to follow a pointer is its cause."""
-    lacking = isinstance(error, PointerRejectedError) and isinstance(error.__cause__, UNUSABLE)
-    reason = error.__cause__ if lacking else error
+    """Return the exit code of an error; if this machine lacks what a pointer's store needs, that of the cause."""
+    unusable = isinstance(error, PointerRejectedError) and isinstance(error.__cause__, UNUSABLE)
+    reason = error.__cause__ if unusable else error
     return next((code for kinds, code in _CODES if isinstance(reason, kinds)), 1)
 
 
-def one_line(error: Exception) -> str:
-    """Say what happened, its notes included, in one line; errors that are not ours say their type, too."""
+def one_line(error: Exception | ConfigProblem) -> str:
+    """Return an error's text and its notes as one line; it names the type of an unexpected error."""
     line = "; ".join([_text(error), *getattr(error, "__notes__", ())])
     return "".join(ch if ch.isprintable() else " " for ch in " ".join(line.split()))
 
 
-def _text(error: Exception) -> str:
+def _text(error: Exception | ConfigProblem) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    if isinstance(error, (ClaimCheckError, OSError)):
+    if isinstance(error, (ClaimCheckError, ConfigProblem, OSError)):
         return str(error)
-    return f"unexpected {type(error).__name__}: {error} (--debug shows where)"
+    return f"unexpected {type(error).__name__}: {error} (--debug shows the traceback)"
 
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _CONFIG = "claimcheck.yaml"
 _PIECE_BYTES = 1 << 20
 _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 _OUTPUT = click.Path(dir_okay=False, allow_dash=True)
-
-
-def _config_option(function: F) -> F:
-    return click.option(
-        "--config",
-        metavar="FILE",
-        envvar="CLAIMCHECK_CONFIG",
-        default=_CONFIG,
-        show_default=True,
-        show_envvar=True,
-        help="What is configured.",
-    )(function)
+_config_option = click.option(
+    "--config",
+    metavar="FILE",
+    envvar="CLAIMCHECK_CONFIG",
+    default=_CONFIG,
+    show_default=True,
+    show_envvar=True,
+    help="The configuration.",
+)
+_force_option = click.option("--force", is_flag=True, help="Replace an existing file.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+_facts_option = click.option(
+    "--json", "as_json", is_flag=True, help="Describe the payload as JSON: on standard output with -o, else on error."
+)
 
 
 def _loaded(config: str) -> ClaimCheck:
     if not os.path.exists(config):
-        raise ConfigError(
-            f"there is no {config}: name the configuration with --config or CLAIMCHECK_CONFIG", path=config
-        )
+        text = f"{config} does not exist: name the configuration, set CLAIMCHECK_CONFIG, or run 'claimcheck init'"
+        raise ConfigError(text, path=config)
     return load(config)
 
 
-def _version() -> str:
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version("claimcheck")
-    return "not installed"
-
-
-@click.group(cls=Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--debug", is_flag=True, help="Show where an error comes from, with a traceback.")
-@click.version_option(_version(), "--version", prog_name="claimcheck")
+@click.group(cls=Commands, help=SUMMARY, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(version(), "--version", prog_name="claimcheck")
 def commands(debug: bool) -> None:
-    """Payloads of any size through brokers that refuse them.
-
-    A payload rests in a store; an envelope of some hundred bytes, which points to it, travels. FILE and ENVELOPE may be
-    "-", for standard input or output.
-    """
+    """Carry the options of all commands."""
 
 
-@commands.command(short_help="Send files through a small broker, read them with Spark.")
+# Setting up ----------------------------------------------------------------------------------------------------
+
+
+@commands.command(short_help=COMMANDS["demo"])
 @click.option(
     "--dir",
     "directory",
@@ -173,9 +164,9 @@ def commands(debug: bool) -> None:
     help="Send these files.  [default: pyspark's own jars]",
 )
 def demo(directory: Path | None) -> None:
-    """Send every file of a folder through a small broker and back through Spark.
+    """Send every file of a directory through a small broker and read it back with Spark.
 
-    Nothing has to be running or configured. Ends with a table, and with an error if one byte came back wrong.
+    Needs no server and no configuration. Prints a table, and fails if one byte differs.
     """
     from claimcheck._demo import FolderError, run
 
@@ -186,66 +177,151 @@ def demo(directory: Path | None) -> None:
     sys.exit(code)
 
 
-@commands.command(short_help="Store a payload, write its envelope.")
+@commands.command(short_help=COMMANDS["init"])
+@click.option("--strategy", type=click.Choice(list(STRATEGIES)), help="How large payloads travel.")
+@click.option("--store", type=click.Choice(list(STORES)), help="Where payloads are stored.")
+@click.option("--broker", type=click.Choice(list(BROKERS)), help="Which broker carries the messages.")
+@click.option("-o", "--output", "target", metavar="FILE", type=_OUTPUT, default=_CONFIG, show_default=True)
+@_force_option
+def init(strategy: str | None, store: str | None, broker: str | None, target: str, force: bool) -> None:
+    """Write a commented configuration file.
+
+    Asks for what no option answers; without a terminal it uses hybrid, redis and kafka.
+    """
+    check_output(target, force=force)
+    answers = ask(strategy, store, broker)
+    with output(target, force=force) as out:
+        out.write(as_yaml(answers).encode())
+    if target != STDIO:
+        click.echo(next_steps(answers, target), err=True)
+
+
+@commands.command(short_help=COMMANDS["check"])
+@click.argument("config", metavar="[FILE]", envvar="CLAIMCHECK_CONFIG", default=_CONFIG)
+@click.option("--open", "open_stores", is_flag=True, help="Write, read and delete a small payload in every store.")
+@click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
+@_json_option
+def check(config: str, open_stores: bool, strict: bool, as_json: bool) -> None:
+    """Report every error in a configuration file, and what is insecure or unwise.
+
+    FILE is claimcheck.yaml by default, or CLAIMCHECK_CONFIG. Exits with 0 if there is no error, so that it suits CI
+    and, with --open, readiness probes; see the exit codes of "claimcheck --help".
+    """
+    check_output(STDIO, force=False)
+    report = _report(config, open_stores=open_stores)
+    if as_json:
+        click.echo(json.dumps(report_json(report), indent=2))
+    else:
+        click.echo("\n".join(report_lines(report, config)))
+    errors = [finding.error or ClaimCheckError(finding.message) for finding in report.findings[:1] if not report.ok]
+    if errors:
+        sys.exit(exit_code(errors[0]))
+    sys.exit(int(strict and any(finding.severity == "warning" for finding in report.findings)))
+
+
+def _report(config: str, *, open_stores: bool) -> CheckReport:
+    try:
+        with _loaded(config) as cc:
+            return cc.check(open=open_stores)
+    except ConfigError as error:
+        return CheckReport.of_error(error)
+
+
+@commands.command(short_help=COMMANDS["schema"])
+def schema() -> None:
+    """Print the JSON Schema of the configuration, for editors and CI.
+
+    It includes the stores and strategies of installed packages.
+    """
+    check_output(STDIO, force=False)
+    click.echo(json.dumps(installed_schema(), indent=2))
+
+
+# Payloads ------------------------------------------------------------------------------------------------------
+
+
+@commands.command(short_help=COMMANDS["put"])
 @click.argument("file", type=_FILE)
 @_config_option
-@click.option("--store", "store_name", metavar="NAME", help="Which store.  [default: the one that writers use]")
-@click.option("--destination", metavar="TOPIC", default="cli", show_default=True, help="Goes into the payload's key.")
+@click.option("--store", "store_name", metavar="NAME", help="The store.  [default: the one that writers use]")
+@click.option("--destination", metavar="TOPIC", default="cli", show_default=True, help="Part of the payload's key.")
 @click.option(
     "-o", "--output", "target", metavar="ENVELOPE", type=_OUTPUT, default="-", help="[default: standard output]"
 )
-@click.option("--force", is_flag=True, help="Replace ENVELOPE if it is there.")
-def put(file: str, config: str, store_name: str | None, destination: str, target: str, force: bool) -> None:
-    """Store FILE, whatever its size, and write the envelope that finds it again.
+@_force_option
+@_facts_option
+def put(
+    file: str, config: str, store_name: str | None, destination: str, target: str, force: bool, as_json: bool
+) -> None:
+    """Store FILE, whatever its size, and write its envelope.
 
-    When the envelope cannot be written, the payload is removed again.
+    "-" is standard input or output. If the envelope cannot be written, the payload is deleted.
     """
     check_output(target, force=force)
     with _loaded(config) as cc, opened(file) as payload:
         store = _writable_store(cc, store_name, destination)
         with progress("storing", remaining_bytes(payload)) as count:
             pointer = store.write(watched(payload, count), destination=destination)
-        with _undone_by_errors(store, pointer), output(target, force=force) as out:
-            out.write(cc.seal(pointer))
-    note(f"Stored {human_bytes(pointer.size or 0)} in {store.name} as {pointer.key}.")
+        with _rollback_on_error(store, pointer), output(target, force=force) as out:
+            out.write(envelope := cc.seal(pointer))
+        if as_json:
+            facts = {"envelope": _path(target), "envelope_bytes": len(envelope)}
+            _show_facts(facts | pointer_facts(pointer, cc, time.time()), target)
+    if not as_json:
+        note(f"Stored {human_bytes(pointer.size or 0)} in {store.name} as {pointer.key}.")
+
+
+def _path(target: str) -> str | None:
+    return None if target == STDIO else target
+
+
+def _show_facts(facts: Facts, target: str) -> None:
+    """Print facts where they do not mix with the output."""
+    click.echo(json.dumps(facts, indent=2), err=target == STDIO)
 
 
 def _writable_store(cc: ClaimCheck, name: str | None, destination: str) -> Store:
     name = name or cc.config.for_destination(destination).store
     if name is None:
-        raise ConfigError("the configuration names no store for writers: choose one with --store", path="store")
+        raise ConfigError("the configuration has no store for writers: choose one with --store", path="store")
     store = cc.store(name)
     if cc.config.stores[name].type == "memory":
-        text = f"store {name!r} is this process's memory, and gone when it ends: choose another one with --store"
+        text = f"store {name!r} is in this process's memory and ends with it: choose another one with --store"
         raise ConfigError(text, path=f"stores.{name}.type", found="memory")
     return store
 
 
 @contextlib.contextmanager
-def _undone_by_errors(store: Store, pointer: Pointer) -> Iterator[None]:
+def _rollback_on_error(store: Store, pointer: Pointer) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
         try:
             store.rollback(pointer)
         except StoreError as second:
-            error.add_note(f"and the payload could not be removed again: {second}")
+            error.add_note(f"the stored payload could not be deleted: {second}")
         raise
 
 
-@commands.command()
+@commands.command(short_help=COMMANDS["get"])
 @click.argument("envelope", type=_FILE)
 @_config_option
 @click.option(
-    "-o", "--output", "target", metavar="FILE", type=_OUTPUT, help="[default: standard output, if no terminal]"
+    "-o",
+    "--output",
+    "target",
+    metavar="FILE",
+    type=_OUTPUT,
+    help="[default: standard output, unless it is a terminal]",
 )
-@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
-@click.option("--plain", is_flag=True, help="Take a message that is no envelope for its own payload.")
-def get(envelope: str, config: str, target: str | None, force: bool, plain: bool) -> None:
-    """Write the payload that ENVELOPE stands for, verified.
+@_force_option
+@click.option("--plain", is_flag=True, help="Accept a message that is not an envelope as its own payload.")
+@_facts_option
+def get(envelope: str, config: str, target: str | None, force: bool, plain: bool, as_json: bool) -> None:
+    """Write the payload of ENVELOPE, verified.
 
-    FILE gets its name when it is complete. Standard output may have had all but the last piece of a payload before it
-    turns out to be damaged: look at the exit code.
+    "-" is standard input or output. FILE appears when it is complete. Standard output may receive all but the last
+    piece of a damaged payload before the error: look at the exit code.
     """
     target = target or _standard_output()
     check_output(target, force=force)
@@ -255,21 +331,25 @@ def get(envelope: str, config: str, target: str | None, force: bool, plain: bool
         pointer = cc.pointer(message)
         with cc.open(message) as payload, output(target, force=force) as out:
             copied = _copy(payload, out, pointer.size if pointer else len(message))
-    whence = f" from {pointer.store or 'a store'} ({pointer.key})" if pointer else ""
-    note(f"Wrote {human_bytes(copied)}{whence}.")
+        if as_json:
+            known = pointer_facts(pointer, cc, time.time()) if pointer else {}
+            _show_facts({"output": _path(target), "payload_bytes": copied} | known, target)
+    if not as_json:
+        source = f" from {pointer.store or 'a store'} ({pointer.key})" if pointer else ""
+        note(f"Wrote {human_bytes(copied)}{source}.")
 
 
 def _standard_output() -> str:
     if is_terminal(sys.stdout):
-        raise click.UsageError("the payload would go to the terminal: say -o FILE, or -o - if you mean it")
+        raise click.UsageError("standard output is a terminal: use -o FILE, or -o - to write to it all the same")
     return STDIO
 
 
 def _refuse_plain(message: bytes, cc: ClaimCheck, *, allowed: bool) -> None:
     if not allowed and isinstance(decode(message, header=cc.config.header), Plain):
         raise EnvelopeError(
-            f"these {len(message)} bytes are no envelope, or a part of one, as they do not begin with"
-            f" {cc.config.envelope.header!r}; a plain message is its own payload: --plain copies it"
+            f"these {len(message)} bytes are not an envelope, because they do not begin with"
+            f" {cc.config.envelope.header!r}; use --plain to accept a plain message as its own payload"
         )
 
 
@@ -284,40 +364,33 @@ def _copy(payload: BinaryIO, out: BinaryIO | None, total: int | None) -> int:
     return copied
 
 
-@commands.command(short_help="Say what an envelope is.")
+@commands.command(short_help=COMMANDS["inspect"])
 @click.argument("envelope", type=_FILE)
 @_config_option
-@click.option("--read", is_flag=True, help="Read the payload, too, and verify it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--read", is_flag=True, help="Read and verify the payload.")
+@_json_option
 def inspect(envelope: str, config: str, read: bool, as_json: bool) -> None:
-    """Say what ENVELOPE is. Asks no store, unless with --read.
+    """Describe ENVELOPE. Uses no store unless --read is given.
 
-    Works without a configuration, but for --read; with one, it says whether readers would accept the signature.
+    Works without a configuration, except with --read. With one it also checks the signature. "-" is standard input.
     """
     check_output(STDIO, force=False)
     message, now = read_message(envelope), time.time()
     with contextlib.ExitStack() as stack:
-        cc = stack.enter_context(_loaded(config)) if read or _is_wanted(config) else None
+        cc = stack.enter_context(_loaded(config)) if read or _is_present(config) else None
         facts, problem = describe(message, cc, now=now)
-        if cc is not None and read and problem is None:
-            _show_when_done(facts, now, lambda: _read(cc, message, facts), as_json=as_json)
-        else:
+        try:
+            if cc is not None and read and problem is None:
+                _read(cc, message, facts)
+        finally:  # the facts help to understand an error
             _show(facts, now, as_json=as_json)
     if problem is not None:
         raise problem
 
 
-def _is_wanted(config: str) -> bool:
-    """Whether somebody asked for this configuration, or it lies where it is looked for."""
+def _is_present(config: str) -> bool:
+    """Whether the caller named a configuration, or the default one exists."""
     return config != _CONFIG or os.path.exists(config)
-
-
-def _show_when_done(facts: Facts, now: float, read: Callable[[], None], *, as_json: bool) -> None:
-    """Show the facts whatever reading has shown: they help to understand the error."""
-    try:
-        read()
-    finally:
-        _show(facts, now, as_json=as_json)
 
 
 def _read(cc: ClaimCheck, message: bytes, facts: Facts) -> None:

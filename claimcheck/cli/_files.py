@@ -1,4 +1,4 @@
-"""Files and pipes of the command line: nothing half written under its final name, and a bar where somebody looks on."""
+"""Files and pipes of the command line: output appears when it is complete, and terminals show a progress bar."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from claimcheck.errors import ClaimCheckError, EnvelopeError
 __all__ = ["STDIO", "check_output", "is_terminal", "note", "opened", "output", "progress", "read_message", "watched"]
 
 STDIO = "-"
-"""What stands for standard input or output instead of a path."""
+"""The path of standard input and output."""
 
 _LARGEST_MESSAGE = 64 << 20
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
@@ -24,7 +24,7 @@ def opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
     """Open a file for reading; ``-`` is standard input, which stays open.
 
     Raises:
-        ClaimCheckError: Whoever started this process gave it no standard input.
+        ClaimCheckError: Standard input is closed.
     """
     if path != STDIO:
         return open(path, "rb")
@@ -34,41 +34,41 @@ def opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
 
 
 def read_message(path: str) -> bytes:
-    """Read one message, which is in memory whole and so has to be small.
+    """Read one message into memory.
 
     Raises:
-        EnvelopeError: Nothing is there, or more than brokers ever carry.
+        EnvelopeError: It is empty, or larger than any broker's messages.
     """
     where = "standard input" if path == STDIO else path
     with opened(path) as file:
         message = file.read(_LARGEST_MESSAGE + 1)
     if not message:
-        raise EnvelopeError(f"{where} is empty: there is no envelope")
+        raise EnvelopeError(f"{where} is empty, not an envelope")
     if len(message) > _LARGEST_MESSAGE:
-        raise EnvelopeError(f"{where} is no message: it has more than {_LARGEST_MESSAGE >> 20} MiB")
+        raise EnvelopeError(f"{where} is not a message: it is larger than {_LARGEST_MESSAGE >> 20} MiB")
     return message
 
 
 def check_output(path: str, *, force: bool) -> None:
-    """Check a target before the work begins; `output` checks it again.
+    """Check an output path before the work begins; `output` checks it again.
 
     Raises:
         ClaimCheckError: The file exists, the path is a symbolic link, its directory does not exist or is not writable,
             or standard output is closed.
     """
     if path == STDIO and sys.stdout is None:
-        raise ClaimCheckError("standard output is closed: there is nowhere to write to")
+        raise ClaimCheckError("standard output is closed: use -o FILE")
     if path == STDIO or _is_special(path):
         return
-    if os.path.islink(path):  # whoever made it would choose the file that is written
+    if os.path.islink(path):  # its author would choose the file that is written
         raise ClaimCheckError(f"{path} is a symbolic link: name the file itself")
     if os.path.exists(path) and not force:
-        raise ClaimCheckError(f"{path} exists already: --force replaces it")
+        raise ClaimCheckError(f"{path} already exists: use --force to replace it")
     directory = _directory(path)
     if not os.path.isdir(directory):
-        raise ClaimCheckError(f"there is no directory {directory}")
+        raise ClaimCheckError(f"the directory {directory} does not exist")
     if not os.access(directory, os.W_OK):
-        raise ClaimCheckError(f"no right to write to {directory}")
+        raise ClaimCheckError(f"the directory {directory} is not writable")
 
 
 @contextlib.contextmanager
@@ -82,13 +82,13 @@ def output(path: str, *, force: bool) -> Iterator[BinaryIO]:
         force: Whether an existing file is replaced.
 
     Raises:
-        ClaimCheckError: See `check_output`; also when a file appeared meanwhile, or the disk is full.
+        ClaimCheckError: See `check_output`; also if another process created the file, or the disk is full.
     """
     check_output(path, force=force)
     try:
         with _writable(path, force=force) as file:
             yield file
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader ended
         raise
     except OSError as error:
         where = "standard output" if path == STDIO else path
@@ -128,7 +128,7 @@ def _publish(partial: str, path: str, *, force: bool) -> None:
             os.link(partial, path)  # unlike a rename it never replaces
             return
         except FileExistsError:
-            raise ClaimCheckError(f"{path} was created meanwhile: --force replaces it") from None
+            raise ClaimCheckError(f"{path} was created by another process: use --force to replace it") from None
         except OSError:  # a file system without hard links
             check_output(path, force=False)
     os.replace(partial, path)
@@ -139,7 +139,7 @@ def _directory(path: str) -> str:
 
 
 def _is_special(path: str) -> bool:
-    """Whether a path is a pipe or a device. Links to one count only where the system puts them, as ``/dev/stdout``."""
+    """Whether a path is a pipe or a device. Links to one count only in the system's directories (``/dev/stdout``)."""
     special = os.path.exists(path) and not os.path.isfile(path)
     return special and (not os.path.islink(path) or _is_system_link(path))
 
@@ -150,7 +150,7 @@ def _is_system_link(path: str) -> bool:
 
 
 def _open_special(path: str, flags: int) -> int:
-    """Open a pipe or device; a file that was put in its place meanwhile is neither followed, created nor emptied."""
+    """Open a pipe or device; if another process replaced it, the new file is not followed, created or truncated."""
     nofollow = 0 if _is_system_link(path) else _NOFOLLOW
     return os.open(path, (flags | nofollow) & ~os.O_CREAT & ~os.O_TRUNC)
 
@@ -160,19 +160,19 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Say whether a person may see what is written there; a standard stream that was closed is ``None``."""
+    """Whether a standard stream is a terminal; ``None`` is a closed one."""
     return stream is not None and stream.isatty()
 
 
 def note(text: str) -> None:
-    """Tell a person how it went; scripts have the exit code, and cron mails whatever it hears."""
+    """Write a result for people to the terminal. Scripts have the exit code, and cron mails any output."""
     if is_terminal(sys.stderr):
         sys.stderr.write(f"{text}\n")
 
 
 @contextlib.contextmanager
 def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Give a function that counts bytes; on a terminal there is a bar to see, gone when the block ends."""
+    """Yield a function that counts bytes; a terminal shows a progress bar until the block ends."""
     if not is_terminal(sys.stderr):
         yield lambda count: None
         return
@@ -200,5 +200,5 @@ class _Watched:
 
 
 def watched(file: BinaryIO, count: Callable[[int], None]) -> BinaryIO:
-    """Return the file, with every byte counted that is read from it."""
+    """Return a file that counts every byte read from it."""
     return cast(BinaryIO, _Watched(file, count))

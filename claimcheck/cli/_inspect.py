@@ -1,4 +1,4 @@
-"""What an envelope is, as facts for programs and as lines for people. Reads no store."""
+"""Describes envelopes, as facts for programs and as lines for people. Uses no store."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from claimcheck._envelope import HEADER, Abort, Chunk, Literal, PointerData, dec
 from claimcheck._pointer import Pointer
 from claimcheck.errors import ClaimCheckError, ConfigError, PointerRejectedError
 
-__all__ = ["Facts", "describe", "human_bytes", "lines"]
+__all__ = ["Facts", "describe", "human_bytes", "lines", "pointer_facts"]
 
 Facts = dict[str, Any]
+"""JSON values by name."""
 
 _UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
 _RARE = {"codec": "codec", "encryption": "encryption", "extra": "unknown"}
 
 
 def describe(message: bytes, cc: ClaimCheck | None, *, now: float) -> tuple[Facts, ClaimCheckError | None]:
-    """Say what a message is.
+    """Describe a message.
 
     Args:
         message: The whole message.
-        cc: Knows stores and signing keys; ``None`` where there is no configuration.
+        cc: The stores and signing keys; ``None`` without a configuration.
         now: Seconds since 1970.
 
     Returns:
-        The facts, and why a reader would reject the pointer, if it would.
+        The facts, and the error with which a reader would reject the pointer, or ``None``.
 
     Raises:
         EnvelopeError: Damaged, or written by a newer claimcheck.
@@ -40,7 +41,7 @@ def describe(message: bytes, cc: ClaimCheck | None, *, now: float) -> tuple[Fact
         limit = cc.config.limits.max_pointer_bytes if cc else pointers.MAX_POINTER_BYTES
         pointer = pointers.decode(envelope.data, max_bytes=limit)
         signature, problem = _signature(message, pointer, cc)
-        return facts | {"kind": "pointer"} | _of_pointer(pointer, cc, now) | signature, problem
+        return facts | {"kind": "pointer"} | pointer_facts(pointer, cc, now) | signature, problem
     if isinstance(envelope, Chunk):
         position = {"uuid": envelope.uuid, "position": envelope.position, "count": envelope.count}
         return facts | position | {"piece_bytes": len(envelope.piece)}, None
@@ -50,7 +51,8 @@ def describe(message: bytes, cc: ClaimCheck | None, *, now: float) -> tuple[Fact
     return facts | {"payload_bytes": size}, None
 
 
-def _of_pointer(pointer: Pointer, cc: ClaimCheck | None, now: float) -> Facts:
+def pointer_facts(pointer: Pointer, cc: ClaimCheck | None, now: float) -> Facts:
+    """Return the fields of a pointer as JSON values."""
     configured = cc.config.stores.get(pointer.store or "") if cc else None
     return {
         "pointer_version": pointer.version,
@@ -91,7 +93,7 @@ def _signature(message: bytes, pointer: Pointer, cc: ClaimCheck | None) -> tuple
 
 
 def lines(facts: Facts, *, now: float) -> Iterator[tuple[str, str, str]]:
-    """Turn facts into label, text and style; what is not known is left out."""
+    """Return each known fact as label, text and style."""
     yield "envelope", f"{_kind(facts)}, {human_bytes(facts['message_bytes'])}", "bold"
     if facts["kind"] == "pointer":
         yield from _pointer_lines(facts, now)
@@ -106,8 +108,8 @@ def lines(facts: Facts, *, now: float) -> Iterator[tuple[str, str, str]]:
 
 def _kind(facts: Facts) -> str:
     return {
-        "plain": "none: a plain message, which is its own payload",
-        "literal": "literal: a payload that looks like an envelope, escaped",
+        "plain": "none: a plain message is its own payload",
+        "literal": "literal: an escaped payload that begins like an envelope",
         "chunk": "chunk: one piece of a payload",
         "pointer": f"pointer of version {facts.get('pointer_version')}",
         "abort": "abort: the chunks of this payload will not be completed",
@@ -136,7 +138,7 @@ def _payload_line(facts: Facts) -> tuple[str, str]:
     size = human_bytes(facts["payload_bytes"]) if "payload_bytes" in facts else ""
     states = {
         "verified": (f"read and verified, {size}", "green"),
-        "complete": (f"read, {size}; this version has no checksum to compare", "yellow"),
+        "complete": (f"read, {size}; this pointer has no checksum", "yellow"),
         "not readable": ("NOT READABLE", "red"),
     }
     return states.get(facts.get("payload", ""), (size, ""))
@@ -144,7 +146,7 @@ def _payload_line(facts: Facts) -> tuple[str, str]:
 
 def _store(facts: Facts) -> str:
     if facts["store"] is None:
-        return "not named in this version"
+        return "not part of this version"
     known = facts["store_type"] or "not in the configuration"
     return f"{printable(facts['store'])} ({known})"
 
@@ -155,14 +157,14 @@ def _signature_line(facts: Facts) -> tuple[str, str]:
         "none": ("none", ""),
         "valid": (f"valid{by}", "green"),
         "invalid": (f"WRONG{by}: readers reject this pointer", "red"),
-        "missing": ("MISSING, and required by this configuration: readers reject this pointer", "red"),
-        "unchecked": (f"not checked{by}: no secret is configured here", "yellow"),
+        "missing": ("MISSING, but required by this configuration: readers reject this pointer", "red"),
+        "unchecked": (f"not checked{by}: this configuration has no secret for it", "yellow"),
     }
     return texts[facts["signature"]]
 
 
 def human_bytes(count: int) -> str:
-    """Say a number of bytes exactly, and in a unit that one can imagine."""
+    """Return a number of bytes in a readable unit, with the exact number."""
     exact = f"{count:,} byte{'' if count == 1 else 's'}"
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
@@ -171,7 +173,7 @@ def human_bytes(count: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Text from an envelope may hold anything; what would move a terminal's cursor is shown as its code."""
+    """Escape every character of an envelope's text that could control a terminal."""
     return "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in text)
 
 

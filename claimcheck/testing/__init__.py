@@ -1,39 +1,48 @@
-"""For authors of stores and transports, and for tests of programs that use them; part of the package.
+"""Helpers for tests of applications, and conformance kits for authors of stores and transports.
 
-`StoreConformance` and `TransportConformance` need pytest, which is imported when their names are first used;
-`FaultyStore` needs nothing.
+Applications: `RecordingBroker`, `assert_offloaded`, `assert_inline`, `FaultyStore`, and the pytest fixture
+``claimcheck_memory``. Authors: `StoreConformance` and `TransportConformance`, which import pytest at first use.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from claimcheck.testing._faults import Fault, FaultyStore
+from claimcheck.testing._recording import RecordedMessage, RecordingBroker, assert_inline, assert_offloaded
 
 if TYPE_CHECKING:
     from claimcheck.testing._store_conformance import StoreConformance
     from claimcheck.testing._transport_conformance import TransportConformance
-    from claimcheck.testing._transport_hooks import Facts
+    from claimcheck.testing._transport_kit import Facts
 
-__all__ = ["Facts", "Fault", "FaultyStore", "StoreConformance", "TransportConformance"]
+__all__ = [
+    "Facts",
+    "Fault",
+    "FaultyStore",
+    "RecordedMessage",
+    "RecordingBroker",
+    "StoreConformance",
+    "TransportConformance",
+    "assert_inline",
+    "assert_offloaded",
+]
 
-_PROMISES = {
+_KITS = {
     "StoreConformance": "_store_conformance",
     "TransportConformance": "_transport_conformance",
-    "Facts": "_transport_hooks",
+    "Facts": "_transport_kit",
 }
-_ASSERTING = (
-    "_store_hooks", "_store_reads", "_store_writes",
-    "_transport_chunks", "_transport_delivery", "_transport_hooks", "_transport_payloads",
-)  # fmt: skip
+_WITH_ASSERTIONS = (*_KITS.values(), "_store_kit", "_transport_chunks")
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PROMISES:
+def __getattr__(name: str) -> type:
+    if name not in _KITS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pytest
 
-    for module in _ASSERTING:  # so that a failing assertion shows its values
+    for module in _WITH_ASSERTIONS:  # so that a failing assertion shows its values
         pytest.register_assert_rewrite(f"{__name__}.{module}")
-    return getattr(importlib.import_module(f"{__name__}.{_PROMISES[name]}"), name)
+    kit: type = getattr(importlib.import_module(f"{__name__}.{_KITS[name]}"), name)
+    return kit

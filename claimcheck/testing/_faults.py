@@ -1,4 +1,4 @@
-"""A store that fails on demand: before, during or after an operation, as real ones do."""
+"""A store that fails on demand before, during or after an operation."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ When = Literal["before", "during", "after"]
 
 @dataclass(slots=True)
 class Fault:
-    """One thing that goes wrong.
+    """A failure of one operation.
 
     Attributes:
-        operation: Where; undoing a failed write counts as ``rollback``.
-        when: ``before`` the inner store is asked; ``during``, when half of the pieces have passed (of a single piece:
-            all of it); ``after`` the inner store has done it, as when only the answer is lost.
-        error: What is raised. A `ConnectionError` becomes `StoreUnavailableError`, as in any store.
-        times: How often from now on; ``None`` for always.
+        operation: The operation that fails; the cleanup of a failed write counts as ``rollback``.
+        when: ``before`` the inner store is called; ``during`` the operation, after half of the pieces (after a single
+            piece); ``after`` the inner store succeeded, as if only its response were lost.
+        error: The exception. A `ConnectionError` becomes `StoreUnavailableError`, as in any store.
+        times: How often it fails; ``None`` for always.
     """
 
     operation: Operation
@@ -41,7 +41,7 @@ class Fault:
     times: int | None = None
 
     def strikes(self, operation: Operation, when: When) -> bool:
-        """Whether it is this one's turn; counts it."""
+        """Return whether the operation fails now, and count it if so."""
         if (self.operation, self.when) != (operation, when) or self.times == 0:
             return False
         if self.times is not None:
@@ -50,15 +50,23 @@ class Fault:
 
 
 class FaultyStore(Store):
-    """Wraps a store and fails where it is told to; everything else is the inner store's doing.
+    """Wraps a store and fails on demand.
 
     In YAML: ``{type: "claimcheck.testing:FaultyStore", store: {type: memory}}``.
 
+    Example::
+
+        store = FaultyStore(store=MemoryStore())
+        store.fail("write", times=1)
+        with pytest.raises(StoreUnavailableError):
+            store.write(b"payload")
+        store.write(b"payload")
+
     Args:
-        store: The store to wrap, or its configuration as it would stand in YAML.
+        store: The store to wrap, or its configuration as in YAML.
 
     Attributes:
-        calls: How often the inner store was asked, by operation, injected faults included.
+        calls: The number of calls by operation, including those that failed on demand.
     """
 
     def __init__(self, *, store: Any) -> None:
@@ -79,12 +87,12 @@ class FaultyStore(Store):
         error: BaseException | None = None,
         times: int | None = None,
     ) -> None:
-        """Let something go wrong from now on; see `Fault`."""
+        """Fail from now on; see `Fault`."""
         cause = ConnectionError("injected fault") if error is None else error
         self._faults.append(Fault(operation, when, cause, times))
 
     def heal(self) -> None:
-        """Forget all faults."""
+        """Stop failing."""
         self._faults.clear()
 
     def close(self) -> None:
@@ -92,43 +100,43 @@ class FaultyStore(Store):
         self.inner.close()
 
     def check(self, pointer: Pointer) -> None:
-        """Refuse what the inner store refuses."""
-        self._told().check(pointer)
+        """Reject the pointers that the inner store rejects."""
+        self._store().check(pointer)
 
     def _scope(self, pointer: Pointer) -> str:
-        return self._told()._scope(pointer)
+        return self._store()._scope(pointer)
 
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
-        return self._told()._new_key(destination, unique)
+        return self._store()._new_key(destination, unique)
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
-        return self._told()._translate(error)
+        return self._store()._translate(error)
 
     def _reach(self) -> None:
         self.calls["write"] += 1
         self._strike("write", "before")
-        self._told()._reach()
+        self._store()._reach()
 
     def _wrote_nothing(self, error: BaseException) -> bool:
-        return self._told()._wrote_nothing(error)
+        return self._store()._wrote_nothing(error)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
         setattr(source, "pieces", self._breaking_pieces(source))  # noqa: B010 - one object, not its class
-        self._told()._write(pointer, source)
+        self._store()._write(pointer, source)
         self._strike("write", "after")
 
     def _read(self, pointer: Pointer) -> Iterable[Buffer]:
         with self._around("read"):
             pieces = -(-(pointer.size or 0) // (1 << 20))
-            yield from self._breaking("read", self._told()._read(pointer), after=max(1, pieces // 2))
+            yield from self._breaking("read", self._store()._read(pointer), after=max(1, pieces // 2))
 
     def _delete(self, pointer: Pointer) -> None:
         with self._around("rollback"):
             self._strike("rollback", "during")
-            self._told()._delete(pointer)
+            self._store()._delete(pointer)
 
-    def _told(self) -> Store:
-        """The inner store, knowing what this one was told."""
+    def _store(self) -> Store:
+        """The inner store, with this store's context."""
         self.inner.context = self.context
         return self.inner
 

@@ -1,4 +1,4 @@
-"""What the conformance kit writes: payloads of every size and shape, broken ones, and pointers with bad intentions."""
+"""Test data of the conformance kits: payloads of every size and shape, broken ones, and hostile pointers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _MIB = 1 << 20
 
 
 def content(size: int) -> bytes:
-    """Bytes that repeat nowhere; a shorter payload is the beginning of a longer one."""
+    """Return bytes without repetition; a shorter payload is a prefix of a longer one."""
     return random.Random(4711).randbytes(-(-size // 4) * 4)[:size]
 
 
 class Unseekable(io.RawIOBase):
-    """A file that can only be read once, in pieces smaller than asked for, like a pipe."""
+    """A file that can be read only once, in smaller pieces than requested, like a pipe."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -43,13 +43,13 @@ class Unseekable(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return a part of what was asked for."""
+        """Return at most 300,000 bytes."""
         data: bytes = self._inner.read(size if size < 0 else min(size, 300_000))
         return data
 
 
 class Zeros(io.RawIOBase):
-    """A seekable file of zeros that takes no memory."""
+    """A seekable file of zeros that uses no memory."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -64,11 +64,11 @@ class Zeros(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Bytes from the start."""
+        """Return the position."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a place, as files do."""
+        """Change the position."""
         self._position = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence] + offset
         return self._position
 
@@ -81,14 +81,14 @@ class Zeros(io.RawIOBase):
 
 
 class Breaking(Zeros):
-    """A file that raises, or ends, when half of it was read."""
+    """A file that raises, or ends, after half of its bytes."""
 
     def __init__(self, size: int, error: BaseException | None) -> None:
         super().__init__(size)
         self._error = error
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return zeros, as long as it goes well."""
+        """Return zeros for the first half."""
         if self._position < self._size // 2:
             return super().read(min(size, self._size // 2 - self._position))
         if self._error is not None:
@@ -118,7 +118,7 @@ BROKEN: dict[str, Callable[[int], Any]] = {
     "raises": lambda size: Breaking(size, OSError("the disk is on fire")),
     "raises its own error": lambda size: Breaking(size, RuntimeError("not an OSError")),
     "shrinks": lambda size: Breaking(size, None),
-    "cannot seek and raises": lambda size: Unseekable(Breaking(size, OSError("the line is dead"))),
+    "cannot seek and raises": lambda size: Unseekable(Breaking(size, OSError("connection lost"))),
 }
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception]]] = {

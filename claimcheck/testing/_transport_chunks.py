@@ -1,4 +1,4 @@
-"""The promises of a transport about payloads in chunks that never become whole: each of them ends."""
+"""The contract of a transport for incomplete payloads: each of them ends."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import pytest
 from claimcheck._envelope import encode_abort
 from claimcheck.errors import ChunkConflictError, IncompletePayloadError
 from claimcheck.hooks import DropEvent
-from claimcheck.testing._transport_hooks import Harness, TransportKit, chunks_of, content, new_uuid, requires
+from claimcheck.testing._transport_kit import Harness, TransportKit, chunks_of, content, new_uuid, requires
 
-__all__ = ["ChunkPromises"]
+__all__ = ["ChunkConformance"]
 
 EXPIRE_SECONDS = 60
 STEP_SECONDS = 25  # what is redelivered has arrived before it expires again
 REDELIVERIES = 2
 
 
-class ChunkPromises(TransportKit):
+class ChunkConformance(TransportKit):
     """An incomplete payload completes, expires or is reported, whatever else happens in the topic."""
 
     # Dead writers ----------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("missing", ["first", "last"])
     def test_an_incomplete_payload_is_reported_on_a_busy_topic(self, harness: Harness, missing: str) -> None:
-        """It is redelivered a bounded number of times, then handed out once as an error; the group gets past it."""
+        """It is redelivered a bounded number of times, then delivered once as an error; the group moves past it."""
         harness.subscribe(chunking=_expiring(max_redeliveries=REDELIVERIES))
         chunks = chunks_of(content(600), 3)
         harness.append(*(chunks[1:] if missing == "first" else chunks[:2]))
@@ -39,7 +39,7 @@ class ChunkPromises(TransportKit):
 
     @requires("dead_letters")
     def test_an_incomplete_payload_ends_as_a_dead_letter(self, harness: Harness) -> None:
-        """Where there is a destination for dead letters, its messages go there in place of the error."""
+        """With a destination for dead letters, its messages are sent there instead of the error."""
         harness.subscribe(chunking=_expiring(max_redeliveries=REDELIVERIES), dead_letters=True)
         sent = chunks_of(content(600), 3)[:2]
         harness.append(*sent)
@@ -51,7 +51,7 @@ class ChunkPromises(TransportKit):
         harness.assert_finished()
 
     def test_an_incomplete_payload_may_be_passed_over(self, harness: Harness) -> None:
-        """With ``on_expire: ack`` nothing is reported, and the group gets past it."""
+        """With ``on_expire: ack`` nothing is reported, and the group moves past it."""
         harness.subscribe(chunking=_expiring(on_expire="ack"))
         harness.append(*chunks_of(content(600), 3)[:2])
 
@@ -61,7 +61,7 @@ class ChunkPromises(TransportKit):
         harness.assert_finished()
 
     def test_nothing_is_lost_without_a_destination_for_dead_letters(self, harness: Harness) -> None:
-        """With ``on_expire: dead_letter`` a payload is reported where there is no destination, never dropped."""
+        """With ``on_expire: dead_letter`` and no destination, a payload is reported instead of dropped."""
         harness.subscribe(chunking=_expiring(on_expire="dead_letter"))
         sent = chunks_of(content(600), 3)[:1]
         harness.append(*sent)
@@ -75,7 +75,7 @@ class ChunkPromises(TransportKit):
         harness.assert_finished()
 
     def test_a_slow_writer_is_waited_for(self, harness: Harness) -> None:
-        """Chunks that expired and were redelivered complete with those that come later."""
+        """Chunks that expired and were redelivered complete together with later ones."""
         harness.subscribe(chunking=_expiring(max_redeliveries=REDELIVERIES))
         first, last = chunks_of(content(600), 2)
         harness.append(first)
@@ -87,23 +87,23 @@ class ChunkPromises(TransportKit):
         harness.assert_finished()
 
     def test_payloads_that_are_evicted_end_too(self, harness: Harness) -> None:
-        """More incomplete payloads than are held at once: those of dead writers are reported, the others delivered."""
+        """With too many incomplete payloads, those of dead writers are reported and the others are delivered."""
         limits = {"max_pending_payloads": 2, "max_redeliveries": REDELIVERIES}
         harness.subscribe(chunking=_expiring(**limits))
         for seed in range(4):
             harness.append(chunks_of(content(600, seed), 2)[0])
         harness.append(*chunks_of(content(600), 2))
 
-        found = harness.busy_until(lambda found: len(found) == 5, step_seconds=STEP_SECONDS)
+        results = harness.busy_until(lambda results: len(results) == 5, step_seconds=STEP_SECONDS)
 
-        assert sorted(type(each).__name__ for each in found) == [*["IncompletePayloadError"] * 4, "bytes"]
-        assert content(600) in found
+        assert sorted(type(each).__name__ for each in results) == [*["IncompletePayloadError"] * 4, "bytes"]
+        assert content(600) in results
         harness.assert_finished()
 
     # Aborts ----------------------------------------------------------------------------------------------------
 
     def test_the_writer_of_chunks_may_abort_them(self, harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-        """No more is delivered of the payload, late chunks included, and a warning is logged."""
+        """The payload is not delivered, late chunks are ignored, and a warning is logged."""
         identity = new_uuid()
         chunks = chunks_of(content(600), 3, identity)
         harness.append(chunks[0], encode_abort(identity), chunks[1])
@@ -114,7 +114,7 @@ class ChunkPromises(TransportKit):
         assert any(identity in text for text in warnings)
 
     def test_no_other_writer_may_abort_them(self, harness: Harness) -> None:
-        """A foreign abort envelope changes nothing."""
+        """An abort marker of another writer has no effect."""
         identity = new_uuid()
         first, last = chunks_of(content(600), 2, identity)
         harness.append(first)
@@ -143,7 +143,7 @@ class ChunkPromises(TransportKit):
     def test_a_late_chunk_that_contradicts_a_payload_is_reported(
         self, harness: Harness, what: str, acknowledged: bool
     ) -> None:
-        """It is an error of its own, never acknowledged together with the payload that was delivered."""
+        """It is a separate error and is not acknowledged together with the delivered payload."""
         identity = new_uuid()
         harness.append(*chunks_of(content(600), 2, identity))
         message = harness.receive()
@@ -162,7 +162,7 @@ class ChunkPromises(TransportKit):
         harness.assert_finished()
 
     def test_chunks_that_contradict_each_other_are_no_payload(self, harness: Harness) -> None:
-        """Two chunks with one position and different bytes: an error, and never either of the payloads."""
+        """Two chunks with one position and different bytes are an error; neither payload is delivered."""
         identity = new_uuid()
         one, other = chunks_of(content(600), 2, identity), chunks_of(content(600, 1), 2, identity)
         harness.append(one[0], other[0], one[1])
@@ -175,11 +175,11 @@ class ChunkPromises(TransportKit):
     def test_writers_with_one_uuid_do_not_mix(self, harness: Harness) -> None:
         """Chunks of two writers are two payloads, even if their uuids are equal."""
         identity = new_uuid()
-        mine, theirs = chunks_of(content(600), 2, identity), chunks_of(content(800, 1), 2, identity)
-        harness.append(mine[0])
-        harness.append(theirs[0], writer="other")
-        harness.append(mine[1])
-        harness.append(theirs[1], writer="other")
+        first, second = chunks_of(content(600), 2, identity), chunks_of(content(800, 1), 2, identity)
+        harness.append(first[0])
+        harness.append(second[0], writer="other")
+        harness.append(first[1])
+        harness.append(second[1], writer="other")
 
         assert harness.take(2) == [content(600), content(800, 1)]
         harness.assert_finished()
@@ -195,6 +195,6 @@ def _redeliveries(harness: Harness) -> int:
 
 
 def _after(rounds: int) -> Any:
-    """True when it was asked so often."""
+    """Return a condition that becomes true after so many calls."""
     left = iter(range(rounds))
     return lambda _: next(left, None) is None

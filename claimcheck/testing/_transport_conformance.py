@@ -1,11 +1,11 @@
-"""The promises of a transport, as tests that any transport can run.
+"""The contract of a transport, as tests for every transport.
 
 A transport's author writes a fixture that connects to a broker, and about 20 hooks of a few lines each, with the
-broker's native client. `TransportKit` documents them. Those of the embedded broker take about 100 lines::
+broker's native client; see `TransportKit`. Those of the embedded broker take about 100 lines::
 
     class TestRabbit(TransportConformance):
         limit_bytes = 100_000
-        has_seek = False                                   # what the broker cannot do; its tests are skipped
+        has_seek = False                                   # the broker cannot seek; those tests are skipped
 
         @pytest.fixture
         def broker(self, clock):
@@ -36,16 +36,513 @@ Hooks are blocking. Those of an asyncio client run a coroutine on an event loop 
 
 from __future__ import annotations
 
-from claimcheck.testing._transport_chunks import ChunkPromises
-from claimcheck.testing._transport_delivery import DeliveryPromises, SendPromises
-from claimcheck.testing._transport_payloads import PayloadPromises
+import uuid
+from typing import Any
+
+import pytest
+
+from claimcheck._envelope import HEADER, Chunk, decode, encode_abort, encode_pointer
+from claimcheck.errors import (
+    ClaimCheckError,
+    EnvelopeError,
+    IntegrityError,
+    PartialSendError,
+    PayloadNotFoundError,
+    PointerRejectedError,
+    StoreUnavailableError,
+)
+from claimcheck.hooks import SendEvent
+from claimcheck.testing import _payloads as payloads
+from claimcheck.testing._transport_chunks import ChunkConformance
+from claimcheck.testing._transport_kit import Harness, chunks_of, content, faulty, requires
 
 __all__ = ["TransportConformance"]
 
+STRATEGIES = ("external", "chunking")
+LOOKALIKES = (HEADER, HEADER + b"\x02{}", HEADER + b"\x01" + bytes(500), HEADER + b"\xff")
+DAMAGED = {
+    "unknown type": HEADER + b"\x09payload",
+    "chunk cut short": HEADER + b"\x01" + b"x" * 10,
+    "chunk without a uuid": HEADER + b"\x01" + b"x" * 36 + bytes(8),
+    "pointer of garbage": encode_pointer(b"\x02{not json"),
+    "empty pointer": encode_pointer(b""),
+    "abort cut short": encode_abort(str(uuid.uuid4()))[:-1],
+}
 
-class TransportConformance(PayloadPromises, DeliveryPromises, ChunkPromises, SendPromises):
+
+class TransportConformance(ChunkConformance):
     """Subclass it under a name that begins with ``Test`` and override the hooks of `TransportKit`.
 
-    Capabilities are declared as class attributes (``has_nack``, ``has_seek`` ...). Any other test that a transport
-    cannot pass is declared, with its reason, in ``skip``. Both show in the report as skipped.
+    Declare capabilities as class attributes (``has_nack``, ``has_seek`` ...), and any other test that the transport
+    cannot pass in ``skip``, with a reason. The report shows both as skipped.
     """
+
+    # Round trips -----------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("strategy", [*STRATEGIES, "hybrid"])
+    def test_every_size_comes_back(self, harness: Harness, strategy: str) -> None:
+        """Empty, small, at the limit, above it and in many chunks, in the order of sending."""
+        sizes = [0, 1, self.limit_bytes // 2, self.limit_bytes, self.limit_bytes + 1, 5 * self.limit_bytes]
+        sent = [content(size) for size in sizes]
+
+        harness.send(*sent, strategy=strategy)
+
+        assert harness.take(len(sent)) == sent
+        harness.assert_finished()
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_the_limit_counts_the_whole_message(self, harness: Harness, strategy: str) -> None:
+        """Key and headers count: no size around the limit is refused by the broker."""
+        headers = {"name": "v" * 300, "ünïcode": "ü" * 50}
+        sent = [content(self.limit_bytes + over) for over in range(-1000, 150, 41)]
+
+        harness.send(*sent, strategy=strategy, key="k" * 100, headers=headers)
+
+        assert harness.take(len(sent)) == sent
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_every_shape_comes_back(self, harness: Harness, strategy: str) -> None:
+        """Buffers and files, small and large."""
+        expected = [content(size) for size in (100, 3 * self.limit_bytes) for _ in payloads.SHAPES]
+        shapes = [*payloads.SHAPES.values()] * 2
+
+        harness.send(*(shape(data) for shape, data in zip(shapes, expected, strict=True)), strategy=strategy)
+
+        assert harness.take(len(expected)) == expected
+
+    @requires("tombstones")
+    @pytest.mark.parametrize("strategy", [*STRATEGIES, "inline"])
+    def test_a_tombstone_stays_one(self, harness: Harness, strategy: str) -> None:
+        """``None`` arrives as ``None``, and an empty payload as an empty one."""
+        harness.send(None, b"", strategy=strategy, key="k")
+
+        assert harness.take(2) == [None, b""]
+
+    @pytest.mark.parametrize("strategy", [*STRATEGIES, "inline"])
+    def test_a_payload_that_looks_like_an_envelope_comes_back(self, harness: Harness, strategy: str) -> None:
+        """A payload that begins with the header is not mistaken for an envelope."""
+        large = [] if strategy == "inline" else [HEADER + b"\x01" + content(3 * self.limit_bytes)]
+        sent = [*LOOKALIKES, *large]
+
+        harness.send(*sent, strategy=strategy, headers={"name": "value"})
+
+        assert harness.take(len(sent)) == sent
+
+    def test_a_topic_mixes_all_strategies(self, harness: Harness) -> None:
+        """A reader understands every envelope, whatever its own configuration says about writing."""
+        sent = []
+        for seed, strategy in enumerate([*STRATEGIES, "hybrid"] * 2):
+            for size in (10, 2 * self.limit_bytes, 4 * self.limit_bytes):
+                sent.append(content(size, seed))
+                harness.send(sent[-1], strategy=strategy, key="k")
+        harness.send(b"inline", HEADER + b"inline", strategy="inline")
+        harness.append(*chunks_of(content(900, 9), 3))
+
+        assert harness.take(len(sent) + 3) == [*sent, b"inline", HEADER + b"inline", content(900, 9)]
+        harness.assert_finished()
+
+    @requires("refusals")
+    def test_inline_sends_nothing_that_does_not_fit(self, harness: Harness) -> None:
+        """The strategy ``inline`` sends every payload as it is; the broker's error is raised."""
+        with pytest.raises(self.refusal):
+            harness.send(content(2 * self.limit_bytes), strategy="inline")
+
+        assert harness.messages() == []
+
+    # Metadata --------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_keys_and_headers_come_back(self, harness: Harness, strategy: str) -> None:
+        """Keys and headers of each type arrive unchanged, and the caller's own objects are not modified."""
+        keys = [None, *(b"key" if kind is bytes else "kéy" for kind in self.key_types)]
+        cases = [(key, shape) for key in keys for shape in (None, *self.header_shapes)]
+        for key, shape in cases:
+            for payload in (b"small", content(3 * self.limit_bytes)):
+                headers = _headers(shape)
+                harness.send(payload, strategy=strategy, key=key, headers=headers)
+                assert headers == _headers(shape)
+
+        for key, shape in cases:
+            for payload in (b"small", content(3 * self.limit_bytes)):
+                message = harness.receive()
+                facts = harness.facts(message)
+                assert harness.payload(message) == payload
+                assert facts.key == (key.encode() if isinstance(key, str) else key)
+                assert sorted(facts.headers) == sorted(_pairs(shape))
+                harness.acknowledge(message)
+
+    def test_metadata_is_that_of_the_message(self, harness: Harness) -> None:
+        """Topic, partition and position; of a chunked payload those of its first message."""
+        one, two = chunks_of(content(500), 2)
+        positions = harness.append(b"plain", one, b"between", two, headers={"name": "value"})
+
+        received = [harness.facts(harness.receive()) for _ in range(3)]
+
+        assert [facts.position for facts in received] == [positions[0], positions[2], positions[1]]
+        for facts in received:
+            assert (facts.topic, facts.partition, facts.key) == (harness.topic, 0, b"one")
+            assert list(facts.headers) == [("name", b"value")]
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_a_key_leads_to_one_partition(self, harness: Harness, strategy: str) -> None:
+        """Large and small payloads of one key share a partition, and the chunks of a payload without a key do, too."""
+        harness.topic += "-wide"
+        self.create_topic(harness.topic, 3)
+        large = [content(3 * self.limit_bytes, seed) for seed in range(4)]
+        for key in ("a", "b", "c", "d"):
+            harness.send(b"small", large[0], strategy=strategy, key=key)
+        harness.send(*large, strategy=strategy)
+
+        places: dict[bytes | None, set[int]] = {}
+        received = []
+        for _ in range(12):
+            message = harness.receive()
+            facts = harness.facts(message)
+            places.setdefault(facts.key, set()).add(facts.partition)
+            received.append(harness.payload(message))
+
+        del places[None]
+        assert {key: len(partitions) for key, partitions in places.items()} == dict.fromkeys(
+            (b"a", b"b", b"c", b"d"), 1
+        )
+        assert sorted(received) == sorted([b"small", large[0]] * 4 + large)
+
+    # Bad messages ----------------------------------------------------------------------------------------------
+
+    def test_a_bad_message_is_an_error_of_its_own(self, harness: Harness) -> None:
+        """It is delivered, its payload raises, it can be acknowledged, and others are not affected."""
+        bad = [*DAMAGED.values(), harness.gone_pointer(store="elsewhere"), harness.gone_pointer()]
+        for message in bad:
+            harness.append(message, b"good")
+
+        results = harness.take(2 * len(bad))
+
+        assert results[1::2] == [b"good"] * len(bad)
+        kinds = [EnvelopeError] * len(DAMAGED) + [PointerRejectedError, PayloadNotFoundError]
+        assert [type(error) for error in results[::2]] == kinds
+        harness.assert_finished()
+
+    def test_a_payload_that_is_not_what_was_declared_is_an_error(self, harness: Harness) -> None:
+        """A checksum in the headers is verified: wrong bytes are never delivered."""
+        hints = {"claimcheck-type": "chunk", "claimcheck-checksum": "crc32:00000000"}
+        harness.append(*chunks_of(content(500), 2), headers=hints)
+
+        (error,) = harness.take()
+
+        assert isinstance(error, IntegrityError)
+        harness.assert_finished()
+
+    @pytest.mark.parametrize("look_ahead", [False, True])
+    def test_a_retryable_error_is_retryable(self, harness: Harness, look_ahead: bool) -> None:
+        """The same call on the same message succeeds when the store works again."""
+        if look_ahead and not self.has_look_ahead:
+            pytest.skip("has_look_ahead is False")
+        harness.subscribe(look_ahead=look_ahead)
+        harness.reader_store.fail("read")
+        harness.send(content(2 * self.limit_bytes))
+        message = harness.receive()
+
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError) as raised:
+                self.payload_of(message)
+            assert raised.value.retryable
+        harness.reader_store.heal()
+
+        assert self.payload_of(message) == content(2 * self.limit_bytes)
+        harness.acknowledge(message)
+        harness.assert_finished()
+
+    def test_a_store_that_is_down_stops_no_other_message(self, harness: Harness) -> None:
+        """Messages that need no store are delivered; the unacknowledged one that needs it is redelivered."""
+        harness.send(content(2 * self.limit_bytes), b"plain")
+        harness.reader_store.fail("read")
+        unavailable, plain = harness.receive(), harness.receive()
+        assert isinstance(harness.payload(unavailable), StoreUnavailableError)
+        assert harness.payload(plain) == b"plain"
+
+        harness.reader_store.heal()
+        harness.restart()
+
+        assert harness.take(2) == [content(2 * self.limit_bytes), b"plain"]
+        harness.assert_finished()
+
+    def test_a_permanent_error_stays(self, harness: Harness) -> None:
+        """A payload that is gone raises the same type of error at every call."""
+        harness.append(harness.gone_pointer())
+        message = harness.receive()
+
+        for _ in range(2):
+            with pytest.raises(ClaimCheckError) as raised:
+                self.payload_of(message)
+            assert type(raised.value) is PayloadNotFoundError
+            assert not raised.value.retryable
+
+    # Acknowledging ---------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_an_acknowledged_payload_does_not_come_again(self, harness: Harness, strategy: str) -> None:
+        """An acknowledgment covers every message of the payload and survives a restart of the consumer."""
+        sent = [b"first", content(3 * self.limit_bytes), b"last"]
+        harness.send(*sent, strategy=strategy)
+        assert harness.take(3) == sent
+        harness.assert_backlog(lambda count: count == 0)
+
+        harness.restart()
+
+        harness.assert_finished()
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_an_unacknowledged_payload_comes_again(self, harness: Harness, strategy: str) -> None:
+        """Receiving does not acknowledge: after a restart the payload is redelivered as a whole."""
+        sent = [b"acknowledged", content(3 * self.limit_bytes), b"last"]
+        harness.send(*sent, strategy=strategy)
+        assert harness.take() == sent[:1]
+        assert [harness.payload(harness.receive()) for _ in range(2)] == sent[1:]
+
+        harness.restart()
+
+        assert harness.take(2) == sent[1:]
+        harness.assert_finished()
+
+    def test_no_acknowledgement_passes_an_incomplete_payload(self, harness: Harness) -> None:
+        """Messages around its chunks are acknowledged, its chunks are not, and it completes after a restart."""
+        first, last = chunks_of(content(500), 2)
+        harness.append(b"before", first, b"behind")
+        assert harness.take(2) == [b"before", b"behind"]
+        harness.assert_backlog(lambda count: count > 0)
+
+        harness.restart()
+        harness.append(last)
+
+        assert harness.take() == [content(500)]
+        harness.assert_finished()
+
+    def test_chunks_of_several_payloads_may_interleave(self, harness: Harness) -> None:
+        """In any order and with duplicates, each is delivered once, as soon as it is complete."""
+        one, two = chunks_of(content(900, 1), 3), chunks_of(content(800, 2), 2)
+        harness.append(one[0], two[0], two[0], one[2], two[1], one[0], one[1], one[1], two[1], b"plain")
+
+        assert harness.take(3) == [content(800, 2), content(900, 1), b"plain"]
+        harness.assert_finished()
+
+    def test_a_late_duplicate_goes_with_its_payload(self, harness: Harness) -> None:
+        """A redelivered chunk is not a new payload, before and after the acknowledgment."""
+        first, last = chunks_of(content(500), 2)
+        harness.append(first, last)
+        message = harness.receive()
+        harness.append(first)
+        harness.acknowledge(message)
+        harness.append(last)
+
+        harness.assert_finished()
+
+    # Negative acknowledgments ----------------------------------------------------------------------------------
+
+    @requires("nack")
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_what_is_given_back_comes_again_whole(self, harness: Harness, strategy: str) -> None:
+        """All messages of the payload are redelivered; others are not affected."""
+        sent = [b"first", content(3 * self.limit_bytes)]
+        harness.send(*sent, strategy=strategy)
+        assert harness.take() == sent[:1]
+
+        for _ in range(2):
+            message = harness.receive()
+            assert harness.payload(message) == sent[1]
+            self.give_back(harness.consumer, message)
+
+        assert harness.take() == sent[1:]
+        harness.assert_finished()
+
+    @requires("nack")
+    def test_what_could_not_be_read_may_be_given_back(self, harness: Harness) -> None:
+        """A payload whose store is down is redelivered, and is read when the store works again."""
+        harness.send(content(2 * self.limit_bytes))
+        harness.reader_store.fail("read")
+        message = harness.receive()
+        assert isinstance(harness.payload(message), StoreUnavailableError)
+
+        self.give_back(harness.consumer, message)
+        harness.reader_store.heal()
+
+        assert harness.take() == [content(2 * self.limit_bytes)]
+        harness.assert_finished()
+
+    @requires("dead_letters")
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_dead_letters_are_the_messages_themselves(self, harness: Harness, strategy: str) -> None:
+        """All messages of a payload are sent there unchanged, so its readers receive the whole payload."""
+        harness.subscribe(dead_letters=True)
+        harness.send(content(3 * self.limit_bytes), strategy=strategy)
+        sent = harness.messages()
+
+        self.dead_letter(harness.consumer, harness.receive())
+
+        assert harness.dead_letters() == sent
+        harness.assert_finished()
+
+    @requires("dead_letters", "nack")
+    def test_what_is_given_back_too_often_is_a_dead_letter(self, harness: Harness) -> None:
+        """After two redeliveries it is a dead letter and is acknowledged in the topic."""
+        harness.subscribe(dead_letters=True)
+        harness.append(*chunks_of(content(500), 2))
+        sent = harness.messages()
+
+        for _ in range(3):
+            message = harness.receive()
+            assert harness.payload(message) == content(500)
+            self.give_back(harness.consumer, message)
+
+        harness.assert_finished()
+        assert harness.dead_letters() == sent
+
+    # Seeking ---------------------------------------------------------------------------------------------------
+
+    @requires("seek")
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_seeking_back_delivers_again(self, harness: Harness, strategy: str) -> None:
+        """Payloads from the position on are delivered again as a whole, acknowledged or not."""
+        (start,) = harness.append(b"start")
+        sent = [content(3 * self.limit_bytes), b"plain"]
+        harness.send(*sent, strategy=strategy)
+        assert harness.take(3) == [b"start", *sent]
+
+        harness.seek(start)
+
+        assert harness.take(3) == [b"start", *sent]
+        harness.assert_finished()
+
+    @requires("seek")
+    def test_chunks_from_before_a_seek_complete_nothing(self, harness: Harness) -> None:
+        """A seek drops pending chunks."""
+        first, last = chunks_of(content(500), 2)
+        _, behind = harness.append(first, b"behind")
+        assert harness.take() == [b"behind"]
+
+        harness.seek(behind)
+        harness.append(last, b"last")
+
+        assert harness.take(2) == [b"behind", b"last"]
+
+    # Sending ---------------------------------------------------------------------------------------------------
+
+    def test_a_store_that_is_down_is_an_error_and_nothing_is_sent(self, harness: Harness) -> None:
+        """The strategy ``external`` raises, and works again when the store does."""
+        store = faulty(harness.writer("external"))
+        store.fail("write")
+
+        with pytest.raises(StoreUnavailableError) as raised:
+            harness.send(content(2 * self.limit_bytes))
+
+        assert raised.value.retryable
+        assert (harness.messages(), harness.stored) == ([], 0)
+        store.heal()
+        harness.send(b"small", content(2 * self.limit_bytes))
+        assert harness.take(2) == [b"small", content(2 * self.limit_bytes)]
+
+    def test_hybrid_sends_chunks_while_the_store_is_down(self, harness: Harness) -> None:
+        """Chunks are sent instead of an error."""
+        faulty(harness.writer("hybrid")).fail("write")
+
+        harness.send(content(3 * self.limit_bytes), strategy="hybrid")
+
+        assert {type(decode(message or b"")) for message in harness.messages()} == {Chunk}
+        assert harness.take() == [content(3 * self.limit_bytes)]
+        assert harness.stored == 0
+
+    def test_a_stored_payload_stays_after_a_successful_send(self, harness: Harness) -> None:
+        """Neither the send nor the acknowledgment deletes it: other groups still read it."""
+        harness.send(content(2 * self.limit_bytes))
+        harness.take()
+
+        assert harness.stored == 1
+        assert _outcomes(harness) == ["sent"]
+
+    @requires("refusals")
+    def test_a_refused_message_leaves_nothing_in_the_store(self, harness: Harness) -> None:
+        """The stored payload is deleted, and the original error is raised."""
+        cc = harness.configure("external")
+
+        with pytest.raises(self.refusal):
+            self.send_refused(cc, harness.topic, content(3 * self.limit_bytes))
+
+        assert (faulty(cc).calls["write"], harness.stored, harness.messages()) == (1, 0, [])
+        assert _outcomes(harness) == ["failed"]
+
+    @requires("refusals")
+    def test_a_failed_deletion_never_replaces_the_error(self, harness: Harness) -> None:
+        """The error of the send is raised, even if the stored payload cannot be deleted."""
+        cc = harness.configure("external")
+        faulty(cc).fail("rollback")
+
+        with pytest.raises(self.refusal) as raised:
+            self.send_refused(cc, harness.topic, content(3 * self.limit_bytes))
+
+        assert not isinstance(raised.value, StoreUnavailableError)
+        assert harness.stored == 1
+
+    @requires("refusals")
+    def test_a_refused_first_chunk_is_a_plain_refusal(self, harness: Harness) -> None:
+        """Nothing is in the topic: the original error is raised, not one about a partial send."""
+        with pytest.raises(self.refusal) as raised:
+            self.send_refused(harness.configure("chunking"), harness.topic, content(3 * self.limit_bytes))
+
+        assert not isinstance(raised.value, PartialSendError)
+        assert harness.messages() == []
+        assert _outcomes(harness) == ["failed"]
+
+    @requires("unknown_outcomes")
+    def test_an_unknown_outcome_deletes_nothing(self, harness: Harness) -> None:
+        """A message that may be in the topic stays readable."""
+        cc = harness.configure("external")
+
+        with pytest.raises(self.unknown):
+            self.send_unknown(cc, harness.topic, content(3 * self.limit_bytes))
+
+        assert (faulty(cc).calls["rollback"], harness.stored) == (0, 1)
+        assert _outcomes(harness) == ["unknown"]
+        arrived = len(harness.messages())
+        assert harness.take(arrived) == [content(3 * self.limit_bytes)] * arrived
+
+    @requires("unknown_outcomes")
+    def test_an_unknown_outcome_of_chunks_is_counted(self, harness: Harness) -> None:
+        """A `PartialSendError` counts acknowledged, unknown and unsent chunks."""
+        with pytest.raises((PartialSendError, *_as_tuple(self.unknown))) as raised:
+            self.send_unknown(harness.configure("chunking"), harness.topic, content(3 * self.limit_bytes))
+
+        if isinstance(error := raised.value, PartialSendError):
+            acknowledged, unknown, unsent = (count or 0 for count in (error.acknowledged, error.unknown, error.unsent))
+            assert acknowledged + unknown + unsent == error.total
+            assert acknowledged <= len(harness.messages()) <= acknowledged + unknown + 1  # and an abort envelope
+        assert _outcomes(harness) in (["partial"], ["unknown"])
+
+    @pytest.mark.parametrize("strategy", ["external", "chunking"])
+    def test_a_payload_that_cannot_be_read_is_not_delivered(self, harness: Harness, strategy: str) -> None:
+        """A file that fails halfway is an error; nothing of it is stored or delivered, and others are not affected."""
+        with pytest.raises(ClaimCheckError):
+            harness.send(payloads.Breaking(6 * self.limit_bytes, OSError("the disk is on fire")), strategy=strategy)
+
+        assert harness.stored == 0
+        harness.send(content(3 * self.limit_bytes), strategy=strategy)
+        assert harness.take() == [content(3 * self.limit_bytes)]
+        harness.assert_finished()
+
+
+def _pairs(shape: str | None) -> list[tuple[str, bytes]]:
+    if shape is None:
+        return []
+    return [("name", b"value"), ("other", "ü".encode()), *([("name", b"again")] if shape == "pairs" else [])]
+
+
+def _headers(shape: str | None) -> Any:
+    """The headers of `_pairs` in the shape of the argument."""
+    pairs = [(name, value.decode()) for name, value in _pairs(shape)]
+    return {None: None, "mapping": dict(pairs), "pairs": pairs}[shape]
+
+
+def _as_tuple(errors: Any) -> tuple[type[BaseException], ...]:
+    return errors if isinstance(errors, tuple) else (errors,)
+
+
+def _outcomes(harness: Harness) -> list[str]:
+    return [event.outcome for event in harness.events if isinstance(event, SendEvent)]

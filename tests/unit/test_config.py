@@ -136,6 +136,97 @@ def test_each_mistake_names_its_place(change, path, found, expected):
     assert path in str(error)
 
 
+def problems_of(raw):
+    with pytest.raises(ConfigError) as caught:
+        claimcheck.from_dict(raw)
+    return caught.value
+
+
+def test_all_problems_are_named_at_once():
+    error = problems_of(
+        {
+            "strategy": "hybird",
+            "store": "hott",
+            "max_chunks": 4,
+            "chunking": {"max_chunks": 0, "on_expire": "later"},
+            "signing": {"key_id": "k2", "keys": {"k1": "short"}},
+            "stores": {"hot": {"type": "reddis"}, "cold": {"type": "redis", "ulr": "x"}, "bad": 5},
+            "destinations": {"a": {"threshold_bytes": -1, "streategy": 1}, "b": 7},
+        }
+    )
+    assert [problem.path for problem in error.problems] == [
+        "stores.bad",
+        "max_chunks",
+        "chunking.max_chunks",
+        "chunking.on_expire",
+        "signing.key_id",
+        "signing.keys.k1",
+        "store",
+        "destinations.a.streategy",
+        "destinations.a.threshold_bytes",
+        "destinations.b",
+        "strategy",
+        "stores.hot.type",
+        "stores.cold.ulr",
+    ]
+    first = error.problems[0]
+    assert (error.path, error.found, error.expected) == (first.path, first.found, first.expected)
+    assert all(str(problem) in str(error) for problem in error.problems)
+    assert pickle.loads(pickle.dumps(error)).problems == error.problems
+
+
+def test_a_single_problem_is_the_error_itself():
+    error = problems_of(GOOD | {"strategy": "hybird"})
+    assert [str(problem) for problem in error.problems] == [str(error)]
+    assert [problem.path for problem in ConfigError("text", path="p").problems] == ["p"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"strategy": "external", "store": {"hot": {"type": "memory"}}},  # no second error about a missing store
+        {"strategy": "external", "stores": ["hot"], "store": "hot", "reads_from": ["hot"]},
+        {"strategy": "external", "stores": {"hot": 5}},
+        {"strategy": "external", "stores": {"hot": 5}, "destinations": {"a": {"strategy": "hybrid"}}},
+        GOOD | {"chunking": {"max_chunks": 0}, "destinations": {"a": {"chunking": {"max_chunks": 5}}}},
+        GOOD | {"limits": {"max_payload_bytes": 0}, "destinations": {"a": {}, "b": {}}},
+        GOOD | {"strategy": "hybird", "destinations": {"a": {"store": "hot"}}},
+        GOOD | {"store": "hott", "destinations": {"a": {"threshold_bytes": 5}}},
+        GOOD | {"chunking": {"max_pending_bytes": 1000}, "destinations": {"a": {}}},
+        GOOD | {"stores": {"hot": {"type": "filesystem", "pth": "x"}}},  # and not that `path` is missing
+    ],
+)
+def test_one_mistake_is_one_problem(raw):
+    assert len(problems_of(raw).problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "hint"),
+    [
+        ({"store": {"hot": {"type": "memory"}}}, "'stores'"),
+        ({"stroes": {"hot": {"type": "memory"}}, "strategy": "inline"}, "'stores'"),
+        (GOOD | {"store": "hto"}, "'hot'"),
+        (GOOD | {"reads_from": ["hto"]}, "'hot'"),
+        (GOOD | {"max_chunks": 5}, "'chunking.max_chunks'"),
+        (GOOD | {"destinations": {"a": {"stor": "hot"}}}, "'store'"),
+        (GOOD | {"stores": {"hot": {"type": "redis", "url": "localhost:6379"}}}, "'redis://localhost:6379'"),
+        (GOOD | {"stores": {"hot": {"type": "redis", "url": "cache.example.com"}}}, "'redis://cache.example.com'"),
+        (
+            GOOD | {"stores": {"hot": {"type": "s3", "bucket": "b", "endpoint_url": "10.0.0.1:9000"}}},
+            "'http://10.0.0.1",
+        ),
+    ],
+)
+def test_the_error_suggests_the_right_key_or_address(raw, hint):
+    assert f"; did you mean {hint}" in problems_of(raw).expected
+
+
+@pytest.mark.parametrize("url", ["hunter2", "hunter2:6379", "me:hunter2@localhost:6379", "hunter2.x@localhost"])
+def test_an_address_that_may_hold_a_password_is_not_suggested(url):
+    error = problems_of(GOOD | {"stores": {"hot": {"type": "redis", "url": url}}})
+    assert "hunter2" not in f"{error}{error.problems}"
+
+
 @pytest.mark.parametrize(
     ("section", "name", "value"),
     [
@@ -185,7 +276,7 @@ def test_files_that_are_no_configuration(tmp_path, text, why):
 def test_a_duplicate_key(tmp_path, text, where):
     path = tmp_path / "claimcheck.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=f"{where}: this key is given twice"):
+    with pytest.raises(ConfigError, match=f"{where}: this key appears twice"):
         configuration.load(path)
 
 

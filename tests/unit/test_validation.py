@@ -100,6 +100,8 @@ def test_arguments_are_checked_under_their_own_names():
         ("at redis://me:hunter2@host/0 now", "at redis://***@host/0 now"),
         ("at redis://:hun/ter2@host", "at redis://***@host"),
         ("at redis://:hun@ter2@host", "at redis://***@host"),
+        ("invalid host: me:hunter2@host:6650", "invalid host: ***@host:6650"),
+        ("at 10:15: a@b", "at 10:15: a@b"),
         ("at unix:///socket?db=1&password=hunter2&x=1", "at unix:///socket?db=1&password=***&x=1"),
     ],
 )

@@ -11,6 +11,7 @@ import claimcheck
 from claimcheck import HEADER, errors
 from claimcheck._envelope import encode_chunk, encode_literal, encode_pointer
 from claimcheck.cli._commands import exit_code, one_line
+from claimcheck.cli._help import COMMANDS
 from tests.unit.cli.rig import (
     CODE,
     SIGNED,
@@ -130,7 +131,8 @@ def test_wrong_usage(arguments):
 
 
 def test_every_error_has_its_code():
-    codes = {name: exit_code(getattr(errors, name)("text")) for name in errors.__all__}
+    kinds = {name: getattr(errors, name) for name in errors.__all__}
+    codes = {name: exit_code(kind("text")) for name, kind in kinds.items() if issubclass(kind, Exception)}
     assert {name for name, code in codes.items() if code == 1} == {
         "ClaimCheckError",
         "KeyTakenError",
@@ -159,7 +161,7 @@ def test_an_error_that_nobody_expected_is_one_line_unless_debugging(here, monkey
     monkeypatch.setattr(claimcheck.ClaimCheck, "seal", broken)
     result = run("put", "payload")
     assert (result.exit_code, is_one_line(result)) == (1, True)
-    assert result.stderr == "claimcheck: unexpected ValueError: first second [2J (--debug shows where)\n"
+    assert result.stderr == "claimcheck: unexpected ValueError: first second [2J (--debug shows the traceback)\n"
     assert claims(here) == []
     assert isinstance(run("--debug", "put", "payload").exception, ValueError)
 
@@ -170,7 +172,29 @@ def test_files_that_cannot_be_read_are_named():
 
 @pytest.mark.parametrize("package", ["click", "rich"])
 def test_a_missing_package_is_named_with_its_extra(package):
-    done = start("--help", code=f"import sys\nsys.modules[{package!r}] = None\n{CODE}")
+    done = start("put", "payload", code=f"import sys\nsys.modules[{package!r}] = None\n{CODE}")
     assert done.returncode == 3
     assert f"needs the package {package}: pip install 'claimcheck[cli]'" in done.stderr.decode()
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_version_and_help_work_without_any_package(package):
+    code = f"import sys\nsys.modules[{package!r}] = None\n{CODE}"
+    for arguments in (("--help",), ("-h",), ()):
+        done = start(*arguments, code=code)
+        assert (done.returncode, done.stderr) == (0, b"")
+        text = done.stdout.decode()
+        assert all(f"\n  {name} " in text for name in COMMANDS)
+        assert "Exit codes:" in text
+        assert "pip install 'claimcheck[cli]'" in text
+    done = start("--version", code=code)
+    assert (done.returncode, done.stderr, done.stdout.decode()) == (0, b"", ok("--version").stdout)
+
+
+def test_all_problems_of_a_configuration_are_named_one_per_line(here):
+    (here / "claimcheck.yaml").write_text("strategy: hybird\nstores: {disk: {type: filesystm}}")
+    result = run("put", "payload")
+    first, second = result.stderr.splitlines()
+    assert first.startswith("claimcheck: strategy: found 'hybird'")
+    assert second.startswith("claimcheck: stores.disk.type: found 'filesystm'")

@@ -92,7 +92,7 @@ def test_a_failing_removal_is_mentioned(here, monkeypatch):
     monkeypatch.setattr(claimcheck.Store, "rollback", rollback)
     result = run("put", "payload", "-o", "/dev/full")
     assert "No space left" in result.stderr
-    assert "could not be removed again: the volume is gone" in result.stderr
+    assert "the stored payload could not be deleted: the volume is gone" in result.stderr
 
 
 @pytest.mark.parametrize("target", ["nowhere/envelope", "claimcheck.yaml/envelope"])

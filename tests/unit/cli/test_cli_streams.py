@@ -36,7 +36,7 @@ def test_a_closed_standard_output_is_said_before_anything_is_done(here, argument
     (here / "envelope").write_bytes(put(b"small"))
     done = start(*arguments, preexec_fn=lambda: os.close(1))
     assert done.returncode == 1
-    assert done.stderr == b"claimcheck: standard output is closed: there is nowhere to write to\n"
+    assert done.stderr == b"claimcheck: standard output is closed: use -o FILE\n"
     assert len(claims(here)) == 1
 
 

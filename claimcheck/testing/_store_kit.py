@@ -1,4 +1,4 @@
-"""What the conformance tests stand on: what an author gives, and stores opened with it."""
+"""The hooks and fixtures of the conformance kit for stores."""
 
 from __future__ import annotations
 
@@ -21,70 +21,70 @@ MIB = 1 << 20
 
 
 class StoreKit:
-    """What an author overrides, and the fixtures that all tests of the kit use.
+    """The hooks that an author overrides, and the fixtures that the tests use.
 
     Attributes:
-        skip: Tests that this store cannot pass, each with its reason; they show in the report as skipped.
-        secrets: Texts among the options that must show up nowhere; passwords in URLs are known without.
-        memory_bytes: What reading or writing a payload of twice this size may take at its peak.
+        skip: Tests that this store cannot pass, with the reason for each; the report shows them as skipped.
+        secrets: Secret texts in the options, which must not appear in any repr; passwords in URLs are always checked.
+        memory_bytes: The peak memory allowed for a payload of twice this size.
     """
 
     skip: ClassVar[Mapping[str, str]] = {}
     secrets: ClassVar[tuple[str, ...]] = ()
     memory_bytes: ClassVar[int] = 32 * MIB
 
-    # What an author writes -------------------------------------------------------------------------------------
+    # Hooks -----------------------------------------------------------------------------------------------------
 
     @pytest.fixture
     def options(self) -> Mapping[str, Any]:
-        """The store's entry in YAML, ``type`` included; every store opened with it must see the same payloads."""
+        """The store's entry in YAML, including ``type``. All stores opened with it must see the same payloads."""
         raise NotImplementedError("override the fixture `options`")
 
     def peek(self, pointer: Pointer) -> bytes | None:
-        """Read what is stored under a key, behind the store's back; ``None`` only if nothing at all is left of it."""
+        """Return what is stored under a key, without using the store; ``None`` only if nothing is left of it."""
         raise NotImplementedError
 
     def damage(self, pointer: Pointer, payload: bytes | None) -> None:
-        """Put something else in the payload's place, behind the store's back; ``None`` removes it."""
+        """Replace the stored payload without using the store; ``None`` deletes it."""
         raise NotImplementedError
 
-    # What the tests use ----------------------------------------------------------------------------------------
+    # Fixtures --------------------------------------------------------------------------------------------------
 
     @pytest.fixture(autouse=True)
     def _declared_opt_outs(self, request: pytest.FixtureRequest) -> None:
         for name, reason in self.skip.items():
             assert reason, f"skip[{name!r}] needs a reason"
-            assert hasattr(self, name), f"skip names {name!r}, which is no test of the kit"
+            assert hasattr(self, name), f"skip names {name!r}, which is not a test of the kit"
         if request.function.__name__ in self.skip:
             pytest.skip(self.skip[request.function.__name__])
 
     @pytest.fixture
     def config(self, options: Mapping[str, Any]) -> StoreConfig:
-        """The options as the library holds them."""
+        """The options as a `StoreConfig`."""
         return StoreConfig(type=options["type"], options={k: v for k, v in options.items() if k != "type"})
 
     @pytest.fixture
     def events(self) -> list[OperationEvent]:
-        """What the hooks of `store` heard."""
+        """The events of all stores."""
         return []
 
     @pytest.fixture
     def open_store(self, config: StoreConfig, events: list[OperationEvent]) -> Iterator[OpenStore]:
-        """Opens stores in the same medium, with changes to their context; closes them at the end."""
+        """A function that opens a store on the same medium with changes to its context."""
         opened: list[Store] = []
 
-        def hear(event: Event) -> None:
+        def record(event: Event) -> None:
             assert isinstance(event, OperationEvent)
             events.append(event)
 
         def build(**context: Any) -> Store:
             store: Store = build_store(config, path="stores.conformance")
-            store.context = StoreContext(**{"name": "conformance", "hooks": Hooks((hear,)), **context})
+            store.context = StoreContext(**{"name": "conformance", "hooks": Hooks((record,)), **context})
             opened.append(store)
             return store
 
         yield build
-        _tidy_up(opened, events)
+        _delete_payloads(opened, events)
         for store in opened:
             store.close()
 
@@ -95,18 +95,18 @@ class StoreKit:
 
 
 def damaged_size(store: Store, size: str) -> int:
-    """The size of a payload to break: ``some`` bytes, or several ``segments``."""
+    """Return the size of a payload to damage: ``some`` bytes, or several ``segments``."""
     return 1000 if size == "some" else 2 * (store.segment_bytes or MIB) + 1000
 
 
 def read_in_pieces(store: Store, pointer: Pointer) -> bytes:
-    """Read as a consumer of files does."""
+    """Read a payload as a file, piece by piece."""
     with store.open(pointer) as file:
         return b"".join(iter(lambda: file.read(100_000), b""))
 
 
 def as_if_written(store: Store, key: str, size: int) -> Pointer:
-    """The pointer that a write under this key would have returned."""
+    """Return the pointer that a write under this key would return."""
     piece = store.segment_bytes if store.segment_bytes and size > store.segment_bytes else None
     segments = -(-size // piece) if piece else 1
     return Pointer(
@@ -114,8 +114,8 @@ def as_if_written(store: Store, key: str, size: int) -> Pointer:
     )
 
 
-def _tidy_up(opened: list[Store], events: list[OperationEvent]) -> None:
-    """A medium may be shared: what a test wrote, it takes away again."""
+def _delete_payloads(opened: list[Store], events: list[OperationEvent]) -> None:
+    """Delete what a test wrote, since the medium may be shared."""
     for event in events:
         if not opened or (event.operation, event.phase) != ("write", "completed"):
             continue
@@ -125,10 +125,10 @@ def _tidy_up(opened: list[Store], events: list[OperationEvent]) -> None:
 
 
 def forbid_io(store: Store, patch: pytest.MonkeyPatch) -> None:
-    """Fail the test when the store asks its medium from now on."""
+    """Fail the test if the store uses its medium from now on."""
 
     def touched(*_: Any) -> Any:
-        pytest.fail("the medium was asked")
+        pytest.fail("the store used its medium")
 
     for method in ("_write", "_read", "_open", "_delete"):
         patch.setattr(store, method, touched)

@@ -1,4 +1,4 @@
-"""What the tests of a transport are built on: the hooks that its author writes, and a harness that calls them."""
+"""The hooks of the conformance kit for transports, and the harness that calls them."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from claimcheck.testing._faults import FaultyStore
 
 __all__ = ["Clock", "Facts", "Harness", "TransportKit", "chunks_of", "content", "new_uuid", "requires"]
 
-_POLL_SECONDS = 0.02  # between two questions to a broker that sends no event about it
+_POLL_SECONDS = 0.02  # a broker sends no event about its backlog
 
 Test = TypeVar("Test", bound=Callable[..., None])
 
 
 class Clock:
-    """Real monotonic time plus the seconds that a test adds, so that no test has to wait for an expiry."""
+    """Monotonic time plus the seconds that a test adds, so that no test waits for an expiry."""
 
     def __init__(self) -> None:
         self._added = 0.0
 
     def __call__(self) -> float:
-        """Return seconds, monotonic."""
+        """Return monotonic seconds."""
         return time.monotonic() + self._added
 
     def advance(self, seconds: float) -> None:
-        """Let this many seconds pass at once."""
+        """Advance the clock."""
         self._added += seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The metadata of a received message, in one form for all transports.
+    """The metadata of a received message, in the same form for all transports.
 
     Attributes:
-        topic: The topic, as the kit named it.
+        topic: The topic's name in the kit.
         partition: From 0; 0 where the topic is not partitioned.
         position: What `TransportKit.append` returned for the message, hashable; of a chunked payload the lowest.
-        key: As bytes; ``None`` where there is none.
+        key: The key as bytes, or ``None``.
         headers: Names and values, as bytes.
     """
 
@@ -62,7 +62,7 @@ class Facts:
 
 
 def requires(*capabilities: str) -> Callable[[Test], Test]:
-    """Skip a test where the transport lacks one of these, for example ``nack`` for ``has_nack``."""
+    """Skip a test if the transport lacks a capability; ``nack`` stands for ``has_nack``."""
 
     def mark(test: Test) -> Test:
         test.__dict__["requires"] = capabilities
@@ -72,27 +72,27 @@ def requires(*capabilities: str) -> Callable[[Test], Test]:
 
 
 class TransportKit:
-    """The hooks that an author overrides, and the fixtures that all tests of the kit use.
+    """The hooks that an author overrides, and the fixtures that the tests use.
 
-    Producers, consumers and messages are the transport's own objects; the kit only passes them on.
+    Producers, consumers and messages are the transport's own objects, which the kit only passes on.
 
     Attributes:
-        skip: Tests that this transport cannot pass, each with its reason; the report shows them as skipped.
+        skip: Tests that this transport cannot pass, with the reason for each; the report shows them as skipped.
         limit_bytes: The largest message that the topics of the kit accept.
-        patience_seconds: How long a message may take to arrive, and an acknowledgement to show up in `backlog`.
-        refusal: What `send_refused` raises.
-        unknown: What `send_unknown` raises.
+        patience_seconds: The time limit for a message to arrive, and for an acknowledgment to appear in `backlog`.
+        refusal: The exception that `send_refused` raises.
+        unknown: The exception that `send_unknown` raises.
         header_shapes: The shapes of headers that producers accept: ``mapping``, ``pairs``.
         key_types: The types of keys that producers accept.
-        acks_are_immediate: Whether the broker has an acknowledgement when `acknowledge` returns. Otherwise a redelivery
-            may overtake it, which the kit tolerates until `backlog` is 0.
-        has_nack: Whether a single payload can be given back; see `give_back`.
+        acks_are_immediate: Whether the broker has an acknowledgment when `acknowledge` returns. Otherwise the kit
+            tolerates redeliveries until `backlog` is 0.
+        has_nack: Whether a single payload can be acknowledged negatively; see `give_back`.
         has_dead_letters: Whether there is a destination for dead letters.
         has_seek: Whether consumers can seek.
         has_look_ahead: Whether consumers can read stored payloads ahead.
         has_tombstones: Whether a message can have no value.
-        has_refusals: Whether `send_refused` is there.
-        has_unknown_outcomes: Whether `send_unknown` is there.
+        has_refusals: Whether `send_refused` is implemented.
+        has_unknown_outcomes: Whether `send_unknown` is implemented.
     """
 
     skip: ClassVar[dict[str, str]] = {}
@@ -111,7 +111,7 @@ class TransportKit:
     has_refusals: ClassVar[bool] = True
     has_unknown_outcomes: ClassVar[bool] = True
 
-    # What an author writes -------------------------------------------------------------------------------------
+    # Hooks -----------------------------------------------------------------------------------------------------
 
     @pytest.fixture
     def broker(self, clock: Clock) -> Any:
@@ -127,29 +127,29 @@ class TransportKit:
         raise NotImplementedError
 
     def send(self, producer: Any, topic: str, payload: Any, *, key: Any, headers: Any) -> None:
-        """Send one payload; return when it is in the topic, or raise what the application would see."""
+        """Send one payload. Return when it is in the topic, or raise the application's exception."""
         raise NotImplementedError
 
     def send_refused(self, cc: ClaimCheck, topic: str, payload: bytes) -> None:
-        """Send a payload through a wrapped producer in a way that the broker or the client definitely refuses.
+        """Send a payload through a wrapped producer so that the broker or the client definitely rejects the message.
 
-        The payload is over the limit, so that the strategy stores or cuts it first. Raises ``refusal``.
+        The payload is over the limit, so the strategy stores it or splits it first. Raises ``refusal``.
         """
         raise NotImplementedError
 
     def send_unknown(self, cc: ClaimCheck, topic: str, payload: bytes) -> None:
-        """Send a payload through a wrapped producer so that nobody can tell whether it arrived. Raises ``unknown``."""
+        """Send a payload through a wrapped producer so that its outcome is unknown. Raises ``unknown``."""
         raise NotImplementedError
 
     def append(self, topic: str, data: bytes | None, *, key: str | None, headers: dict[str, str], writer: str) -> Any:
         """Append one message with the native client, and return its position.
 
         Args:
-            topic: Where to; always partition 0 of it.
-            data: The message, as it is.
-            key: Its key.
-            headers: Its headers.
-            writer: A name for who sends it. Transports that tell writers apart use one native producer for each.
+            topic: The topic; always its partition 0.
+            data: The message's value.
+            key: The message's key.
+            headers: The message's headers.
+            writer: The name of a writer. Transports that distinguish writers use one native producer for each.
         """
         raise NotImplementedError
 
@@ -160,26 +160,26 @@ class TransportKit:
     def open_consumer(
         self, cc: ClaimCheck, topic: str, *, clock: Callable[[], float], look_ahead: bool, dead_letters: bool
     ) -> Any:
-        """Open a wrapped consumer of one topic in a group that is the topic's own.
+        """Open a wrapped consumer of one topic, in the same group for each consumer of this topic.
 
-        A new group begins at the topic's first message. Nothing is acknowledged but by `acknowledge`, and what is given
-        back comes again as soon as possible.
+        A new group begins at the topic's first message. Only `acknowledge` acknowledges, and negatively acknowledged
+        messages are redelivered as soon as possible.
 
         Args:
-            cc: Its configuration.
+            cc: The configuration.
             topic: The topic.
-            clock: For the wrapper, if it takes one.
+            clock: The clock for the wrapper, if it takes one.
             look_ahead: Whether to read stored payloads ahead.
             dead_letters: Whether payloads go to a dead-letter destination after two redeliveries.
         """
         raise NotImplementedError
 
     def receive(self, consumer: Any, seconds: float) -> Any:
-        """Wait for the next message; ``None`` when none came in time."""
+        """Wait for the next message; return ``None`` after the timeout."""
         raise NotImplementedError
 
     def payload_of(self, message: Any) -> Any:
-        """The payload of a received message; ``None`` for a tombstone. Raises what is wrong with it."""
+        """Return the payload of a received message, ``None`` for a tombstone, or raise the message's error."""
         raise NotImplementedError
 
     def facts_of(self, topic: str, message: Any) -> Facts:
@@ -191,7 +191,7 @@ class TransportKit:
         raise NotImplementedError
 
     def give_back(self, consumer: Any, message: Any) -> None:
-        """Acknowledge one message negatively: it is delivered again."""
+        """Acknowledge one message negatively: it is redelivered."""
         raise NotImplementedError
 
     def dead_letter(self, consumer: Any, message: Any) -> None:
@@ -203,13 +203,13 @@ class TransportKit:
         raise NotImplementedError
 
     def seek(self, consumer: Any, topic: str, position: Any) -> None:
-        """Seek so that the message that `append` put at this position is the next one."""
+        """Seek so that the next message is the one that `append` wrote at this position."""
         raise NotImplementedError
 
     def backlog(self, topic: str) -> int:
-        """Count the messages that the group has not finished.
+        """Return the number of messages that the group has not finished.
 
-        Either those that are not acknowledged, or those from the committed offset on.
+        These are the unacknowledged ones, or those from the committed offset on.
         """
         raise NotImplementedError
 
@@ -217,13 +217,13 @@ class TransportKit:
         """Close a producer or a consumer; closing twice is harmless."""
         opened.close()
 
-    # What the tests use ----------------------------------------------------------------------------------------
+    # Fixtures --------------------------------------------------------------------------------------------------
 
     @pytest.fixture(autouse=True)
     def _declared_opt_outs(self, request: pytest.FixtureRequest) -> None:
         for name, reason in self.skip.items():
             assert reason, f"skip[{name!r}] needs a reason"
-            assert hasattr(self, name), f"skip names {name!r}, which is no test of the kit"
+            assert hasattr(self, name), f"skip names {name!r}, which is not a test of the kit"
         if request.function.__name__ in self.skip:
             pytest.skip(self.skip[request.function.__name__])
         for capability in getattr(request.function, "requires", ()):
@@ -232,12 +232,12 @@ class TransportKit:
 
     @pytest.fixture
     def clock(self) -> Clock:
-        """The clock that consumers get."""
+        """The clock of consumers."""
         return Clock()
 
     @pytest.fixture
     def harness(self, broker: Any, clock: Clock) -> Iterator[Harness]:
-        """A topic with one partition, and everything around it; closed after the test."""
+        """A topic with one partition, its producers and its consumer; closed after the test."""
         with contextlib.ExitStack() as stack:
             harness = Harness(self, clock, stack)
             self.create_topic(harness.topic, 1)
@@ -264,18 +264,20 @@ class Harness:
         self._reader: ClaimCheck | None = None
         self._consumer: Any = None
         self._options: dict[str, Any] = {}
-        self._acknowledged: dict[tuple[int, Any], bool] = {}  # by place: whether the broker is known to have it
+        self._acknowledged: dict[
+            tuple[int, Any], bool
+        ] = {}  # whether the broker confirmed it, by partition and position
 
     # Writing ---------------------------------------------------------------------------------------------------
 
     def configure(self, strategy: str = "external", **more: Any) -> ClaimCheck:
-        """Open a configuration; all of them share one store, which fails on demand."""
+        """Open a configuration; all of them share one `FaultyStore`."""
         store = {"type": "claimcheck.testing:FaultyStore", "store": {"type": "memory", "space": self.topic}}
         raw = {"strategy": strategy, "stores": {"kit": store}, **more}
         return self._stack.enter_context(from_dict(raw, hooks=[self.events.append]))
 
     def writer(self, strategy: str) -> ClaimCheck:
-        """The configuration of the producer with this strategy."""
+        """Return the configuration of the producer with this strategy."""
         if strategy not in self._writers:
             self._writers[strategy] = self.configure(strategy)
         return self._writers[strategy]
@@ -295,7 +297,7 @@ class Harness:
     def append(
         self, *messages: bytes | None, writer: str = "one", key: str | None = "", headers: dict[str, str] | None = None
     ) -> list[Any]:
-        """Append messages as they are, and return their positions; by default the key is the writer's name."""
+        """Append messages unchanged and return their positions; the default key is the writer's name."""
         named = writer if key == "" else key
         return [
             self._kit.append(self.topic, message, key=named, headers=headers or {}, writer=writer)
@@ -303,7 +305,7 @@ class Harness:
         ]
 
     def gone_pointer(self, *, store: str = "kit") -> bytes:
-        """A pointer envelope without a payload."""
+        """Return a pointer envelope whose payload was deleted."""
         kit_store = self.writer("external").store("kit")
         pointer = kit_store.write(b"gone", destination=self.topic)
         kit_store.rollback(pointer)
@@ -311,13 +313,13 @@ class Harness:
 
     @property
     def stored(self) -> int:
-        """How many payloads are in the store."""
+        """The number of payloads in the store."""
         return len(cast("MemoryStore", faulty(self.writer("external")).inner)._payloads)
 
     # Reading ---------------------------------------------------------------------------------------------------
 
     def subscribe(self, *, look_ahead: bool = False, dead_letters: bool = False, **config: Any) -> None:
-        """Open the consumer, with a configuration of its own."""
+        """Open the consumer with this configuration."""
         self._reader = self.configure("external", **config)
         self._options = {"look_ahead": look_ahead, "dead_letters": dead_letters}
         self.restart()
@@ -347,31 +349,31 @@ class Harness:
         return faulty(self._reader)
 
     def receive(self) -> Any:
-        """Receive one message that was not acknowledged before; the test fails if none arrives."""
+        """Receive one message that is not acknowledged yet; the test fails if none arrives."""
         while True:
             message = self._kit.receive(self.consumer, self._kit.patience_seconds)
-            assert message is not None, f"no message came within {self._kit.patience_seconds} s"
+            assert message is not None, f"no message arrived within {self._kit.patience_seconds} s"
             if (place := self._place(message)) not in self._acknowledged:
                 return message
             if self._kit.acks_are_immediate or self._acknowledged[place]:
-                pytest.fail(f"{self.facts(message)} was acknowledged and came again")
+                pytest.fail(f"{self.facts(message)} was acknowledged and redelivered")
             self._kit.acknowledge(self.consumer, message)
 
     def payload(self, message: Any) -> Any:
-        """The payload of a message, or the error that it raises."""
+        """Return the payload of a message, or the error that it raises."""
         try:
             return self._kit.payload_of(message)
         except ClaimCheckError as error:
             return error
 
     def take(self, count: int = 1) -> list[Any]:
-        """Receive and acknowledge so many messages; returns their payloads, or the errors that they raise."""
-        found = []
+        """Receive and acknowledge messages; return their payloads, or the errors that they raise."""
+        payloads = []
         for _ in range(count):
             message = self.receive()
-            found.append(self.payload(message))
+            payloads.append(self.payload(message))
             self.acknowledge(message)
-        return found
+        return payloads
 
     def facts(self, message: Any) -> Facts:
         """The metadata of a message."""
@@ -383,20 +385,20 @@ class Harness:
         self._acknowledged[self._place(message)] = False
 
     def seek(self, position: Any) -> None:
-        """Seek to a position; everything from there on may come again."""
+        """Seek to a position; all messages from there on may be redelivered."""
         self._kit.seek(self.consumer, self.topic, position)
         self._acknowledged.clear()
 
     def busy_until(self, done: Callable[[list[Any]], bool], *, step_seconds: float) -> list[Any]:
-        """Append plain messages and advance the clock until the consumer has received what the test waits for.
+        """Append plain messages and advance the clock until a condition is true.
 
         Args:
-            done: Called with everything else that was received so far, payloads and errors.
-            step_seconds: How far the clock advances after each message.
+            done: The condition; called with the payloads and errors received so far, without the plain messages.
+            step_seconds: The advance of the clock after each message.
         """
         end, others = time.monotonic() + self._kit.patience_seconds, list[Any]()
         while not done(others):
-            assert time.monotonic() < end, f"beside plain messages only {others} came"
+            assert time.monotonic() < end, f"only {others} arrived beside plain messages"
             self.append(f"traffic {uuid.uuid4()}".encode())
             others += [payload for payload in self.take() if not self._is_traffic(payload)]
             self.clock.advance(step_seconds)
@@ -409,10 +411,10 @@ class Harness:
         facts = self.facts(message)
         return facts.partition, facts.position
 
-    # What is left ----------------------------------------------------------------------------------------------
+    # Afterwards ------------------------------------------------------------------------------------------------
 
     def assert_finished(self) -> None:
-        """Assert that no other message is delivered and that the group's backlog reaches 0."""
+        """Assert that no other message is delivered, and that the group's backlog reaches 0."""
         last = f"end {uuid.uuid4()}".encode()
         self.append(last)
         unexpected = []
@@ -423,7 +425,7 @@ class Harness:
         self.assert_backlog(lambda count: count == 0)
 
     def assert_backlog(self, expected: Callable[[int], bool]) -> None:
-        """Wait until the group's backlog is as expected."""
+        """Wait until the group's backlog meets a condition."""
         end = time.monotonic() + self._kit.patience_seconds
         while not expected(count := self._kit.backlog(self.topic)):
             assert time.monotonic() < end, f"the backlog of the group is {count}"
@@ -432,30 +434,30 @@ class Harness:
             self._acknowledged = dict.fromkeys(self._acknowledged, True)
 
     def messages(self) -> list[bytes | None]:
-        """The values of all messages in the topic."""
+        """Return the values of all messages in the topic."""
         return self._kit.messages(self.topic)
 
     def dead_letters(self) -> list[bytes | None]:
-        """The values of all dead letters of the topic."""
+        """Return the values of all dead letters of the topic."""
         return self._kit.dead_letters(self.topic)
 
 
 def faulty(cc: ClaimCheck) -> FaultyStore:
-    """The kit's store, as one configuration sees it."""
+    """Return the kit's store in one configuration."""
     return cast("FaultyStore", cc.store("kit"))
 
 
 def content(size: int, seed: int = 0) -> bytes:
-    """Bytes that are the same each time, and different for each seed."""
+    """Return reproducible bytes that differ for each seed."""
     return random.Random(f"{size} {seed}").randbytes(size)
 
 
 def new_uuid() -> str:
-    """The identity of a chunked payload."""
+    """Return a new uuid for a payload in chunks."""
     return str(uuid.uuid4())
 
 
 def chunks_of(payload: bytes, count: int, identity: str | None = None) -> list[bytes]:
-    """A payload as so many chunk envelopes in the published format, without hints."""
+    """Return a payload as chunk envelopes in the published format, without hints."""
     size, name = -(-len(payload) // count), identity or new_uuid()
     return [encode_chunk(name, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]

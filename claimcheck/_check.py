@@ -1,0 +1,265 @@
+"""Checks of a valid configuration: insecure or unwise settings, and whether its stores work."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+from claimcheck._store import Store
+from claimcheck._validation import is_placeholder, without_secrets
+from claimcheck.config import Config, StoreConfig, expand, signing_key
+from claimcheck.errors import ClaimCheckError, ConfigError
+
+__all__ = ["CheckReport", "Finding", "check"]
+
+_PROBE = b"claimcheck check"
+_HOUR = 3600
+_KAFKA_BYTES = 1_048_588  # message.max.bytes
+_PULSAR_BYTES = 5 << 20  # maxMessageSize
+_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+_PLAIN_SCHEMES = {"redis", "redis+cluster", "redis+sentinel", "http", "pulsar"}
+_ADDRESSES = ("url", "endpoint_url", "admin_url")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of `claimcheck.ClaimCheck.check`.
+
+    Attributes:
+        severity: ``error``: it does not work. ``warning``: it works, but is insecure or unwise. ``info``: good to know.
+        path: The key in the configuration, for example ``stores.hot.url``.
+        message: The result in one sentence, without secrets.
+        fix: What to do about it; may be empty.
+        error: The exception behind an ``error``, if there was one.
+    """
+
+    severity: Literal["error", "warning", "info"]
+    path: str
+    message: str
+    fix: str = ""
+    error: Exception | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The result of `claimcheck.ClaimCheck.check`.
+
+    Attributes:
+        findings: Errors first, then warnings, then the rest.
+    """
+
+    findings: tuple[Finding, ...]
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding]) -> CheckReport:
+        """Return a report of these findings, the most severe first."""
+        return cls(tuple(sorted(findings, key=lambda finding: ("error", "warning", "info").index(finding.severity))))
+
+    @classmethod
+    def of_error(cls, error: ConfigError) -> CheckReport:
+        """Return a report of a configuration that cannot be loaded."""
+        findings = []
+        for problem in error.problems:
+            expected, _, hint = (problem.expected or "").partition("; did you mean ")
+            message = f"found {problem.found}, expected {expected}" if problem.expected else problem.message
+            fix = f"Did you mean {hint}" if hint else ""
+            findings.append(Finding("error", problem.path, message, fix, error))
+        return cls(tuple(findings))
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error; there may be warnings."""
+        return all(finding.severity != "error" for finding in self.findings)
+
+
+class _ClaimCheck(Protocol):
+    @property
+    def config(self) -> Config: ...
+
+    def store(self, name: str) -> Store: ...
+
+
+def check(cc: _ClaimCheck, *, open: bool = False) -> CheckReport:  # noqa: A002 - the public name
+    """Return what is wrong, insecure or unwise in a configuration.
+
+    Args:
+        cc: Has a valid configuration.
+        open: Whether to resolve the signing keys, and to write, read and delete a small payload in every store.
+    """
+    findings = [*_general(cc.config), *_signing(cc.config), *_destinations(cc.config)]
+    for name, store in cc.config.stores.items():
+        findings += _store(f"stores.{name}", store)
+    if open:
+        findings += _open_keys(cc.config)
+        findings += [_open_store(cc, name) for name in cc.config.stores]
+    return CheckReport.of(findings)
+
+
+# The configuration ---------------------------------------------------------------------------------------------
+
+
+def _general(config: Config) -> Iterator[Finding]:
+    yield from _threshold("", config)
+    if config.strategy == "hybrid":
+        message = f"while the store {config.store!r} fails, payloads go through the broker as chunks"
+        yield Finding("info", "strategy", message, "Give messages a key, and size the broker for this load.")
+    if config.reads_from is not None and config.store is not None and config.store not in config.reads_from:
+        fix = f"Add {config.store!r} to reads_from, unless this process only writes."
+        yield Finding("warning", "reads_from", f"this process cannot read from {config.store!r}, its own store", fix)
+
+
+def _threshold(prefix: str, config: Config) -> Iterator[Finding]:
+    threshold = config.threshold_bytes
+    if threshold == "auto" or threshold <= _KAFKA_BYTES:
+        return
+    brokers = "Kafka and Pulsar" if threshold > _PULSAR_BYTES else "Kafka"
+    message = f"{threshold:,} bytes is more than {brokers} accept{'s' if brokers == 'Kafka' else ''} by default"
+    fix = "Use auto, which follows the producer's own limit, or raise the limit of the broker and all its clients."
+    yield Finding("warning", f"{prefix}threshold_bytes", message, fix)
+
+
+def _signing(config: Config) -> Iterator[Finding]:
+    signing = config.signing
+    if not signing.keys:
+        message = "pointers are not signed: anyone who can write to a topic can point at any payload in your stores"
+        yield Finding("info", "signing", message, "Set signing.key_id and signing.keys.")
+        return
+    if not signing.require:
+        message = "there are keys, but readers accept pointers without a signature"
+        yield Finding("warning", "signing.require", message, "Set it to true when all writers sign.")
+    if signing.key_id is None:
+        yield Finding("info", "signing.key_id", "this process verifies signatures and signs nothing")
+    for name, secret in signing.keys.items():
+        if not is_placeholder(secret):
+            fix = "Put it into the environment and write ${NAME}."
+            yield Finding("warning", f"signing.keys.{name}", "the secret is in the configuration itself", fix)
+
+
+def _destinations(config: Config) -> Iterator[Finding]:
+    patterns = [pattern for pattern, _ in config.destinations]
+    for place, (pattern, override) in enumerate(config.destinations):
+        path = f"destinations.{pattern}"
+        earlier = next((each for each in patterns[:place] if fnmatchcase(pattern, each)), None)
+        if earlier is not None:
+            message = f"never used: {earlier!r} comes first and matches the same destinations"
+            yield Finding("warning", path, message, f"Move it above {earlier!r}.")
+        if override.threshold_bytes != config.threshold_bytes:
+            yield from _threshold(f"{path}.", override)
+
+
+# Stores --------------------------------------------------------------------------------------------------------
+
+
+def _store(path: str, store: StoreConfig) -> Iterator[Finding]:
+    yield from _lifetime(path, store)
+    for option in _ADDRESSES:
+        if isinstance(url := store.options.get(option), str):
+            yield from _address(f"{path}.{option}", url)
+    if store.type == "memory":
+        message = "payloads are in this process's memory: no other process can read them, and they end with it"
+        yield Finding("warning", path, message, "Use another type outside of tests.")
+    if store.type == "filesystem":
+        yield from _directory(f"{path}.path", str(store.options.get("path", "")))
+    if store.options.get("tls_validate_hostname") is False:
+        message = "any valid certificate is accepted, whatever its host"
+        yield Finding("warning", f"{path}.tls_validate_hostname", message, "Set it to true.")
+
+
+def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
+    ttl = store.options.get("ttl_seconds", "default")
+    if isinstance(ttl, (int, float)) and ttl < _HOUR:
+        message = f"payloads expire after {ttl:g} seconds; a consumer that is further behind loses them"
+        yield Finding("warning", f"{path}.ttl_seconds", message, "Use at least the retention of the topics.")
+    if store.type == "redis" and ttl is None:
+        message = "payloads never expire, and the server's memory fills up"
+        yield Finding("warning", f"{path}.ttl_seconds", message, "Set it to the retention of the topics.")
+    if store.type in ("filesystem", "s3", "obstore"):
+        place = "bucket" if store.type != "filesystem" else "directory"
+        fix = f"Delete old payloads with {'a lifecycle rule' if place == 'bucket' else 'a cron job'}."
+        yield Finding("info", path, f"claimcheck deletes no expired payloads in this {place}", fix)
+
+
+def _address(path: str, url: str) -> Iterator[Finding]:
+    if not is_placeholder(url) and (urlsplit(url).password or "password=" in url):
+        fix = "Put it into the environment and write ${NAME}."
+        yield Finding("warning", path, "the password is in the configuration itself", fix)
+    try:
+        parts = urlsplit(expand(url, path=path))
+    except (ConfigError, ValueError):  # the variable is not set here, which `open` reports
+        return
+    remote = [host for host in _hosts(parts.netloc) if not _is_loopback(host)]
+    if parts.scheme in _PLAIN_SCHEMES and remote:
+        scheme = {"http": "https", "pulsar": "pulsar+ssl"}.get(parts.scheme, parts.scheme.replace("redis", "rediss", 1))
+        fix = f"Use {scheme}://, or a network that nobody else can read."
+        yield Finding("warning", path, f"connections to {remote[0]} are not encrypted", fix)
+    if parse_qs(parts.query).get("ssl_cert_reqs") == ["none"]:
+        yield Finding("warning", path, "certificates are not verified", "Remove ssl_cert_reqs=none.")
+
+
+def _hosts(netloc: str) -> list[str]:
+    places = netloc.rpartition("@")[2].split(",")
+    return [urlsplit(f"//{place}").hostname or "" for place in places if place]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _directory(path: str, directory: str) -> Iterator[Finding]:
+    if is_placeholder(directory):
+        return
+    full = os.path.abspath(os.path.expanduser(directory))
+    if any(full == each or full.startswith(f"{each}/") for each in _TEMPORARY):
+        message = f"{full} may be emptied at any time, for example by a restart"
+        yield Finding("warning", path, message, "Use a directory that lasts, on a volume that all readers share.")
+    elif not os.path.isabs(os.path.expanduser(directory)):
+        message = "a relative path means another directory for every process that starts elsewhere"
+        yield Finding("warning", path, message, f"Use an absolute path, for example {full}.")
+
+
+# Opening -------------------------------------------------------------------------------------------------------
+
+
+def _open_keys(config: Config) -> Iterator[Finding]:
+    for name, secret in config.signing.keys.items():
+        path = f"signing.keys.{name}"
+        try:
+            signing_key(secret, path=path)
+        except ConfigError as error:
+            yield _failure(path, error)
+
+
+def _open_store(cc: _ClaimCheck, name: str) -> Finding:
+    path, begin = f"stores.{name}", time.perf_counter()
+    try:
+        _write_read_delete(cc.store(name))
+    except Exception as error:
+        return _failure(path, error)
+    milliseconds = (time.perf_counter() - begin) * 1000
+    return Finding("info", path, f"wrote, read and deleted a small payload in {milliseconds:,.0f} ms")
+
+
+def _write_read_delete(store: Store) -> None:
+    pointer = store.write(_PROBE, destination="claimcheck-check")
+    try:
+        store.read(pointer)
+    finally:
+        store.rollback(pointer)
+
+
+def _failure(path: str, error: Exception) -> Finding:
+    text = " ".join(without_secrets(str(error)).split()).removeprefix(f"store {path.removeprefix('stores.')!r}: ")
+    if not isinstance(error, ClaimCheckError):
+        text = f"unexpected {type(error).__name__}: {text}"
+    if isinstance(error, ConfigError) and error.path:
+        text, path = text.removeprefix(f"{error.path}: "), error.path
+    return Finding("error", path, text, error=error)

@@ -1,0 +1,51 @@
+"""Texts that ``claimcheck`` shows with and without its optional packages."""
+
+from __future__ import annotations
+
+import contextlib
+from importlib import metadata
+
+__all__ = ["COMMANDS", "COMPLETION", "EXIT_CODES", "SUMMARY", "plain_help", "version"]
+
+SUMMARY = "Send payloads of any size through Kafka and Pulsar."
+
+COMMANDS = {
+    "demo": "Send files through a small broker and read them with Spark.",
+    "init": "Write a configuration file.",
+    "check": "Check a configuration file.",
+    "put": "Store a payload and write its envelope.",
+    "get": "Write the payload of an envelope.",
+    "inspect": "Describe an envelope.",
+    "schema": "Print the JSON Schema of the configuration.",
+}
+
+EXIT_CODES = """Exit codes:
+  0    done
+  1    any other error; a demo whose payloads came back wrong
+  2    wrong usage
+  3    the configuration is wrong, or a package that it needs is missing
+  4    the payload is no longer in its store
+  5    damaged: not an envelope, a truncated one, or a payload that fails verification
+  6    the store cannot be reached; the same command may succeed later
+  7    the pointer was rejected: its signature, its store, its size
+  143  ended by SIGTERM; partial output was deleted
+"""
+
+COMPLETION = """Shell completion:
+  bash  eval "$(_CLAIMCHECK_COMPLETE=bash_source claimcheck)"   in ~/.bashrc
+  zsh   eval "$(_CLAIMCHECK_COMPLETE=zsh_source claimcheck)"    in ~/.zshrc
+  fish  _CLAIMCHECK_COMPLETE=fish_source claimcheck | source    in config.fish
+"""
+
+
+def version() -> str:
+    """Return the installed version."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version("claimcheck")
+    return "unknown (not installed)"
+
+
+def plain_help() -> str:
+    """Return the help for a machine without the packages that the commands need."""
+    commands = "".join(f"  {name:<9}{text}\n" for name, text in COMMANDS.items())
+    return f"Usage: claimcheck [OPTIONS] COMMAND [ARGS]...\n\n  {SUMMARY}\n\nCommands:\n{commands}\n{EXIT_CODES}"

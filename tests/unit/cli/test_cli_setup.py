@@ -1,0 +1,167 @@
+"""``init``, ``check``, ``schema``, shell completion and ``--json``."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+
+import pytest
+import yaml
+
+import claimcheck
+from claimcheck.cli._help import COMMANDS
+from claimcheck.cli._setup import BROKERS, STORES, STRATEGIES
+from tests.unit.cli.rig import CONFIG, command, is_one_line, ok, put, run, start
+
+# init ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_new_configuration_loads_and_passes_the_check(here, strategy, store, broker):
+    ok("init", "--strategy", strategy, "--store", store, "--broker", broker, "-o", "new.yaml")
+    config = claimcheck.load("new.yaml").config
+    assert config.strategy == strategy
+    assert [each.type for each in config.stores.values()] == [store]
+    assert "#" in (here / "new.yaml").read_text()
+    ok("check", "new.yaml")
+
+
+def test_a_new_configuration_stores_payloads_at_once(here):
+    result = ok("init", "--store", "filesystem", "--strategy", "external", "--broker", "none", "--force")
+    assert "claimcheck check claimcheck.yaml --open" in result.stderr
+    ok("check", "--open")
+    assert ok("get", "-", stdin=put(b"payload")).stdout_bytes == b"payload"
+
+
+def test_without_a_terminal_there_are_defaults_and_no_questions(here):
+    text = ok("init", "-o", "-").stdout
+    raw = yaml.safe_load(text)
+    assert (raw["strategy"], list(raw["stores"])) == ("hybrid", ["redis"])
+    assert "stores" not in yaml.safe_load(ok("init", "--strategy", "chunking", "-o", "-").stdout)
+
+
+def test_an_existing_configuration_is_replaced_only_with_force(here):
+    result = run("init")
+    assert (result.exit_code, is_one_line(result)) == (1, True)
+    assert (here / "claimcheck.yaml").read_text() == CONFIG
+    ok("init", "--force")
+    assert (here / "claimcheck.yaml").read_text() != CONFIG
+
+
+def test_a_terminal_is_asked_three_questions(here):
+    master, slave = pty.openpty()
+    started = command("init", "-o", "new.yaml", TERM="xterm")
+    with subprocess.Popen(**started, stdin=slave, stdout=slave, stderr=slave) as process:
+        os.close(slave)
+        os.write(master, b"external\nfilesystem\npulsar\n")
+        process.wait(30)
+    shown = os.read(master, 65536).decode()
+    os.close(master)
+    assert process.returncode == 0, shown
+    assert all(question in shown for question in ("How should", "Which store?", "Which broker?"))
+    raw = yaml.safe_load((here / "new.yaml").read_text())
+    assert (raw["strategy"], raw["stores"]["files"]["type"]) == ("external", "filesystem")
+    assert "5 MiB" in (here / "new.yaml").read_text()
+
+
+# check -----------------------------------------------------------------------------------------------------------
+
+
+def test_check_names_every_problem(here):
+    (here / "bad.yaml").write_text("strategy: hybird\nstores: {a: {type: redis, url: 'localhost:6379'}}")
+    result = run("check", "bad.yaml")
+    assert (result.exit_code, result.stderr) == (3, "")
+    assert "error    strategy: found 'hybird'" in result.stdout
+    assert "         Did you mean 'redis://localhost:6379'?" in result.stdout
+    assert result.stdout.splitlines()[-1] == "bad.yaml: 2 errors"
+    report = json.loads(run("check", "bad.yaml", "--json").stdout)
+    assert not report["ok"]
+    assert [each["path"] for each in report["findings"]] == ["strategy", "stores.a.url"]
+    assert set(report["findings"][0]) == {"severity", "path", "message", "fix"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [(None, "nothing.yaml does not exist"), ("a: [", "is not YAML"), ("[1]", "expected a mapping")]
+)
+def test_check_of_what_is_no_configuration(here, text, words):
+    if text:
+        (here / "nothing.yaml").write_text(text)
+    result = run("check", "nothing.yaml")
+    assert result.exit_code == 3
+    assert words in result.stdout
+
+
+def test_check_warns_and_fails_only_if_strict(here):
+    (here / "claimcheck.yaml").write_text("stores: {m: {type: memory}}")
+    result = ok("check")
+    assert "warning  stores.m: payloads are in this process's memory" in result.stdout
+    assert result.stdout.splitlines()[-1] == "claimcheck.yaml: 1 warning"
+    assert run("check", "--strict").exit_code == 1
+    assert json.loads(ok("check", "--json").stdout)["ok"]
+
+
+def test_check_opens_the_stores(here):
+    assert "wrote, read and deleted" in ok("check", "--open").stdout
+    assert list((here / "claims").iterdir()) == []
+    (here / "claims").rmdir()
+    (here / "claimcheck.yaml").write_text(CONFIG.replace("create: true", "create: false"))
+    assert run("check").exit_code == 0
+    result = run("check", "--open")
+    assert result.exit_code == 6
+    assert "error    stores.disk: " in result.stdout
+
+
+def test_check_takes_the_configuration_from_the_environment(here, monkeypatch):
+    (here / "claimcheck.yaml").rename(here / "mine.yaml")
+    monkeypatch.setenv("CLAIMCHECK_CONFIG", "mine.yaml")
+    assert ok("check").stdout.splitlines()[-1].startswith("mine.yaml: ")
+
+
+# schema and completion -------------------------------------------------------------------------------------------
+
+
+def test_schema_is_json(here):
+    assert json.loads(ok("schema").stdout)["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shell_completion_works_as_the_help_says(shell):
+    assert f"_CLAIMCHECK_COMPLETE={shell}_source claimcheck" in ok("--help").stdout
+    done = start(environment={"_CLAIMCHECK_COMPLETE": f"{shell}_source"})
+    assert done.returncode == 0
+    assert b"claimcheck" in done.stdout
+
+
+def test_shell_completion_knows_the_commands():
+    words = {"COMP_WORDS": "claimcheck ", "COMP_CWORD": "1", "_CLAIMCHECK_COMPLETE": "bash_complete"}
+    done = start(environment=words)
+    assert {line.partition(",")[2] for line in done.stdout.decode().split()} == set(COMMANDS)
+
+
+# --json ----------------------------------------------------------------------------------------------------------
+
+
+def test_put_describes_the_payload_as_json(here):
+    result = ok("put", "payload", "-o", "envelope", "--json")
+    facts = json.loads(result.stdout)
+    assert (facts["envelope"], facts["store"], facts["size"]) == ("envelope", "disk", 3_000_000)
+    assert facts["envelope_bytes"] == (here / "envelope").stat().st_size
+    assert result.stderr == ""
+    result = ok("put", "payload", "--json")
+    assert json.loads(result.stderr)["envelope"] is None
+    assert ok("get", "-", stdin=result.stdout_bytes).exit_code == 0
+
+
+def test_get_describes_the_payload_as_json(here):
+    envelope = put(b"payload")
+    result = ok("get", "-", "-o", "back", "--json", stdin=envelope)
+    facts = json.loads(result.stdout)
+    assert (facts["output"], facts["payload_bytes"], facts["store"]) == ("back", 7, "disk")
+    result = ok("get", "-", "--json", stdin=envelope)
+    assert (result.stdout_bytes, json.loads(result.stderr)["output"]) == (b"payload", None)
+    plain = ok("get", "-", "-o", "plain", "--plain", "--json", stdin=b"plain")
+    assert json.loads(plain.stdout) == {"output": "plain", "payload_bytes": 5}

@@ -1,0 +1,187 @@
+"""What `cc.check` reports about a configuration that loads, and about stores that do not work."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import claimcheck
+from claimcheck import CheckReport, StoreUnavailableError
+from claimcheck.errors import MissingDependencyError
+from claimcheck.testing import FaultyStore
+
+QUIET = {
+    "strategy": "external",
+    "stores": {"hot": {"type": "redis", "url": "rediss://:${PASSWORD:-x}@cache.example.com:6379/0"}},
+    "signing": {"key_id": "k1", "keys": {"k1": "${SIGNING_KEY}"}},
+}
+MEMORY = {"strategy": "external", "stores": {"m": {"type": "memory"}}}
+
+
+def check(raw, **options):
+    with claimcheck.from_dict(raw) as cc:
+        return cc.check(**options)
+
+
+def found(report: CheckReport, severity: str) -> dict[str, str]:
+    return {each.path: each.message for each in report.findings if each.severity == severity}
+
+
+def test_a_good_configuration_has_no_findings():
+    assert check(QUIET) == CheckReport(())
+    assert check(QUIET).ok
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "words"),
+    [
+        ({"threshold_bytes": 2_000_000}, "threshold_bytes", "more than Kafka accepts"),
+        ({"threshold_bytes": 6_000_000}, "threshold_bytes", "more than Kafka and Pulsar accept"),
+        (
+            {"destinations": {"a": {"threshold_bytes": 2_000_000}}},
+            "destinations.a.threshold_bytes",
+            "more than Kafka accepts",
+        ),
+        ({"destinations": {"a.*": {}, "a.b": {}}}, "destinations.a.b", "never used: 'a.*' comes first"),
+        ({"signing": {"keys": {"k1": "${KEY}"}, "require": False}}, "signing.require", "accept pointers without"),
+        ({"signing": {"keys": {"k1": "hunter2 and so on"}}}, "signing.keys.k1", "in the configuration itself"),
+        ({"reads_from": []}, "reads_from", "cannot read from 'hot'"),
+        ({"stores": {"hot": {"type": "memory"}}}, "stores.hot", "no other process can read them"),
+    ],
+)
+def test_unwise_settings_are_warnings(change, path, words):
+    report = check(QUIET | change)
+    assert report.ok
+    assert words in found(report, "warning")[path]
+    assert "hunter2" not in str(report)
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "words"),
+    [
+        ({"type": "redis", "url": "redis://cache.example.com"}, "url", "cache.example.com are not encrypted"),
+        ({"type": "redis", "url": "redis+cluster://127.0.0.1:1,10.1.1.1:2"}, "url", "10.1.1.1 are not encrypted"),
+        ({"type": "redis", "url": "${NOT_SET:-redis://cache.example.com}"}, "url", "not encrypted"),
+        ({"type": "redis", "url": "rediss://h?ssl_cert_reqs=none"}, "url", "certificates are not verified"),
+        ({"type": "redis", "url": "rediss://:hunter2@h"}, "url", "the password is in the configuration itself"),
+        ({"type": "redis", "url": "rediss://h", "tls_validate_hostname": False}, "tls_validate_hostname", "any valid"),
+        ({"type": "redis", "url": "rediss://h", "ttl_seconds": 60}, "ttl_seconds", "expire after 60 seconds"),
+        ({"type": "redis", "url": "rediss://h", "ttl_seconds": None}, "ttl_seconds", "never expire"),
+        (
+            {"type": "s3", "bucket": "b", "endpoint_url": "http://s3.lan:9000"},
+            "endpoint_url",
+            "s3.lan are not encrypted",
+        ),
+        ({"type": "filesystem", "path": "/tmp/claims"}, "path", "may be emptied at any time"),
+        ({"type": "filesystem", "path": "claims"}, "path", "another directory for every process"),
+    ],
+)
+def test_unwise_settings_of_stores_are_warnings(monkeypatch, options, option, words):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    monkeypatch.chdir("/")
+    report = check(QUIET | {"stores": {"hot": options}})
+    assert report.ok
+    assert words in found(report, "warning")[f"stores.hot.{option}"]
+    assert "hunter2" not in str(report)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"type": "redis", "url": "redis://localhost:6379"},
+        {"type": "redis", "url": "redis://127.0.0.1"},
+        {"type": "redis", "url": "redis://[::1]:6379"},
+        {"type": "redis", "url": "unix:///run/redis.sock"},
+        {"type": "redis", "url": "${NOT_SET_ANYWHERE}"},
+        {"type": "s3", "bucket": "b"},
+        {"type": "s3", "bucket": "b", "endpoint_url": "http://localhost:9000"},
+        {"type": "filesystem", "path": "/var/lib/claims"},
+        {"type": "filesystem", "path": "${CLAIMS_DIR}"},
+        {"type": "tests.unit.test_check:Slow", "store": {"type": "memory"}},
+    ],
+)
+def test_sound_settings_of_stores_are_no_warnings(options):
+    assert found(check(QUIET | {"stores": {"hot": options}}), "warning") == {}
+
+
+def test_the_most_severe_findings_come_first():
+    raw = MEMORY | {"strategy": "hybrid", "stores": {"m": {"type": "memory"}, "f": {"type": FAULTY, "store": INNER}}}
+    report = check(raw | {"store": "m"}, open=True)
+    severities = [finding.severity for finding in report.findings]
+    assert severities == sorted(severities, key=["error", "warning", "info"].index)
+
+
+class Slow(FaultyStore):
+    """A third-party store, of which nothing is known."""
+
+
+class Broken(FaultyStore):
+    """Fails every read."""
+
+    def __init__(self, *, store):
+        super().__init__(store=store)
+        self.fail("read", error=ConnectionError("redis://me:hunter2@host refused"))
+
+
+class Odd(FaultyStore):
+    """Has a defect."""
+
+    def _delete(self, pointer):
+        raise ZeroDivisionError("division by zero")
+
+
+FAULTY, INNER = "tests.unit.test_check:Broken", {"type": "memory", "space": "check"}
+
+
+def test_open_writes_reads_and_deletes_a_payload_in_every_store(tmp_path):
+    events = []
+    disk = {"type": "filesystem", "path": str(tmp_path / "claims"), "create": True}
+    raw = {"strategy": "inline", "stores": {"m": {"type": "memory"}, "disk": disk}}
+    with claimcheck.from_dict(raw, hooks=[events.append]) as cc:
+        report = cc.check(open=True)
+    assert report.ok
+    done = [(event.store, event.operation) for event in events if event.phase == "completed"]
+    assert done == [(name, operation) for name in ("m", "disk") for operation in ("write", "read", "rollback")]
+    assert list((tmp_path / "claims").iterdir()) == []
+    assert "wrote, read and deleted" in found(report, "info")["stores.disk"]
+
+
+def test_without_open_nothing_is_opened(tmp_path):
+    disk = {"type": "filesystem", "path": str(tmp_path / "claims"), "create": True}
+    assert check({"strategy": "inline", "stores": {"disk": disk}}).ok
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_does_not_work_is_an_error_and_the_others_are_still_opened():
+    stores = {"f": {"type": FAULTY, "store": INNER}, "o": {"type": "tests.unit.test_check:Odd", "store": INNER}}
+    report = check({"strategy": "inline", "stores": {**stores, "m": {"type": "memory"}}}, open=True)
+    assert not report.ok
+    errors = {each.path: each for each in report.findings if each.severity == "error"}
+    assert set(errors) == {"stores.f", "stores.o"}
+    assert isinstance(errors["stores.f"].error, StoreUnavailableError)
+    assert "hunter2" not in str(errors)
+    assert "wrote" in found(report, "info")["stores.m"]
+
+
+def test_a_missing_driver_or_variable_is_an_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "redis", None)
+    monkeypatch.delenv("NOT_SET", raising=False)
+    stores = {"r": {"type": "redis", "url": "redis://localhost"}, "e": {"type": "redis", "url": "${NOT_SET}"}}
+    report = check({"strategy": "inline", "stores": stores, "signing": {"keys": {"k": "${NOT_SET}"}}}, open=True)
+    errors = {each.path: each for each in report.findings if each.severity == "error"}
+    assert set(errors) == {"stores.r", "stores.e.url", "signing.keys.k"}
+    assert isinstance(errors["stores.r"].error, MissingDependencyError)
+    assert "claimcheck[redis]" in errors["stores.r"].message
+    assert "NOT_SET" in errors["stores.e.url"].message
+
+
+def test_a_report_of_an_error_has_every_problem():
+    with pytest.raises(claimcheck.ConfigError) as caught:
+        claimcheck.from_dict({"strategy": "hybird", "stores": {"a": {"type": "memory", "ttl_seconds": -1}}})
+    report = CheckReport.of_error(caught.value)
+    assert not report.ok
+    assert [(each.path, each.fix) for each in report.findings] == [
+        ("strategy", "Did you mean 'hybrid'?"),
+        ("stores.a.ttl_seconds", ""),
+    ]

@@ -1,0 +1,158 @@
+"""Helpers for tests of applications: the recording broker, the assertions and the pytest plugin."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import claimcheck
+from claimcheck import HEADER, IncompletePayloadError
+from claimcheck._envelope import encode_abort
+from claimcheck.testing import RecordedMessage, RecordingBroker, assert_inline, assert_offloaded
+
+ROOT = Path(__file__).resolve().parents[2]
+LARGE = os.urandom(5000)
+
+
+def publisher(broker, strategy="external", **more):
+    raw = {"strategy": strategy, "threshold_bytes": 1000, "stores": {"memory": {"type": "memory"}}, **more}
+    cc = claimcheck.from_dict(raw)
+    return cc, cc.offload(destination="topic", key="key", headers="headers")(broker.send)
+
+
+@pytest.fixture
+def broker():
+    return RecordingBroker()
+
+
+@pytest.mark.parametrize("strategy", ["external", "chunking"])
+def test_the_broker_records_messages_and_resolves_their_payloads(broker, strategy):
+    cc, publish = publisher(broker, strategy)
+    publish("orders", b"small", key="k", headers={"name": "value"})
+    publish("orders", LARGE, key="k")
+    publish("audit", None, key="k")
+    assert broker.messages[0] == RecordedMessage("orders", b"small", "k", {"name": "value"})
+    assert {message.topic for message in broker.messages[1:-1]} == {"orders"}
+    assert broker.payloads(cc) == [b"small", LARGE, None]
+    assert broker.payloads(cc, topic="audit") == [None]
+    assert repr(broker) == f"<RecordingBroker with {len(broker.messages)} messages>"
+    broker.clear()
+    assert broker.payloads(cc) == []
+
+
+def test_a_payload_that_cannot_be_resolved_is_its_error(broker):
+    cc, publish = publisher(broker)
+    publish("orders", LARGE, key="k")
+    cc.store("memory").rollback(cc.pointer(broker.messages[0].value))
+    with pytest.raises(claimcheck.PayloadNotFoundError):
+        broker.payloads(cc)
+
+
+def test_missing_chunks_are_an_error(broker):
+    cc, publish = publisher(broker, "chunking")
+    publish("orders", LARGE, key="k")
+    del broker.messages[-1]
+    with pytest.raises(IncompletePayloadError, match="chunks of 1 payloads are missing"):
+        broker.payloads(cc)
+
+
+def test_assertions_about_stored_payloads(broker):
+    _, publish = publisher(broker)
+    publish("orders", LARGE)
+    (message,) = broker.messages
+    assert_offloaded(message)
+    assert_offloaded(message.value, store="memory")
+    with pytest.raises(AssertionError, match="in the store 'other', got one in 'memory'"):
+        assert_offloaded(message, store="other")
+    with pytest.raises(AssertionError, match=r"sent inline, got a pointer of \d+ bytes"):
+        assert_inline(message)
+
+
+def test_assertions_about_chunks(broker):
+    _, publish = publisher(broker, "chunking")
+    publish("orders", LARGE, key="k")
+    assert_offloaded(broker.messages[0])
+    with pytest.raises(AssertionError, match="in the store 'memory', got a chunk"):
+        assert_offloaded(broker.messages[0], store="memory")
+    with pytest.raises(AssertionError, match="got a chunk"):
+        assert_inline(broker.messages[0])
+
+
+@pytest.mark.parametrize("payload", [b"small", b"", None, HEADER + b"\x02looks like a pointer"])
+def test_assertions_about_inline_payloads(broker, payload):
+    _, publish = publisher(broker)
+    publish("orders", payload)
+    assert_inline(broker.messages[0])
+    with pytest.raises(AssertionError, match="expected an offloaded payload, got a"):
+        assert_offloaded(broker.messages[0])
+
+
+def test_an_abort_marker_is_neither():
+    marker = encode_abort("c588ed27-7265-4f4d-9d42-64e1de14b8c6")
+    for check in (assert_inline, assert_offloaded):
+        with pytest.raises(AssertionError, match="an abort marker"):
+            check(marker)
+
+
+def test_another_header_needs_the_configuration(broker):
+    cc, publish = publisher(broker, envelope={"header": "another header"})
+    publish("orders", LARGE)
+    assert_offloaded(broker.messages[0], cc=cc, store="memory")
+    with pytest.raises(AssertionError):
+        assert_inline(broker.messages[0], cc=cc)
+
+
+# The plugin ------------------------------------------------------------------------------------------------------
+
+TESTS = """
+import pytest
+from claimcheck.testing import RecordingBroker, assert_inline, assert_offloaded
+from claimcheck.stores.memory import _SPACES
+
+seen = []
+
+def test_large_orders_are_offloaded(claimcheck_memory):
+    broker = RecordingBroker()
+    offload = claimcheck_memory.offload(destination="topic", key="key", headers="headers")
+    publish = offload(broker.send)
+    publish("orders", b"x" * 2_000_000, key="customer-1")
+    assert_offloaded(broker.messages[0])
+    assert broker.payloads(claimcheck_memory) == [b"x" * 2_000_000]
+    seen.append(claimcheck_memory.store("memory"))
+
+def test_payloads_of_another_test_are_gone(claimcheck_memory):
+    assert seen[0]._payloads == {}
+    assert claimcheck_memory.store("memory")._payloads is not seen[0]._payloads
+
+class TestChanged:
+    @pytest.fixture
+    def claimcheck_config(self, claimcheck_config):
+        return claimcheck_config | {"strategy": "inline"}
+
+    def test_it_can_be_changed(self, claimcheck_memory):
+        assert claimcheck_memory.config.strategy == "inline"
+"""
+
+
+def test_the_plugin_gives_tests_a_configuration_in_memory(tmp_path):
+    plugin = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]["claimcheck"]
+    importlib.import_module(plugin)
+    (tmp_path / "test_application.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", plugin, "test_application.py"]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout
+
+
+def test_helpers_need_no_pytest():
+    code = "import sys; sys.modules['pytest'] = None; from claimcheck.testing import RecordingBroker, FaultyStore"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
