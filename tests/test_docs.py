@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import os
 import re
 import shlex
@@ -20,7 +21,7 @@ from tests.docs_pages import PAGES, ROOT, SERVERS, blocks, cases, run, write_yam
 NOTES = r"needs:( (kafka|pulsar|redis|s3|spark))+|run|pytest|store|fails: \w+|not run: .+|"
 # Programs of others: their options are not checked.
 FOREIGN = {
-    "aws", "cd", "docker", "export", "git", "kafka-configs.sh", "mkdir", "openssl", "pulsar-admin", "python", "pytest",
+    "aws", "cd", "cmp", "docker", "export", "git", "kafka-configs.sh", "mkdir", "openssl", "pulsar-admin", "python", ".venv/bin/pytest",
     "redis-cli", "spark-submit", "source", "zip", "mv",
 }  # fmt: skip
 
@@ -53,6 +54,8 @@ def test_tests_on_a_page_pass(folder, page):
     for number, block in enumerate(block for block in blocks(page) if block.note == "pytest"):
         (folder / f"test_page_{number}.py").write_text(block.code)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
+    if not importlib.metadata.entry_points(group="pytest11", name="claimcheck"):  # a checkout that is not installed
+        command += ["-p", "claimcheck.testing._pytest_plugin"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
 
