@@ -2,8 +2,8 @@
 
     python examples/spark_job.py [FOLDER]
 
-The first half stands for your producer: it turns every text file of a folder into the message that a broker would
-carry. The second half is the job: it resolves the messages on the executors, as a DataFrame and as an RDD.
+The first half plays the producer: it turns every text file of a folder into a message. The second half is the job: it
+resolves the messages on the executors, as a DataFrame and as an RDD.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def messages_of(folder: Path, cc: claimcheck.ClaimCheck) -> list[tuple[str, byte
 
 
 def main(folder: Path) -> None:
-    """Send, resolve both ways, compare."""
+    """Send, resolve as a DataFrame and as an RDD, compare."""
     ensure_java()
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as F  # noqa: N812 - the usual name

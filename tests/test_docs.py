@@ -163,7 +163,9 @@ def test_the_reference_lists_every_option_of_the_configuration():
 )
 def test_the_reference_lists_every_error_and_event(page, module):
     text, names = (ROOT / page).read_text(), sys.modules[module].__all__
-    assert not [name for name in names if name.endswith(("Error", "Event")) and name != "Event" and f"`{name}`" not in text]
+    assert not [
+        name for name in names if name.endswith(("Error", "Event")) and name != "Event" and f"`{name}`" not in text
+    ]
 
 
 @pytest.mark.parametrize("page", ["docs/guides/configuration.md", "docs/guides/security.md"])

@@ -1,7 +1,7 @@
-"""One topic on the broker of your choice, for the examples in this folder: embedded by default, Pulsar, or Kafka.
+"""A topic on a broker of your choice, for the examples in this folder: embedded (the default), Pulsar or Kafka.
 
-The embedded one is a file and needs no server. Kafka is read and written with Spark's own source and sink, whose jars
-`SPARK_KAFKA_JARS` names as a folder; without it Spark fetches them.
+The embedded broker is a file and needs no server. Kafka uses Spark's own source and sink; Spark downloads their jars,
+unless SPARK_KAFKA_JARS names a folder with them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Topic:
     """A topic, and how Spark and a producer reach it.
 
     Attributes:
-        name: Of the topic.
-        source: What Spark calls its source and sink.
+        name: Name of the topic.
+        source: Spark's name of the source and the sink.
         reading: Options of the source.
         writing: Options of the sink.
-        limit: The source's option that bounds the rows of a micro-batch.
+        limit: The source's option that limits the rows per trigger.
     """
 
     name: str
