@@ -2,8 +2,8 @@
 
     python examples/files_through_a_broker.py [FOLDER]
 
-The producer decorates its produce function; the consumer uses a wrapper. Small files are sent unchanged, large files are
-stored, and a pointer is sent.
+The producer decorates its produce function; the consumer uses a wrapper. Small files are sent unchanged. Large files
+are stored, and a pointer is sent.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from tests.docs_pages import PAGES, ROOT, SERVERS, blocks, cases, run, write_yam
 NOTES = r"needs:( (kafka|pulsar|redis|s3|spark))+|run|pytest|store|fails: \w+|not run: .+|"
 # Programs of others: their options are not checked.
 FOREIGN = {
-    "aws", "cd", "cmp", "docker", "export", "git", "kafka-configs.sh", "mkdir", "openssl", "pulsar-admin", "python", ".venv/bin/pytest",
-    "redis-cli", "spark-submit", "source", "zip", "mv",
+    ".venv/bin/pytest", "aws", "cd", "cmp", "docker", "export", "git", "mv", "openssl", "pulsar-admin", "python",
+    "spark-submit",
 }  # fmt: skip
 
 

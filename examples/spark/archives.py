@@ -2,9 +2,9 @@
 
     python examples/spark/archives.py [FOLDER] [--pulsar URL | --kafka SERVERS]
 
-FOLDER has zip archives: jars, wheels, office files. By default they are the jars of Spark itself. Each archive is opened as
-a file inside a Python worker, which reads only the directory of large archives from the store. An interrupted micro-batch
-runs again, with the same messages and the same output.
+FOLDER has zip archives: jars, wheels, office files. By default they are the jars of Spark itself. Each archive is
+opened as a file inside a Python worker, which reads only the directory of large archives from the store. An interrupted
+micro-batch runs again, with the same messages and the same output.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python examples/spark/text_statistics.py [FOLDER] [--pulsar URL | --kafka SERVERS]
 
-The first half plays the producers. The second half is the job: Python workers fetch and process each document, and only the
-results reach Spark and Parquet.
+The first half plays the producers. The second half is the job: Python workers fetch and process each document, and only
+the results reach Spark and Parquet.
 """
 
 from __future__ import annotations
