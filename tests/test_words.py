@@ -24,14 +24,10 @@ def test_spelling():
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(
-    "text", ["A stranger's store", "it gives bytes", "the payload rests in a store", "what it says"]
-)
+@pytest.mark.parametrize("text", SAMPLES)
 def test_the_check_can_fail(tmp_path, monkeypatch, text):
     monkeypatch.setattr("tests.words.ROOT", tmp_path)
     (tmp_path / "page.md").write_text(text)
-    (tmp_path / "module.py").write_text(
-        f'x = 1  # {text}\ndef f():\n    """{text}"""\n    raise ValueError("{text}")\n'
-    )
+    (tmp_path / "module.py").write_text(f'x = 1  # {text}\ndef f():\n    """{text}"""\n    raise E("{text}")\n')
     found = [len(hits(tmp_path / name)) for name in ("page.md", "module.py")]
-    assert found == ([1, 3] if text != "what it says" else [0, 0])
+    assert found == [SAMPLES[text], 3 * SAMPLES[text]]
