@@ -22,7 +22,7 @@ NOTES = r"needs:( (kafka|pulsar|redis|s3|spark))+|run|pytest|store|fails: \w+|no
 # Programs of others: their options are not checked.
 FOREIGN = {
     ".venv/bin/pytest", "aws", "cd", "cmp", "docker", "export", "git", "mv", "openssl", "pulsar-admin", "python",
-    "spark-submit",
+    "redis-cli", "spark-submit",
 }  # fmt: skip
 
 
