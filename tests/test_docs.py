@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.metadata
 import os
 import re
@@ -166,6 +167,22 @@ def test_the_reference_lists_every_error_and_event(page, module):
     assert not [
         name for name in names if name.endswith(("Error", "Event")) and name != "Event" and f"`{name}`" not in text
     ]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "claimcheck",
+        "claimcheck.transports.kafka",
+        "claimcheck.transports.pulsar",
+        "claimcheck.spark",
+        "claimcheck.testing",
+    ],
+)
+def test_the_reference_lists_every_public_name(module):
+    text = "".join((ROOT / "docs/reference" / page).read_text() for page in ("api.md", "errors.md", "wire-format.md"))
+    names = importlib.import_module(module).__all__
+    assert not [name for name in names if not re.search(rf"\b{name}\b", text)]
 
 
 @pytest.mark.parametrize("page", ["docs/guides/configuration.md", "docs/guides/security.md"])
