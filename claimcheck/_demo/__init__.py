@@ -1,6 +1,6 @@
-"""The main job on real input: files of a folder, through a small broker, and back through Spark; `run` does it all."""
+"""``claimcheck demo``: sends the files of a folder through a small broker and reads them back with Spark."""
 
-from claimcheck._demo.files import FolderError
 from claimcheck._demo.main import run
+from claimcheck._demo.send import FolderError
 
 __all__ = ["FolderError", "run"]

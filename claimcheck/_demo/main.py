@@ -1,33 +1,54 @@
-"""The demo from end to end: find the files, then for each strategy send them, read them, and compare."""
+"""The demo from end to end: send the files with each strategy, read them back, and compare."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from claimcheck._demo.files import DemoError, Folder, Tally, find
-from claimcheck._demo.produce import BROKER_LIMIT_BYTES, TOPIC, Order, Sent, produce
-from claimcheck._demo.report import Watch, count, mega
+from claimcheck._demo.read import (
+    Found,
+    Reading,
+    Topic,
+    quiet_session,
+    read_as_dataframe,
+    read_as_rdd,
+    warm_up,
+)
+from claimcheck._demo.send import (
+    BROKER_LIMIT_BYTES,
+    PARTITIONS,
+    TOPIC,
+    DemoError,
+    Folder,
+    Order,
+    Sent,
+    Tally,
+    find,
+    produce,
+)
 from claimcheck._registry import import_vendor
+from claimcheck.transports.local import LocalBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.console import Console
+    from rich.table import Table
 
-    from claimcheck._demo.report import Run
+__all__ = ["Run", "Watch", "count", "mega", "mismatches", "run", "show"]
 
-__all__ = ["run"]
-
-_DEAF = (signal.signal, (signal.SIGINT, signal.SIG_IGN))  # Ctrl-C is for the process that knows how to end the others
+_DEAF = (signal.signal, (signal.SIGINT, signal.SIG_IGN))  # the parent process handles Ctrl-C
 _SPARE_BYTES = 256 << 20
 
 
@@ -36,15 +57,15 @@ def run(directory: Path | None, *, console: Console) -> int:
 
     Args:
         directory: The folder; by default the jars of the pyspark that is installed.
-        console: Where progress and the table go.
+        console: Shows progress and the table.
 
     Returns:
-        0 when every payload came back as it was sent, else 1.
+        0 if every payload came back unchanged, else 1.
 
     Raises:
         FolderError: The folder cannot be used; nothing was written.
-        DemoError: There is too little space for a copy of it, or something failed on the way.
-        MissingDependencyError: A package is missing; names the extra ``demo``, or ``java``.
+        DemoError: There is not enough disk space for a copy, or Spark failed.
+        MissingDependencyError: A package or Java is missing.
     """
     pyspark = import_vendor("pyspark", extra="demo")
     for module in ("pyarrow", "pandas", "rich"):
@@ -56,9 +77,6 @@ def run(directory: Path | None, *, console: Console) -> int:
 
 
 def _run(folder: Folder, scratch: Path, console: Console) -> int:
-    from claimcheck._demo.job import warm_up
-    from claimcheck._demo.report import show
-    from claimcheck._demo.session import quiet_session
 
     limit = f"{BROKER_LIMIT_BYTES >> 20} MiB"
     console.print(f"{count(len(folder.sizes))} files, {mega(folder.total_bytes)}, below {folder.root}", highlight=False)
@@ -74,7 +92,7 @@ def _run(folder: Folder, scratch: Path, console: Console) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """One strategy, with a broker and a store of its own, gone when it is done."""
+    """One strategy with its own broker and store, which are deleted at the end."""
 
     strategy: str
     folder: Folder
@@ -85,36 +103,30 @@ class _Stage:
     def run(self) -> Run:
         self.scratch.mkdir()
         try:
-            return self._there_and_back()
+            return self._send_and_read()
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def _there_and_back(self) -> Run:
-        from claimcheck._demo.job import Topic, read_as_dataframe, read_as_rdd
-        from claimcheck._demo.report import Run
+    def _send_and_read(self) -> Run:
 
         tally = Tally(self.scratch / "tally")
         watch = Watch(self.console, self.folder, tally)
         sent = watch.over(f"{self.strategy:<9} write", partial(self._send, tally), cancel=self._stop.touch)
         topic, config = Topic(self.scratch / "broker.sqlite"), self._config()
         chunked = self.strategy == "chunking"
-        as_rdd: Callable[..., Any] = partial(
-            read_as_rdd, self.spark, topic, config, tally, chunks="reassemble" if chunked else "refuse"
-        )
+        as_rdd = partial(read_as_rdd, self.spark, topic, config, tally, chunks="reassemble" if chunked else "refuse")
         cancel = self.spark.sparkContext.cancelAllJobs
         readings = [watch.over(f"{self.strategy:<9} RDD", as_rdd, cancel=cancel)]
-        if not chunked:  # one row holds one message; chunks belong to several
+        if not chunked:  # a row is one message; chunks are several
             as_dataframe = partial(read_as_dataframe, self.spark, topic, config)
             readings.append(watch.over(f"{self.strategy:<9} DataFrame", as_dataframe, cancel=cancel, counted=False))
         return Run(self.strategy, sent, tuple(readings))
 
     def _send(self, tally: Tally) -> Sent:
-        from claimcheck._demo.job import PARTITIONS
-        from claimcheck.transports.local import LocalBroker
 
         broker = self.scratch / "broker.sqlite"
-        with LocalBroker(broker) as made:
-            made.create_topic(TOPIC, partitions=PARTITIONS)
+        with LocalBroker(broker) as new:
+            new.create_topic(TOPIC, partitions=PARTITIONS)
         order = Order(self._config(), broker, self.folder.root, list(self.folder.sizes), tally, self._stop)
         try:
             with ProcessPoolExecutor(1, get_context("spawn"), *_DEAF) as producer:
@@ -122,14 +134,14 @@ class _Stage:
         except BrokenProcessPool as error:
             raise DemoError("the producer process died; is there enough memory?") from error
         if not sent.sizes:
-            raise DemoError(f"not one file below {self.folder.root} could be read any more")
+            raise DemoError(f"no file below {self.folder.root} can be read any more")
         return sent
 
     @property
     def _stop(self) -> Path:
         return self.scratch / "stop"
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self) -> dict[str, object]:
         if self.strategy == "chunking":
             return {"strategy": "chunking"}
         return {
@@ -139,10 +151,258 @@ class _Stage:
 
 
 def _check_space(folder: Folder, scratch: Path) -> None:
-    """SQLite may need every byte twice while it writes; one strategy is gone before the next begins."""
+    """SQLite may need every byte twice; each strategy deletes its files before the next begins."""
     needed, free = 2 * folder.total_bytes + _SPARE_BYTES, shutil.disk_usage(scratch).free
     if free < needed:
         raise DemoError(
             f"the demo needs {mega(needed)} for a copy of {folder.root}, {scratch.parent} has {mega(free)}: "
             "name a smaller folder with --dir, or a larger disk with TMPDIR"
         )
+
+
+# Progress ------------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 0.1
+_LINE_SECONDS = 5.0
+_TITLE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Shows the progress of work in another thread.
+
+    Attributes:
+        console: Shows a bar on a terminal, else a line every few seconds.
+        folder: All files.
+        tally: Counts the files that are done.
+        clock: Returns monotonic seconds.
+    """
+
+    console: Console
+    folder: Folder
+    tally: Tally
+    clock: Callable[[], float] = time.monotonic
+
+    def over(self, title: str, work: Callable[[], T], *, cancel: Callable[[], object], counted: bool = True) -> T:
+        """Do the work and return its result; an interrupt cancels it.
+
+        Args:
+            title: A name of two words.
+            work: Runs in another thread; its errors are raised unchanged.
+            cancel: Makes the work end soon.
+            counted: Whether the work updates the tally.
+        """
+        self.tally.reset()
+        with ThreadPoolExecutor(1, thread_name_prefix="claimcheck-demo") as threads:
+            future = threads.submit(work)
+            show = self._bar if self.console.is_terminal else self._lines
+            try:
+                show(title, future, counted=counted)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    cancel()
+                raise
+            return future.result()
+
+    def _bar(self, title: str, future: Future[T], *, counted: bool) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(18), TextColumn("{task.fields[text]}"))
+        with Progress(*columns, TimeElapsedColumn(), console=self.console) as progress:
+            everything = max(self.folder.total_bytes, 1)
+            task = progress.add_task(title.ljust(_TITLE), total=everything if counted else None, text="")
+            while not self._done(future):
+                files, size = self.tally.total()
+                text = self._progress(files, size) if counted else "running"
+                progress.update(task, completed=size, text=text)
+            if future.exception() is None:
+                progress.update(task, total=everything, completed=everything, text="done")
+
+    def _lines(self, title: str, future: Future[T], *, counted: bool) -> None:
+        begin = last = self.clock()
+        while not self._done(future):
+            if self.clock() - last >= _LINE_SECONDS:
+                last = self.clock()
+                self._line(
+                    title, self._progress(*self.tally.total()) if counted else f"running for {last - begin:.0f} s"
+                )
+        if future.exception() is None:
+            self._line(title, f"done in {self.clock() - begin:.1f} s")
+
+    def _line(self, title: str, text: str) -> None:
+        self.console.print(f"{title:<{_TITLE}} {text}", highlight=False, markup=False)
+
+    def _progress(self, files: int, size: int) -> str:
+        return f"{count(files)} of {count(len(self.folder.sizes))} files, {mega(size)}"
+
+    def _done(self, future: Future[T]) -> bool:
+        return bool(wait([future], timeout=_LOOK_SECONDS).done)
+
+
+def count(number: int) -> str:
+    """Format a number with separators."""
+    return f"{number:,}"
+
+
+def mega(size: float) -> str:
+    """Format a number of bytes in a readable unit."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"
+
+
+_SHOWN = 10
+_NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The results of one strategy.
+
+    Attributes:
+        strategy: Its name.
+        sent: The results of the producer.
+        readings: The results of Spark; each reading is complete.
+    """
+
+    strategy: str
+    sent: Sent
+    readings: tuple[Reading, ...]
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all files that were sent."""
+        return sum(self.sent.sizes.values())
+
+    def reading(self, name: str) -> Reading | None:
+        """Return a reading by its name, or ``None``."""
+        return next((reading for reading in self.readings if reading.name == name), None)
+
+    @property
+    def wrong(self) -> dict[str, str]:
+        """The mismatches, by name and reading."""
+        return {
+            f"{name} ({self.strategy}, {reading.name})": why
+            for reading in self.readings
+            for name, why in mismatches(self.sent, reading.found)
+        }
+
+
+def mismatches(sent: Sent, found: Sequence[Found]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the reason of each payload that was lost, changed, duplicated or never sent."""
+    seen: set[bytes] = set()
+    for each in found:
+        name = os.fsdecode(each.key)
+        if each.key not in sent.digests:
+            yield name, "was never sent"
+        elif each.key in seen:
+            yield name, "came twice"
+        elif each.digest != sent.digests[each.key]:
+            yield name, f"changed: {count(sent.sizes[each.key])} bytes went out, {count(each.size)} came back"
+        seen.add(each.key)
+    for key in sent.digests.keys() - seen:
+        yield os.fsdecode(key), "did not come back"
+
+
+def show(console: Console, runs: Sequence[Run], skipped: Mapping[str, str]) -> None:
+    """Print the table, the skipped files and the mismatches."""
+    console.print()
+    console.print(_table(runs))
+    _list(console, "Skipped", skipped)
+    wrong = {name: why for run in runs for name, why in run.wrong.items()}
+    _list(console, "Mismatches", wrong)
+    if not wrong:
+        times = sum(len(run.readings) for run in runs)
+        files = count(len(runs[0].sent.sizes))
+        console.print(f"[green]Every one of the {files} files came back unchanged, {_times(times)}.[/green]")
+
+
+def _table(runs: Sequence[Run]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    limit = f"{BROKER_LIMIT_BYTES >> 20} MiB"
+    table = Table(title=f"Payloads of any size through a broker with a limit of {limit}", box=box.SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    for run in runs:
+        table.add_column(run.strategy, justify="right", no_wrap=True, min_width=14)
+    for title, cells in _rows(runs):
+        if title:
+            table.add_row(title, *cells)
+        else:
+            table.add_section()
+    table.add_row("[bold]mismatches[/bold]", *(_verdict(len(run.wrong)) for run in runs))
+    return table
+
+
+def _rows(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
+    """Yield titles and cells; an empty title is a separator."""
+    yield "files", [count(len(run.sent.sizes)) for run in runs]
+    yield "payload", [mega(run.payload_bytes) for run in runs]
+    yield "through the broker", [mega(run.sent.broker_bytes) for run in runs]
+    yield "  of the payload", [_ratio(run.sent.broker_bytes, run.payload_bytes) for run in runs]
+    yield "", []
+    yield "envelopes", [count(sum(run.sent.envelopes.values())) for run in runs]
+    for kind, title in _KINDS.items():
+        if kind in ("pointer", "chunk", "plain") or any(kind in run.sent.envelopes for run in runs):
+            yield f"  {title}", [_number(run.sent.envelopes.get(kind, 0)) for run in runs]
+    yield "", []
+    yield "written", [_speed(run.payload_bytes, run.sent.seconds) for run in runs]
+    for name, title in (("RDD", "read as RDD, in the workers"), ("DataFrame", "read as DataFrame, into Spark")):
+        yield title, [_reading_speed(run, name) for run in runs]
+    yield "", []
+    found = [[each for each in run.readings[0].found if each.entries is not None] for run in runs]
+    yield "archives", [count(len(archives)) for archives in found]
+    yield "  entries in them", [count(sum(each.entries or 0 for each in archives)) for archives in found]
+    yield "  uncompressed", [mega(sum(each.unpacked for each in archives)) for archives in found]
+    yield "", []
+
+
+_KINDS = {
+    "pointer": "pointers to the store",
+    "chunk": "chunks",
+    "plain": "plain messages, small enough",
+    "literal": "escaped literals",
+    "abort": "aborts",
+}
+
+
+def _number(number: int) -> str:
+    return count(number) if number else _NOTHING
+
+
+def _ratio(part: int, whole: int) -> str:
+    share = 100 * part / whole if whole else 0
+    return f"{share:.1f} %" if share >= 0.1 else "< 0.1 %" if whole else _NOTHING
+
+
+def _speed(size: int, seconds: float) -> str:
+    return f"{mega(size / seconds)}/s" if seconds > 0 else _NOTHING
+
+
+def _reading_speed(run: Run, name: str) -> str:
+    reading = run.reading(name)
+    return _NOTHING if reading is None else _speed(run.payload_bytes, reading.seconds)
+
+
+def _verdict(number: int) -> str:
+    return "[bold green]0[/bold green]" if number == 0 else f"[bold red]{count(number)}[/bold red]"
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice", 3: "three times"}.get(number, f"{number} times")
+
+
+def _list(console: Console, title: str, lines: Mapping[str, str]) -> None:
+    if not lines:
+        return
+    console.print(f"{title} ({count(len(lines))}):", highlight=False)
+    for name, why in list(lines.items())[:_SHOWN]:
+        shown = name.encode("utf-8", "replace").decode()  # a file's name may not be text
+        console.print(f"  {shown}: {why}", highlight=False, markup=False)
+    if len(lines) > _SHOWN:
+        console.print(f"  and {count(len(lines) - _SHOWN)} more", highlight=False)

@@ -20,12 +20,21 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from claimcheck._demo import files, job, main, report
-from claimcheck._demo.files import DemoError, Folder, Tally, find, read_file
-from claimcheck._demo.job import Found, Reading
-from claimcheck._demo.produce import TOPIC, Order, Sent, produce
-from claimcheck._demo.report import Watch, count, mega
-from claimcheck._demo.session import _explained
+from claimcheck._demo import main, read, send
+from claimcheck._demo.main import Run, Watch, count, mega
+from claimcheck._demo.read import Found, Reading, _explained
+from claimcheck._demo.send import (
+    PARTITIONS,
+    TOPIC,
+    DemoError,
+    Folder,
+    Order,
+    Sent,
+    Tally,
+    find,
+    produce,
+    read_file,
+)
 from claimcheck.errors import MissingDependencyError
 from claimcheck.transports.local import LocalBroker
 
@@ -86,7 +95,7 @@ def test_every_file_comes_back_from_both_strategies(folder, tmp_path, worker_env
     assert rows["files"] == ["5", "5"]
     assert rows["pointers to the store"] == ["2", "-"]
     assert rows["chunks"] == ["-", "6"]
-    assert rows["literals, escaped look-alikes"] == ["1", "1"]
+    assert rows["escaped literals"] == ["1", "1"]
     assert rows["archives"] == ["1", "1"]
     assert rows["entries in them"] == ["2", "2"]
     assert rows["mismatches"] == ["0", "0"]
@@ -150,7 +159,7 @@ def test_folders_that_cannot_be_used(tmp_path, folder):
     (tmp_path / "void" / "void").mkdir(parents=True)
 
     for path, words in [
-        (tmp_path / "nowhere", "no folder"),
+        (tmp_path / "nowhere", "is no folder"),
         (folder / "empty", "is a file"),
         (folder / "empty" / "x", "cannot be used"),
         (tmp_path / "void", "holds no files"),
@@ -163,8 +172,8 @@ def test_folders_that_cannot_be_used(tmp_path, folder):
 def test_what_cannot_be_sent_is_left_out_with_the_reason(folder, monkeypatch):
     os.mkfifo(folder / "pipe")
     (folder / "gone").symlink_to(folder / "nothing")
-    monkeypatch.setattr(files, "MAX_FILE_BYTES", 3_000_000)
-    monkeypatch.setattr(files.os, "access", lambda path, mode: path.name != "lookalike")
+    monkeypatch.setattr(send, "MAX_FILE_BYTES", 3_000_000)
+    monkeypatch.setattr(send.os, "access", lambda path, mode: path.name != "lookalike")
 
     found = find(folder)
 
@@ -187,7 +196,7 @@ def test_files_that_change_meanwhile(folder, monkeypatch):
         read_file(folder / "nothing")
     with pytest.raises(DemoError, match="directory"):
         read_file(folder / "deep")
-    monkeypatch.setattr(files, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(send, "MAX_FILE_BYTES", 1000)
     with pytest.raises(DemoError, match="larger than"):
         read_file(folder / "three MiB")
 
@@ -212,9 +221,9 @@ class _Usage:
 # The producer ---------------------------------------------------------------------------------------------------
 
 
-def send(folder, tmp_path, names) -> Sent:
+def sent_by_producer(folder, tmp_path, names) -> Sent:
     with LocalBroker(tmp_path / "broker") as broker:
-        broker.create_topic(TOPIC, partitions=job.PARTITIONS)
+        broker.create_topic(TOPIC, partitions=PARTITIONS)
     config = {
         "strategy": "hybrid",
         "stores": {"disk": {"type": "filesystem", "path": str(tmp_path / "claims"), "create": True}},
@@ -223,7 +232,7 @@ def send(folder, tmp_path, names) -> Sent:
 
 
 def test_the_producer_sends_what_is_there_and_names_what_is_not(folder, tmp_path):
-    sent = send(folder, tmp_path, [*find(folder).sizes, "vanished"])
+    sent = sent_by_producer(folder, tmp_path, [*find(folder).sizes, "vanished"])
 
     assert sent.skipped == {"vanished": "vanished"}
     assert sent.envelopes == {"pointer": 2, "plain": 2, "literal": 1}
@@ -235,15 +244,15 @@ def test_the_producer_sends_what_is_there_and_names_what_is_not(folder, tmp_path
 def test_the_producer_stops_when_it_is_told_to(folder, tmp_path):
     (tmp_path / "stop").touch()
 
-    assert send(folder, tmp_path, list(find(folder).sizes)).sizes == {}
+    assert sent_by_producer(folder, tmp_path, list(find(folder).sizes)).sizes == {}
 
 
 def test_names_that_are_no_text(folder, tmp_path):
     name = b"\xff\xfe name"
     (folder / os.fsdecode(name)).write_bytes(b"x")
 
-    sent = send(folder, tmp_path, list(find(folder).sizes))
-    messages = [pair for n in range(job.PARTITIONS) for pair in job.Topic(tmp_path / "broker")(n)]
+    sent = sent_by_producer(folder, tmp_path, list(find(folder).sizes))
+    messages = [pair for n in range(PARTITIONS) for pair in read.Topic(tmp_path / "broker")(n)]
 
     assert (name, b"x") in messages
     assert sent.sizes[name] == 1
@@ -253,7 +262,7 @@ def test_names_that_are_no_text(folder, tmp_path):
 
 
 def test_looking_into_archives_and_other_files(folder, tmp_path):
-    look = job._Look(Tally(tmp_path / "tally"))
+    look = read._Look(Tally(tmp_path / "tally"))
 
     archive = look((b"zip", (folder / "deep" / "some.zip").read_bytes()))
     broken = look((b"cut", (folder / "deep" / "some.zip").read_bytes()[:-10]))
@@ -279,42 +288,42 @@ def test_every_way_of_not_coming_back_is_a_mismatch():
     sent = sent_of(a=b"1", b=b"22", c=b"3", d=b"4")
     found = [*found_of(a=b"1", b=b"2", c=b"3", x=b""), *found_of(c=b"3")]
 
-    assert dict(report.mismatches(sent, found)) == {
+    assert dict(main.mismatches(sent, found)) == {
         "b": "changed: 2 bytes went out, 1 came back",
         "x": "was never sent",
         "c": "came twice",
         "d": "did not come back",
     }
-    assert list(report.mismatches(sent, found_of(a=b"1", b=b"22", c=b"3", d=b"4"))) == []
+    assert list(main.mismatches(sent, found_of(a=b"1", b=b"22", c=b"3", d=b"4"))) == []
 
 
-def shown(*runs: report.Run, skipped: dict[str, str] | None = None) -> str:
+def shown(*runs: Run, skipped: dict[str, str] | None = None) -> str:
     out = io.StringIO()
-    report.show(Console(file=out, width=80), runs, skipped or {})
+    main.show(Console(file=out, width=80), runs, skipped or {})
     return out.getvalue()
 
 
 def test_the_table_fits_and_tells_good_from_bad():
-    good = report.Run("hybrid", sent_of(a=b"1"), (Reading("RDD", found_of(a=b"1"), 0.5),))
-    bad = report.Run("chunking", sent_of(a=b"1"), (Reading("RDD", [], 0.5),))
+    good = Run("hybrid", sent_of(a=b"1"), (Reading("RDD", found_of(a=b"1"), 0.5),))
+    bad = Run("chunking", sent_of(a=b"1"), (Reading("RDD", [], 0.5),))
 
     assert "Every one of the 1 files came back" in shown(good)
     text = shown(good, bad, skipped={"p": "not a regular file"})
 
     assert "a (chunking, RDD): did not come back" in text
-    assert "came back as it was sent" not in text
+    assert "came back unchanged" not in text
     assert "p: not a regular file" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_long_lists_are_cut():
-    bad = report.Run("hybrid", sent_of(**{f"f{n}": b"1" for n in range(25)}), (Reading("RDD", [], 0.5),))
+    bad = Run("hybrid", sent_of(**{f"f{n}": b"1" for n in range(25)}), (Reading("RDD", [], 0.5),))
 
     assert "and 15 more" in shown(bad)
 
 
 def test_files_of_no_bytes_at_all():
-    empty = report.Run("hybrid", sent_of(a=b""), (Reading("RDD", found_of(a=b""), 0.0),))
+    empty = Run("hybrid", sent_of(a=b""), (Reading("RDD", found_of(a=b""), 0.0),))
 
     assert "mismatches" in shown(empty)
 

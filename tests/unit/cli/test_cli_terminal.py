@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from claimcheck._demo.files import DemoError
+from claimcheck._demo.send import DemoError
 from tests.unit.cli.rig import (
     command,
     is_one_line,
