@@ -126,7 +126,8 @@ def _localized(code: str, folder: Path, addresses: Mapping[str, str], suffix: st
     for there, here in addresses.items():
         code = code.replace(there, here)
     code = code.replace("/tmp/claimcheck", str(folder))
-    code = code.replace("path: claims,", f"path: {folder}/claims,")  # Spark's workers run in another folder
+    code = code.replace("path: claims,", f"path: {folder}/claims,")  # Spark's workers run in another folder,
+    code = code.replace('config="claimcheck.yaml"', f'config="{folder}/claimcheck.yaml"')  # and so do its planners
     return _SHARED.sub(rf"\1-{suffix}", code) if addresses else code
 
 
