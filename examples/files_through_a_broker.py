@@ -1,9 +1,9 @@
-"""Every file of a folder through a broker that refuses messages above 64 KiB, and back.
+"""Send every file of a folder through a broker that rejects messages above 64 KiB, and receive it.
 
     python examples/files_through_a_broker.py [FOLDER]
 
-A producer decorates its produce call; a consumer wraps its own. Neither cares how large a file is, nor that the
-smaller ones travel as they are and the larger ones rest in a store meanwhile.
+The producer decorates its produce function; the consumer uses a wrapper. Small files are sent unchanged. Large files
+are stored, and a pointer is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIMIT = 64 << 10
 
 
 def main(folder: Path) -> None:
-    """Send and receive every file, and say what happened to each."""
+    """Send, receive and compare every file."""
     with tempfile.TemporaryDirectory() as work:
         stores = {"disk": {"type": "filesystem", "path": f"{work}/claims", "create": True}}
         cc = claimcheck.from_dict({"strategy": "external", "threshold_bytes": LIMIT - 1024, "stores": stores})
@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
 
         sent = sorted(path for path in folder.iterdir() if path.is_file())
         for path in sent:
-            with path.open("rb") as file:  # a file is streamed into the store, never read into memory as a whole
+            with path.open("rb") as file:  # streamed into the store, never held in memory
                 publish("files", file, key=path.name)
 
         with LocalConsumer(broker, cc, topics=["files"], group="example") as consumer:

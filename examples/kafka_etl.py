@@ -1,8 +1,8 @@
-"""Take payloads from one Kafka topic, send what becomes of them to another, exactly once, though a worker breaks down.
+"""Transform payloads from one Kafka topic to another, exactly once, although a worker crashes.
 
     python examples/kafka_etl.py [--payloads 10] [--size 3000000] [--strategy external|chunking|hybrid]
 
-Without a server of your own: `docker compose up -d kafka`. KAFKA_SERVERS says where it is, by default on this machine.
+Start a broker with `docker compose up -d kafka`, or name yours in KAFKA_SERVERS (default: localhost:9092).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ READING = {
 
 
 class BreakdownError(Exception):
-    """A worker ends here, in the middle of a transaction."""
+    """Simulates a crash in the middle of a transaction."""
 
 
 def transform(payload: bytes) -> bytes:
-    """What the work is."""
+    """Transform one payload."""
     return payload.hex().encode()
 
 
 def work(cc: claimcheck.ClaimCheck, source: str, target: str, todo: set[bytes], *, breaks_at: int = -1) -> None:
-    """Take payloads until none is left to do; offsets and what was sent are committed at once, or not at all."""
-    # The same id for all: who begins ends the transaction that the one before left open.
+    """Process payloads until `todo` is empty; each transaction commits offsets and results together."""
+    # All workers use the same id, so a new worker aborts the transaction that a crashed one left open.
     native = Producer({**SERVERS, "transactional.id": f"etl-{source}"})
     reading = Consumer({**SERVERS, **READING, "group.id": f"etl-{source}"})
     with KafkaProducer(native, cc, admin=AdminClient(SERVERS)) as producer, KafkaConsumer(reading, cc) as consumer:
@@ -62,14 +62,14 @@ def work(cc: claimcheck.ClaimCheck, source: str, target: str, todo: set[bytes], 
 
 
 def send(cc: claimcheck.ClaimCheck, topic: str, payloads: dict[bytes, bytes]) -> None:
-    """Send what there is to do."""
+    """Send the payloads to process."""
     with KafkaProducer(Producer(SERVERS), cc, admin=AdminClient(SERVERS)) as producer:
         for key, payload in payloads.items():
             producer.produce(topic, payload, key)
 
 
 def receive(cc: claimcheck.ClaimCheck, topic: str, count: int) -> list[tuple[bytes, bytes]]:
-    """Receive so many payloads that were committed, and what else there may be."""
+    """Receive the committed payloads, and one more if there is one."""
     with KafkaConsumer(Consumer({**SERVERS, **READING, "group.id": f"check-{topic}"}), cc) as consumer:
         consumer.subscribe([topic])
         found = [consumer.poll(30) for _ in range(count)] + consumer.consume(1, timeout=2)
@@ -77,7 +77,7 @@ def receive(cc: claimcheck.ClaimCheck, topic: str, count: int) -> list[tuple[byt
 
 
 def main(payloads: int, size: int, strategy: str) -> None:
-    """Send, work with a breakdown, compare."""
+    """Send, process with one crash, compare."""
     source, target = (f"{kind}-{uuid.uuid4().hex[:8]}" for kind in ("raw", "done"))
     admin = AdminClient(SERVERS)
     for made in admin.create_topics([NewTopic(source, 2, 1), NewTopic(target, 2, 1)]).values():
@@ -90,12 +90,12 @@ def main(payloads: int, size: int, strategy: str) -> None:
         try:
             work(cc, source, target, todo, breaks_at=payloads - 1)
         except BreakdownError:
-            print(f"a worker breaks down, {len(todo)} left")
+            print(f"worker crashed, {len(todo)} left")
         work(cc, source, target, todo)
         found = receive(cc, target, payloads)
         assert len(found) == payloads
         assert dict(found) == {key: transform(payload) for key, payload in sent.items()}
-        print(f"{len(found)} payloads, each of them once")
+        print(f"{len(found)} payloads, each exactly once")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Every file of a folder through a Kafka topic and back, whatever its size.
+"""Send every file of a folder through a Kafka topic, whatever its size, and receive it.
 
     python examples/kafka_files.py [FOLDER] [--strategy external|chunking|hybrid]
 
-Without a server of your own: `docker compose up -d kafka`. KAFKA_SERVERS says where it is, by default on this machine.
+Start a broker with `docker compose up -d kafka`, or name yours in KAFKA_SERVERS (default: localhost:9092).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(folder: Path, strategy: str) -> None:
     reading = {"group.id": topic, "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
     with tempfile.TemporaryDirectory() as work:
         stores = {"disk": {"type": "filesystem", "path": work}}
-        # So small only to show something: leave it out, and what Kafka takes goes as it is.
+        # Small, so that there is something to see. Without it, everything that fits into a record is sent unchanged.
         cc = claimcheck.from_dict({"strategy": strategy, "threshold_bytes": 50_000, "stores": stores})
 
         with KafkaProducer(Producer({**SERVERS, "enable.idempotence": True}), cc, admin=admin) as producer:

@@ -1,8 +1,8 @@
-"""Every file of a folder through a Pulsar topic and back, whatever its size.
+"""Send every file of a folder through a Pulsar topic, whatever its size, and receive it.
 
     python examples/pulsar_files.py [FOLDER] [--strategy external|chunking|hybrid]
 
-Without a server of your own: `docker compose up -d pulsar`. PULSAR_URL says where it is, by default on this machine.
+Start a broker with `docker compose up -d pulsar`, or name yours in PULSAR_URL (default: pulsar://localhost:6650).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(folder: Path, strategy: str) -> None:
     client = pulsar.Client(URL, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     with tempfile.TemporaryDirectory() as work:
         stores = {"disk": {"type": "filesystem", "path": work}}
-        # So small only to show something: leave it out, and what the broker takes goes as it is.
+        # Small, so that there is something to see. Without it, everything that fits into a message is sent unchanged.
         cc = claimcheck.from_dict({"strategy": strategy, "threshold_bytes": 50_000, "stores": stores})
         topic = f"files-{uuid.uuid4().hex[:8]}"
         consumer = PulsarConsumer(client.subscribe(topic, "example"), cc)

@@ -1,8 +1,8 @@
-"""Several workers on one Shared subscription, and no service but Pulsar: payloads rest on a side topic.
+"""Several workers on one Shared subscription. Payloads are stored on a side topic, so Pulsar is the only service.
 
     python examples/pulsar_workers.py [--payloads 20] [--size 3000000]
 
-Without a server of your own: `docker compose up -d pulsar`. PULSAR_URL and PULSAR_ADMIN_URL say where it is.
+Start a broker with `docker compose up -d pulsar`, or name yours in PULSAR_URL and PULSAR_ADMIN_URL.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def keep(client: pulsar.Client, topic: str) -> None:
 
 
 def work(name: str, consumer: PulsarConsumer, sums: dict[str, str]) -> None:
-    """Take payloads until there are none for a while."""
+    """Process payloads until none arrives for three seconds."""
     while True:
         try:
             message = consumer.receive(timeout_millis=3000)
@@ -46,7 +46,7 @@ def work(name: str, consumer: PulsarConsumer, sums: dict[str, str]) -> None:
 
 
 def main(payloads: int, size: int) -> None:
-    """Send, share out, compare."""
+    """Send, distribute, compare."""
     topic = f"work-{uuid.uuid4().hex[:8]}"
     client = pulsar.Client(URL, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     keep(client, f"{topic}-payloads")

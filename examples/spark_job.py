@@ -1,9 +1,9 @@
-"""Word counts of documents of any size, read by Spark from envelopes of a few hundred bytes.
+"""Count the words of documents of any size with Spark, from envelopes of a few hundred bytes.
 
     python examples/spark_job.py [FOLDER]
 
-The first half stands for your producer: it turns every text file of a folder into the message that a broker would
-carry. The second half is the job: it resolves the messages on the executors, as a DataFrame and as an RDD.
+The first half plays the producer: it turns every text file of a folder into a message. The second half is the job: it
+resolves the messages on the executors, as a DataFrame and as an RDD.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from claimcheck.spark import ensure_java, resolve, resolver
 
 
 def messages_of(folder: Path, cc: claimcheck.ClaimCheck) -> list[tuple[str, bytes]]:
-    """What the broker carries: a name, and a plain message or a pointer."""
+    """Return the messages as a broker would carry them: a name, and a plain message or a pointer."""
     rows = []
     for path in sorted(folder.glob("*.py")):
         with path.open("rb") as file, cc.outbound(file, destination="documents", key=path.name) as out:
@@ -26,10 +26,10 @@ def messages_of(folder: Path, cc: claimcheck.ClaimCheck) -> list[tuple[str, byte
 
 
 def main(folder: Path) -> None:
-    """Send, resolve both ways, compare."""
+    """Send, resolve as a DataFrame and as an RDD, compare."""
     ensure_java()
     from pyspark.sql import SparkSession
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+    from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
     with tempfile.TemporaryDirectory() as work:
         stores = {"disk": {"type": "filesystem", "path": work}}

@@ -1,10 +1,10 @@
-"""A stream of archives becomes a table of what is in them; the job is killed in the middle, and goes on.
+"""Turn a stream of archives into a table of their contents. The job is killed in the middle and resumes.
 
     python examples/spark/archives.py [FOLDER] [--pulsar URL | --kafka SERVERS]
 
-FOLDER has zip archives: jars, wheels, office files. By default they are jars of Spark itself. Each archive is opened as
-a file inside a Python worker; the large ones are read from their store only as far as their directory is. A micro-batch
-that was interrupted is done again, with the same messages, into the same place.
+FOLDER has zip archives: jars, wheels, office files. By default they are the jars of Spark itself. Each archive is
+opened as a file inside a Python worker, which reads only the directory of large archives from the store. An interrupted
+micro-batch runs again, with the same messages and the same output.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ ROWS_AT_A_TIME = 6
 
 
 def entries(archive: BinaryIO) -> dict[str, Any]:
-    """Read an archive's directory; its entries stay packed."""
+    """Read the directory of an archive without unpacking it."""
     with zipfile.ZipFile(archive) as opened:
         infos = [info for info in opened.infolist() if not info.is_dir()]
     return {"entries": len(infos), "unpacked": sum(info.file_size for info in infos)}
 
 
 def consume(arguments: argparse.Namespace, work: Path) -> None:
-    """Do the job, until there is nothing more."""
+    """Process everything in the topic."""
     spark = session(arguments)
     topic = topic_of(arguments, work, arguments.consume)
-    # 1 MiB ahead: what is larger is a file in its store, read where the archive wants it read
+    # 1 MiB ahead: larger archives are opened in the store and read where the zip module seeks
     look = map_payloads(
         entries, "entries long, unpacked long",
         column="value", config=config_of(work / "claims"), as_file=True, max_inflight_bytes=1 << 20,
@@ -64,7 +64,7 @@ def consume(arguments: argparse.Namespace, work: Path) -> None:
 
 
 def main(arguments: argparse.Namespace, work: Path) -> None:
-    """Send, have the job done, kill it, have it go on, compare."""
+    """Send, run the job, kill it, resume it, compare."""
     candidates = [path for path in sorted(arguments.folder.iterdir()) if zipfile.is_zipfile(path)]
     files = sorted(candidates, key=lambda path: path.stat().st_size)[-arguments.most :]
     topic = topic_of(arguments, work)
@@ -88,24 +88,24 @@ def main(arguments: argparse.Namespace, work: Path) -> None:
     found = {(row["name"], row.entries) for row in rows}
     assert found == {(path.name, count(path)) for path in files}
     assert len(rows) == len(files)
-    print(f"{len(rows)} archives of {sum(path.stat().st_size for path in files):,} bytes, each of them once")
+    print(f"{len(rows)} archives of {sum(path.stat().st_size for path in files):,} bytes, each exactly once")
     spark.stop()
 
 
 def count(path: Path) -> int:
-    """Count as the job should."""
+    """Compute the expected result."""
     with path.open("rb") as file:
         return int(entries(file)["entries"])
 
 
 def start(topic: str, work: Path) -> subprocess.Popen[bytes]:
-    """Start the job as a program of its own, which can be killed."""
+    """Start the job in its own process, which can be killed."""
     command = [sys.executable, *sys.argv, "--consume", topic, "--work", str(work)]
     return subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
 
 
 def jars() -> Path:
-    """Where Spark has its own."""
+    """Return the folder of Spark's jars."""
     import pyspark
 
     return Path(pyspark.__file__).parent / "jars"

@@ -1,7 +1,7 @@
-"""One topic on the broker of your choice, for the examples in this folder: embedded by default, Pulsar, or Kafka.
+"""A topic on a broker of your choice, for the examples in this folder: embedded (the default), Pulsar or Kafka.
 
-The embedded one is a file and needs no server. Kafka is read and written with Spark's own source and sink, whose jars
-`SPARK_KAFKA_JARS` names as a folder; without it Spark fetches them.
+The embedded broker is a file and needs no server. Kafka uses Spark's own source and sink; Spark downloads their jars,
+unless SPARK_KAFKA_JARS names a folder with them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PARTITIONS = 3
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic, and how Spark and a producer find it.
+    """A topic, and how Spark and a producer reach it.
 
     Attributes:
-        name: Of the topic.
-        source: What Spark calls its source and sink.
+        name: Name of the topic.
+        source: Spark's name of the source and the sink.
         reading: Options of the source.
         writing: Options of the sink.
-        limit: The source's option that bounds the rows of a micro-batch.
+        limit: The source's option that limits the rows per trigger.
     """
 
     name: str
@@ -45,21 +45,21 @@ class Topic:
     limit: str = "maxRowsPerTrigger"
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """All messages that are there."""
+        """Return all messages in the topic."""
         return spark.read.format(self.source).options(**self.reading).load()
 
     def stream(self, spark: SparkSession, query: str, rows: int) -> DataFrame:
-        """Messages as they come, so many at a time; ``query`` names who reads."""
+        """Return a stream of messages with a limit per trigger; ``query`` names the subscription."""
         more = {self.limit: str(rows)} | ({"subscription": query} if self.source == "claimcheck_pulsar" else {})
         return spark.readStream.format(self.source).options(**self.reading, **more).load()
 
     def write(self, messages: DataFrame) -> None:
-        """Send what `offload` has made."""
+        """Write the messages that `offload` returned."""
         messages.write.format(self.source).options(**self.writing).mode("append").save()
 
 
 def arguments_of(text: str | None) -> argparse.ArgumentParser:
-    """Make the parser of an example."""
+    """Return the argument parser of an example."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--pulsar", metavar="URL", help="a Pulsar, for example pulsar://localhost:6650")
@@ -68,7 +68,7 @@ def arguments_of(text: str | None) -> argparse.ArgumentParser:
 
 
 def topic_of(arguments: argparse.Namespace, folder: Path, name: str = "") -> Topic:
-    """Choose the broker; a topic without a name is new."""
+    """Return the topic on the chosen broker; without a name it is a new one."""
     name = name or f"example-{uuid.uuid4().hex[:8]}"
     if arguments.pulsar:
         where = {"serviceUrl": arguments.pulsar, "topic": name}
@@ -82,7 +82,7 @@ def topic_of(arguments: argparse.Namespace, folder: Path, name: str = "") -> Top
 
 
 def create(arguments: argparse.Namespace, topic: Topic) -> None:
-    """Make the topic; Pulsar makes it when it is first written to."""
+    """Create the topic; Pulsar creates it at the first write."""
     if arguments.kafka:
         from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -96,7 +96,7 @@ def create(arguments: argparse.Namespace, topic: Topic) -> None:
 
 
 def send(arguments: argparse.Namespace, topic: Topic, cc: claimcheck.ClaimCheck, files: Iterable[Path]) -> None:
-    """Send files as any program sends them; their names are the keys."""
+    """Send files with an ordinary producer; their names are the keys."""
     if arguments.pulsar:
         import pulsar
 
@@ -125,7 +125,7 @@ def send(arguments: argparse.Namespace, topic: Topic, cc: claimcheck.ClaimCheck,
 
 
 def session(arguments: argparse.Namespace) -> SparkSession:
-    """Start Spark on this machine, with a Java that comes by pip where there is none."""
+    """Start Spark on this machine, with the Java of the extra `java` if there is no other."""
     ensure_java()
     from pyspark import __version__
     from pyspark.sql import SparkSession
@@ -143,7 +143,7 @@ def session(arguments: argparse.Namespace) -> SparkSession:
 
 
 def config_of(store: Path) -> dict[str, Any]:
-    """Where payloads rest; so small a threshold only to show something."""
+    """Return a configuration with a filesystem store and a small threshold, so that there is something to see."""
     stores = {"disk": {"type": "filesystem", "path": str(store), "create": True}}
     return {"strategy": "external", "threshold_bytes": 10_000, "stores": stores}
 

@@ -1,8 +1,8 @@
-"""A DataFrame of large rows through a topic, and back: equal.
+"""Send a DataFrame with large rows through a topic, and read it back unchanged.
 
     python examples/spark/round_trip.py [--rows 60] [--pulsar URL | --kafka SERVERS]
 
-The payloads are written to their store by the executors; the topic carries envelopes of a few hundred bytes.
+The executors write the payloads to the store; the topic carries envelopes of a few hundred bytes.
 """
 
 from __future__ import annotations

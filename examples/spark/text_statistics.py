@@ -1,9 +1,9 @@
-"""Documents of any size in a topic become a table of statistics: words, lines, the longest word.
+"""Turn a topic with documents of any size into a table of statistics: words, lines, the longest word.
 
     python examples/spark/text_statistics.py [FOLDER] [--pulsar URL | --kafka SERVERS]
 
-The first half stands for your producers. The second is the job: each document is looked at where it was fetched, inside
-a Python worker, and only numbers go on to Spark, and into Parquet.
+The first half plays the producers. The second half is the job: Python workers fetch and process each document, and only
+the results reach Spark and Parquet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from claimcheck.spark import Metrics, map_payloads, progress, repartition_by_pay
 
 
 def statistics(document: bytes) -> dict[str, Any]:
-    """Look at one document; nothing is known of it but that it is meant to be text."""
+    """Return the statistics of one document, which should be UTF-8 text."""
     words = document.decode("utf-8").split()
     return {
         "bytes": len(document),
@@ -31,7 +31,7 @@ def statistics(document: bytes) -> dict[str, Any]:
 
 
 def main(arguments: argparse.Namespace, work: Path) -> None:
-    """Send, look, show."""
+    """Send, process, show."""
     files = [path for path in sorted(arguments.folder.rglob("*")) if path.suffix in (".py", ".md", ".txt")]
     topic, config = topic_of(arguments, work), config_of(work / "claims")
     create(arguments, topic)
@@ -50,7 +50,7 @@ def main(arguments: argparse.Namespace, work: Path) -> None:
                 "bytes long, lines long, words long, longest_word string",
                 column="value",
                 config=config,
-                on_error="null",  # what is no text stays in the table, and says so
+                on_error="null",  # documents that are not text stay in the table, with an error
                 metrics=metrics,
             )
         )
@@ -64,8 +64,8 @@ def main(arguments: argparse.Namespace, work: Path) -> None:
     total = result.selectExpr("count(*)", "sum(bytes)", "sum(words)", "count(error)").first()
     assert total is not None
     assert total[0] == len(files)
-    print(f"{total[0]} documents, {total[1]:,} bytes, {total[2]:,} words, {total[3]} that are no text")
-    print(f"{metrics.store_bytes.get('disk', 0):,} bytes came from the store, the others in their messages")
+    print(f"{total[0]} documents, {total[1]:,} bytes, {total[2]:,} words, {total[3]} that are not text")
+    print(f"{metrics.store_bytes.get('disk', 0):,} bytes came from the store, the rest from the messages")
     spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""A stranger's store: payloads in one SQLite file, in pieces, so that none has to fit into memory."""
+"""A third-party store: payloads in one SQLite file, in pieces, so that they can be larger than memory."""
 
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ PUT = "INSERT OR REPLACE INTO pieces VALUES (?, ?, ?)"
 
 
 class SqliteStore(Store):
-    """For programs that share a disk and like to have everything in one file."""
+    """Stores payloads in one file, for programs that share a disk."""
 
     def __init__(self, *, path: str, ttl_seconds: float | None = None, busy_seconds: float = 30.0) -> None:
         self.path = path
@@ -23,7 +23,7 @@ class SqliteStore(Store):
     def _write(self, pointer: Pointer, source: Source) -> None:
         with self._transaction() as database:
             pieces = ((pointer.key, i, piece) for i, piece in enumerate(source, 1))
-            database.execute(PUT, (pointer.key, 0, b""))  # an empty payload is there, too
+            database.execute(PUT, (pointer.key, 0, b""))  # so that an empty payload exists, too
             database.executemany(PUT, pieces)
 
     def _read(self, pointer: Pointer) -> Iterable[bytes]:
@@ -45,8 +45,8 @@ class SqliteStore(Store):
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         database = sqlite3.connect(self.path, timeout=self.busy_seconds, check_same_thread=False)
         try:
-            database.execute("PRAGMA journal_mode = WAL")  # readers and the one writer do not wait for each other
-            with database:  # committed, or as if it had never been
+            database.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
+            with database:  # commits, or rolls back
                 database.execute(TABLE)
                 yield database
         finally:

@@ -1,4 +1,4 @@
-"""All that its author writes to have every promise of a store tested: run `pytest` in this folder."""
+"""Runs the conformance tests of stores: call `pytest` in this folder."""
 
 import sqlite3
 

@@ -90,7 +90,7 @@ def _write_down(rows: Sequence[Row], document: dict[str, object], folder: Path) 
     )
     print(f"Written: {folder / 'bench.json'}")
     try:
-        draw(rows, folder / "bench.png", f"claimcheck against its targets: {count(rows)}")
+        draw(rows, folder / "bench.png", "claimcheck and what it is compared with")
         if draw_ways(rows, folder / "ways.png"):
             print(f"Drawn: {folder / 'ways.png'}")
     except ImportError as error:

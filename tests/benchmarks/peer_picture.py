@@ -1,58 +1,118 @@
-"""All libraries in one picture: how fast, and how much memory, by the size of the payload."""
+"""claimcheck and other libraries: throughput by payload size, one panel for each kind of store."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.peer_results import Results
+from tests.benchmarks.picture import BLUES, GRAY, pyplot
 from tests.benchmarks.rounds import size_text
 
-_LEAST = 0.5  # payloads; less is not told apart from nothing
-_STORES = {"redis": "-", "s3": "--", "file": ":"}
-_OURS = {"redis": "#000000", "s3": "#0b4fa0", "obstore": "#007f7a", "file": "#7a4300"}
-_MARKERS = "os^DvPX*<>hpd8"
+_STORES = {"redis": "Redis", "s3": "S3", "file": "Files"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One library.
+
+    Attributes:
+        name: Written at the line's end.
+        store: ``redis``, ``s3`` or ``file``.
+        rates: MB/s by payload size.
+    """
+
+    name: str
+    store: str
+    rates: Mapping[int, float]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a line of claimcheck."""
+        return self.name.startswith("claimcheck")
 
 
 def draw(results: Results, path: Path) -> None:
-    """Draw it; a line for each library, the kind of line for what payloads rest in."""
-    import matplotlib as mpl
+    """Draw what a run has measured.
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (speed, memory) = pyplot.subplots(1, 2, figsize=(15, 7.5), layout="constrained")
-    for number, name in enumerate(results.rounds):
-        style = _style(results, name, number, pyplot.get_cmap("tab20"))
-        sizes = sorted(results.rounds[name])
-        speed.plot(sizes, [size / results.seconds(name, size) / 1e6 for size in sizes], **style)
-        memory.plot(sizes, [max(results.extra(name, size) / size, _LEAST) for size in sizes], **style)
-    sizes = sorted({size for by_size in results.rounds.values() for size in by_size})
-    _axes(speed, "put and get together, MB of payload per second", sizes)
-    _axes(memory, "peak extra memory, in payloads; that which comes back is one of them", sizes)
-    figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, handlelength=4)
-    figure.suptitle("The same payloads, put and got: solid to Redis, dashed to S3 (versitygw), dotted to files")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    draw_lines([_line(results, name) for name in results.rounds], path)
 
 
-def _style(results: Results, name: str, number: int, colours: Any) -> dict[str, Any]:
-    ours = _OURS[name.split()[1]] if name.startswith("claimcheck") else None
-    look = {"linestyle": _STORES[results.stores[name]], "marker": _MARKERS[number % len(_MARKERS)], "markersize": 6}
-    return {**look, "color": ours or colours(number % 20), "linewidth": 2.6 if ours else 1.3,
-            "label": results.label(name), "zorder": 3 if ours else 2}  # fmt: skip
+def draw_lines(lines: Sequence[Line], path: Path) -> None:
+    """Draw one panel for each store: ours in blue, other libraries in gray, names at the ends of the lines.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    stores = [store for store in _STORES if any(line.store == store for line in lines)]
+    plt = pyplot()
+    figure, grid = plt.subplots(
+        1, len(stores), figsize=(11, 6), layout="constrained", sharey=True, squeeze=False,
+        width_ratios=[1.4 if store == "s3" else 1 for store in stores],
+    )  # fmt: skip
+    for axes, store in zip(grid.flat, stores, strict=True):
+        _panel(axes, _STORES[store], [line for line in lines if line.store == store])
+    grid[0, 0].set_ylabel("MB of payload per second, write and read together", fontsize=10)
+    figure.suptitle(
+        "Writing a payload and reading it back, on one 2-core machine",
+        fontsize=13,
+        fontweight="bold",
+        x=0.01,
+        ha="left",
+    )
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
 
 
-def _axes(axes: Any, title: str, sizes: list[int]) -> None:
-    from matplotlib.ticker import LogLocator, StrMethodFormatter
+def _line(results: Results, name: str) -> Line:
+    sizes = sorted(results.rounds[name])
+    rates = {size: size / results.seconds(name, size) / 1e6 for size in sizes}
+    return Line(results.label(name), results.stores[name], rates)
 
-    axes.set_xscale("log", base=2)
+
+def _panel(axes: Any, title: str, lines: Sequence[Line]) -> None:
+    blues = iter(BLUES)
+    sizes = sorted({size for line in lines for size in line.rates})
+    ends = []
+    for line in sorted(lines, key=lambda line: line.is_ours):
+        color = next(blues) if line.is_ours else GRAY
+        places = [sizes.index(size) for size in line.rates]
+        axes.plot(places, list(line.rates.values()), marker="o", markersize=6 if line.is_ours else 3.5, color=color,
+                  linewidth=2.8 if line.is_ours else 1.3)  # fmt: skip
+        ends.append((line.rates[max(line.rates)], line, color))
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.set_xticks(sizes, [size_text(size) for size in sizes])
+    axes.set(ylim=(4, 3000), xlim=(-0.2, len(sizes) + 1.9))
+    axes.set_xticks(range(len(sizes)), [size_text(size) for size in sizes], fontsize=8.5)
+    axes.set_yticks([5, 10, 20, 50, 100, 200, 500, 1000, 2000], [5, 10, 20, 50, 100, 200, 500, "1,000", "2,000"])
     axes.minorticks_off()
-    axes.set_xlabel("payload")
+    axes.tick_params(left=False)
+    axes.grid(axis="y", color="#eceff1")
+    axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_title(title, loc="left", fontsize=11)
-    axes.grid(which="major", color="#e5e5e5")
-    axes.spines[["top", "right"]].set_visible(False)
+    _names(axes, sorted(ends, key=lambda end: end[0]), len(sizes) - 1)
+
+
+def _names(axes: Any, ends: Sequence[tuple[float, Line, str]], last: int) -> None:
+    """Write the names at the ends of the lines, far enough apart to be read."""
+    for (rate, line, color), place in zip(ends, _apart([rate for rate, _, _ in ends]), strict=True):
+        shade, weight = (color, "bold") if line.is_ours else ("#5f6368", "normal")
+        line_to = {"arrowstyle": "-", "color": color, "linewidth": 0.7, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
+        axes.annotate(line.name, (last, rate), (last + 0.45, place), color=shade, fontsize=8.5, fontweight=weight,
+                      va="center", arrowprops=line_to)  # fmt: skip
+
+
+def _apart(rates: Sequence[float], factor: float = 1.19) -> list[float]:
+    """Return ascending rates, moved as little as it takes to have at least this factor between neighbors."""
+    logs, gap = [math.log(rate) for rate in rates], math.log(factor)
+    for _ in range(300):
+        for i in range(len(logs) - 1):
+            overlap = gap - (logs[i + 1] - logs[i])
+            if overlap > 0:
+                logs[i], logs[i + 1] = logs[i] - overlap / 2, logs[i + 1] + overlap / 2
+    return [math.exp(each) for each in logs]

@@ -1,5 +1,6 @@
 """The machinery of the benchmarks, on small payloads; no test says how fast anything is."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks import picture
 from tests.benchmarks.bench import GROUPS
 from tests.benchmarks.peer_environments import PEERS, Peer
+from tests.benchmarks.peer_picture import _apart
 from tests.benchmarks.peer_process import PeerError
 from tests.benchmarks.peer_results import Results
 from tests.benchmarks.reasons import REASONS
@@ -148,6 +151,30 @@ def test_the_table_says_what_is_met_missed_and_unknown():
     text = "\n".join([*table(found), *behind(found), count(found)])
     for words in ("| good | 2.00x    | >= 1.00x | yes", "| NO", "| not measured", "missed because", "1 of 3 targets"):
         assert words in text
+
+
+def test_a_picture_has_a_panel_for_each_run_and_blue_bars_for_ours(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="only the extra `bench` has matplotlib")
+    drawn = []
+    monkeypatch.setattr(picture, "_panel", lambda axes, panel, most: drawn.append(panel))
+    both = (series("raw socket", [1.0]), series("claimcheck", [2.0]))
+    rows = [Row(Target(key, f"Redis {key}, against a socket", 1), 0.5, both) for key in ("write", "read")]
+    picture.draw(rows, tmp_path / "bench.png", "title")
+
+    assert [panel.title for panel in drawn] == ["Redis write"]  # both rows are from one run
+    assert [(bar.name, bar.label, bar.color == picture.GRAY) for bar in drawn[0].bars] == [
+        ("raw socket", "1,000 MB/s", True),
+        ("claimcheck", "500 MB/s", False),
+    ]
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("rates", [[1.0], [1.0, 10.0], [5.0, 5.0, 5.0], [1.0, 1.01, 100.0]])
+def test_names_at_the_ends_of_lines_do_not_overlap(rates):
+    places = _apart(rates, 1.2)
+    assert all(after / before >= 1.199 for before, after in itertools.pairwise(places))
+    assert places[0] <= rates[0] or len(rates) == 1
+    assert places[-1] >= rates[-1] * 0.999
 
 
 def test_every_library_has_an_adapter():

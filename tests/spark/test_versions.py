@@ -10,7 +10,7 @@ import pytest
 from tests.spark.shipping_smoke import FEATURES, YES, Lab, attempt
 from tests.spark_versions import REQUIREMENTS, parse, table
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+README = (Path(__file__).resolve().parents[2] / "docs/guides/spark-jobs.md").read_text()
 HERE = pyspark.__version__.rpartition(".")[0]
 
 

@@ -1,0 +1,128 @@
+"""Draw the pictures of the documentation into docs/images, from the figures in this folder.
+
+python docs/pictures/draw.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1]))
+
+from tests.benchmarks.peer_picture import Line  # noqa: E402
+from tests.benchmarks.peer_picture import draw_lines as draw_peers  # noqa: E402
+from tests.benchmarks.picture import BLUES, GRAY, INK, Bar, Panel, draw_panels, pyplot  # noqa: E402
+from tests.benchmarks.spark_picture import draw_lines as draw_spark  # noqa: E402
+
+IMAGES = HERE.parent / "images"
+ORANGE = "#d55e00"
+
+
+def figures(name: str) -> Any:
+    """Return the figures of one picture."""
+    return json.loads((HERE / f"{name}.json").read_text())
+
+
+def kafka() -> None:
+    """Draw throughput and seconds beside whole records."""
+    panels = []
+    for title, seconds in figures("kafka")["seconds"].items():
+        amount = int(title.split()[1]) * 1.048576
+        bars = [
+            Bar(name, amount / each, f"{amount / each:,.0f} MB/s, {each * 1000:.0f} ms")
+            for name, each in seconds.items()
+        ]
+        panels.append(Panel(title, tuple(bars)))
+    note = "Broker, clients and Redis share two cores. Whole records need raised limits on brokers and clients."
+    draw_panels(panels, IMAGES / "kafka.png", "Kafka: throughput and time per payload", shared=True, note=note)
+
+
+def pulsar() -> None:
+    """Draw throughput beside the client's own chunking."""
+    panels = [
+        Panel(title, tuple(Bar(name, each, f"{each:.1f}x") for name, each in relative.items()))
+        for title, relative in figures("pulsar")["relative"].items()
+    ]
+    note = "Broker, clients and Redis share two cores."
+    draw_panels(
+        panels, IMAGES / "pulsar.png", "Pulsar: throughput relative to its own chunking", shared=True, note=note
+    )
+
+
+def peers() -> None:
+    """Draw throughput beside other libraries."""
+    found = figures("peers")
+    lines = [
+        Line(name, store, dict(zip(found["sizes"], rates, strict=True)))
+        for name, (store, *rates) in found["rates"].items()
+    ]
+    draw_peers(lines, IMAGES / "peers.png")
+
+
+def spark() -> None:
+    """Draw throughput by the distance to the store."""
+    rates = figures("spark")["rates"]
+    draw_spark(
+        {way: {int(at): rate for at, rate in points.items()} for way, points in rates.items()}, IMAGES / "spark.png"
+    )
+
+
+def idea() -> None:
+    """Draw how a payload travels."""
+    from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(8.6, 2.9))
+    figure.subplots_adjust(0, 0, 1, 1)
+    axes.set(xlim=(0, 86), ylim=(0, 29))
+    axes.set_axis_off()
+
+    def box(x: float, y: float, width: float, text: str, detail: str, color: str) -> None:
+        shape = FancyBboxPatch(
+            (x, y),
+            width,
+            7.4,
+            boxstyle="round,pad=0,rounding_size=1.2",
+            linewidth=1.6,
+            edgecolor=color,
+            facecolor="white",
+        )
+        axes.add_patch(shape)
+        axes.text(x + width / 2, y + 4.6, text, ha="center", va="center", fontsize=12, fontweight="bold")
+        axes.text(x + width / 2, y + 1.9, detail, ha="center", va="center", fontsize=9, color="#5f6368")
+
+    def arrow(start: tuple[float, float], end: tuple[float, float], color: str, width: float) -> None:
+        axes.add_patch(
+            FancyArrowPatch(
+                start, end, arrowstyle="-|>", mutation_scale=18, color=color, linewidth=width, shrinkA=0, shrinkB=0
+            )
+        )
+
+    def label(x: float, y: float, text: str, color: str, align: str = "center") -> None:
+        axes.text(x, y, text, ha=align, va="center", fontsize=10, color=color, fontweight="bold")
+
+    box(1.5, 2.5, 18, "Producer", "cc.offload", INK)
+    box(34, 2.5, 18, "Kafka, Pulsar", "limit 1 MB, 5 MiB", GRAY)
+    box(66.5, 2.5, 18, "Consumer", "cc.resolve, Spark", INK)
+    box(34, 19.5, 18, "Store", "Redis, S3, files", BLUES[0])
+    arrow((14, 10.1), (33.7, 22.6), BLUES[0], 4.5)
+    arrow((52.3, 22.6), (72, 10.1), BLUES[0], 4.5)
+    arrow((19.7, 6.2), (33.7, 6.2), ORANGE, 1.8)
+    arrow((52.3, 6.2), (66.2, 6.2), ORANGE, 1.8)
+    label(22, 18.2, "1. payload, 50 MB", BLUES[0], "right")
+    label(64, 18.2, "3. payload, verified", BLUES[0], "left")
+    label(26.7, 7.9, "2. pointer", ORANGE)
+    label(26.7, 4.4, "300 bytes", ORANGE)
+    label(59.2, 7.9, "pointer", ORANGE)
+    figure.savefig(IMAGES / "idea.png", dpi=200)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    IMAGES.mkdir(exist_ok=True)
+    for draw in (idea, kafka, pulsar, peers, spark):
+        draw()

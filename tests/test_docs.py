@@ -1,0 +1,201 @@
+"""README and docs: everything that needs no server runs, and what the pages name exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+
+import claimcheck
+from claimcheck import hooks
+from tests.docs_pages import PAGES, ROOT, SERVERS, blocks, cases, run, write_yaml
+
+NOTES = r"needs:( (kafka|pulsar|redis|s3|spark))+|run|pytest|store|fails: \w+|not run: .+|"
+# Programs of others: their options are not checked.
+FOREIGN = {
+    ".venv/bin/pytest", "aws", "cd", "cmp", "docker", "export", "git", "mv", "openssl", "pulsar-admin", "python",
+    "redis-cli", "spark-submit",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty working folder, and the variables that examples use."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLAIMCHECK_SIGNING_SECRET", "0123456789abcdef")
+    monkeypatch.setenv("CLAIMCHECK_SIGNING_SECRET_OLD", "fedcba9876543210")
+    return tmp_path
+
+
+def test_every_note_and_server_is_known():
+    for page in PAGES:
+        for block in blocks(page):
+            assert re.fullmatch(NOTES, block.note), (page, block.line, block.note)
+            assert block.needs <= set(SERVERS)
+            assert block.language in ("python", "yaml", "shell", "text", "json"), (page, block.line)
+
+
+@pytest.mark.parametrize(("page", "needs"), cases())
+def test_python_runs_from_top_to_bottom(folder, page, needs):
+    run(page, needs, folder, {})
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(block.note == "pytest" for block in blocks(page))])
+def test_tests_on_a_page_pass(folder, page):
+    write_yaml(page, folder, {})
+    for number, block in enumerate(block for block in blocks(page) if block.note == "pytest"):
+        (folder / f"test_page_{number}.py").write_text(block.code)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
+    if not importlib.metadata.entry_points(group="pytest11", name="claimcheck"):  # a checkout that is not installed
+        command += ["-p", "claimcheck.testing._pytest_plugin"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_yaml_loads(folder, page):
+    for block in blocks(page):
+        if block.language == "yaml" and not block.note:
+            raw = yaml.safe_load(block.code)
+            stores = {name: {"type": "memory"} for name in raw.get("reads_from", ["m"])}
+            claimcheck.from_dict({"stores": stores, **raw})
+
+
+def _commands(page):
+    for block in blocks(page):
+        if block.language == "shell":
+            for line in block.code.replace("\\\n", " ").splitlines():
+                for command in re.split(r"\s(?:&&|\|)\s", line):
+                    words = shlex.split(command, comments=True)
+                    if words:
+                        yield block.line, words
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_exist(page):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    for line, (program, *words) in _commands(page):
+        where = (page, line, program, *words)
+        if program == "make":
+            assert {word for word in words if "=" not in word} <= targets, where
+        elif program == "pip":
+            named = re.findall(r"claimcheck\[([\w,]+)\]", " ".join(words))
+            assert set(",".join(named).split(",")) - {""} <= extras, where
+        elif program == "claimcheck":
+            _check_options(words, where)
+        else:
+            assert program in FOREIGN, where
+
+
+def _check_options(words, where):
+    """Its help names the command and every option."""
+    subcommand = words[:1] if words and not words[0].startswith("-") else []
+    run = [sys.executable, "-m", "claimcheck", *subcommand, "--help"]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, where
+    options = [word.split("=")[0] for word in words if word.startswith("-") and word != "-"]
+    assert not [option for option in options if option not in re.findall(r"-[\w-]+", done.stdout)], where
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(block.note == "run" for block in blocks(page))])
+def test_shell_blocks_run(folder, page):
+    write_yaml(page, folder, {})
+    (folder / "big.bin").write_bytes(os.urandom(3_000_000))
+    command = folder / "claimcheck"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m claimcheck "$@"\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    for block in blocks(page):
+        if block.note == "run":
+            done = subprocess.run(["bash", "-ec", block.code], capture_output=True, check=False, env=environment)
+            assert done.returncode == 0, (page, block.line, done.stderr[-2000:])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[\w-]+)?\)", text):
+        if "://" not in target:
+            assert (ROOT / page).parent.joinpath(target).exists(), (page, target)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_page_names_exist(page):
+    for name in re.findall(r"`((?:examples|tests|docs|claimcheck|stores)/[\w./]+)`", (ROOT / page).read_text()):
+        assert (ROOT / name).exists(), (page, name)
+
+
+def test_readme_is_one_page():
+    assert len((ROOT / "README.md").read_bytes()) <= 9 * 1024
+
+
+def test_every_page_is_in_the_navigation():
+    named = set(re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")} <= named
+
+
+def test_all_defaults_are_as_shown(folder):
+    write_yaml("docs/guides/configuration.md", folder, {})
+    shown = claimcheck.load("all.yaml").config
+    real = claimcheck.from_dict({"stores": {"m": {"type": "memory"}}}).config
+    for section in ("strategy", "threshold_bytes", "chunking", "hybrid", "limits", "envelope"):
+        assert getattr(shown, section) == getattr(real, section)
+
+
+def test_the_reference_lists_every_option_of_the_configuration():
+    text = (ROOT / "docs/reference/configuration.md").read_text()
+    for section in (claimcheck.config.ChunkingConfig, claimcheck.config.HybridConfig, claimcheck.config.LimitsConfig):
+        assert not [field.name for field in dataclasses.fields(section) if f"`{field.name}`" not in text]
+
+
+@pytest.mark.parametrize(
+    ("page", "module"),
+    [("docs/reference/errors.md", "claimcheck.errors"), ("docs/reference/events.md", "claimcheck.hooks")],
+)
+def test_the_reference_lists_every_error_and_event(page, module):
+    text, names = (ROOT / page).read_text(), sys.modules[module].__all__
+    assert not [
+        name for name in names if name.endswith(("Error", "Event")) and name != "Event" and f"`{name}`" not in text
+    ]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "claimcheck",
+        "claimcheck.transports.kafka",
+        "claimcheck.transports.pulsar",
+        "claimcheck.spark",
+        "claimcheck.testing",
+    ],
+)
+def test_the_reference_lists_every_public_name(module):
+    text = "".join((ROOT / "docs/reference" / page).read_text() for page in ("api.md", "errors.md", "wire-format.md"))
+    names = importlib.import_module(module).__all__
+    assert not [name for name in names if not re.search(rf"\b{name}\b", text)]
+
+
+@pytest.mark.parametrize("page", ["docs/guides/configuration.md", "docs/guides/security.md"])
+def test_variables_of_secrets_have_names_that_spark_redacts(page):
+    redacted = re.compile("(?i)secret|password|token|access[.]?key")  # the default of spark.redaction.regex
+    credentials = r"keys: \{\w+: \"\$\{(\w+)|k\d: \"\$\{(\w+)|://[^@/\s]*:\$\{(\w+)[^}]*\}@"
+    names = {name for found in re.findall(credentials, (ROOT / page).read_text()) for name in found if name}
+    assert "CLAIMCHECK_SIGNING_SECRET" in names
+    assert not [name for name in names if not redacted.search(name)]
+
+
+def test_the_hook_on_the_events_page_works_for_every_event(folder, capsys):
+    hook = run("docs/reference/events.md", frozenset(), folder, {})["hook"]
+    for kind in hooks.Event.__subclasses__():
+        hook(kind(**dict.fromkeys((field.name for field in dataclasses.fields(kind)), "something")))
+        assert "something" in capsys.readouterr().out, kind
