@@ -1,7 +1,7 @@
 """Real servers for tests: Redis, an S3 gateway, Pulsar and Kafka, started as processes on free ports.
 
-The fixtures in conftest.py use the context managers of tests/real/. To run a command with all servers that this machine
-can start, named in its environment::
+The fixtures in conftest.py use the context managers of tests/real/. To run a command with every server that this
+machine can start and the environment does not name yet::
 
     python tests/servers.py make test-all
 
@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 if __name__ == "__main__":  # a script has its own folder on the path only
@@ -32,6 +32,9 @@ from tests.real.pulsar_secure import SecurePulsar, secure_pulsar
 from tests.real.redis_cluster import RedisCluster, RedisSentinel, redis_cluster, redis_sentinel
 from tests.real.redis_single import RedisEndpoints, redis, redis_endpoints, redis_server, redis_url
 from tests.real.s3_gateway import ACCESS_KEY, SECRET_KEY, S3Server, s3, s3_tls
+
+PREFIX = "CLAIMCHECK_TEST_"
+"""Of the variables that name servers; the fixtures in conftest.py read them."""
 
 SPARK_KAFKA_JARS = "CLAIMCHECK_TEST_SPARK_KAFKA_JARS"
 """Variable that names the folder with the jars listed in tests/real/kafka_spark.xml."""
@@ -51,27 +54,34 @@ __all__ = [
 def main(command: list[str]) -> int:
     """Start the servers, run a command with their addresses in its environment, and return its exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the servers of a killed run
-    with (
-        redis() if _on_path("redis-server") else nullcontext() as url,
-        s3() if _on_path("versitygw") else nullcontext() as gateway,
-        pulsar() if PULSAR_JARS in os.environ else nullcontext() as broker,
-        kafka() if KAFKA_JARS in os.environ else nullcontext() as kafka_broker,
-    ):
-        environment = {
-            "CLAIMCHECK_TEST_KAFKA_BOOTSTRAP_SERVERS": kafka_broker.bootstrap_servers if kafka_broker else "",
-            "CLAIMCHECK_TEST_PULSAR_URL": broker.service_url if broker else "",
-            "CLAIMCHECK_TEST_PULSAR_ADMIN_URL": broker.admin_url if broker else "",
-            "CLAIMCHECK_TEST_REDIS_URL": url or "",
-            "CLAIMCHECK_TEST_S3_ENDPOINT": gateway.endpoint_url if gateway else "",
-            "CLAIMCHECK_TEST_S3_ACCESS_KEY": gateway.access_key if gateway else ACCESS_KEY,
-            "CLAIMCHECK_TEST_S3_SECRET_KEY": gateway.secret_key if gateway else SECRET_KEY,
-        }
-        process = subprocess.Popen(command, env={**os.environ, **environment})
+    with ExitStack() as stack:
+        process = subprocess.Popen(command, env={**os.environ, **_start(stack)})
         try:
             return process.wait()
         except BaseException:
             _stop(process)  # terminates first, so that make and pytest clean up
             raise
+
+
+def _start(stack: ExitStack) -> dict[str, str]:
+    """Start the servers that the environment does not name and this machine has; return their variables."""
+    variables = {}
+    if _is_missing("REDIS_URL") and _on_path("redis-server"):
+        variables["REDIS_URL"] = stack.enter_context(redis())
+    if _is_missing("S3_ENDPOINT") and _on_path("versitygw"):
+        gateway = stack.enter_context(s3())
+        variables["S3_ENDPOINT"] = gateway.endpoint_url
+        variables |= {"S3_ACCESS_KEY": gateway.access_key, "S3_SECRET_KEY": gateway.secret_key}
+    if _is_missing("PULSAR_URL") and PULSAR_JARS in os.environ:
+        broker = stack.enter_context(pulsar())
+        variables |= {"PULSAR_URL": broker.service_url, "PULSAR_ADMIN_URL": broker.admin_url}
+    if _is_missing("KAFKA_BOOTSTRAP_SERVERS") and KAFKA_JARS in os.environ:
+        variables["KAFKA_BOOTSTRAP_SERVERS"] = stack.enter_context(kafka()).bootstrap_servers
+    return {f"{PREFIX}{name}": value for name, value in variables.items()}
+
+
+def _is_missing(name: str) -> bool:
+    return not os.environ.get(f"{PREFIX}{name}")
 
 
 def _on_path(program: str) -> bool:
