@@ -1,9 +1,8 @@
 import logging
 
-import boto3
 import pytest
 
-from tests.conformance.s3_medium import S3Conformance
+from tests.conformance.s3_medium import S3Conformance, resource
 from tests.conformance.subsets import SMOKE, FewerPayloads, only
 
 
@@ -23,5 +22,5 @@ def moto_url():
 class TestS3StoreOnMoto(FewerPayloads, S3Conformance):
     @pytest.fixture
     def options(self, moto_url):
-        boto3.client("s3", endpoint_url=moto_url).create_bucket(Bucket="payloads")
+        resource(moto_url).create_bucket(Bucket="payloads")
         return self.medium(moto_url, "payloads")
