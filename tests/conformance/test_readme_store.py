@@ -1,4 +1,4 @@
-"""The store that the README shows keeps every promise of a store, by the test that the README shows."""
+"""The README's store passes the store kit, by the README's test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded broker keeps every promise of a transport."""
+"""The transport kit on the embedded broker."""
 
 from tests.conformance.local_transport import LocalConformance
 
