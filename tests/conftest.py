@@ -71,15 +71,24 @@ FIXTURE_MARKS = {
     "spark": "spark",
     "spark_kafka_jars": "spark",
 }
+# Files that start Spark or a broker several times, the longest first.
+LONG_FILES = (
+    "test_examples",
+    "test_sources_local",
+    "test_versions",
+    "test_demo",
+    "test_reassemble_stream",
+    "test_java",
+)
 NOT_FAST = {*FOLDER_MARKS.values(), *FIXTURE_MARKS.values()}
 MAX_OPEN_FILES_PER_MODULE = 60
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder and its fixtures, and run the files that need Spark first.
+    """Mark each test by its folder and its fixtures, and run long files first.
 
-    Two processes share the files. The longest files go first, so that neither process waits for the other at the end.
+    Two processes share the files. With the long ones first, neither process waits for the other at the end.
     """
     for item in items:
         for mark in _kinds(item):
@@ -87,17 +96,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marks = {mark.name for mark in item.iter_markers()}
         if "smoke" in marks or not marks & NOT_FAST:
             item.add_marker("fast")
-    weights: dict[Path, int] = {}
-    for item in items:
-        weight = 2 if item.get_closest_marker("slow") else 1 if item.get_closest_marker("spark") else 0
-        weights[item.path] = max(weight, weights.get(item.path, 0))
-    items.sort(key=lambda item: -weights[item.path])
+    needs_spark = {item.path for item in items if item.get_closest_marker("spark")}
+    items.sort(key=lambda item: _turn(item.path, item.path in needs_spark))
 
 
 def _kinds(item: pytest.Item) -> set[str]:
     folder = item.path.relative_to(ROOT / "tests").parts[0] if item.path.is_relative_to(ROOT / "tests") else ""
     kinds = {FIXTURE_MARKS[name] for name in getattr(item, "fixturenames", ()) if name in FIXTURE_MARKS}
     return kinds | ({FOLDER_MARKS[folder]} if folder in FOLDER_MARKS else set())
+
+
+def _turn(path: Path, needs_spark: bool) -> int:
+    if path.stem in LONG_FILES:
+        return LONG_FILES.index(path.stem)
+    return len(LONG_FILES) + (0 if needs_spark else 1)
 
 
 @pytest.fixture(scope="module", autouse=True)
