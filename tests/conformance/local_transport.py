@@ -13,11 +13,11 @@ from claimcheck.transports.local import (
 
 
 class UncertainBroker(LocalBroker):
-    """Appends, then raises as if the outcome were unknown."""
+    """Appends, and cannot tell whether it did."""
 
     def append(self, *args, **options):
         super().append(*args, **options)
-        raise BrokerCommitError("the disk failed during the commit", path="broker.sqlite")
+        raise BrokerCommitError("the disk failed at the very end", path="broker.sqlite")
 
 
 class LocalConformance(TransportConformance):
@@ -57,7 +57,7 @@ class LocalConformance(TransportConformance):
         return LocalProducer(self.native, cc)
 
     def close(self, opened):
-        if not isinstance(opened, LocalProducer):  # a producer has nothing to close
+        if not isinstance(opened, LocalProducer):  # which holds nothing open
             opened.close()
 
     def send(self, producer, topic, payload, *, key, headers):
@@ -66,7 +66,7 @@ class LocalConformance(TransportConformance):
     def send_refused(self, cc, topic, payload):
         with LocalBroker(self.path, max_message_bytes=self.limit_bytes) as broker:
             producer = LocalProducer(broker, cc)
-            broker.max_message_bytes = 100
+            broker.max_message_bytes = 100  # lowered since
             producer.send(topic, payload)
 
     def send_unknown(self, cc, topic, payload):

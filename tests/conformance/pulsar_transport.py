@@ -33,7 +33,7 @@ class PulsarConformance(TransportConformance):
             writer.close()
 
     def create_topic(self, topic, partitions):
-        """Creates partitioned topics only; the broker creates the others on first use."""
+        """One that is not partitioned is created by its first user."""
         if partitions > 1:
             self.server.create_partitioned(topic, partitions)
 
@@ -66,13 +66,13 @@ class PulsarConformance(TransportConformance):
         producer.send(payload, properties=headers, partition_key=key)
 
     def send_refused(self, cc, topic, payload):
-        """Sends properties above the broker's limit through a wrapper that was given a higher one."""
+        """With properties that the wrapper takes for small enough, since it was told of another limit."""
         native = self.client.create_producer(topic, batching_enabled=False)
         with PulsarProducer(native, cc, max_message_bytes=2 * self.limit_bytes) as producer:
             producer.send(payload, properties={"large": "v" * self.limit_bytes})
 
     def send_unknown(self, cc, topic, payload):
-        """Sends to a topic with a limit that the client does not know, so that it retries without end."""
+        """To a topic with a limit that the client does not know: it tries again without end."""
         self.client.create_producer(topic).close()
         self.server.set_policy(topic, "maxMessageSize", 100)
         with self.own_client() as client:
@@ -82,7 +82,7 @@ class PulsarConformance(TransportConformance):
 
     @contextlib.contextmanager
     def own_client(self):
-        """A client of its own, since the broker keeps dropping its connection; it may be closed already at the end."""
+        """The broker drops its connection again and again, and closing it may find it closed."""
         client = pulsar.Client(self.server.service_url, logger=quiet, operation_timeout_seconds=30)
         try:
             yield client
@@ -98,7 +98,7 @@ class PulsarConformance(TransportConformance):
     }
 
     def wrapping(self, topic, clock, look_ahead, dead_letters):
-        """Options of the wrapper."""
+        """The wrapper's options."""
         options = {"clock": clock, "start_message_id_inclusive": True, "prefetch_bytes": (8 << 20) * look_ahead}
         if dead_letters:
             producer = self.client.create_producer(f"{topic}-dead-letters", batching_enabled=False)
@@ -147,5 +147,5 @@ class PulsarConformance(TransportConformance):
 
 
 def place(message_id):
-    """Return the arguments of the equal `pulsar.MessageId`."""
+    """In the order of a `pulsar.MessageId`'s arguments."""
     return message_id.partition(), message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()

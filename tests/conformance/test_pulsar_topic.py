@@ -1,22 +1,22 @@
-"""The store kit on a side topic of a real Pulsar, without the checks that a log cannot pass."""
+"""Every promise of a store that a log can keep, on a side topic of a real Pulsar."""
 
 import pulsar
 import pytest
 
 from claimcheck.testing import StoreConformance
 
-_FORGETS = "a log deletes by retention only: a rollback removes nothing"
-_STAYS = "messages in a log cannot be changed or removed"
+_FORGETS = "a log forgets by age and size only: a rollback removes nothing"
+_STAYS = "nobody can change or remove what is in a log"
 
 
 class TestPulsarTopic(StoreConformance):
-    secrets = ("a-token-that-the-broker-ignores",)
+    secrets = ("a-token-that-nobody-asks-for",)
     skip = {
         "test_rollback_leaves_nothing_and_may_be_repeated": _FORGETS,
         "test_same_payload_twice_rests_twice": _FORGETS,
         "test_failed_write_leaves_nothing": _FORGETS,
         "test_interrupted_write_leaves_nothing": _FORGETS,
-        "test_hooks_hear_of_every_operation": "the key contains the position, which is known after the write only",
+        "test_hooks_hear_of_every_operation": "a payload's place becomes a part of its key when it is written",
     }
 
     @pytest.fixture

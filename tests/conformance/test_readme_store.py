@@ -1,4 +1,4 @@
-"""The README's store passes the store kit, by the README's test."""
+"""The store that the README shows keeps every promise of a store, by the test that the README shows."""
 
 from __future__ import annotations
 

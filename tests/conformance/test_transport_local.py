@@ -1,4 +1,4 @@
-"""The transport kit on the embedded broker."""
+"""The embedded broker keeps every promise of a transport."""
 
 from tests.conformance.local_transport import LocalConformance
 

@@ -1,4 +1,4 @@
-"""The transport kit on the Pulsar wrappers, blocking and asyncio, with a real broker."""
+"""The wrappers of Pulsar keep every promise of a transport, on a real broker, blocking and with asyncio."""
 
 import asyncio
 import contextlib
