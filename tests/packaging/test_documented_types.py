@@ -37,6 +37,7 @@ PYRIGHT = {
     "typeCheckingMode": "strict",
     "reportMissingTypeStubs": False,
     "reportPrivateImportUsage": False,
+    "reportDuplicateImport": False,  # blocks of one document are checked as one module
     "reportUnknownMemberType": False,
     "reportUnknownVariableType": False,
     "reportUnknownArgumentType": False,
