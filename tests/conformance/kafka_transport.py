@@ -9,6 +9,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from claimcheck.testing import Facts, TransportConformance
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
+from tests.servers import wait_until
 
 SECONDS = 30
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 200}
@@ -97,6 +98,11 @@ class KafkaConformance(TransportConformance):
         change = ConfigEntry("max.message.bytes", "150", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[change])
         self.admin.incremental_alter_configs([resource])[resource].result()
+        wait_until(lambda: self.limit_of(topic) == "150", "the broker applies the lower limit")
+
+    def limit_of(self, topic):
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        return self.admin.describe_configs([resource])[resource].result()["max.message.bytes"].value
 
     # Receiving -------------------------------------------------------------------------------------------------
 
