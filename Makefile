@@ -1,29 +1,38 @@
-# make demo [DIR=folder]   every file of a folder through a small broker and back through Spark
-# make test                lint, types, layers and tests, as CI runs them
-# make bench               what the stores cost, against the raw socket, raw HTTP and the vendors' own clients
-# make bench-pulsar        Pulsar through the wrappers, against the native producer and consumer
-# make bench-kafka         Kafka through the wrappers, against the native producer and consumer
-# make bench-spark         Spark's jobs, against what people write by hand
-# make structure           the library in numbers: lines, files, functions, imports
-# make spark-versions      which features run on which pyspark, each in an environment of its own (about 500 MB at a time)
-# make bench-peers         the same payloads through claimcheck and through what else there is for Python
-# All make their own environment in .venv; python3 (3.11 or newer) and pip are all they need.
-# Another Python: make demo PYTHON=python3.12
+# make demo [DIR=folder]   sends every file of a folder through a small broker and reads them back with Spark
+# make test                lint, types and the fast tests, in about three minutes; needs no server
+# make test-all            all tests, with every server that this machine has; SELECT="kafka or pulsar" runs a part
+# make docs                builds the documentation site into site/
+# make bench               cost of the stores, compared with a raw socket, raw HTTP and the vendors' clients
+# make bench-pulsar        Pulsar through the wrappers, compared with the native producer and consumer
+# make bench-kafka         Kafka through the wrappers, compared with the native producer and consumer
+# make bench-spark         Spark jobs, compared with hand-written ones
+# make bench-peers         the same payloads through claimcheck and through other Python libraries
+# make structure           size of the library: lines, files, functions, imports
+# make spark-versions      which features run on which pyspark, each in its own environment (about 500 MB at a time)
+# Every target creates its environment in .venv and needs only python3 (3.11 or newer) and pip.
+# To use another Python: make demo PYTHON=python3.12
 
 PYTHON      ?= python3
-PYTEST_ARGS ?= -q -n 2 --dist loadfile --instafail --maxfail=12 --durations=20 --durations-min=5
+PYTEST_ARGS ?= -q --instafail --maxfail=12 --durations=20 --durations-min=3
 BENCH_ARGS  ?=
 VENV        := .venv
 BIN         := $(VENV)/bin
 
-.PHONY: demo test lint structure spark-versions bench bench-peers bench-pulsar bench-kafka bench-spark clean
+# Files keep their order: tests/conftest.py puts the longest first.
+PYTEST      := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo test test-all lint docs structure spark-versions bench bench-peers bench-pulsar bench-kafka bench-spark clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
 	$(BIN)/claimcheck demo $(if $(DIR),--dir "$(DIR)")
 
 test: lint
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(PYTEST) -m fast --hypothesis-profile=fast $(PYTEST_ARGS)
+
+# A test whose server is missing is skipped; with CLAIMCHECK_REQUIRE_SERVERS=1 it fails.
+test-all: lint
+	$(BIN)/python tests/servers.py $(PYTEST) $(if $(SELECT),-m "$(SELECT)") $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -31,46 +40,50 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
 structure: $(VENV)/.test
 	$(BIN)/python tests/structure.py
 
-# Takes some minutes per version. VERSIONS=4.2 tries one, VERSIONS=3.5,4.3 two.
+# Takes some minutes per version. VERSIONS=4.2 runs one, VERSIONS=3.5,4.3 two.
 spark-versions:
 	$(PYTHON) tests/spark_versions.py $(if $(VERSIONS),--versions $(VERSIONS))
 
-# Both write JSON and PNG into bench-results/. BENCH_ARGS="--quick" tries them, "--only redis,s3" measures a part.
+# Writes JSON and PNG into bench-results/. BENCH_ARGS="--quick" is a trial run, "--only redis,s3" measures a part.
 bench: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py $(BENCH_ARGS)
 
 bench-peers: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/peers.py $(BENCH_ARGS)
 
-# Needs java, and CLAIMCHECK_TEST_PULSAR_JARS: see tests/real/pulsar.xml.
+# Needs java and CLAIMCHECK_TEST_PULSAR_JARS: see tests/real/pulsar.xml.
 bench-pulsar: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py --only pulsar --out bench-results/pulsar $(BENCH_ARGS)
 
-# Needs java, and CLAIMCHECK_TEST_KAFKA_JARS: see tests/real/kafka.xml.
+# Needs java and CLAIMCHECK_TEST_KAFKA_JARS: see tests/real/kafka.xml.
 bench-kafka: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py --only kafka --out bench-results/kafka $(BENCH_ARGS)
 
-# Needs redis-server; for Spark it brings a Java where there is none, and for the rows of Pulsar see above.
+# Needs redis-server; the Pulsar rows also need what bench-pulsar needs. Installs a Java for Spark if there is none.
 bench-spark: $(VENV)/.bench $(VENV)/.demo
 	$(BIN)/python tests/benchmarks/bench.py --only spark,spark-source --out bench-results/spark $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-peers bench-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers bench-results site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "claimcheck needs Python 3.11 or newer, and '$(PYTHON)' is: $$($(PYTHON) --version 2>&1 | head -n 1)" >&2; \
-	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	  echo "claimcheck needs Python 3.11 or newer, but '$(PYTHON)' is: $$($(PYTHON) --version 2>&1 | head -n 1)" >&2; \
+	  echo "To use another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# One stamp per extra. The installation is editable: a change of the sources needs no second one.
-$(VENV)/.demo $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: pyproject.toml | $(BIN)/python
-	@if [ -e $@ ]; then echo "Installing what pyproject.toml names now ..."; \
-	 elif [ $* = bench ]; then echo "Installing what claimcheck[bench] needs (about 500 MB, once) ..."; \
-	 elif [ -e $(BIN)/claimcheck ]; then echo "Installing what claimcheck[$*] needs besides (about 400 MB, once) ..."; \
-	 else echo "Installing claimcheck[$*] into $(VENV) (about 1 GB with Spark and a Java, once; quietly, some minutes) ..."; fi
+# One stamp file per extra. The installation is editable, so a change of the sources does not repeat it.
+$(VENV)/.demo $(VENV)/.test $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/python
+	@if [ -e $@ ]; then echo "pyproject.toml has changed: updating claimcheck[$*] ..."; \
+	 elif [ $* = docs ]; then echo "Installing claimcheck[docs] (about 100 MB) ..."; \
+	 elif [ $* = bench ]; then echo "Installing claimcheck[bench] (about 500 MB) ..."; \
+	 elif [ -e $(BIN)/claimcheck ]; then echo "Installing claimcheck[$*] (about 500 MB) ..."; \
+	 else echo "Installing claimcheck[$*] into $(VENV) (about 1 GB with Spark and a Java; takes some minutes) ..."; fi
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

@@ -1,8 +1,9 @@
-"""What all tests share: a bare checkout that imports, real servers, an environment in which no accident can happen."""
+"""Fixtures and markers for all tests: real servers, the Spark session, and the kind of each test."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import logging
 import os
@@ -23,18 +24,20 @@ from tests import servers
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOT = str(Path(__file__).resolve().parent.parent)
-# At the very end, so that what is installed still wins: a process that a test spawns finds `tests.unit...` by its name.
-sys.path.append(ROOT)
+ROOT = Path(__file__).resolve().parent.parent
+# Appended, so that an installed package still wins: child processes of a test can import `tests.unit...`.
+sys.path.append(str(ROOT))
 
 IN_CI = os.environ.get("CI", "").lower() == "true"
 SERVERS_REQUIRED = IN_CI or os.environ.get("CLAIMCHECK_REQUIRE_SERVERS") == "1"
 
-# The same examples on every run of CI: a red build must mean a change, not luck. Times say nothing on a shared machine.
-hypothesis.settings.register_profile("claimcheck", deadline=None, derandomize=SERVERS_REQUIRED, print_blob=True)
-hypothesis.settings.load_profile("claimcheck")
+# In CI every run uses the same examples, so that a failure means a change. Deadlines mean nothing on a shared machine.
+common: dict[str, Any] = {"deadline": None, "derandomize": SERVERS_REQUIRED, "print_blob": True}
+hypothesis.settings.register_profile("full", **common)
+hypothesis.settings.register_profile("fast", **common, max_examples=20)
+hypothesis.settings.load_profile("full")  # `make test` passes --hypothesis-profile=fast
 
-# The SDK's own chain of credentials ends here: no test can ever reach the account of whoever runs it.
+# The AWS credential chain ends here, so that no test can use a developer's account.
 os.environ.update(
     AWS_ACCESS_KEY_ID=os.environ.get("CLAIMCHECK_TEST_S3_ACCESS_KEY", servers.ACCESS_KEY),
     AWS_SECRET_ACCESS_KEY=os.environ.get("CLAIMCHECK_TEST_S3_SECRET_KEY", servers.SECRET_KEY),
@@ -46,21 +49,96 @@ os.environ.update(
 for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
     os.environ.pop(name, None)
 
-os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark's own choice is the first python3 on PATH
+os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark's default is the first python3 on PATH
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 Server = TypeVar("Server")
 
 
+# Markers -------------------------------------------------------------------------------------------------------
+
+FOLDER_MARKS = {"spark": "spark", "fault": "fault", "packaging": "packaging", "benchmarks": "slow"}
+FIXTURE_MARKS = {
+    "redis_url": "redis",
+    "redis_endpoints": "redis",
+    "redis_cluster": "redis",
+    "redis_sentinel": "redis",
+    "redis_programs": "redis",
+    "s3_server": "s3",
+    "s3_tls": "s3",
+    "kafka_jars": "kafka",
+    "pulsar_jars": "pulsar",
+    "spark": "spark",
+    "spark_kafka_jars": "spark",
+}
+# Files that start Spark or a broker several times, the longest first.
+LONG_FILES = (
+    "test_examples",
+    "test_sources_local",
+    "test_versions",
+    "test_demo",
+    "test_reassemble_stream",
+    "test_java",
+)
+NOT_FAST = {*FOLDER_MARKS.values(), *FIXTURE_MARKS.values()}
+MAX_OPEN_FILES_PER_MODULE = 60
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test by its folder and its fixtures, and run long files first.
+
+    Two processes share the files. With the long ones first, neither process waits for the other at the end.
+    """
+    for item in items:
+        for mark in _kinds(item):
+            item.add_marker(mark)
+        marks = {mark.name for mark in item.iter_markers()}
+        if "smoke" in marks or not marks & NOT_FAST:
+            item.add_marker("fast")
+    needs_spark = {item.path for item in items if item.get_closest_marker("spark")}
+    items.sort(key=lambda item: _turn(item.path, item.path in needs_spark))
+
+
+def _kinds(item: pytest.Item) -> set[str]:
+    folder = item.path.relative_to(ROOT / "tests").parts[0] if item.path.is_relative_to(ROOT / "tests") else ""
+    kinds = {FIXTURE_MARKS[name] for name in getattr(item, "fixturenames", ()) if name in FIXTURE_MARKS}
+    return kinds | ({FOLDER_MARKS[folder]} if folder in FOLDER_MARKS else set())
+
+
+def _turn(path: Path, needs_spark: bool) -> int:
+    if path.stem in LONG_FILES:
+        return LONG_FILES.index(path.stem)
+    return len(LONG_FILES) + (0 if needs_spark else 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_leaked_files() -> Iterator[None]:
+    """Fail if a module leaves many more files open than it found; `select` cannot use descriptors above 1,023."""
+    before = _open_files()
+    yield
+    if _open_files() - before > MAX_OPEN_FILES_PER_MODULE:
+        gc.collect()
+        assert _open_files() - before <= MAX_OPEN_FILES_PER_MODULE, "this module leaks file descriptors"
+
+
+def _open_files() -> int:
+    folder = "/proc/self/fd"
+    return len(os.listdir(folder)) if os.path.isdir(folder) else 0
+
+
+# Spark ---------------------------------------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="session")
 def worker_env() -> dict[str, str]:
-    """Environment in which other processes import the claimcheck that is tested here."""
+    """Environment in which child processes import the claimcheck under test."""
     return {"PYTHONPATH": str(Path(claimcheck.__file__).parent.parent)}
 
 
 @pytest.fixture(scope="session")
 def spark(worker_env: dict[str, str]) -> Iterator[SparkSession]:
-    """Two cores, no network but the loopback. It is never skipped: a Java comes by pip where there is none."""
+    """A session with two cores on the loopback interface. Never skipped: pip installs a Java where there is none."""
     from claimcheck.spark import ensure_java
 
     ensure_java()
@@ -77,28 +155,95 @@ def spark(worker_env: dict[str, str]) -> Iterator[SparkSession]:
     for name, value in options.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")  # tasks that fail on purpose would fill pages
+    session.sparkContext.setLogLevel("OFF")  # tests that make tasks fail would fill pages
     yield session
     session.stop()
 
 
 @pytest.fixture(scope="session")
 def sc(spark: SparkSession) -> Any:
-    """Its context."""
+    """The Spark context."""
     return spark.sparkContext
+
+
+# Redis ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    """URL of a real Redis. It may be shared with other processes and other people: use unique keys, never flush."""
+    """URL of a real Redis. Others may use it at the same time: use unique keys, never flush."""
     given = os.environ.get("CLAIMCHECK_TEST_REDIS_URL")
     with contextlib.nullcontext(given) if given else _started("redis-server", servers.redis) as url:
         yield url
 
 
+# No environment variable names the variants below: the tests always start their own.
+
+
+@pytest.fixture(scope="session")
+def redis_endpoints() -> Iterator[servers.RedisEndpoints]:
+    """A Redis with passwords that listens on a TLS port and a unix socket, too."""
+    with _started("redis-server openssl", servers.redis_endpoints) as endpoints:
+        yield endpoints
+
+
+@pytest.fixture(scope="session")
+def redis_tls_url(redis_endpoints: servers.RedisEndpoints) -> str:
+    """URL of the TLS port; clients verify the certificate."""
+    return redis_endpoints.tls_url
+
+
+@pytest.fixture(scope="session")
+def redis_unix_url(redis_endpoints: servers.RedisEndpoints) -> str:
+    """URL of the unix socket."""
+    return redis_endpoints.unix_url
+
+
+@pytest.fixture(scope="session")
+def redis_acl_url(redis_endpoints: servers.RedisEndpoints) -> str:
+    """URL of a user with no more rights than a store needs, in database 3."""
+    return redis_endpoints.acl_url
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[servers.RedisCluster]:
+    """A cluster of three masters. Use unique keys; a test that moves slots starts its own cluster."""
+    with _started("redis-server redis-cli", servers.redis_cluster) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def redis_cluster_url(redis_cluster: servers.RedisCluster) -> str:
+    """URL of all three nodes, as a store takes it."""
+    return redis_cluster.url
+
+
+@pytest.fixture(scope="session")
+def redis_sentinel() -> Iterator[servers.RedisSentinel]:
+    """A master and its replica; any test may make them switch roles."""
+    with _started("redis-server", servers.redis_sentinel) as sentinel:
+        yield sentinel
+
+
+@pytest.fixture(scope="session")
+def redis_programs() -> None:
+    """Skips or fails a test that starts its own Redis where the programs are missing."""
+    _require("redis-server redis-cli")
+
+
+@pytest.fixture
+def own_redis(redis_programs: None) -> Iterator[servers.Server]:
+    """A Redis for one test, which may kill it."""
+    with servers.redis_server() as server:
+        yield server
+
+
+# S3 ------------------------------------------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[servers.S3Server]:
-    """A real S3 server; `AWS_*` in the environment already holds its credentials."""
+    """A real S3 server; the `AWS_*` variables hold its credentials."""
     given = os.environ.get("CLAIMCHECK_TEST_S3_ENDPOINT")
     known = servers.S3Server(given or "", os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
     with contextlib.nullcontext(known) if given else _started("versitygw", servers.s3) as server:
@@ -107,23 +252,23 @@ def s3_server() -> Iterator[servers.S3Server]:
 
 @pytest.fixture(scope="session")
 def s3_tls() -> Iterator[tuple[int, Path]]:
-    """The port of a real S3 server with TLS, and the certificate of its authority."""
+    """Port of a real S3 server with TLS, and the certificate of its authority."""
     with _started("versitygw openssl", servers.s3_tls) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def s3_back_door(s3_server: servers.S3Server) -> Any:
-    """boto3's own view of the real S3 server."""
+def s3_resource(s3_server: servers.S3Server) -> Any:
+    """A boto3 resource on the real S3 server, to look at it without the store."""
     import boto3
 
     return boto3.resource("s3", endpoint_url=s3_server.endpoint_url)
 
 
 @pytest.fixture
-def s3_bucket(s3_back_door: Any) -> Iterator[str]:
-    """Name of a fresh bucket on the real S3 server, removed with all that it holds."""
-    bucket = s3_back_door.create_bucket(Bucket=f"test-{uuid.uuid4().hex}")
+def s3_bucket(s3_resource: Any) -> Iterator[str]:
+    """Name of a new bucket on the real S3 server, deleted with its contents after the test."""
+    bucket = s3_resource.create_bucket(Bucket=f"test-{uuid.uuid4().hex}")
     yield bucket.name
     for upload in bucket.multipart_uploads.all():
         upload.abort()
@@ -131,73 +276,12 @@ def s3_bucket(s3_back_door: Any) -> Iterator[str]:
     bucket.delete()
 
 
-# Redis in its other shapes. No variable names these: they are always our own, and so is all that is in them.
-
-
-@pytest.fixture(scope="session")
-def redis_doors() -> Iterator[servers.RedisDoors]:
-    """A Redis behind passwords, with several ways in."""
-    with _started("redis-server openssl", servers.redis_doors) as doors:
-        yield doors
-
-
-@pytest.fixture(scope="session")
-def redis_tls_url(redis_doors: servers.RedisDoors) -> str:
-    """Of an encrypted line to a server whose certificate is checked."""
-    return redis_doors.tls_url
-
-
-@pytest.fixture(scope="session")
-def redis_unix_url(redis_doors: servers.RedisDoors) -> str:
-    """Of a socket in the file system."""
-    return redis_doors.unix_url
-
-
-@pytest.fixture(scope="session")
-def redis_acl_url(redis_doors: servers.RedisDoors) -> str:
-    """For a user who may do no more than a store needs, in database 3."""
-    return redis_doors.acl_url
-
-
-@pytest.fixture(scope="session")
-def redis_cluster() -> Iterator[servers.RedisCluster]:
-    """Three masters. Use unique keys; whoever moves slots asks for a cluster of his own."""
-    with _started("redis-server redis-cli", servers.redis_cluster) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="session")
-def redis_cluster_url(redis_cluster: servers.RedisCluster) -> str:
-    """Of all three, as a store takes it."""
-    return redis_cluster.url
-
-
-@pytest.fixture(scope="session")
-def redis_sentinel() -> Iterator[servers.RedisSentinel]:
-    """A master and its replica, which any test may let change places."""
-    with _started("redis-server", servers.redis_sentinel) as sentinel:
-        yield sentinel
-
-
-@pytest.fixture(scope="session")
-def redis_programs() -> None:
-    """For tests that start a Redis of their own, to fill it up, to kill it, or to move its slots."""
-    _require("redis-server redis-cli")
-
-
-@pytest.fixture
-def own_redis(redis_programs: None) -> Iterator[servers.Server]:
-    """A plain one, for one test."""
-    with servers.redis_server() as server:
-        yield server
-
-
-# Pulsar: one broker for all, since it takes seconds to start; whoever kills one asks for one of his own.
+# Pulsar --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
 def pulsar_broker(pulsar_jars: None) -> Iterator[servers.PulsarBroker]:
-    """A real broker with a small limit. It may be shared: use topics of your own."""
+    """A real broker with a low size limit. Others may use it at the same time: use unique topics, never kill it."""
     given, admin = (os.environ.get(f"CLAIMCHECK_TEST_PULSAR_{name}URL", "") for name in ("", "ADMIN_"))
     known = servers.PulsarBroker(given, admin)
     with contextlib.nullcontext(known) if given else _started("java", servers.pulsar) as broker:
@@ -207,13 +291,14 @@ def pulsar_broker(pulsar_jars: None) -> Iterator[servers.PulsarBroker]:
 @pytest.fixture(scope="session")
 def pulsar_jars() -> None:
     """Skips or fails where no broker is named and none can be started."""
-    if servers.JARS not in os.environ and not os.environ.get("CLAIMCHECK_TEST_PULSAR_URL"):
-        _missing(f"no Pulsar: neither CLAIMCHECK_TEST_PULSAR_URL nor {servers.JARS} is set (see tests/real/pulsar.xml)")
+    if servers.PULSAR_JARS not in os.environ and not os.environ.get("CLAIMCHECK_TEST_PULSAR_URL"):
+        reason = f"neither CLAIMCHECK_TEST_PULSAR_URL nor {servers.PULSAR_JARS} is set (see tests/real/pulsar.xml)"
+        _missing(f"no Pulsar: {reason}")
 
 
 @pytest.fixture(scope="session")
 def pulsar_client(pulsar_broker: servers.PulsarBroker) -> Iterator[Any]:
-    """One client for all tests; it says in the log what it would print."""
+    """One client for all tests; it writes to the log, not to standard output."""
     import pulsar
 
     logger = logging.getLogger("pulsar-client")
@@ -223,12 +308,12 @@ def pulsar_client(pulsar_broker: servers.PulsarBroker) -> Iterator[Any]:
     client.close()
 
 
-# Kafka: one broker for all, too.
+# Kafka ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
 def kafka_broker(kafka_jars: None) -> Iterator[servers.KafkaBroker]:
-    """A real broker with its defaults. It may be shared: use topics and groups of your own."""
+    """A real broker with default limits. Others may use it at the same time: use unique topics and groups."""
     given = os.environ.get("CLAIMCHECK_TEST_KAFKA_BOOTSTRAP_SERVERS", "")
     known = servers.KafkaBroker(given)
     with contextlib.nullcontext(known) if given else _started("java", servers.kafka) as broker:
@@ -245,7 +330,7 @@ def kafka_jars() -> None:
 
 @pytest.fixture(scope="session")
 def spark_kafka_jars() -> str:
-    """The jars of Spark's Kafka source and sink, as ``spark.jars`` takes them: before its Java starts."""
+    """The jars of Spark's Kafka source and sink, as the value of ``spark.jars``."""
     import pyspark
 
     folder = os.environ.get(servers.SPARK_KAFKA_JARS)
@@ -260,7 +345,7 @@ def spark_kafka_jars() -> str:
 
 @pytest.fixture(scope="session")
 def spark_connect() -> None:
-    """Skips or fails where pyspark has not what its client for Spark Connect needs."""
+    """Skips or fails where a dependency of Spark Connect's client is missing."""
     missing = [name for name in ("grpc", "grpc_status", "zstandard") if importlib.util.find_spec(name) is None]
     if missing:
         _missing(f"no {' and no '.join(missing)}: pip install 'pyspark[connect]'")
@@ -268,8 +353,11 @@ def spark_connect() -> None:
 
 @pytest.fixture
 def topic() -> str:
-    """A name that nobody else has."""
+    """A unique topic name."""
     return f"test-{uuid.uuid4().hex}"
+
+
+# Missing servers -----------------------------------------------------------------------------------------------
 
 
 def _started(programs: str, start: Callable[[], AbstractContextManager[Server]]) -> AbstractContextManager[Server]:
@@ -279,13 +367,12 @@ def _started(programs: str, start: Callable[[], AbstractContextManager[Server]])
 
 def _require(programs: str) -> None:
     missing = [program for program in programs.split() if not shutil.which(program)]
-    if not missing:
-        return
-    _missing(f"no {' and no '.join(missing)} on PATH (which servers CLAIMCHECK_TEST_* may name: see tests/servers.py)")
+    if missing:
+        _missing(f"no {' and no '.join(missing)} on PATH (see tests/servers.py for the CLAIMCHECK_TEST_* variables)")
 
 
 def _missing(reason: str) -> None:
-    """A laptop without the server may skip; where servers are promised, a skipped test would be a lie."""
+    """Skip the test, or fail it where servers are required."""
     if SERVERS_REQUIRED:
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

@@ -1,11 +1,11 @@
-"""Real servers for tests: Redis in all its shapes, an S3 gateway, Pulsar and Kafka, started natively on free ports.
+"""Real servers for tests: Redis, an S3 gateway, Pulsar and Kafka, started as processes on free ports.
 
-The fixtures in conftest.py use it, and so does a person who wants to run something against a Redis and a gateway:
+The fixtures in conftest.py use the context managers of tests/real/. To run a command with every server that this
+machine can start and the environment does not name yet::
 
-    python tests/servers.py make test
+    python tests/servers.py make test-all
 
-Only the standard library is imported, so any Python can run it before anything is installed. Each is a context manager
-that gives what a client needs, and stops its server at the end; tests/real/ shows how.
+This module needs the standard library only, so it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -15,69 +15,80 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
-if __name__ == "__main__":  # a script finds its neighbours, but not the folder that holds them
+if __name__ == "__main__":  # a script has its own folder on the path only
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.real.authority import make_certificate
-from tests.real.gateway import ACCESS_KEY, SECRET_KEY, S3Server, s3, s3_tls
+from tests.real.certificates import make_certificate
 from tests.real.kafka_broker import JARS as KAFKA_JARS
 from tests.real.kafka_broker import KafkaBroker, kafka
-from tests.real.process import Server, ServerError, Spot, wait_until
-from tests.real.pulsar_broker import JARS, PulsarBroker, pulsar
+from tests.real.process import Location, Server, ServerError, wait_until
+from tests.real.pulsar_broker import JARS as PULSAR_JARS
 from tests.real.pulsar_broker import MAX_MESSAGE_BYTES as PULSAR_MAX_MESSAGE_BYTES
+from tests.real.pulsar_broker import PulsarBroker, pulsar
 from tests.real.pulsar_secure import SecurePulsar, secure_pulsar
-from tests.real.redis_alone import RedisDoors, redis, redis_doors, redis_server, redis_url
-from tests.real.redis_groups import RedisCluster, RedisSentinel, redis_cluster, redis_sentinel
+from tests.real.redis_cluster import RedisCluster, RedisSentinel, redis_cluster, redis_sentinel
+from tests.real.redis_single import RedisEndpoints, redis, redis_endpoints, redis_server, redis_url
+from tests.real.s3_gateway import ACCESS_KEY, SECRET_KEY, S3Server, s3, s3_tls
+
+PREFIX = "CLAIMCHECK_TEST_"
+"""Of the variables that name servers; the fixtures in conftest.py read them."""
 
 SPARK_KAFKA_JARS = "CLAIMCHECK_TEST_SPARK_KAFKA_JARS"
-"""Names the folder that holds the jars of Spark's Kafka source and sink; tests/real/kafka_spark.xml says which."""
+"""Variable that names the folder with the jars listed in tests/real/kafka_spark.xml."""
 
 __all__ = [
     "make_certificate",
     "ACCESS_KEY", "SECRET_KEY", "S3Server", "s3", "s3_tls",
     "KAFKA_JARS", "SPARK_KAFKA_JARS", "KafkaBroker", "kafka",
-    "JARS", "PULSAR_MAX_MESSAGE_BYTES", "PulsarBroker", "pulsar",
+    "PULSAR_JARS", "PULSAR_MAX_MESSAGE_BYTES", "PulsarBroker", "pulsar",
     "SecurePulsar", "secure_pulsar",
-    "Server", "ServerError", "Spot", "wait_until",
-    "RedisDoors", "redis", "redis_doors", "redis_server", "redis_url",
+    "Server", "ServerError", "Location", "wait_until",
+    "RedisEndpoints", "redis", "redis_endpoints", "redis_server", "redis_url",
     "RedisCluster", "RedisSentinel", "redis_cluster", "redis_sentinel",
 ]  # fmt: skip
 
 
 def main(command: list[str]) -> int:
-    """Run a command with the servers up and named in its environment; gives the command's exit status."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a killed run still stops its servers
-    with (
-        redis() if _there("redis-server") else nullcontext() as url,
-        s3() if _there("versitygw") else nullcontext() as gateway,
-        pulsar() if JARS in os.environ else nullcontext() as broker,
-        kafka() if KAFKA_JARS in os.environ else nullcontext() as kafka_broker,
-    ):
-        environment = {
-            "CLAIMCHECK_TEST_KAFKA_BOOTSTRAP_SERVERS": kafka_broker.bootstrap_servers if kafka_broker else "",
-            "CLAIMCHECK_TEST_PULSAR_URL": broker.service_url if broker else "",
-            "CLAIMCHECK_TEST_PULSAR_ADMIN_URL": broker.admin_url if broker else "",
-            "CLAIMCHECK_TEST_REDIS_URL": url or "",
-            "CLAIMCHECK_TEST_S3_ENDPOINT": gateway.endpoint_url if gateway else "",
-            "CLAIMCHECK_TEST_S3_ACCESS_KEY": gateway.access_key if gateway else ACCESS_KEY,
-            "CLAIMCHECK_TEST_S3_SECRET_KEY": gateway.secret_key if gateway else SECRET_KEY,
-        }
-        process = subprocess.Popen(command, env={**os.environ, **environment})
+    """Start the servers, run a command with their addresses in its environment, and return its exit status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the servers of a killed run
+    with ExitStack() as stack:
+        process = subprocess.Popen(command, env={**os.environ, **_start(stack)})
         try:
             return process.wait()
         except BaseException:
-            _stop(process)  # asks first: make and pytest clean up after themselves
+            _stop(process)  # terminates first, so that make and pytest clean up
             raise
 
 
-def _there(program: str) -> bool:
-    """Whether it can be started; what cannot is left out, and its tests say so."""
+def _start(stack: ExitStack) -> dict[str, str]:
+    """Start the servers that the environment does not name and this machine has; return their variables."""
+    variables = {}
+    if _is_missing("REDIS_URL") and _on_path("redis-server"):
+        variables["REDIS_URL"] = stack.enter_context(redis())
+    if _is_missing("S3_ENDPOINT") and _on_path("versitygw"):
+        gateway = stack.enter_context(s3())
+        variables["S3_ENDPOINT"] = gateway.endpoint_url
+        variables |= {"S3_ACCESS_KEY": gateway.access_key, "S3_SECRET_KEY": gateway.secret_key}
+    if _is_missing("PULSAR_URL") and PULSAR_JARS in os.environ:
+        broker = stack.enter_context(pulsar())
+        variables |= {"PULSAR_URL": broker.service_url, "PULSAR_ADMIN_URL": broker.admin_url}
+    if _is_missing("KAFKA_BOOTSTRAP_SERVERS") and KAFKA_JARS in os.environ:
+        variables["KAFKA_BOOTSTRAP_SERVERS"] = stack.enter_context(kafka()).bootstrap_servers
+    return {f"{PREFIX}{name}": value for name, value in variables.items()}
+
+
+def _is_missing(name: str) -> bool:
+    return not os.environ.get(f"{PREFIX}{name}")
+
+
+def _on_path(program: str) -> bool:
+    """Return whether a program exists; the tests that need a missing one skip."""
     if shutil.which(program):
         return True
-    print(f"{program} is not on PATH and is not started", file=sys.stderr)
+    print(f"{program} is not on PATH, so it is not started", file=sys.stderr)
     return False
 
 

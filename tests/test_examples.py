@@ -13,6 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py") if path.name[:6] not in ("kafka_", "pulsar"))
+MARKS = {"spark_job.py": pytest.mark.spark}
+KAFKA, PULSAR = (
+    pytest.param(name, marks=[pytest.mark.spark, getattr(pytest.mark, name)]) for name in ("kafka", "pulsar")
+)
+EMBEDDED = pytest.param("embedded", marks=pytest.mark.spark)
 
 
 def run(script: str, *arguments: str, **environment: str) -> str:
@@ -23,7 +28,7 @@ def run(script: str, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("script", EXAMPLES)
+@pytest.mark.parametrize("script", [pytest.param(name, marks=MARKS.get(name, ())) for name in EXAMPLES])
 def test_it_runs_on_its_own_folder(script):
     assert "spark_job.py" in run(script)
 
@@ -72,9 +77,9 @@ def test_files_of_all_sizes_come_back(tmp_path):
     assert "3 messages" in said
 
 
-@pytest.fixture(params=["embedded", "pulsar", "kafka"])
+@pytest.fixture
 def where(request, worker_env):
-    """A broker for the examples of Spark, as they want to be told, and what their workers need."""
+    """Command-line arguments that name a broker to the Spark examples, and the environment of their workers."""
     workers = worker_env
     if request.param == "pulsar":
         return ["--pulsar", request.getfixturevalue("pulsar_broker").service_url], workers
@@ -85,6 +90,7 @@ def where(request, worker_env):
     return [], workers
 
 
+@pytest.mark.parametrize("where", [EMBEDDED], indirect=True)
 def test_spark_text_statistics(where, tmp_path):
     (tmp_path / "long.txt").write_text("word " * 20_000)
     (tmp_path / "short.md").write_text("one\ntwo\n")
@@ -97,6 +103,7 @@ def test_spark_text_statistics(where, tmp_path):
     assert "100,000 bytes came from the store" in said
 
 
+@pytest.mark.parametrize("where", [EMBEDDED, PULSAR, KAFKA], indirect=True)
 def test_spark_archives(where, tmp_path):
     for name, size in (("small", 10), ("large", 3 << 20), ("other", 50_000), ("last", 0)):
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
@@ -108,6 +115,7 @@ def test_spark_archives(where, tmp_path):
     assert "4 archives of" in said
 
 
+@pytest.mark.parametrize("where", [EMBEDDED, PULSAR, KAFKA], indirect=True)
 def test_spark_round_trip(where):
     arguments, environment = where
     said = run("spark/round_trip.py", "--rows", "20", *arguments, **environment)

@@ -1,7 +1,7 @@
 """A third-party store: payloads in one SQLite file, in pieces, so that they can be larger than memory."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 from claimcheck.errors import StoreError, StoreUnavailableError
@@ -42,7 +42,7 @@ class SqliteStore(Store):
         return StoreUnavailableError if isinstance(error, sqlite3.OperationalError) else super()._translate(error)
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Generator[sqlite3.Connection]:
         database = sqlite3.connect(self.path, timeout=self.busy_seconds, check_same_thread=False)
         try:
             database.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other

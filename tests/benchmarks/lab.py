@@ -134,8 +134,8 @@ class Lab:
     def pulsar_url(self) -> str:
         """URL of a Pulsar with its usual limit of 5 MiB."""
         needed("java")
-        if servers.JARS not in os.environ:
-            raise MissingProgramError(f"{servers.JARS} names no jars of a Pulsar; see tests/real/pulsar.xml")
+        if servers.PULSAR_JARS not in os.environ:
+            raise MissingProgramError(f"{servers.PULSAR_JARS} names no jars of a Pulsar; see tests/real/pulsar.xml")
         return self._stack.enter_context(servers.pulsar(5 * MIB)).service_url
 
     @cached_property

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for blocking hooks of asyncio clients."""
+"""An event loop in its own thread, for the blocking hooks of asyncio clients."""
 
 import asyncio
 import contextlib

@@ -9,6 +9,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from claimcheck.testing import Facts, TransportConformance
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
+from tests.servers import wait_until
 
 SECONDS = 30
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 200}
@@ -36,7 +37,7 @@ class KafkaConformance(TransportConformance):
         self.admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result()
 
     def append(self, topic, data, *, key, headers, writer):
-        """Nothing tells writers apart but their keys."""
+        """Writers differ by their keys only."""
         reports = []
         self.raw.produce(
             topic, data, key, partition=0, headers=headers, on_delivery=lambda _, report: reports.append(report)
@@ -60,7 +61,7 @@ class KafkaConformance(TransportConformance):
 
     @contextlib.contextmanager
     def reading(self, topic):
-        """A consumer with the group's id that never joins the group, and the end offset of each partition."""
+        """Yield a consumer with the group id that never joins the group, and the end offset of each partition."""
         consumer = kafka.Consumer(self.consumer_options(topic), logger=quiet)
         partitions = consumer.list_topics(topic, SECONDS).topics[topic].partitions
         places = {partition: kafka.TopicPartition(topic, partition) for partition in partitions}
@@ -93,10 +94,15 @@ class KafkaConformance(TransportConformance):
             self.send(producer, topic, payload)
 
     def lower_limit(self, topic):
-        """To less than a pointer has; the producer does not know."""
+        """Lower the topic's limit below the size of a pointer, without telling the producer."""
         change = ConfigEntry("max.message.bytes", "150", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[change])
         self.admin.incremental_alter_configs([resource])[resource].result()
+        wait_until(lambda: self.limit_of(topic) == "150", "the broker applies the lower limit")
+
+    def limit_of(self, topic):
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        return self.admin.describe_configs([resource])[resource].result()["max.message.bytes"].value
 
     # Receiving -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The back doors of the Redis store, for a fake and for a real server."""
+"""The hooks of the store kit for Redis, for a fake and for a real server."""
 
 from claimcheck.testing import StoreConformance
 

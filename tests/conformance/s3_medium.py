@@ -1,4 +1,6 @@
-"""The back doors of the S3 store, for a mock and for a real server."""
+"""The hooks of the store kit for S3, for a mock and for a real server."""
+
+import functools
 
 import boto3
 import pytest
@@ -9,12 +11,18 @@ from claimcheck.testing import StoreConformance
 PART_BYTES = 5 << 20
 
 
+@functools.cache
+def resource(endpoint_url):
+    """One session for all tests: boto3 reads its service description for each, which takes 0.1 s."""
+    return boto3.resource("s3", endpoint_url=endpoint_url)
+
+
 class S3Conformance(StoreConformance):
-    memory_bytes = 48 << 20  # parts of 5 MiB: some in flight, one being read, one more in the making
+    memory_bytes = 48 << 20  # parts of 5 MiB: some in flight, one being read, one being filled
 
     def medium(self, endpoint_url, bucket):
-        """Open the back doors; give the options of a store that needs several parts for `several MiB`."""
-        self.bucket = boto3.resource("s3", endpoint_url=endpoint_url).Bucket(bucket)
+        """Open the bucket and return the options of a store that needs several parts for `several MiB`."""
+        self.bucket = resource(endpoint_url).Bucket(bucket)
         return {
             "type": "s3",
             "bucket": bucket,
@@ -26,7 +34,7 @@ class S3Conformance(StoreConformance):
         }
 
     @pytest.fixture(autouse=True)
-    def _nothing_half_done(self, options):
+    def _no_unfinished_uploads(self, options):
         yield
         assert [upload.id for upload in self.bucket.multipart_uploads.all()] == []
 

@@ -1,17 +1,20 @@
 import pytest
 
 from claimcheck.testing import StoreConformance
+from tests.conformance.subsets import REACH_THE_SERVER, FewerPayloads, only
 
 
 class TestFilesystemStore(StoreConformance):
-    @pytest.fixture(params=[False, True], ids=["", "fsync"])
-    def options(self, request, tmp_path):
+    fsync = False
+
+    @pytest.fixture
+    def options(self, tmp_path):
         self.root = tmp_path / "made" / "at first use"
-        options = {"path": str(self.root), "create": True, "ttl_seconds": 600, "fsync": request.param}
+        options = {"path": str(self.root), "create": True, "ttl_seconds": 600, "fsync": self.fsync}
         return {"type": "filesystem", **options}
 
     def peek(self, pointer):
-        """Unfinished files count: nothing may be left but complete payloads."""
+        """Includes unfinished files: only complete payloads may remain."""
         found = [path for path in self.root.glob("*") if pointer.key in path.name]
         return found[0].read_bytes() if found else None
 
@@ -19,3 +22,8 @@ class TestFilesystemStore(StoreConformance):
         (self.root / pointer.key).unlink()
         if payload is not None:
             (self.root / pointer.key).write_bytes(payload)
+
+
+@only(*REACH_THE_SERVER)
+class TestFilesystemStoreWithFsync(FewerPayloads, TestFilesystemStore):
+    fsync = True

@@ -8,7 +8,7 @@ from claimcheck.testing import StoreConformance
 
 
 class TestMemoryStore(StoreConformance):
-    skip: ClassVar = {"test_large_payload_in_bounded_memory": "memory is where its payloads rest"}
+    skip: ClassVar = {"test_large_payload_in_bounded_memory": "it keeps its payloads in memory"}
 
     @pytest.fixture
     def options(self):

@@ -1,4 +1,4 @@
-"""The same promises by another engine: in memory, in a folder, and on a real S3 server."""
+"""The store kit on the obstore engine: in memory, in a folder, and on a real S3 server."""
 
 import uuid
 from typing import ClassVar
@@ -12,7 +12,7 @@ from tests.conformance.s3_medium import PART_BYTES, S3Conformance
 
 
 class TestObstoreInMemory(StoreConformance):
-    skip: ClassVar = {"test_large_payload_in_bounded_memory": "memory is where its payloads rest"}
+    skip: ClassVar = {"test_large_payload_in_bounded_memory": "it keeps its payloads in memory"}
 
     @pytest.fixture
     def options(self):
@@ -42,7 +42,7 @@ class TestObstoreInAFolder(StoreConformance):
         return {"type": "obstore", "url": self.root.as_uri(), "create": True, "ttl_seconds": 600, **sizes}
 
     def peek(self, pointer):
-        """Unfinished files count: nothing may be left but complete payloads."""
+        """Includes unfinished files: only complete payloads may remain."""
         found = [path for path in self.root.glob("*") if pointer.key in path.name]
         return found[0].read_bytes() if found else None
 

@@ -11,7 +11,7 @@ from tests.conformance.redis_medium import RedisConformance
 @pytest.fixture(scope="module")
 def fake_url():
     server = fakeredis.TcpFakeServer(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield f"redis://127.0.0.1:{server.server_address[1]}/0"
     server.shutdown()
@@ -20,7 +20,7 @@ def fake_url():
 
 
 class TestRedisStoreOnFake(RedisConformance):
-    skip: ClassVar = {"test_large_payload_in_bounded_memory": "the fake server keeps its payloads in this very process"}
+    skip: ClassVar = {"test_large_payload_in_bounded_memory": "the fake server keeps its payloads in this process"}
 
     @pytest.fixture
     def options(self, fake_url):

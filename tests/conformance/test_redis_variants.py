@@ -1,4 +1,4 @@
-"""Every promise of a store, on Redis in every shape that an address can name; all of them real servers."""
+"""The checks that reach the server, on every kind of Redis that a URL can name; all of them are real servers."""
 
 import contextlib
 
@@ -7,18 +7,20 @@ import redis
 import redis.cluster
 
 from tests.conformance.redis_medium import RedisConformance
+from tests.conformance.subsets import REACH_THE_SERVER, FewerPayloads, only
 
 
-class RedisVariant(RedisConformance):
-    """Reaches the medium by the same way as the store; `url` comes from the fixtures of tests/conftest.py."""
+@only(*REACH_THE_SERVER)
+class RedisVariant(FewerPayloads, RedisConformance):
+    """Reads the server through the same URL as the store; `url` comes from the fixtures of tests/conftest.py."""
 
     @pytest.fixture
-    def back_door(self, url):
+    def client(self, url):
         return redis.Redis.from_url(url)
 
     @pytest.fixture
-    def options(self, url, back_door):
-        with contextlib.closing(back_door) as self.redis:
+    def options(self, url, client):
+        with contextlib.closing(client) as self.redis:
             yield {"type": "redis", "url": url, "ttl_seconds": 600}
 
 
@@ -47,7 +49,7 @@ class TestProtocol3(RedisVariant):
 
 
 class TestProtocol2(RedisVariant):
-    """Which of the two is used where nobody asks is redis-py's choice, and changes with its version."""
+    """redis-py's default is one of the two, depending on its version."""
 
     @pytest.fixture
     def url(self, redis_url):
@@ -60,7 +62,7 @@ class TestCluster(RedisVariant):
         return redis_cluster_url
 
     @pytest.fixture
-    def back_door(self, redis_cluster):
+    def client(self, redis_cluster):
         return redis.cluster.RedisCluster("127.0.0.1", redis_cluster.nodes[0].port)
 
 
@@ -70,14 +72,14 @@ class TestSentinel(RedisVariant):
         return redis_sentinel.url
 
     @pytest.fixture
-    def back_door(self, redis_sentinel):
+    def client(self, redis_sentinel):
         return redis.Redis(port=redis_sentinel.master.port)
 
 
 class TestClusterVersion1(TestCluster):
-    """The published form knows no slots: its segments lie on all nodes."""
+    """Version 1 has no hash tags: its segments lie on all nodes."""
 
     @pytest.fixture
-    def options(self, url, back_door):
-        with contextlib.closing(back_door) as self.redis:
+    def options(self, url, client):
+        with contextlib.closing(client) as self.redis:
             yield {"type": "redis", "url": url, "ttl_seconds": 600, "pointer_version": 1}

@@ -1,4 +1,4 @@
-"""hiredis is a choice of the user's: redis-py packs commands and parses replies in another way without it."""
+"""hiredis is optional: redis-py packs commands and parses replies differently without it."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import claimcheck
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_all_promises_are_kept_without_hiredis(redis_url, tmp_path):
+def test_the_store_kit_passes_without_hiredis(redis_url, tmp_path):
     file = Path(__file__).with_name("test_redis_real.py")
     library = Path(claimcheck.__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": f"{library}{os.pathsep}{ROOT}", "CLAIMCHECK_TEST_REDIS_URL": redis_url}

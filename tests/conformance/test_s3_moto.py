@@ -1,10 +1,9 @@
 import logging
-from typing import ClassVar
 
-import boto3
 import pytest
 
-from tests.conformance.s3_medium import S3Conformance
+from tests.conformance.s3_medium import S3Conformance, resource
+from tests.conformance.subsets import SMOKE, FewerPayloads, only
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +18,9 @@ def moto_url():
     server.stop()
 
 
-class TestS3StoreOnMoto(S3Conformance):
-    skip: ClassVar = {"test_large_payload_in_bounded_memory": "the mock server keeps its payloads in this very process"}
-
+@only(*SMOKE)
+class TestS3StoreOnMoto(FewerPayloads, S3Conformance):
     @pytest.fixture
     def options(self, moto_url):
-        boto3.client("s3", endpoint_url=moto_url).create_bucket(Bucket="payloads")
+        resource(moto_url).create_bucket(Bucket="payloads")
         return self.medium(moto_url, "payloads")

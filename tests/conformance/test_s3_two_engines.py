@@ -1,4 +1,4 @@
-"""boto3 and obstore on one bucket of a real server: what either has written, the other one reads and removes."""
+"""boto3 and obstore on one bucket of a real server: each reads and deletes what the other wrote."""
 
 import os
 
@@ -39,7 +39,7 @@ def test_one_reads_what_the_other_wrote(stores, writer, reader, size):
 
 @pytest.mark.parametrize("engine", ["boto3", "obstore"])
 def test_failed_uploads_leave_no_part_behind(stores, s3_server, s3_bucket, engine):
-    """Parts that are on their way when the payload fails would arrive after the abort."""
+    """A part in flight when the payload fails would arrive after the abort."""
     for _ in range(10):
         with pytest.raises(Exception, match="on fire"):
             stores[engine].write(Breaking(8 * PART_BYTES, OSError("the disk is on fire")))

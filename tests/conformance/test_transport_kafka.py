@@ -1,4 +1,4 @@
-"""The wrappers of Kafka keep every promise of a transport, on a real broker, blocking and with asyncio."""
+"""The transport kit on the Kafka wrappers, blocking and asyncio, with a real broker."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""The transport kit is worth something only if it fails: each of these transports breaks one promise."""
+"""The transport kit must fail: each of these transports breaks one promise, and runs the checks that must catch it."""
 
 import os
 import subprocess
@@ -177,7 +177,7 @@ GOOD = f"Test{len(BROKEN)}"
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory):
-    """One run for all of them: the ids of the tests that failed."""
+    """Run all of them in one process; returns the ids of the checks that failed."""
     folder = tmp_path_factory.mktemp("broken")
     classes = [*(body for body, _ in BROKEN.values()), "pass"]
     text = "\n\n".join(f"class Test{n}(Good):\n    {body.strip()}" for n, body in enumerate(classes))

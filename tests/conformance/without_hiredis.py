@@ -1,4 +1,4 @@
-"""A pytest plugin for a run without `hiredis`, which cannot be imported; says what redis-py parses with instead."""
+"""A pytest plugin that hides `hiredis` and reports which parser redis-py uses instead."""
 
 import sys
 

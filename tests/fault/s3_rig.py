@@ -33,9 +33,9 @@ class S3Line:
     options: ClassVar[dict[str, Any]] = {"part_bytes": PART, "single_put_bytes": PART, "timeout_seconds": 5}
 
     @pytest.fixture
-    def bucket(self, s3_back_door, s3_bucket):
+    def bucket(self, s3_resource, s3_bucket):
         """The back door."""
-        return s3_back_door.Bucket(s3_bucket)
+        return s3_resource.Bucket(s3_bucket)
 
     @pytest.fixture
     def proxy(self, s3_server):

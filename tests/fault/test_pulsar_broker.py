@@ -22,7 +22,7 @@ SIZES = [1_000, 50_000, 300_000, 2_000_000, 20_000_000]
 @pytest.fixture
 def broker(pulsar_jars):
     """A separate broker, to be killed."""
-    if servers.JARS not in os.environ:
+    if servers.PULSAR_JARS not in os.environ:
         pytest.skip("no jars to start a broker of one's own")
     with servers.pulsar(durable=True) as broker:
         yield broker

@@ -1,4 +1,4 @@
-"""Four gibibytes through each store, and the memory that it takes: that of a few pieces, however large the payload."""
+"""Four gibibytes through each store, in the memory of a few pieces."""
 
 import json
 import os
@@ -22,7 +22,7 @@ options, size, known = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3] ==
 block = bytes(range(251)) * 4200
 
 
-class Endless(io.RawIOBase):  # its bytes repeat with a period that fits into no segment or part
+class Endless(io.RawIOBase):  # the period of its bytes divides no segment or part
     position = 0
     def readable(self): return True
     def seekable(self): return known
@@ -43,7 +43,7 @@ def peak():
 
 
 store = claimcheck.from_dict({"strategy": "external", "stores": {"large": options}}).store("large")
-small = store.write(bytes(100_000))  # connections and modules are there before the count begins
+small = store.write(bytes(100_000))  # opens connections and imports modules before the measurement
 store.read(small)
 store.rollback(small)
 before = peak()
@@ -65,7 +65,7 @@ print(json.dumps({"size": total, "write": written - before, "read": peak() - bef
 def through(options, known):
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(options), str(SIZE), known],
-        env={**os.environ, "PYTHONPATH": ROOT},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
@@ -75,16 +75,16 @@ def through(options, known):
 
 
 def needs(folder, gib):
-    """A laptop may have no room for this; where servers are promised, room is, too."""
+    """Skip the test where the disk is too small; where servers are required, it fails instead."""
     free = shutil.disk_usage(folder).free
     if free < gib * GIB and not os.environ.get("CLAIMCHECK_REQUIRE_SERVERS"):
-        pytest.skip(f"{gib} GiB of disk are needed, {free / GIB:.1f} are free")
+        pytest.skip(f"needs {gib} GiB of disk space, {free / GIB:.1f} are free")
 
 
 def needs_memory(gib):
     available = int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) << 10
     if available < gib * GIB and not os.environ.get("CLAIMCHECK_REQUIRE_SERVERS"):
-        pytest.skip(f"{gib} GiB of memory are needed, {available / GIB:.1f} are available")
+        pytest.skip(f"needs {gib} GiB of memory, {available / GIB:.1f} are available")
 
 
 def within(taken, mib):
@@ -92,7 +92,10 @@ def within(taken, mib):
     assert max(taken["write"], taken["read"]) < mib << 20, taken
 
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured as Linux tells it")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory use from Linux's /proc"),
+]
 
 
 @pytest.mark.parametrize("known", ["known", "unknown"])

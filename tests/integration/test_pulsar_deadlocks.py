@@ -59,8 +59,8 @@ producer = client.create_producer(sys.argv[2], batching_enabled=False)
 bounded = BoundedProducer(producer, 60)
 producer.send_async(bytes(10_000), lambda *answer: None)
 interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
-threading.Timer(0.2, {end}).start()
 try:
+    threading.Timer(0.2, {end}).start()
     bounded.flush()
 except (SendDeadlineError, KeyboardInterrupt) as error:
     print(type(error).__name__)
@@ -71,7 +71,7 @@ except (SendDeadlineError, KeyboardInterrupt) as error:
 def run(pulsar_broker):
     def run(script, topic):
         command = [sys.executable, "-c", HEAD + script, pulsar_broker.service_url, topic]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
     return run
 

@@ -13,7 +13,7 @@ OTHER_NAME = "127.1"  # the same machine, under a name that its certificate does
 
 @pytest.fixture(scope="module")
 def doors(pulsar_jars):
-    if servers.JARS not in os.environ:
+    if servers.PULSAR_JARS not in os.environ:
         pytest.skip("no jars to start a broker with TLS")
     with servers.secure_pulsar() as doors:
         yield doors

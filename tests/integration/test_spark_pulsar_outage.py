@@ -16,7 +16,7 @@ ROWS = 30_000
 
 @pytest.fixture
 def own_topic(pulsar_jars, topic):
-    if servers.JARS not in os.environ:
+    if servers.PULSAR_JARS not in os.environ:
         pytest.skip("no jars to start a broker of one's own")
     logger = logging.getLogger("pulsar-client-of-a-killed-broker")
     logger.setLevel(logging.CRITICAL)

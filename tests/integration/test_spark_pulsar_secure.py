@@ -20,7 +20,7 @@ TOLD_SECONDS = 60  # for three queries; the client would retry for a minute in e
 
 @pytest.fixture(scope="module")
 def doors(pulsar_jars):
-    if servers.JARS not in os.environ:
+    if servers.PULSAR_JARS not in os.environ:
         pytest.skip("no jars to start a broker that wants a token")
     with servers.secure_pulsar() as doors:
         yield doors

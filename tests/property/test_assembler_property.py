@@ -6,12 +6,12 @@ import uuid
 from collections import Counter
 
 import hypothesis.strategies as st
-from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from claimcheck._assembler import Assembled, Assembler, Discarded, Slot
 from claimcheck._envelope import Chunk
 from claimcheck.config import ChunkingConfig
+from tests.hypothesis_examples import examples
 
 MAX_BYTES, MAX_PAYLOADS = 40, 4
 
@@ -93,4 +93,4 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=60, stateful_step_count=40)
+TestTraffic.settings = examples(60, stateful_step_count=40)

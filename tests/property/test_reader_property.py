@@ -16,13 +16,13 @@ from collections import Counter
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from claimcheck._envelope import encode_abort, encode_chunk, encode_pointer
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved, Resolver
 from claimcheck.config import ChunkingConfig
 from claimcheck.errors import ChunkConflictError, IncompletePayloadError, PayloadTooLargeError
+from tests.hypothesis_examples import examples
 from tests.property.model_broker import SOURCE, Broker, Entry, Reader
 
 EXPIRY = 10.0
@@ -323,4 +323,4 @@ class ReaderMachine(RuleBasedStateMachine):
 
 
 TestReader = ReaderMachine.TestCase
-TestReader.settings = settings(max_examples=500, stateful_step_count=60)
+TestReader.settings = examples(500, stateful_step_count=60)

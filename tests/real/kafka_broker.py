@@ -1,4 +1,4 @@
-"""A single Kafka node, broker and controller in one process, from its jars."""
+"""A single Kafka node: broker and controller in one process, started from its jars."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.real.process import Server, Spot, running
+from tests.real.process import Location, Server, running
 
 JARS = "CLAIMCHECK_TEST_KAFKA_JARS"
-"""Names the folder that holds the jars; tests/real/kafka.xml says which."""
+"""Variable that names the folder with the jars listed in tests/real/kafka.xml."""
 
 _READY_WITHIN_SECONDS = 60.0
 _CLUSTER_ID = "Y2xhaW1jaGVjay10ZXN0cw"  # any 16 bytes in base64
@@ -53,11 +53,11 @@ socket.request.max.bytes={request}
 
 @dataclass(frozen=True)
 class KafkaBroker:
-    """Where it is.
+    """Address of a broker.
 
     Attributes:
         bootstrap_servers: For clients.
-        server: The process, where it is our own, to be killed and started again; it keeps its data.
+        server: The process, if the tests started it. A test may kill and restart it; its data survives.
     """
 
     bootstrap_servers: str
@@ -66,16 +66,16 @@ class KafkaBroker:
 
 @contextlib.contextmanager
 def kafka(*, max_message_bytes: int | None = None, heap: str = "512m") -> Iterator[KafkaBroker]:
-    """Run a broker; ready when it takes connections, which it does as its last step.
+    """Run a broker, which is ready when it accepts connections: its last step.
 
     Args:
-        max_message_bytes: What it takes in one record; by default its own 1,048,588.
-        heap: As of ``java -Xmx``. Each record that is written takes its own size of that besides, outside of the heap.
+        max_message_bytes: Size limit of a record. Default: the broker's own, 1,048,588.
+        heap: Value of ``java -Xmx``. Each record being written also takes its size outside of the heap.
     """
 
-    def command(spot: Spot) -> list[str]:
-        configuration = spot.folder / "kafka.properties"
-        text = _CONFIGURATION.format(port=spot.port, spare=spot.spare, folder=spot.folder)
+    def command(location: Location) -> list[str]:
+        configuration = location.folder / "kafka.properties"
+        text = _CONFIGURATION.format(port=location.port, spare=location.extra_port, folder=location.folder)
         if max_message_bytes is not None:
             text += _RAISED.format(most=max_message_bytes, request=max_message_bytes + (1 << 20))
         configuration.write_text(text)
@@ -97,6 +97,6 @@ def _java(*arguments: str, heap: str = "512m") -> list[str]:
     return ["java", f"-Xmx{heap}", "-cp", f"{os.environ[JARS]}/*", *arguments]
 
 
-def _answers(spot: Spot) -> bool:
-    with socket.create_connection(("127.0.0.1", spot.port), timeout=1):
+def _answers(location: Location) -> bool:
+    with socket.create_connection(("127.0.0.1", location.port), timeout=1):
         return True

@@ -1,4 +1,4 @@
-"""Server processes on free ports: started, found ready, killed, started again, and stopped at the end."""
+"""Server processes on free ports: start, wait until ready, kill, restart, stop."""
 
 from __future__ import annotations
 
@@ -18,90 +18,89 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READY_WITHIN_SECONDS = 20.0
-# Below what the kernel gives to clients, so that a server that was killed finds its port free when it comes back.
+# Below the ephemeral range, so that the port of a killed server is still free when it restarts.
 _PORTS = range(10_000, 32_768)
-_chance = random.SystemRandom()  # two runs side by side must not look for the same ports, and Hypothesis seeds `random`
+_random = random.SystemRandom()  # Hypothesis seeds `random`, and parallel runs must not pick the same ports
 
 
 class ServerError(RuntimeError):
-    """The server did not start; the text ends with what it had to say."""
+    """The server did not start or did not respond in time; the message ends with its log."""
 
 
 @dataclass(frozen=True)
-class Spot:
-    """Where one server may live: a folder of its own, the port that clients use, and one more."""
+class Location:
+    """Folder and ports of one server: `port` is for clients, `extra_port` for whatever else it needs."""
 
     folder: Path
     port: int
-    spare: int
+    extra_port: int
 
 
 class Server:
-    """One process, which may be killed and started again in its place.
+    """A process that can be killed and restarted on the same ports.
 
     Args:
-        command: What to run.
-        spot: Where.
-        answers: Whether it takes requests by now; may raise as long as it does not.
-        environment: Variables besides those of this process.
-        ready_within: Seconds that it may take to start.
+        command: Command line.
+        location: Its folder and ports.
+        is_ready: Returns whether it accepts requests; may raise while it does not.
+        environment: Variables in addition to those of this process.
+        ready_within: Maximum start time in seconds.
     """
 
     def __init__(
         self,
         command: list[str],
-        spot: Spot,
-        answers: Callable[[], bool],
+        location: Location,
+        is_ready: Callable[[], bool],
         environment: dict[str, str] | None = None,
         ready_within: float = READY_WITHIN_SECONDS,
     ) -> None:
-        self.port = spot.port
-        self.spot = spot
+        self.port = location.port
+        self.location = location
         self._command = command
-        self._answers = answers
+        self._is_ready = is_ready
         self._ready_within = ready_within
         self._environment = {**os.environ, **(environment or {})}
-        self._log = spot.folder / "log"
+        self._log = location.folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
-        """Of the process that is there, or was."""
-        assert self._process is not None, "it was never started"
+        """Process id of the current or last process."""
+        assert self._process is not None, "the server was never started"
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, for the first time or again, and wait until it answers.
+        """Start the process and wait until it is ready.
 
         Raises:
-            ServerError: It ended, or did not answer in time; it is not running then.
+            ServerError: It exited or was not ready in time; it is not running.
         """
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 self._command, env=self._environment, stdout=output, stderr=subprocess.STDOUT
             )
         try:
-            wait_until(lambda: self._ready(self._process), f"{self._command[0]} answers", self._ready_within)
+            wait_until(lambda: self._ready(self._process), f"{self._command[0]} is ready", self._ready_within)
         except BaseException:
             self.stop()
             raise
 
     def kill(self) -> None:
-        """End it at once, as a power cut does, but with no write cut in two.
+        """Kill the process without warning, but between two system calls.
 
-        The space behind the last record of Pulsar's journal is there already, full of zeros: what a torn write leaves
-        is taken for a whole record, and a topic with one copy only cannot be opened any more. A process that is told
-        to stop ends what it has asked of the kernel.
+        Pulsar preallocates its journal with zeros and takes a torn write for a whole record; a topic with a single
+        replica is then unreadable. SIGSTOP lets the process finish its current writes first.
         """
         if self._process is not None:
             if self._process.poll() is None:
                 self._process.send_signal(signal.SIGSTOP)
-                os.waitpid(self._process.pid, os.WUNTRACED)  # which is when the last of its threads has stopped
+                os.waitpid(self._process.pid, os.WUNTRACED)  # returns when all threads are stopped
             self._process.kill()
             self._process.wait()
 
     def stop(self) -> None:
-        """Ask it to end, and insist after a while."""
+        """Terminate the process, and kill it if it does not exit within ten seconds."""
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -111,21 +110,21 @@ class Server:
     def _ready(self, process: subprocess.Popen[bytes] | None) -> bool:
         if process is None or process.poll() is not None:
             raise ServerError(f"{self._command[0]} did not start:\n{self._log.read_text(errors='replace')[-2000:]}")
-        return self._answers() and process.poll() is None  # else it was somebody else on that port who answered
+        return self._is_ready() and process.poll() is None  # another process may have taken the port
 
 
 @contextlib.contextmanager
 def running(
-    command: Callable[[Spot], list[str]],
-    answers: Callable[[Spot], bool],
+    command: Callable[[Location], list[str]],
+    is_ready: Callable[[Location], bool],
     environment: dict[str, str] | None = None,
     prepare: Callable[[Path], None] = lambda folder: None,
     ready_within: float = READY_WITHIN_SECONDS,
 ) -> Iterator[Server]:
-    """Run a server in a temporary folder, which `prepare` may furnish; both are gone afterwards."""
+    """Run a server in a temporary folder that `prepare` fills; stops and deletes both afterwards."""
     with temporary_folder() as folder:
         prepare(folder)
-        server = _start_somewhere(command, answers, folder, environment, ready_within)
+        server = _start_somewhere(command, is_ready, folder, environment, ready_within)
         try:
             yield server
         finally:
@@ -133,28 +132,28 @@ def running(
 
 
 def _start_somewhere(
-    command: Callable[[Spot], list[str]],
-    answers: Callable[[Spot], bool],
+    command: Callable[[Location], list[str]],
+    is_ready: Callable[[Location], bool],
     folder: Path,
     environment: dict[str, str] | None,
     ready_within: float,
 ) -> Server:
-    for left in (2, 1, 0):  # between choosing a free port and binding it, someone else may take it
-        spot = Spot(folder, *free_ports(2))
-        answer = functools.partial(answers, spot)
-        server = Server(command(spot), spot, answer, environment, ready_within)
+    for retries in (2, 1, 0):  # another process may take a free port before the server binds it
+        location = Location(folder, *free_ports(2))
+        ready = functools.partial(is_ready, location)
+        server = Server(command(location), location, ready, environment, ready_within)
         try:
             server.start()
             break
         except ServerError:
-            if not left:
+            if not retries:
                 raise
     return server
 
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder with a short name, because the path of a unix socket must be short."""
+    """Yield a temporary folder with a short path, since paths of unix sockets are limited."""
     folder = Path(tempfile.mkdtemp(prefix="claimcheck-"))
     try:
         yield folder
@@ -163,10 +162,10 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports that nobody listens at."""
+    """Return ports that are free now."""
     found: list[int] = []
     while len(found) < count:
-        port = _chance.choice(_PORTS)
+        port = _random.choice(_PORTS)
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             if port not in found:
@@ -174,16 +173,16 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def wait_until(ready: Callable[[], bool], what: str, within: float = READY_WITHIN_SECONDS) -> None:
-    """Ask until the answer is yes; who does not answer yet has not said no.
+def wait_until(condition: Callable[[], bool], what: str, within: float = READY_WITHIN_SECONDS) -> None:
+    """Poll a condition until it holds; connection errors count as not yet.
 
     Raises:
-        ServerError: Time is up.
+        ServerError: It did not hold within the time.
     """
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, http.client.HTTPException):
-            if ready():
+            if condition():
                 return
         time.sleep(0.01)
-    raise ServerError(f"waited for {within:g} seconds in vain until {what}")
+    raise ServerError(f"waited {within:g} seconds, but not until {what}")

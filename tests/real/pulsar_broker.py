@@ -1,4 +1,4 @@
-"""A standalone Pulsar broker, from its jars, and what an operator can ask of it."""
+"""A standalone Pulsar broker, started from its jars, and its admin API."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.real.process import Server, Spot, free_ports, running, wait_until
+from tests.real.process import Location, Server, free_ports, running, wait_until
 
 JARS = "CLAIMCHECK_TEST_PULSAR_JARS"
-"""Names the folder that holds the jars; tests/real/pulsar.xml says which."""
+"""Variable that names the folder with the jars listed in tests/real/pulsar.xml."""
 
 MAX_MESSAGE_BYTES = 102_400
-"""So little that small payloads make many chunks."""
+"""A low limit, so that small payloads make many chunks."""
 
 _READY_WITHIN_SECONDS = 120.0
 _OPENED = ("java.io", "java.util.zip", "java.nio", "jdk.internal.misc", "sun.net", "jdk.internal.platform")
@@ -56,13 +56,13 @@ ledgerStorageClass=org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage
 
 @dataclass(frozen=True)
 class PulsarBroker:
-    """Where it is, and its web service by name. Topics may be named without tenant and namespace.
+    """Address of a broker, and calls of its admin API. Topics may be named without tenant and namespace.
 
     Attributes:
         service_url: For clients.
-        admin_url: Of its web service.
-        server: The process, where it is our own, to be killed and started again; it keeps its data.
-        token: Of somebody who may do everything, where it wants one.
+        admin_url: For the admin API.
+        server: The process, if the tests started it. A test may kill and restart it; its data survives.
+        token: Token of a superuser, if the broker requires authentication.
     """
 
     service_url: str
@@ -71,25 +71,25 @@ class PulsarBroker:
     token: str | None = field(default=None, repr=False)
 
     def request(self, method: str, path: str, body: object = None) -> Any:
-        """Ask the web service, below ``/admin/v2/``; gives what its JSON says, or ``None`` for no answer's body."""
+        """Send a request to ``/admin/v2/`` and return the parsed JSON, or ``None`` for an empty response."""
         data = None if body is None else json.dumps(body).encode()
         text = self._answer(method, path, data, 30)
         return json.loads(text) if text.strip() else None
 
-    def is_well(self) -> bool:
-        """Whether it takes requests, by its own word, and has the namespace of topics that are named without one.
+    def is_ready(self) -> bool:
+        """Return whether the broker is healthy and has the namespace ``public/default``.
 
-        A standalone broker makes that one after it has said that it is well; until then there is no such topic.
+        A standalone broker creates that namespace after it reports itself as healthy.
         """
         is_healthy = self._answer("GET", "brokers/health", None, 5) == b"ok"
         return is_healthy and "public/default" in self.request("GET", "namespaces/public")
 
     def _answer(self, method: str, path: str, data: bytes | None, timeout: float) -> bytes:
-        asked = urllib.request.Request(f"{self.admin_url}/admin/v2/{path}", data, method=method)
-        asked.add_header("Content-Type", "application/json")
+        request = urllib.request.Request(f"{self.admin_url}/admin/v2/{path}", data, method=method)
+        request.add_header("Content-Type", "application/json")
         if self.token:
-            asked.add_header("Authorization", f"Bearer {self.token}")
-        with urllib.request.urlopen(asked, timeout=timeout) as response:
+            request.add_header("Authorization", f"Bearer {self.token}")
+        with urllib.request.urlopen(request, timeout=timeout) as response:
             return bytes(response.read())
 
     def create_partitioned(self, topic: str, partitions: int) -> None:
@@ -97,23 +97,23 @@ class PulsarBroker:
         self.request("PUT", f"{_path(topic)}/partitions", partitions)
 
     def stats(self, topic: str) -> Any:
-        """Subscriptions, backlogs, consumers."""
+        """Return subscriptions, backlogs and consumers of a topic."""
         return self.request("GET", f"{_path(topic)}/stats")
 
     def internal_stats(self, topic: str) -> Any:
-        """Ledgers and cursors."""
+        """Return ledgers and cursors of a topic."""
         return self.request("GET", f"{_path(topic)}/internalStats")
 
     def unload(self, topic: str) -> None:
-        """Let the broker drop the topic and take it up again, which delivers anew what is not acknowledged."""
+        """Unload a topic, which makes the broker redeliver unacknowledged messages."""
         self.request("PUT", f"{_path(topic)}/unload")
 
     def trim(self, topic: str) -> None:
-        """Remove what nobody wants any more."""
+        """Delete ledgers that are consumed and beyond the retention."""
         self.request("POST", f"{_path(topic)}/trim")
 
     def set_policy(self, topic: str, policy: str, value: object) -> None:
-        """Set a policy of the topic's own and wait until the broker knows it."""
+        """Set a topic-level policy and wait until the broker applies it."""
         self.request("POST", f"{_path(topic)}/{policy}", value)
         wait_until(lambda: self.request("GET", f"{_path(topic)}/{policy}") == value, f"the topic has its {policy}")
 
@@ -123,37 +123,37 @@ def pulsar(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     *,
     durable: bool = False,
-    furnish: Callable[[Path], str] = lambda folder: "",
+    prepare: Callable[[Path], str] = lambda folder: "",
     token: str | None = None,
 ) -> Iterator[PulsarBroker]:
-    """Run a broker; ready when it says that it is well.
+    """Run a broker, which is ready when it reports itself as healthy.
 
     Args:
-        max_message_bytes: What it takes in one message.
-        durable: Whether it says yes only to what is on the disk. One that does not may be killed only together with
-            its data: it says yes to what is in its memory, and a topic may be unreadable after that.
-        furnish: Puts what it needs besides into its folder, and gives the lines of its configuration about it.
-        token: To ask it with.
+        max_message_bytes: Size limit of a message.
+        durable: Sync the journal before a write is confirmed. Without it a topic may be unreadable after a kill.
+        prepare: Writes further files into the broker's folder and returns further lines of its configuration.
+        token: Token for the admin API.
     """
 
-    def command(spot: Spot) -> list[str]:
+    def command(location: Location) -> list[str]:
         frame = max(max_message_bytes + 10_240, 5_253_120)
         text = _CONFIGURATION.format(
-            port=spot.port,
-            spare=spot.spare,
+            port=location.port,
+            spare=location.extra_port,
             max_message_bytes=max_message_bytes,
             frame_bytes=frame,
             loopback=_loopback(),
             durable=str(durable).lower(),
         )
-        (spot.folder / "broker.conf").write_text(text + furnish(spot.folder))
-        return _command(spot.folder, *free_ports(1))
+        (location.folder / "broker.conf").write_text(text + prepare(location.folder))
+        return _command(location.folder, *free_ports(1))
 
-    def broker(spot: Spot, server: Server | None = None) -> PulsarBroker:
-        return PulsarBroker(f"pulsar://127.0.0.1:{spot.port}", f"http://127.0.0.1:{spot.spare}", server, token)
+    def broker(location: Location, server: Server | None = None) -> PulsarBroker:
+        urls = f"pulsar://127.0.0.1:{location.port}", f"http://127.0.0.1:{location.extra_port}"
+        return PulsarBroker(*urls, server, token)
 
-    with running(command, lambda spot: broker(spot).is_well(), ready_within=_READY_WITHIN_SECONDS) as server:
-        yield broker(server.spot, server)
+    with running(command, lambda location: broker(location).is_ready(), ready_within=_READY_WITHIN_SECONDS) as server:
+        yield broker(server.location, server)
 
 
 def _command(folder: Path, bookie_port: int) -> list[str]:
@@ -167,14 +167,14 @@ def _command(folder: Path, bookie_port: int) -> list[str]:
         "-cp", f"{os.environ[JARS]}/*", "org.apache.pulsar.PulsarStandaloneStarter",
         "--config", str(folder / "broker.conf"), "--no-functions-worker", "--no-stream-storage",
         "--advertised-address", "127.0.0.1",
-        # Its own choice is a port that the kernel may give to any client while a killed broker is away.
+        # The default is in the ephemeral range: a client could take the port while a killed broker is down.
         "--bookkeeper-port", str(bookie_port),
         "--metadata-dir", str(folder / "metadata"), "--bookkeeper-dir", str(folder / "bookkeeper"),
     ]  # fmt: skip
 
 
 def _loopback() -> str:
-    """The interface that only this machine reaches; the bookie asks for a name, and it is not the same everywhere."""
+    """Name of the loopback interface, which differs between systems; BookKeeper needs a name."""
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 

@@ -1,4 +1,4 @@
-"""A Pulsar broker that lets nobody in without a token, and that speaks TLS, too."""
+"""A Pulsar broker that requires a token, with and without TLS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.real.authority import make_certificate
+from tests.real.certificates import make_certificate
 from tests.real.process import free_ports
 from tests.real.pulsar_broker import PulsarBroker, pulsar
 
@@ -35,14 +35,14 @@ tlsTrustCertsFilePath={folder}/ca.crt
 
 @dataclass(frozen=True)
 class SecurePulsar:
-    """The ways in; all of them ask for a token.
+    """Addresses of the broker; all of them require a token.
 
     Attributes:
-        open: Of the doors without TLS, for its operator.
+        open: The endpoints without TLS, with the superuser's token.
         tls_url: For clients.
-        tls_admin_url: Of its web service.
-        authority: The file with the certificate of who has signed its own.
-        secret: What tokens are made with.
+        tls_admin_url: For the admin API.
+        authority: File with the certificate of the authority.
+        secret: Key that signs tokens.
     """
 
     open: PulsarBroker
@@ -52,18 +52,18 @@ class SecurePulsar:
     secret: bytes = field(repr=False)
 
     def token(self, role: str) -> str:
-        """Make a token for somebody."""
+        """Make a token for a role."""
         return _token(self.secret, role)
 
 
 @contextlib.contextmanager
 def secure_pulsar() -> Iterator[SecurePulsar]:
-    """Run one; ready when it says that it is well."""
+    """Run a broker, which is ready when it reports itself as healthy."""
     secret = secrets.token_bytes(32)
     token = _token(secret, _SUPER_USER)
     ports: dict[Path, list[int]] = {}
 
-    def furnish(folder: Path) -> str:
+    def prepare(folder: Path) -> str:
         make_certificate(folder)
         ports[folder] = free_ports(2)
         return _CONFIGURATION.format(
@@ -75,16 +75,16 @@ def secure_pulsar() -> Iterator[SecurePulsar]:
             folder=folder,
         )
 
-    with pulsar(furnish=furnish, token=token) as broker:
+    with pulsar(prepare=prepare, token=token) as broker:
         assert broker.server is not None
-        folder = broker.server.spot.folder
+        folder = broker.server.location.folder
         port, web_port = ports[folder]
         urls = f"pulsar+ssl://127.0.0.1:{port}", f"https://127.0.0.1:{web_port}"
         yield SecurePulsar(broker, *urls, folder / "ca.crt", secret)
 
 
 def _token(secret: bytes, role: str) -> str:
-    """A JSON Web Token of HS256."""
+    """Return a JSON Web Token signed with HS256."""
     text = ".".join(_base64(json.dumps(part).encode()) for part in ({"alg": "HS256"}, {"sub": role}))
     return f"{text}.{_base64(hmac.digest(secret, text.encode(), hashlib.sha256))}"
 

@@ -33,6 +33,7 @@ def remove_stored(config) -> None:
             path.unlink()
 
 
+@pytest.mark.smoke
 def test_payloads_in_a_column_more_rows_in_order(spark, config, send):
     rng = random.Random(5)
     wanted = [b"", b"small", *(rng.randbytes(rng.choice([999, 1500, 300_000])) for _ in range(30))]

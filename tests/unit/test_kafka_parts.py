@@ -141,6 +141,7 @@ def servers():
     cluster.close()
 
 
+PARTITIONS = [kafka.TopicPartition("t", number) for number in range(4)]  # the mock cluster makes four
 CONSUMER = {"group.id": "g", "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
 
 
@@ -150,7 +151,7 @@ def test_round_trip_on_the_mock_cluster(strategy, servers):
         with KafkaProducer(kafka.Producer(servers), cc) as producer:
             producer.produce("t", b"z" * 3_000_000, b"k")
         with KafkaConsumer(kafka.Consumer({**servers, **CONSUMER}), cc) as consumer:
-            consumer.subscribe(["t"])
+            consumer.assign(PARTITIONS)
             message = consumer.poll(30)
             assert (len(message.value()), message.key()) == (3_000_000, b"k")
             consumer.commit(message=message, asynchronous=False)
@@ -171,7 +172,7 @@ def test_each_chunk_and_each_pointer_is_decoded_once(strategy, servers, monkeypa
         with KafkaProducer(kafka.Producer(servers), cc) as producer:
             producer.produce("t", b"z" * 3_000_000, b"k")
         with KafkaConsumer(kafka.Consumer({**servers, **CONSUMER}), cc) as consumer:
-            consumer.subscribe(["t"])
+            consumer.assign(PARTITIONS)
             chunks = count_calls(monkeypatch, _envelope, "_decode_chunk")
             envelopes = count_calls(monkeypatch, _envelope, "PointerData")
             pointers = count_calls(monkeypatch, _pointer, "_decode_v2")

@@ -61,7 +61,7 @@ def web(redirect=None):
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.tokens, server.url = [], f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield server
     server.shutdown()

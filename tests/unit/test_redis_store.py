@@ -34,7 +34,7 @@ KEY_V1 = f"kafka-over-redis-orders-{UUID}"
 @pytest.fixture(scope="module")
 def url():
     server = fakeredis.TcpFakeServer(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield f"redis://127.0.0.1:{server.server_address[1]}/0"
     server.shutdown()

@@ -38,12 +38,21 @@ PART = 5 << 20
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 
 
-@pytest.fixture
-def bucket():
-    s3_client.session.cache_clear()  # the mock puts itself into sessions that are made while it is there
-    with mock_aws():
-        yield boto3.resource("s3").create_bucket(Bucket="payloads")
+@pytest.fixture(scope="module")
+def mocked_s3():
+    """One mock for the module: botocore reads its service description once per session, which takes 0.1 s."""
+    s3_client.session.cache_clear()  # the mock registers itself with sessions that are created while it is active
+    mock = mock_aws()
+    with mock:
+        yield mock, boto3.resource("s3")
     s3_client.session.cache_clear()
+
+
+@pytest.fixture
+def bucket(mocked_s3):
+    mock, s3 = mocked_s3
+    mock.reset()
+    return s3.create_bucket(Bucket="payloads")
 
 
 @pytest.fixture

@@ -141,6 +141,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two packets; the second would wait 40 ms for an ACK
 
     def setup(self) -> None:
         super().setup()

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -17,13 +16,14 @@ from claimcheck.transports.local import (
 )
 from claimcheck.transports.local._groups import Delivery, GroupMember
 from tests.clocks import Clock
+from tests.hypothesis_examples import examples
 from tests.unit.groups.rig import fill, offsets, take
 
 _ROUND = st.tuples(st.integers(1, 6), st.lists(st.booleans(), min_size=6, max_size=6), st.booleans())
 
 
 @given(rounds=st.lists(_ROUND, max_size=12))
-@hypothesis_settings(max_examples=200, deadline=None)
+@examples(200)
 def test_acknowledged_never_comes_again_whoever_reads_on(rounds):
     """Members in turn poll, acknowledge some messages, reject the rest, and may leave."""
     with tempfile.TemporaryDirectory() as folder, LocalBroker(Path(folder) / "b", clock=Clock()) as broker:
@@ -142,4 +142,4 @@ def _place(delivery: Delivery) -> tuple[int, int]:
 
 
 TestGroupMachine = GroupMachine.TestCase
-TestGroupMachine.settings = hypothesis_settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestGroupMachine.settings = examples(100, stateful_step_count=50)

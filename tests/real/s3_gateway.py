@@ -1,4 +1,4 @@
-"""An S3 server: versitygw over a folder."""
+"""An S3 server: versitygw over a temporary folder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.real.authority import make_certificate
-from tests.real.process import Spot, running
+from tests.real.certificates import make_certificate
+from tests.real.process import Location, running
 
 ACCESS_KEY = "test"
 SECRET_KEY = "testsecret"
@@ -19,7 +19,7 @@ SECRET_KEY = "testsecret"
 
 @dataclass(frozen=True)
 class S3Server:
-    """Where a test finds its S3 server, and who it may say it is."""
+    """Address and credentials of an S3 server."""
 
     endpoint_url: str
     access_key: str = ACCESS_KEY
@@ -37,34 +37,34 @@ def s3() -> Iterator[S3Server]:
 
 @contextlib.contextmanager
 def s3_tls() -> Iterator[tuple[int, Path]]:
-    """Run one with TLS, with a certificate for ``localhost``; gives its port and the certificate of the authority."""
+    """Run a gateway with TLS for ``localhost``; yields its port and the certificate of the authority."""
     environment = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
     prepare = functools.partial(make_certificate, names="DNS:localhost")
     with running(_tls_command, _listens, environment, prepare=prepare) as server:
-        yield server.port, server.spot.folder / "ca.crt"
+        yield server.port, server.location.folder / "ca.crt"
 
 
-def _tls_command(spot: Spot) -> list[str]:
-    program, *arguments = _command(spot)
-    return [program, "--cert", f"{spot.folder}/server.crt", "--key", f"{spot.folder}/server.key", *arguments]
+def _tls_command(location: Location) -> list[str]:
+    program, *arguments = _command(location)
+    return [program, "--cert", f"{location.folder}/server.crt", "--key", f"{location.folder}/server.key", *arguments]
 
 
-def _listens(spot: Spot) -> bool:
-    with socket.create_connection(("127.0.0.1", spot.port), timeout=1):
+def _listens(location: Location) -> bool:
+    with socket.create_connection(("127.0.0.1", location.port), timeout=1):
         return True
 
 
-def _command(spot: Spot) -> list[str]:
-    root, meta = spot.folder / "root", spot.folder / "meta"  # its notes may not lie in the tree that it serves
+def _command(location: Location) -> list[str]:
+    root, meta = location.folder / "root", location.folder / "meta"  # metadata may not be in the served tree
     root.mkdir(exist_ok=True)
     meta.mkdir(exist_ok=True)
-    return ["versitygw", "--port", f"127.0.0.1:{spot.port}", "posix", "--sidecar", str(meta), str(root)]
+    return ["versitygw", "--port", f"127.0.0.1:{location.port}", "posix", "--sidecar", str(meta), str(root)]
 
 
-def _answers(spot: Spot) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", spot.port, timeout=1)
+def _answers(location: Location) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", location.port, timeout=1)
     try:
         connection.request("GET", "/")
-        return connection.getresponse().status < 500  # an unsigned request is refused: that is an answer
+        return connection.getresponse().status < 500  # it rejects the unsigned request, so it runs
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""An authority of our own, and a certificate of it for this machine, made by openssl."""
+"""A test certificate authority and a server certificate for this machine, made with openssl."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def make_certificate(folder: Path, *, names: str = "IP:127.0.0.1,DNS:localhost") -> None:
-    """Write ``ca.crt``, ``server.crt`` and ``server.key`` (PKCS 8); strict clients must find nothing amiss."""
+    """Write ``ca.crt``, ``server.crt`` and ``server.key`` (PKCS 8), with all extensions that strict clients check."""
     openssl = _openssl(folder)
     key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
     (folder / "server.ext").write_text(
