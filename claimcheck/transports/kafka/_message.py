@@ -129,7 +129,7 @@ def message_of(native: Record, content: Plain | Literal | StoredPayload | ClaimC
         return native
     if isinstance(content, Literal):
         native.set_value(bytes(content.payload))
-        native.set_headers(hints.strip(native.headers()))
+        native.set_headers(hints.strip(native.headers()))  # type: ignore[arg-type]  # the stub lacks None
         return native
     if isinstance(content, ClaimCheckError):
         message = _like(native, native.headers(), native.key())

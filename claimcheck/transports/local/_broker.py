@@ -12,7 +12,7 @@ import sqlite3
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -56,7 +56,7 @@ MESSAGE_OVERHEAD_BYTES = 32
 MESSAGE_COLUMNS = "m.topic, m.partition, m.offset, m.value, m.key, m.headers, m.timestamp"
 """The columns of a `LocalMessage`, from ``messages m``."""
 
-Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
+Headers = Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]]
 """A mapping, or pairs in order with duplicates allowed; ``str`` values are encoded as UTF-8."""
 
 MessageRow = tuple[str, int, int, bytes | None, bytes | None, bytes, float]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Buffer, Envelope
+from claimcheck._payload import Payload
 from claimcheck._sending import Classification, classify_error
 from claimcheck._validation import check_cc, check_type
 from claimcheck._wire_size import WireLimit, byte_length
@@ -49,7 +50,7 @@ class LocalProducer:
     def send(
         self,
         topic: str,
-        payload: object,
+        payload: Payload | Envelope | None,
         *,
         key: Buffer | str | None = None,
         headers: Headers | None = None,
@@ -80,7 +81,7 @@ class LocalProducer:
     def send_all(
         self,
         topic: str,
-        payload: object,
+        payload: Payload | Envelope | None,
         *,
         key: Buffer | str | None = None,
         headers: Headers | None = None,
@@ -111,7 +112,13 @@ def classify(error: BaseException) -> Classification:
 
 
 def outbound(
-    cc: ClaimCheck, topic: str, payload: object, *, key: object, headers: object, limit: WireLimit
+    cc: ClaimCheck,
+    topic: str,
+    payload: Payload | Envelope | None,
+    *,
+    key: object,
+    headers: Headers | None,
+    limit: WireLimit,
 ) -> AbstractContextManager[Outbound]:
     """Return the block that sends one payload; raises before anything is stored if an argument is invalid."""
     encode_message(topic, None, key, headers)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
+from claimcheck._payload import Payload
 from claimcheck._validation import check_cc, check_int, check_seconds
 from claimcheck._wire_size import WireLimit
 from claimcheck.transports._common.delegation import Closing
@@ -253,8 +254,10 @@ class PulsarProducer(Closing):
             room = self._threshold - self._limit.overhead(key, None) - len(data)
         return data if room >= 0 else None
 
-    def _encode(self, content: object) -> object:
-        return content if content is None or self._is_encoded else self._schema.encode(content)
+    def _encode(self, content: object) -> Payload | Envelope | None:
+        if content is not None and not self._is_encoded:
+            content = self._schema.encode(content)
+        return cast("Payload | Envelope | None", content)
 
     def _limit_for(self, options: Mapping[str, object]) -> WireLimit:
         return wire_limit(self._max_message_bytes, producer_name=self._name, options=options)

@@ -278,7 +278,9 @@ class PayloadSend:
         options: Of the send.
     """
 
-    def __init__(self, settings: SendSettings, undoing: RollbackWorker, out: Outbound, options: Mapping[str, object]) -> None:
+    def __init__(
+        self, settings: SendSettings, undoing: RollbackWorker, out: Outbound, options: Mapping[str, object]
+    ) -> None:
         self._settings = settings
         self._undoing = undoing
         self._out = out
