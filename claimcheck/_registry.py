@@ -185,7 +185,7 @@ def import_vendor(module: str, *, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as exc:
         package = module.partition(".")[0]
-        text = f"the package {package} is not installed: pip install 'claimcheck[{extra}]'"
+        text = f"this needs the package {package}: pip install 'claimcheck[{extra}]'"
         raise MissingDependencyError(text, package=package, extra=extra) from exc
 
 
