@@ -126,9 +126,10 @@ class Problems:
         return None
 
     def __exit__(self, kind: object, error: object, traceback: object) -> bool:
-        if isinstance(error, ConfigError):
-            self.extend(error.problems)
-        return isinstance(error, ConfigError)
+        if not isinstance(error, ConfigError) or isinstance(error, TypeError):
+            return False  # a wrong argument is a mistake in the program, not in the configuration
+        self.extend(error.problems)
+        return True
 
     def __iter__(self) -> Iterator[ConfigProblem]:
         return iter(self._problems)
