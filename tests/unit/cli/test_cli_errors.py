@@ -174,7 +174,7 @@ def test_files_that_cannot_be_read_are_named():
 def test_a_missing_package_is_named_with_its_extra(package):
     done = start("put", "payload", code=f"import sys\nsys.modules[{package!r}] = None\n{CODE}")
     assert done.returncode == 3
-    assert f"the package {package} is not installed: pip install 'claimcheck[cli]'" in done.stderr.decode()
+    assert f"needs the package {package}: pip install 'claimcheck[cli]'" in done.stderr.decode()
     assert b"Traceback" not in done.stderr
 
 
