@@ -257,7 +257,8 @@ def _write_read_delete(store: Store) -> None:
 
 
 def _failure(path: str, error: Exception) -> Finding:
-    text = " ".join(without_secrets(str(error)).split()).removeprefix(f"store {path.removeprefix('stores.')!r}: ")
+    words = str(error) if isinstance(error, ConfigError) else without_secrets(str(error))  # ours quote no secrets
+    text = " ".join(words.split()).removeprefix(f"store {path.removeprefix('stores.')!r}: ")
     if not isinstance(error, ClaimCheckError):
         text = f"unexpected {type(error).__name__}: {text}"
     if isinstance(error, ConfigError) and error.path:

@@ -56,6 +56,7 @@ MIN_KEY_BYTES = 16
 Action = Literal["redeliver", "dead_letter", "ack"]
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_KINDS = {"NoneType": "nothing", "str": "text", "dict": "a mapping", "bool": "a boolean", "int": "an integer"}
 _UNKNOWN = "?"  # the name of a store that a problem hides; no such configuration is ever returned
 _STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
 OVERRIDABLE = ("strategy", "threshold_bytes", "store", "chunking", "hybrid", "limits")
@@ -401,7 +402,8 @@ def _reads_from(names: object, stores: Sequence[str] | None, problems: Problems)
 
 def _kind(value: object) -> str:
     """A value's type, without the value: an address may hold a password."""
-    return "nothing" if value is None else "text" if isinstance(value, str) else f"a {type(value).__name__}"
+    kind = type(value).__name__
+    return _KINDS.get(kind) or f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def _check_store(name: str | None, stores: Sequence[str] | None, prefix: str) -> None:
@@ -495,9 +497,17 @@ def _text(path: str | os.PathLike[str]) -> str:
 
 
 def _why(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if problem is None:
+        return f"it cannot be read ({type(error).__name__})"
+    if problem.startswith("but "):  # the end of a sentence
+        problem = f"{getattr(error, 'context', None)}, {problem}"
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-    return where + (_QUOTED.sub("...", problem) if problem else f"it cannot be read ({type(error).__name__})")
+    return where + _QUOTED.sub("...", problem)
 
 
 @functools.cache
@@ -534,9 +544,10 @@ def _count_values(node: Any, known: dict[int, int]) -> int:
 
 
 def _no_duplicates(keys: list[Any]) -> None:
+    import yaml
+
     seen = set()
     for key in keys:
         if (key.tag, key.value) in seen and key.value != "<<":
-            where = f"line {key.start_mark.line + 1}, column {key.start_mark.column + 1}"
-            raise ConfigError(f"{where}: this key appears twice in one mapping", found="a duplicate key")
+            raise yaml.MarkedYAMLError(problem="this key appears twice in one mapping", problem_mark=key.start_mark)
         seen.add((key.tag, key.value))

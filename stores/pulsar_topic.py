@@ -43,8 +43,10 @@ _READ_AHEAD = 16  # chunks
 _UUID, _NUMBER = "claimcheck-uuid", "claimcheck-chunk"
 
 _URL = Check(
-    lambda url: re.match(r"pulsar(\+ssl)?://[^\s/]", url) is not None, "pulsar://host:port or pulsar+ssl://..."
+    lambda url: re.match(r"pulsar(\+ssl)?://[^\s/@]+(/[^@]*)?$", url) is not None,
+    "pulsar://host:port or pulsar+ssl://..., without credentials: use token",
 )
+_ADMIN_URL = Check(lambda url: ENDPOINT.allows(url) and "@" not in url, f"{ENDPOINT.expected}, without credentials")
 _TOPIC = Check(lambda topic: bool(topic) and topic.isprintable() and " " not in topic, "the name of a topic")
 
 
@@ -79,14 +81,14 @@ class PulsarTopicStore(Store):
         ttl_seconds: Annotated[float, Range(1, MAX_SECONDS)] = 604_800,
         segment_bytes: Annotated[int, Range(1, 1 << 30)] = (1 << 20) - 1024,
         token: str | None = None,
-        admin_url: Annotated[str, ENDPOINT] | None = None,
+        admin_url: Annotated[str, _ADMIN_URL] | None = None,
         tls_ca_file: CaFile | None = None,
         tls_validate_hostname: bool = True,
         max_gap_messages: Count = 10_000,
         max_gap_bytes: ByteCount = 256 << 20,
         timeout_seconds: Timeout = 30,
     ) -> None:
-        check_arguments(PulsarTopicStore, admin_url=admin_url)
+        check_arguments(PulsarTopicStore, url=url, admin_url=admin_url)
         if tls_ca_file and not url.startswith("pulsar+ssl:") and not (admin_url or "").startswith("https:"):
             fail("tls_ca_file", found="addresses without TLS", expected="pulsar+ssl:// or https://")
         self._tls_ca_file, self._tls_validate_hostname = tls_ca_file, tls_validate_hostname
@@ -214,16 +216,22 @@ class PulsarTopicStore(Store):
             if self._opened is None:
                 pulsar = self._vendor()
                 check_ca_file(self._tls_ca_file, store=self.name)
-                client = pulsar.Client(
-                    self._url,
-                    authentication=pulsar.AuthenticationToken(self._token) if self._token else None,
-                    operation_timeout_seconds=max(1, int(self._timeout_seconds)),
-                    logger=logging.getLogger(f"{__name__}.client"),
-                    tls_trust_certs_file_path=self._tls_ca_file,
-                    tls_validate_hostname=self._tls_validate_hostname,
-                )
+                client = self._make_client(pulsar)
                 self._opened = client, self._make_producer(client)
             return self._opened
+
+    def _make_client(self, pulsar: ModuleType) -> pulsar.Client:
+        with suppress(ValueError):  # not chained: it quotes the address
+            return pulsar.Client(
+                self._url,
+                authentication=pulsar.AuthenticationToken(self._token) if self._token else None,
+                operation_timeout_seconds=max(1, int(self._timeout_seconds)),
+                logger=logging.getLogger(f"{__name__}.client"),
+                tls_trust_certs_file_path=self._tls_ca_file,
+                tls_validate_hostname=self._tls_validate_hostname,
+            )
+        path, found, expected = f"stores.{self.name}.url", "an address that the client cannot read", _URL.expected
+        raise ConfigError(f"{path}: found {found}, expected {expected}", path=path, found=found, expected=expected)
 
     def _make_producer(self, client: pulsar.Client) -> pulsar.Producer:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ def next_steps(answers: Answers, path: str) -> str:
     """Return what to do after the file was written."""
     extras = [each for each in (answers.store, answers.broker) if each in ("redis", "s3", "kafka", "pulsar")]
     install = f"\n  pip install 'claimcheck[{','.join(extras)}]'" if extras else ""
-    return f"Wrote {path}. Next:{install}\n  claimcheck check {path} --open"
+    return f"Wrote {path}. Next:{install}\n  claimcheck check {shlex.quote(path)} --open"
 
 
 def report_lines(report: CheckReport, path: str) -> list[str]:

@@ -79,7 +79,7 @@ def test_a_configuration_is_frozen_and_pickles_with_names_not_secrets(monkeypatc
         ({"stores": []}, "stores", "list", "mapping"),
         ({"stores": {"hot": {}}}, "stores.hot.type", "nothing", "store type"),
         ({"stores": {"hot": "redis://me:hunter2@host"}}, "stores.hot", "text", "a mapping with type"),
-        ({"stores": {"hot": {"type": 5}}}, "stores.hot.type", "a int", "store type"),
+        ({"stores": {"hot": {"type": 5}}}, "stores.hot.type", "an integer", "store type"),
         ({"stores": {"hot": {"type": "${TYPE}"}}}, "stores.hot.type", "a placeholder", "text; placeholders work only"),
         ({"stores": {1: {"type": "memory"}}}, "stores.1", "1", "text"),
         ({"chunking": {"max_chunks": 0}}, "chunking.max_chunks", "0", "at least 1"),
@@ -276,7 +276,7 @@ def test_files_that_are_no_configuration(tmp_path, text, why):
 def test_a_duplicate_key(tmp_path, text, where):
     path = tmp_path / "claimcheck.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=f"{where}: this key appears twice"):
+    with pytest.raises(ConfigError, match=rf"claimcheck\.yaml is not YAML: {where}: this key appears twice"):
         configuration.load(path)
 
 
@@ -350,10 +350,30 @@ def test_a_key_may_be_merged_and_changed(tmp_path):
 def test_a_file_that_cannot_be_parsed_is_never_quoted(tmp_path, text):
     path = tmp_path / "claimcheck.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="not YAML: (line 1|line 2|it cannot be read)") as caught:
+    with pytest.raises(
+        ConfigError, match="not YAML: (line 1|line 2|it cannot be read|it is nested too deeply)"
+    ) as caught:
         configuration.load(path)
     assert "hunter2" not in f"{caught.value}{caught.value.found}"
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\xff\xfes\x00", "it is not UTF-8 text"),
+        (b"stores:\n  caf\xe9: {type: memory}\n", "it is not UTF-8 text"),
+        (
+            b"a: 1\n---\nb: 1\n",
+            "line 2, column 1: expected a single document in the stream, but found another document",
+        ),
+    ],
+)
+def test_a_file_that_is_not_one_document_of_text(tmp_path, data, why):
+    path = tmp_path / "claimcheck.yaml"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=f"claimcheck.yaml is not YAML: {why}$"):
+        configuration.load(path)
 
 
 @pytest.mark.parametrize("path", [None, 5, "nul\0nul"])

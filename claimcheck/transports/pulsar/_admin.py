@@ -44,7 +44,7 @@ class AdminClient:
         timeout_seconds: For each request.
 
     Raises:
-        AdminError: The URL does not begin with http:// or https://.
+        AdminError: The URL does not begin with http:// or https://, or has credentials.
     """
 
     def __init__(
@@ -55,8 +55,11 @@ class AdminClient:
         trust: ssl.SSLContext | None = None,
         timeout_seconds: float = _SECONDS,
     ) -> None:
-        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https"):
             raise AdminError("admin_url must begin with http:// or https://")
+        if "@" in parts.netloc:  # urllib takes them for a host, and its errors quote them
+            raise AdminError("admin_url must have no credentials: use the headers")
         self._url = url.rstrip("/")
         self._headers = dict(headers or {})
         self._timeout_seconds = timeout_seconds

@@ -37,6 +37,10 @@ def test_a_new_configuration_stores_payloads_at_once(here):
     assert ok("get", "-", stdin=put(b"payload")).stdout_bytes == b"payload"
 
 
+def test_the_next_command_can_be_pasted_into_a_shell(here):
+    assert "claimcheck check 'my file.yaml' --open" in ok("init", "-o", "my file.yaml").stderr
+
+
 def test_without_a_terminal_there_are_defaults_and_no_questions(here):
     text = ok("init", "-o", "-").stdout
     raw = yaml.safe_load(text)
