@@ -164,6 +164,14 @@ def test_a_store_that_does_not_work_is_an_error_and_the_others_are_still_opened(
     assert "wrote" in found(report, "info")["stores.m"]
 
 
+def test_the_form_of_a_valid_address_is_shown_whole_and_a_wrong_one_not_at_all(monkeypatch):
+    monkeypatch.setenv("CACHE_URL", "hunter2")
+    stores = {"r": {"type": "redis", "url": "${CACHE_URL}"}}
+    message = found(check({"strategy": "inline", "stores": stores}, open=True), "error")["stores.r.url"]
+    assert "redis://[user:password@]host" in message
+    assert "hunter2" not in message
+
+
 def test_a_missing_driver_or_variable_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
     monkeypatch.delenv("NOT_SET", raising=False)
