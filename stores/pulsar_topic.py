@@ -46,7 +46,7 @@ _URL = Check(
     lambda url: re.match(r"pulsar(\+ssl)?://[^\s/@]+(/[^@]*)?$", url) is not None,
     "pulsar://host:port or pulsar+ssl://..., without credentials: use token",
 )
-_ADMIN_URL = Check(lambda url: ENDPOINT.allows(url) and "@" not in url, f"{ENDPOINT.expected}, without credentials")
+_ADMIN_URL = Check(lambda url: ENDPOINT.allows(url) and "@" not in url, f"{ENDPOINT.expected} (without credentials)")
 _TOPIC = Check(lambda topic: bool(topic) and topic.isprintable() and " " not in topic, "the name of a topic")
 
 
