@@ -61,7 +61,7 @@ class CumulativeAcks:
     def received(self, position: Position, handle: Handle) -> None:
         """Remember a message that is a payload of its own (plain, a pointer, or unreadable).
 
-        Call it for every such message received while there is a hole, also if it was received before.
+        Call it for every such message received while there is a hole, even if it was received before.
         """
         if position not in self._handles:
             heapq.heappush(self._heap, position)

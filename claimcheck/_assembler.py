@@ -217,17 +217,17 @@ class Assembler:
             (limits.max_payload_bytes, "max_payload_bytes"), (limits.max_pending_bytes, "max_pending_bytes")
         )
         if chunk.count != record.count:
-            why = f"has a count of {chunk.count}, an earlier chunk has {record.count}"
+            why = f"declares {chunk.count} chunks, but an earlier chunk declares {record.count}"
             self._fail(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
         elif chunk.position in record.pieces and record.pieces[chunk.position] != chunk.piece:
             why = "arrived twice with different bytes"
             self._fail(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
         elif chunk.count > limits.max_chunks:
-            self._fail(record, _too_large(record, chunk.count, limits.max_chunks, "chunks, chunking.max_chunks"))
+            self._fail(record, _too_large(record, chunk.count, limits.max_chunks, "chunks, but chunking.max_chunks"))
         elif size > bound:
-            self._fail(record, _too_large(record, size, bound, f"bytes or more, chunking.{name}"))
+            self._fail(record, _too_large(record, size, bound, f"bytes or more, but chunking.{name}"))
         elif len(record.slots) > messages:
-            what = "messages, chunking.max_pending_messages"
+            what = "messages, but chunking.max_pending_messages"
             self._fail(record, _too_large(record, len(record.slots), messages, what))
 
     def _store(self, record: Record, chunk: Chunk) -> list[AssemblyEvent]:
@@ -242,7 +242,7 @@ class Assembler:
     def _make_room(self, record: Record, size: int) -> list[AssemblyEvent]:
         events = list[AssemblyEvent]()
         while (bound := self._exceeded(size)) and (victim := self._victim(record, holding_bytes=size > 0)):
-            why = f"it was evicted to make room, chunking.{bound} is {getattr(self._config, bound)}"
+            why = f"it was evicted to make room (chunking.{bound} is {getattr(self._config, bound)})"
             events.append(self._give_up(victim, "evicted", self._config.on_evict, why))
         return events
 
@@ -389,7 +389,7 @@ def _contradiction(record: Record, chunk: Chunk) -> ChunkConflictError | None:
     """Return the error for a chunk that contradicts a delivered payload, if it does."""
     known = record.crc32s
     if chunk.count != record.count:
-        why = f"has a count of {chunk.count}, the delivered payload has {record.count} chunks"
+        why = f"declares {chunk.count} chunks, but the delivered payload has {record.count}"
     elif known and crc32(chunk.piece, known[chunk.position - 1] if chunk.position else 0) != known[chunk.position]:
         why = "differs from that of the delivered payload"
     else:

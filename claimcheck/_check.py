@@ -134,7 +134,7 @@ def _signing(config: Config) -> Iterator[Finding]:
         message = "there are keys, but readers accept pointers without a signature"
         yield Finding("warning", "signing.require", message, "Set it to true when all writers sign.")
     if signing.key_id is None:
-        yield Finding("info", "signing.key_id", "this process verifies signatures and signs nothing")
+        yield Finding("info", "signing.key_id", "this process verifies signatures but signs nothing")
     for name, secret in signing.keys.items():
         if not is_placeholder(secret):
             fix = "Put it into the environment and write ${NAME}."
@@ -162,12 +162,12 @@ def _store(path: str, store: StoreConfig) -> Iterator[Finding]:
         if isinstance(url := store.options.get(option), str):
             yield from _address(f"{path}.{option}", url)
     if store.type == "memory":
-        message = "payloads are in this process's memory: no other process can read them, and they end with it"
-        yield Finding("warning", path, message, "Use another type outside of tests.")
+        text = "payloads are in this process's memory: no other process can read them, and they are lost when it ends"
+        yield Finding("warning", path, text, "Use another type outside of tests.")
     if store.type == "filesystem":
         yield from _directory(f"{path}.path", str(store.options.get("path", "")))
     if store.options.get("tls_validate_hostname") is False:
-        message = "any valid certificate is accepted, whatever its host"
+        message = "any valid certificate is accepted, even one for another host"
         yield Finding("warning", f"{path}.tls_validate_hostname", message, "Set it to true.")
 
 
@@ -196,7 +196,7 @@ def _address(path: str, url: str) -> Iterator[Finding]:
     remote = [host for host in _hosts(parts.netloc) if not _is_loopback(host)]
     if parts.scheme in _PLAIN_SCHEMES and remote:
         scheme = {"http": "https", "pulsar": "pulsar+ssl"}.get(parts.scheme, parts.scheme.replace("redis", "rediss", 1))
-        fix = f"Use {scheme}://, or a network that nobody else can read."
+        fix = f"Use {scheme}://, or a network that no one else can read."
         yield Finding("warning", path, f"connections to {remote[0]} are not encrypted", fix)
     if parse_qs(parts.query).get("ssl_cert_reqs") == ["none"]:
         yield Finding("warning", path, "certificates are not verified", "Remove ssl_cert_reqs=none.")
@@ -222,7 +222,7 @@ def _directory(path: str, directory: str) -> Iterator[Finding]:
         message = f"{full} may be emptied at any time, for example by a restart"
         yield Finding("warning", path, message, "Use a directory that lasts, on a volume that all readers share.")
     elif not os.path.isabs(os.path.expanduser(directory)):
-        message = "a relative path means another directory for every process that starts elsewhere"
+        message = "a relative path names a different directory in every process that starts elsewhere"
         yield Finding("warning", path, message, f"Use an absolute path, for example {full}.")
 
 

@@ -160,7 +160,7 @@ class ClaimCheck:
         Call ``out.send(produce)``, or take each envelope from ``out.envelopes``, produce it and call ``out.sent()``.
         Taking an envelope does not count as sending it. If the block exits with an error that ``classify`` calls
         ``failed``, the stored payload is deleted, unless ``out.sent()`` was called. It is kept if the outcome is
-        unknown or the block exits normally. If no envelope was taken, it is deleted.
+        unknown or the block exits normally. It is also deleted if no envelope was taken.
 
         Args:
             payload: Bytes-like, a readable binary file, or ``None``.
@@ -171,9 +171,9 @@ class ClaimCheck:
             takes_headers: Whether hints may be sent in headers.
             text_key: Whether a generated key is ``str``; otherwise it is ``bytes``.
             classify: See `offload`.
-            identity: A uuid for this bytes-like payload alone that several attempts to send it share, one after the
-                other or at once, so that all of them use the same key or the same chunks. Nothing is ever deleted then,
-                because it may belong to another attempt.
+            identity: A uuid that identifies this bytes-like payload alone. Several attempts to send it, sequential or
+                concurrent, pass the same uuid, so that all of them use the same key or the same chunks. Nothing is ever
+                deleted then, because it may belong to another attempt.
         """
         _check_callable("classify", classify)
         strategy, threshold, wire = self._plan(destination, limit)
@@ -261,14 +261,14 @@ class ClaimCheck:
     async def aresolve(self, message: Buffer | None) -> Buffer | None:
         """Same as `resolve` for event loops: stores are read in a thread.
 
-        A cancelled task ends at once; the read stops at its next piece and closes its connection.
+        A cancelled task ends immediately; the read stops at its next piece and closes its connection.
         """
         if message is None or not isinstance(self._single(message), PointerData):
             return self.resolve(message)
         return await in_thread(lambda: self.resolve(message))
 
     def open(self, message: Buffer) -> BinaryIO:
-        """Return the payload of one message as a binary file, read in bounded memory and verified at its end.
+        """Return the payload of one message as a binary file, read in bounded memory and verified before its last byte.
 
         Raises:
             ChunkError: A chunk. Other errors are those of `resolve`; a store's errors are raised while reading.
@@ -294,7 +294,7 @@ class ClaimCheck:
 
         Raises:
             PointerRejectedError: The key lies outside of its store, or the store is not configured, not listed in
-                ``reads_from``, or cannot be used by this process (then from the `ConfigError` or
+                ``reads_from``, or cannot be used by this process (chained from the `ConfigError` or
                 `MissingDependencyError`).
             StoreError: The payload is missing, damaged or unavailable; see its subclasses.
         """
@@ -324,7 +324,7 @@ class ClaimCheck:
     # Stores ----------------------------------------------------------------------------------------------------
 
     def store(self, name: str) -> Store:
-        """Return a store by its name in the configuration; opened at first use, once per process.
+        """Return a store by its name in the configuration. A store is opened at first use, once per process.
 
         Raises:
             ConfigError: No such store, or an environment variable that it needs is not set.
@@ -350,7 +350,7 @@ class ClaimCheck:
         return check(self, open=open)
 
     def close(self) -> None:
-        """Close all connections. Payloads stay, and a later use opens connections again."""
+        """Close all connections. Payloads are kept, and the next use opens new connections."""
         self._current()  # the connections of a parent process are not closed here
         with self._lock:
             stores, self._open = list(self._open.stores.values()), _Open(self.config)

@@ -121,9 +121,9 @@ def decorate(
 
 
 async def offload_async(strategy: Strategy, message: Message) -> Outbound:
-    """Offload without blocking the event loop. After a cancellation what was stored is deleted.
+    """Offload without blocking the event loop. After a cancellation, the stored payload is deleted.
 
-    With a file the cancellation takes effect when the file is no longer read, so that the caller can send it again.
+    With a file, the cancellation takes effect once the file is no longer being read, so that it can be sent again.
     """
     if (quick := strategy.shortcut(message)) is not None:
         return quick
@@ -139,7 +139,7 @@ def _bound(out: Outbound, strategy: Strategy, message: Message, classify: Classi
 
 
 class OutboundBlock:
-    """A block around the sending of one payload: offloads when entered, keeps or deletes what was stored when left."""
+    """A block that sends one payload: offloads it on entry, and keeps or deletes the stored payload on exit."""
 
     def __init__(self, strategy: Strategy, message: Message, classify: Classifier | None) -> None:
         self._strategy = strategy
@@ -192,7 +192,7 @@ class _Sender:
     def passes(self, plan: Plan, args: _Args, kwargs: _Kwargs) -> bool:
         """Whether to pass the call on unchanged: its payload is small and does not look like an envelope.
 
-        Most payloads are such: this decides in a few microseconds, without binding the arguments to the signature.
+        Most payloads are. This decides in a few microseconds, without binding the arguments to the signature.
         """
         strategy, threshold, limit = plan
         payload = self._payload.find(args, kwargs)

@@ -140,7 +140,7 @@ def as_view(payload: object) -> memoryview:
     except (TypeError, ValueError, BufferError) as exc:
         hint = ": encode text first, for example value.encode()" if isinstance(payload, str) else f" ({exc})"
         raise PayloadTypeError(
-            f"a payload is bytes-like or a readable binary file, not {type(payload).__name__}{hint}"
+            f"a payload must be bytes-like or a readable binary file, not {type(payload).__name__}{hint}"
         ) from None
 
 
@@ -225,12 +225,12 @@ def _decode_chunk(rest: memoryview) -> Chunk:
 def _check_chunk(identity: bytes, position: int, count: int) -> None:
     _decode_uuid(identity, Kind.CHUNK)
     if not 0 <= position < count <= 0x7FFFFFFF:
-        text = f"chunk position {position} of {count}: a position is between 0 and the count minus 1"
+        text = f"chunk position {position} of {count}: a position must be between 0 and the count minus 1"
         raise EnvelopeError(text, kind=1)
 
 
 def _decode_uuid(identity: bytes, kind: int) -> str:
     if not _UUID.fullmatch(identity):
-        text = f"no uuid in an envelope of type {int(kind)} ({len(identity)} bytes where it should be)"
+        text = f"no uuid in an envelope of type {int(kind)} (found {len(identity)} bytes in its place)"
         raise EnvelopeError(text, kind=int(kind))
     return identity.decode("ascii")

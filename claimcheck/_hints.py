@@ -32,7 +32,7 @@ __all__ = [
 Headers = Mapping[str, object] | Sequence[tuple[str, object]] | None
 """Message headers: a mapping, a sequence of pairs, or ``None``."""
 
-# These names are reserved: a header that a caller sends under one of them is taken for a hint.
+# These names are reserved: a header that a caller sends under one of them is mistaken for a hint.
 TYPE = "claimcheck-type"
 SIZE = "claimcheck-size"
 CHECKSUM = "claimcheck-checksum"
@@ -60,12 +60,12 @@ def pairs(headers: object) -> Iterator[tuple[str, object]]:
         return iter(headers.items())
     if isinstance(headers, Sequence) and not isinstance(headers, (str, bytes)):
         return map(_pair, headers)
-    raise PayloadTypeError(f"headers are a mapping or a list of pairs, not {type(headers).__name__}")
+    raise PayloadTypeError(f"headers must be a mapping or a list of pairs, not {type(headers).__name__}")
 
 
 def _pair(item: object) -> tuple[str, object]:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
-        raise PayloadTypeError("headers in a list are pairs of a name and a value")
+        raise PayloadTypeError("headers in a list must be pairs of a name and a value")
     return item[0], item[1]
 
 
@@ -118,7 +118,7 @@ def check(claims: Iterable[tuple[str, str]], *, size: int | None, checksum: Call
         comparable = actual is not None and (name != CHECKSUM or claimed.startswith("crc32:"))
         if too_long or (comparable and claimed != str(actual)):
             shown = f"{claimed[: _MAX_CLAIM[name]]}..." if too_long else claimed
-            text = f"the header {name} says {shown}, the payload has {actual}"
+            text = f"the header {name} declares {shown}, but the payload has {actual}"
             raise IntegrityError(text, expected=shown, actual=actual)
 
 

@@ -47,7 +47,8 @@ class Outbound:
         results: What each produce call returned, in order.
         uuid: The payload's identity, if it is sent as chunks.
         total: Number of messages.
-        abort: The envelope that tells readers that the chunks will not be completed; ``None`` for anything but chunks.
+        abort: The envelope that tells readers that the chunks will not be completed; ``None`` unless the payload is
+            sent as chunks.
         ledger: Records what became of each message.
     """
 
@@ -219,7 +220,7 @@ class Outbound:
             self._put_back()
 
     async def settle_async(self, error: BaseException | None) -> None:
-        """Same as `settle` off the event loop; runs to its end even if this task is cancelled."""
+        """Same as `settle` off the event loop; runs to completion even if this task is cancelled."""
         if not self.undoable:
             self.settle(error)
         else:

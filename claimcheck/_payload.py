@@ -1,6 +1,6 @@
 """Payloads: bytes-like objects, and binary files that are read once, in pieces.
 
-`Source` is a payload on its way into a store or into chunks. It counts and checksums the bytes as they pass, so that
+`Source` is a payload that is being stored or split into chunks. It counts and checksums the bytes as they pass, so that
 nothing is read twice, and copies nothing that is already in memory.
 """
 
@@ -26,7 +26,7 @@ class Readable(Protocol):
     """The minimum that a binary file must support. The size of a file that can also seek is known in advance."""
 
     def read(self, size: int, /) -> bytes | None:
-        """Return up to ``size`` bytes, none at the end."""
+        """Return up to ``size`` bytes; ``b""`` at the end."""
 
 
 Payload = Buffer | Readable
@@ -169,7 +169,7 @@ class Source:
         return self.view
 
     def _file_piece(self, piece_bytes: int) -> memoryview:
-        """Read the next piece of the file; an empty one at its end."""
+        """Read the next piece of the file; returns an empty one after the last byte."""
         left = None if self.size is None else self.size - self.taken
         piece = self._read(piece_bytes if left is None else min(piece_bytes, left)) if left != 0 else b""
         if left and not piece:
@@ -199,7 +199,7 @@ class Source:
             raise PayloadError("the payload's file is non-blocking and had no data to read")
         data = part if isinstance(part, bytes) else bytes(as_view(part))
         if len(data) > size:
-            raise PayloadError(f"the payload's file returned {len(data)} bytes when it was asked for {size}")
+            raise PayloadError(f"the payload's file returned {len(data)} bytes for a read of {size}")
         return data
 
     def _too_large(self, size: int) -> NoReturn:

@@ -188,7 +188,7 @@ def writable_view(buffer: Buffer) -> memoryview:
 def differs(pointer: Pointer, what: str, expected: int | str, actual: int | str, store: str) -> NoReturn:
     """Raise the error for a payload that differs from its pointer."""
     raise IntegrityError(
-        f"store {store!r}: {pointer.key!r} has another {what} than its pointer: expected {expected}, found {actual}",
+        f"store {store!r}: the {what} of {pointer.key!r} differs from its pointer: expected {expected}, found {actual}",
         store=store,
         key=pointer.key,
         expected=expected,
@@ -343,8 +343,8 @@ class PayloadReader(io.RawIOBase):
 class SeekableReader(PayloadReader):
     """A `PayloadReader` of a store that can read from any position.
 
-    A payload that is read from start to end is verified on the way. Before the first bytes from any other position are
-    returned, the rest of the payload is read and verified, once. After that only the requested bytes are read.
+    A payload that is read from start to end is verified in the process. Before the first bytes from any other position
+    are returned, the rest of the payload is read and verified, once. After that only the requested bytes are read.
     """
 
     def __init__(self, store: Store, pointer: Pointer, *, from_message: bool = False) -> None:

@@ -144,7 +144,7 @@ def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
         PointerRejectedError: Longer than ``max_bytes``.
     """
     if len(data) > max_bytes:
-        text = f"pointer of {len(data)} bytes, limits.max_pointer_bytes is {max_bytes}"
+        text = f"pointer of {len(data)} bytes, but limits.max_pointer_bytes is {max_bytes}"
         raise PointerRejectedError(text, reason="size")
     if not data:
         _damaged("it is empty")
@@ -175,14 +175,14 @@ def verify(pointer: Pointer, *, secrets: Mapping[str, bytes], require: bool) -> 
     """
     if pointer.mac is None:
         if require:
-            _refuse(pointer, "is not signed, and signing.require is true")
+            _refuse(pointer, "is not signed, but signing.require is true")
         return
     if not secrets:
         return
     secret = secrets.get(pointer.key_id or "")
     if secret is None:
         key_id = None if pointer.key_id is None else pointer.key_id[:200]
-        _refuse(pointer, f"was signed with the key {key_id!r}, which signing.keys does not have")
+        _refuse(pointer, f"was signed with the key {key_id!r}, which is not in signing.keys")
     if not hmac.compare_digest(_mac(pointer, secret).encode(), pointer.mac.encode()):
         _refuse(pointer, "does not match its signature: it was changed, or signed with another secret")
 

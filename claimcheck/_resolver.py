@@ -49,7 +49,7 @@ class _Outcome:
         source: Where the messages came from.
         slots: The messages, in order of arrival; late duplicates of an unsettled payload join them.
         identity: The payload's identity, if it came as chunks.
-        since: What `Resolver.clear` ends: an outcome from before it settles nothing afterwards.
+        since: Replaced by `Resolver.clear`: an outcome from before settles nothing afterwards.
     """
 
     source: Hashable

@@ -43,7 +43,7 @@ class Seal:
         pointer = pointers.decode(data, max_bytes=self._config.limits.max_pointer_bytes)
         signing = self._config.signing
         if pointer.version == 1 and signing.keys:
-            _reject(pointer, "signature", "has version 1, which has no signature, and signing.keys is configured")
+            _reject(pointer, "signature", "has version 1, which has no signature, but signing.keys is configured")
         if signing.require or pointer.mac is not None:
             pointers.verify(pointer, secrets=self._secrets_for(pointer), require=bool(signing.require))
         return pointer

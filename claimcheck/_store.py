@@ -166,7 +166,7 @@ class Store(ABC):
         """
 
     def _wrote_nothing(self, error: BaseException) -> bool:
-        """Whether nothing has to be deleted after this error of `_write`, already translated. Extend with ``super()``.
+        """Whether nothing has to be deleted after this (translated) error of `_write`. Extend with ``super()``.
 
         True here for a `KeyTakenError`, because another write owns the entry, a missing driver and a configuration
         error.
@@ -188,7 +188,7 @@ class Store(ABC):
     # To override if needed -------------------------------------------------------------------------------------
 
     def close(self) -> None:  # noqa: B027 - most stores hold nothing
-        """Close connections. Payloads stay. A closed store may open again at its next use."""
+        """Close connections. Payloads are kept. A closed store may reopen at its next use."""
 
     @property
     def name(self) -> str:
@@ -199,7 +199,7 @@ class Store(ABC):
         """Reject a pointer of another store, a key outside of this store, and implausible sizes.
 
         Raises:
-            PointerRejectedError: With the reason in one word; also for an object that is not a pointer.
+            PointerRejectedError: Its ``reason`` is one word. Also raised for an object that is not a pointer.
         """
         _check_type(pointer)
         if pointer.store is not None and pointer.store != self.context.name:
@@ -214,7 +214,7 @@ class Store(ABC):
             self._reject(
                 pointer,
                 "size",
-                f"declares {pointer.size} bytes, limits.max_payload_bytes is {self.context.max_payload_bytes}",
+                f"declares {pointer.size} bytes, but limits.max_payload_bytes is {self.context.max_payload_bytes}",
             )
         if pointer.segments > self._max_segments(pointer.version) or pointer.segments != _segments_of(pointer):
             self._reject(pointer, "size", f"declares {pointer.segments} segments for {pointer.size} bytes")
@@ -266,10 +266,10 @@ class Store(ABC):
 
         Args:
             payload: Bytes-like, or a readable binary file, which is read from its current position in bounded memory.
-            destination: Topic or queue; only a readable part of the key.
+            destination: Topic or queue; used only as a readable part of the key.
             limit: The largest size of this payload in bytes, if smaller than ``limits.max_payload_bytes``.
-            identity: Replaces the fresh uuid, for a bytes-like payload that several attempts may write, one after the
-                other or at once. It must identify this payload alone; all attempts use the same key. A payload that is
+            identity: Replaces the fresh uuid, for a bytes-like payload that several attempts may write, sequentially or
+                concurrently. It must identify this payload alone; all attempts use the same key. A payload that is
                 already stored is not written again if the medium can tell, and a failed write deletes nothing.
 
         Returns:
@@ -281,8 +281,8 @@ class Store(ABC):
             PayloadError: The file failed or shrank; nothing stays in the store.
             StoreUnavailableError: The store could not be reached; what was written was deleted if possible, otherwise
                 it expires.
-            StoreError: Any other failure of the store, a full disk for example, with the same effect. Also if the store
-                would reject its own pointer: then nothing was written.
+            StoreError: Any other failure of the store, such as a full disk, with the same effect. Also raised if the
+                store would reject its own pointer; then nothing was written.
         """
         source = self._source(payload, limit)
         draft = self._draft(destination, identity or self.context.new_uuid())
@@ -372,7 +372,7 @@ class Store(ABC):
     # For event loops -------------------------------------------------------------------------------------------
 
     async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
-        """Same as `write`. After a cancellation nothing stays in the store, and the caller's file is not in use."""
+        """Same as `write`. After a cancellation, nothing stays in the store, and the file is no longer in use."""
         return await in_thread(
             lambda: self.write(payload, destination=destination, limit=limit),
             undo=self.rollback,
@@ -384,7 +384,7 @@ class Store(ABC):
         return await in_thread(lambda: self.read(pointer))
 
     async def arollback(self, pointer: Pointer) -> None:
-        """Same as `rollback`. It runs to its end even if it is cancelled."""
+        """Same as `rollback`. It runs to completion even if it is cancelled."""
         await in_thread(lambda: self.rollback(pointer))
 
     def __enter__(self) -> Store:

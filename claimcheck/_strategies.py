@@ -41,11 +41,11 @@ class ExternalStrategy(Strategy):
         headers = message.hinted({hints.TYPE: "pointer", hints.SIZE: str(size)})
         needed, limit = len(data) + message.limit.overhead(message.key, headers), message.limit.max_message_bytes
         if needed > limit:
-            text = f"key and headers leave no room for a pointer: {needed} bytes needed, the broker takes {limit}"
+            text = f"key and headers leave too little space for a pointer: {needed} bytes needed, limit {limit}"
             raise PayloadTooLargeError(text, size=needed, limit=limit)
         limit = self.context.config.limits.max_pointer_bytes
         if len(pointer) > limit:
-            text = f"the pointer has {len(pointer)} bytes, limits.max_pointer_bytes is {limit}"
+            text = f"the pointer has {len(pointer)} bytes, but limits.max_pointer_bytes is {limit}"
             raise PayloadTooLargeError(text, size=len(pointer), limit=limit)
         return Envelope(data, headers, message.key, Kind.POINTER)
 
@@ -65,7 +65,7 @@ class ChunkingStrategy(Strategy):
         room, size = self._room(message, uuid), source.size or 0
         count, most = max(1, -(-size // room)), self.context.config.chunking.max_chunks
         if count > most:
-            text = f"{size} bytes need {count} chunks of {room} bytes, chunking.max_chunks is {most}"
+            text = f"{size} bytes need {count} chunks of {room} bytes, but chunking.max_chunks is {most}"
             raise PayloadTooLargeError(text, size=size, limit=most)
         chunks = self._chunks(message, source, uuid, count, room)
         data = encode_abort(uuid, header=self._header)
@@ -103,7 +103,7 @@ class ChunkingStrategy(Strategy):
         framing = message.limit.overhead(message.key, message.hinted(widest))
         overhead = framing + len(self._header) + CHUNK_OVERHEAD_BYTES
         if overhead >= limit:
-            text = f"key, headers and framing ({overhead} bytes) leave no room in a chunk of {limit} bytes"
+            text = f"key, headers and framing ({overhead} bytes) fill a chunk of {limit} bytes"
             raise PayloadTooLargeError(text, size=overhead, limit=limit)
         return limit - overhead
 
@@ -112,7 +112,7 @@ class HybridStrategy(Strategy):
     """Sends pointers while the store works, and chunks while it does not.
 
     After a failure the store is not used for ``hybrid.retry_store_after_seconds``, except for payloads that exceed the
-    chunking limits. Payloads up to ``hybrid.chunk_below_bytes`` always go as chunks.
+    chunking limits. Payloads up to ``hybrid.chunk_below_bytes`` are always sent as chunks.
     """
 
     may_chunk = True
@@ -159,7 +159,7 @@ class HybridStrategy(Strategy):
         except ClaimCheckError as second:
             if error is None:
                 raise
-            error.add_note(f"and the payload cannot go as chunks: {second}")
+            error.add_note(f"and the payload cannot be sent as chunks: {second}")
             raise error from second
         store = self.context.config.store or ""
         event = FallbackEvent(

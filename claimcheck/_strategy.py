@@ -1,6 +1,6 @@
 """`Strategy`, the base class of the rules that turn a payload into envelopes.
 
-`Strategy.offload` does what is the same for every strategy: it passes envelopes through, keeps small and empty payloads
+`Strategy.offload` does the part that all strategies share: it passes envelopes through, keeps small and empty payloads
 in their messages, and escapes payloads that look like envelopes. A payload that does not fit into its message goes to
 ``_offload``, which returns an `Outbound`.
 """
@@ -176,8 +176,9 @@ class Strategy(ABC):
 
         Raises:
             PayloadTypeError: The payload is neither bytes-like nor a binary file. Nothing was written or sent.
-            PayloadTooLargeError: A limit of the configuration is exceeded. Nothing was sent, and nothing stays stored.
-            StoreError: The store failed, and the strategy has no alternative. Nothing was sent, and nothing stays
+            PayloadTooLargeError: A limit of the configuration is exceeded. Nothing was sent, and nothing remains
+                stored.
+            StoreError: The store failed, and the strategy has no alternative. Nothing was sent, and nothing remains
                 stored.
         """
         out = self.shortcut(message)

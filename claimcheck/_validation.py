@@ -237,7 +237,7 @@ def valid_options(
         path: The mapping's place in the configuration.
         problems: Receives the problems.
         secret: See `check_options`.
-        placeholders: Whether values may have placeholders, which somebody else resolves.
+        placeholders: Whether values may have placeholders, which are resolved later.
     """
     if not isinstance(raw, Mapping):
         with problems:
@@ -348,7 +348,7 @@ def _option(options: Mapping[str, Option], name: object, path: str) -> Option:
     if isinstance(name, str) and (name in options or REST in options):
         return options.get(name) or options[REST]
     hint = _hint(_section_of(str(name), options)) or did_you_mean(name, options)
-    known = f"one of {', '.join(sorted(options))}{hint}" if options else "nothing: there are no options"
+    known = f"one of {', '.join(sorted(options))}{hint}" if options else "nothing: this takes no options"
     fail(_join(path, str(name)), found="an unknown key", expected=known)
 
 

@@ -119,7 +119,7 @@ class HybridConfig:
 
     Attributes:
         chunk_below_bytes: Payloads over the threshold and up to this size are sent as chunks; 0 for none.
-        retry_store_after_seconds: How long a failed store is not used.
+        retry_store_after_seconds: How long to avoid a store after it failed.
     """
 
     chunk_below_bytes: Size = 0
@@ -173,7 +173,7 @@ class EnvelopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The configuration of a `ClaimCheck`. It pickles, and holds no secret that the file does not spell out.
+    """The configuration of a `ClaimCheck`. Can be pickled; holds no secrets except those written out in the file.
 
     Attributes:
         strategy: ``external``, ``chunking``, ``hybrid``, ``inline``, the name of an entry point, or ``module:Class``.
@@ -187,7 +187,7 @@ class Config:
         signing: Signatures of pointers; see `SigningConfig`.
         limits: Size limits; see `LimitsConfig`.
         envelope: The format of envelopes; see `EnvelopeConfig`.
-        destinations: Overrides by pattern of destination, in the order of the file; the first match counts.
+        destinations: Overrides by destination pattern, in the order of the file; the first match applies.
     """
 
     strategy: str = "hybrid"
@@ -325,7 +325,7 @@ def _override(
     for name, value in override.items():
         with problems:
             if name not in OVERRIDABLE:
-                found = "a key that holds for all destinations" if name in _TOP else "an unknown key"
+                found = "a key that applies to all destinations" if name in _TOP else "an unknown key"
                 expected = f"one of {', '.join(OVERRIDABLE)}{did_you_mean(name, OVERRIDABLE)}"
                 fail(f"{path}.{name}", found=found, expected=expected)
             inherited = top.get(name)

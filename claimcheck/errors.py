@@ -48,7 +48,7 @@ class ClaimCheckError(Exception):
     def __init__(self, message: str, /, **facts: object) -> None:
         unknown = [name for name in facts if not hasattr(type(self), name)]
         if unknown:
-            raise TypeError(f"{type(self).__name__} has no fact called {', '.join(unknown)}")
+            raise TypeError(f"{type(self).__name__} has no attribute called {', '.join(unknown)}")
         super().__init__(message)
         self.__dict__.update(facts)
 
@@ -112,7 +112,7 @@ class MissingDependencyError(ClaimCheckError):
 
 
 class PayloadError(ClaimCheckError):
-    """The payload cannot be read, for example from a closed file or one that shrinks. Nothing stays stored."""
+    """The payload cannot be read, for example from a closed file or one that shrinks. Nothing remains stored."""
 
 
 class PayloadTypeError(PayloadError, TypeError):
@@ -191,11 +191,11 @@ class PayloadNotFoundError(StoreError):
 
 
 class PayloadTooLargeError(StoreError):
-    """A payload exceeds a limit. Nothing was sent, and nothing stays stored.
+    """A payload exceeds a limit. Nothing was sent, and nothing remains stored.
 
     Attributes:
         size: Bytes of the payload, or of the message that it would need.
-        limit: Bytes, or a number of chunks if the message says so.
+        limit: The limit in bytes, or in chunks if the message names chunks.
     """
 
     size: int | None = None

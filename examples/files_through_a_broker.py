@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import claimcheck
+from claimcheck.stores.base import Payload
 from claimcheck.transports.local import LocalBroker, LocalConsumer
 
 LIMIT = 64 << 10
@@ -27,8 +28,10 @@ def main(folder: Path) -> None:
         broker.create_topic("files")
 
         @cc.offload(payload="value", destination="topic", key="key", headers="headers")
-        def publish(topic, value, key=None, headers=None):
-            return broker.append(topic, value, key=key, headers=headers)
+        def publish(
+            topic: str, value: Payload, key: str | None = None, headers: dict[str, str] | None = None
+        ) -> object:
+            return broker.append(topic, value, key=key, headers=headers)  # type: ignore[arg-type]  # never a file
 
         sent = sorted(path for path in folder.iterdir() if path.is_file())
         for path in sent:

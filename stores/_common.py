@@ -85,7 +85,7 @@ def _is_endpoint(url: str) -> bool:
 
 
 def folder(prefix: str) -> str:
-    """Return the prefix of keys for a configured prefix: without a slash at its start, with one at its end."""
+    """Return the key prefix for a configured prefix: no leading slash, one trailing slash."""
     return f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
 

@@ -54,13 +54,13 @@ class FilesystemStore(Store):
 
     Args:
         path: The directory; ``~`` is the home directory. If it does not exist, reads and writes raise
-            `StoreUnavailableError`, so that a volume that is not mounted is never mistaken for an empty one. For this
+            `StoreUnavailableError`, so that a volume that is not mounted is never mistaken for an empty one. Therefore
             the path should be a directory *on* the volume, not its mount point.
         create: Whether a write creates the directory and its parents.
         ttl_seconds: Written into pointers. The store never deletes payloads by age.
         fsync: Whether `write` returns only after file and name are on the disk, safe from a power failure.
-        mode: Permissions of files, as a number or as octal text (``"0640"``). New directories get them, too, with the
-            search permission wherever there is the read permission: 0600 makes 0700, 0640 makes 0750.
+        mode: Permissions of files, as a number or as octal text (``"0640"``). New directories get them, too, with
+            search permission wherever there is read permission: 0600 becomes 0700, 0640 becomes 0750.
     """
 
     max_key_bytes = MAX_NAME_BYTES

@@ -258,31 +258,33 @@ URL = Check(
 
 
 class ObstoreStore(Store):
-    """Stores each payload as one object, with the keys of `claimcheck.stores.s3.S3Store`: either reads the other's.
+    """Stores each payload as one object, with the keys of `claimcheck.stores.s3.S3Store`: each can read the other's.
 
-    The engine is written in Rust and many times as fast with small objects. It finds credentials in the environment, by
-    each vendor's names (``AWS_ACCESS_KEY_ID``, ``GOOGLE_SERVICE_ACCOUNT``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...), or as
-    the machines of each cloud do. Give the bucket lifecycle rules, as for S3.
+    The engine is written in Rust and is many times as fast with small objects. It finds credentials in the environment,
+    under each vendor's names (``AWS_ACCESS_KEY_ID``, ``GOOGLE_SERVICE_ACCOUNT``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...),
+    or in the same way as the machines of each cloud. Add lifecycle rules to the bucket, as for S3.
 
-    Writes send no checksum: the server verifies what it does by default (with TLS, that nothing was changed), and
+    Writes send no checksum: the server makes its default checks, TLS, if used, protects the bytes in transit, and
     readers verify every byte. ``AWS_CHECKSUM_ALGORITHM=CRC64NVME`` makes the engine compute one for S3. Its threads do
-    not survive a fork: using the store in a process forked from one that used it raises an error.
+    not survive a
+    fork: using the store in a process forked from one that used it raises an error.
 
     Args:
         url: ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix``, ``file:///folder`` or
             ``memory:///prefix``, which lives as long as the process.
         endpoint_url: The address of a server other than Amazon's, Google's or Microsoft's. Credentials are sent only to
-            this server; a redirected read follows without them.
-        region_name: The region of S3, if the environment does not have it.
+            this server; redirected reads are sent without them.
+        region_name: The S3 region, if the environment does not set it.
         ttl_seconds: Written into pointers; a lifecycle rule deletes objects.
         part_bytes: The size of each part above ``single_put_bytes``; at least 5 MiB.
         single_put_bytes: Payloads up to this size are sent in one request. Files of this size are read into memory.
-        parallel_parts: Parts sent at once; one more is in memory.
-        parallel_gets: Parts fetched at once, for networks that one connection does not saturate; as many are in memory.
+        parallel_parts: Parts sent concurrently; one more is in memory.
+        parallel_gets: Parts fetched concurrently, for networks that one connection does not saturate; the same number
+            is in memory.
         conditional: Whether to make the server refuse to overwrite in a single request; turned off automatically if the
             server does not support it.
-        create: Whether a write creates the folder of ``file:///folder``. If it does not exist, other reads and writes
-            raise `StoreUnavailableError`: its volume may not be mounted. Files get the permissions of the umask.
+        create: Whether a write creates the folder of ``file:///folder``. In all other cases a missing folder raises
+            `StoreUnavailableError`: its volume may not be mounted. The umask determines the permissions of files.
         tls_ca_file: Certificates of authorities in PEM format, in addition to the system's. The server's certificate is
             always verified, including its host name.
         timeout_seconds: Timeout for one response of the server, including the sending of an object or a part.

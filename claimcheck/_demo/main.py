@@ -155,7 +155,7 @@ def _check_space(folder: Folder, scratch: Path) -> None:
     needed, free = 2 * folder.total_bytes + _SPARE_BYTES, shutil.disk_usage(scratch).free
     if free < needed:
         raise DemoError(
-            f"the demo needs {mega(needed)} for a copy of {folder.root}, {scratch.parent} has {mega(free)}: "
+            f"the demo needs {mega(needed)} for a copy of {folder.root}, but {scratch.parent} has {mega(free)}: "
             "name a smaller folder with --dir, or a larger disk with TMPDIR"
         )
 

@@ -86,7 +86,7 @@ def _check_folder(root: Path) -> None:
         if stat.S_ISDIR(root.stat().st_mode):
             return
     except FileNotFoundError:
-        raise FolderError(f"{root} is no folder: name another one with --dir") from None
+        raise FolderError(f"{root} is not a folder: name another one with --dir") from None
     except (OSError, ValueError) as error:
         raise FolderError(f"{root} cannot be used: {error}") from error
     raise FolderError(f"{root} is a file, not a folder: name the folder that contains it")
@@ -120,7 +120,7 @@ def _size(root: Path, name: str, skipped: dict[str, str]) -> int | None:
     try:
         status = (root / name).stat()
     except OSError as error:
-        skipped[name] = "a link that leads nowhere" if (root / name).is_symlink() else _reason(error)
+        skipped[name] = "a broken link" if (root / name).is_symlink() else _reason(error)
         return None
     if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device could block forever
         skipped[name] = "not a regular file"

@@ -134,7 +134,10 @@ _config_option = click.option(
 _force_option = click.option("--force", is_flag=True, help="Replace an existing file.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _facts_option = click.option(
-    "--json", "as_json", is_flag=True, help="Describe the payload as JSON: on standard output with -o, else on error."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Describe the payload as JSON: on standard output with -o, else on standard error.",
 )
 
 
@@ -186,7 +189,7 @@ def demo(directory: Path | None) -> None:
 def init(strategy: str | None, store: str | None, broker: str | None, target: str, force: bool) -> None:
     """Write a commented configuration file.
 
-    Asks for what no option answers; without a terminal it uses hybrid, redis and kafka.
+    Asks for each choice that no option makes; without a terminal it uses hybrid, redis and kafka.
     """
     check_output(target, force=force)
     answers = ask(strategy, store, broker)
@@ -286,7 +289,7 @@ def _writable_store(cc: ClaimCheck, name: str | None, destination: str) -> Store
         raise ConfigError("the configuration has no store for writers: choose one with --store", path="store")
     store = cc.store(name)
     if cc.config.stores[name].type == "memory":
-        text = f"store {name!r} is in this process's memory and ends with it: choose another one with --store"
+        text = f"store {name!r} is in this process's memory and is lost when it ends: choose another one with --store"
         raise ConfigError(text, path=f"stores.{name}.type", found="memory")
     return store
 
@@ -321,7 +324,7 @@ def get(envelope: str, config: str, target: str | None, force: bool, plain: bool
     """Write the payload of ENVELOPE, verified.
 
     "-" is standard input or output. FILE appears when it is complete. Standard output may receive all but the last
-    piece of a damaged payload before the error: look at the exit code.
+    piece of a damaged payload before the error: check the exit code.
     """
     target = target or _standard_output()
     check_output(target, force=force)
@@ -341,7 +344,7 @@ def get(envelope: str, config: str, target: str | None, force: bool, plain: bool
 
 def _standard_output() -> str:
     if is_terminal(sys.stdout):
-        raise click.UsageError("standard output is a terminal: use -o FILE, or -o - to write to it all the same")
+        raise click.UsageError("standard output is a terminal: use -o FILE, or -o - to write to it anyway")
     return STDIO
 
 

@@ -78,8 +78,8 @@ def reassemble(
             those of ``topic``, ``partition`` and ``key`` that the DataFrame has, ``()`` for none.
         headers: The column of headers, in the form of Spark's Kafka source, or a map of texts. ``None`` for
             ``headers`` or ``properties``, if the DataFrame has one of that type.
-        expire_after_seconds: On a stream: how long the first chunk waits for the others; 0 for ever. Choose much more
-            than the duration of a micro-batch. ``None`` uses the value in ``chunking``.
+        expire_after_seconds: On a stream: how long the first chunk waits for the others; 0 for no limit. Choose much
+            more than the duration of a micro-batch. ``None`` uses the value in ``chunking``.
         expire_by: On a stream: ``clock`` uses the machine's time, which also passes while no messages arrive; in Spark
             a query with ``trigger(availableNow=True)`` then never ends. ``data`` uses the arrival of messages: the
             query ends, and leaves incomplete payloads to the next run.

@@ -112,7 +112,7 @@ class BatchAssembler:
     def _add(self, chunk: Chunk) -> None:
         self._count = self._count or chunk.count
         if chunk.count != self._count:
-            self._conflict(chunk, f"declares {chunk.count} chunks, an earlier one {self._count}")
+            self._conflict(chunk, f"declares {chunk.count} chunks, but an earlier one {self._count}")
         elif chunk.count > self._max_chunks:
             self._too_large(chunk.count, self._max_chunks, "chunks (chunking.max_chunks)")
         elif self._positions and self._positions[-1] == chunk.position:

@@ -131,4 +131,4 @@ def conflict_text(uuid: str, position: int, why: str) -> str:
 
 
 def too_large_text(uuid: str, size: int, limit: int, what: str) -> str:
-    return f"the payload {uuid} has {size} {what}, the limit is {limit}"
+    return f"the payload {uuid} has {size} {what}, but the limit is {limit}"

@@ -173,7 +173,7 @@ class Reassembler(StatefulProcessor):
         """Add a chunk unless it is a duplicate; returns the error if it conflicts with others."""
         payload, position, digest = batch.payload, row.position, bytes(row.digest)
         if payload.count and row.total != payload.count:
-            why = f"declares {row.total} chunks, an earlier one {payload.count}"
+            why = f"declares {row.total} chunks, but an earlier one {payload.count}"
             return "ChunkConflictError", conflict_text(uuid, position, why)
         earlier = batch.chunks.get(position)
         if earlier is None and waited:

@@ -359,8 +359,8 @@ class _FetchStage:
         expected = [*self.names[: self.columns.message], *self.names[self.columns.message + 1 : -3]]
         if row.schema.names != expected:
             raise ConfigError(
-                f"the checkpoint of this query holds chunks of a DataFrame with {row.num_columns + 1} columns, now "
-                f"it has {len(expected) + 1}: reassemble the same columns again, or start with a new checkpoint",
+                f"the checkpoint of this query holds chunks of a DataFrame with {row.num_columns + 1} columns, but "
+                f"it now has {len(expected) + 1}: reassemble the same columns again, or start with a new checkpoint",
                 path="checkpointLocation",
             )
         return row

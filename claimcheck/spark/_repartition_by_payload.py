@@ -1,4 +1,4 @@
-"""Partitions with equal payload bytes: Spark sees only pointers, a thousand of which may stand for 100 GB."""
+"""Partitions with equal payload bytes: Spark sees only pointers, a thousand of which may represent 100 GB."""
 
 from __future__ import annotations
 

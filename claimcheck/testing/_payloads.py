@@ -174,7 +174,7 @@ HOSTILE: dict[str, Callable[[Pointer], Pointer]] = {
     "2**31 segments, version 1": lambda good: replace(good, segments=2**31 - 1, version=1, size=None, store=None),
     "size of 2**62": lambda good: replace(good, size=2**62),
     "segments that do not add up": lambda good: replace(good, segments=3, segment_bytes=10),
-    "version 1, foreign key": lambda good: replace(good, key="somebody-elses", version=1, size=None, store=None),
+    "version 1, foreign key": lambda good: replace(good, key="another-stores-key", version=1, size=None, store=None),
     "unknown codec": lambda good: replace(good, codec="lz77"),
     "unknown encryption": lambda good: replace(good, encryption="rot13"),
     "unknown checksum": lambda good: replace(good, checksum="sha999:00"),

@@ -111,7 +111,7 @@ def assert_offloaded(
         cc: Needed where the configuration changes ``envelope.header``.
 
     Raises:
-        AssertionError: It is not.
+        AssertionError: It is neither, or the payload is in another store.
     """
     envelope = _decoded(message, cc)
     if not isinstance(envelope, (PointerData, Chunk)):
@@ -138,7 +138,7 @@ def assert_inline(message: RecordedMessage | bytes | None, *, cc: ClaimCheck | N
         cc: Needed where the configuration changes ``envelope.header``.
 
     Raises:
-        AssertionError: It does not.
+        AssertionError: The payload was offloaded.
     """
     envelope = _decoded(message, cc)
     if not isinstance(envelope, (Plain, Literal, type(None))):

@@ -398,7 +398,7 @@ class Harness:
         """
         end, others = time.monotonic() + self._kit.patience_seconds, list[Any]()
         while not done(others):
-            assert time.monotonic() < end, f"only {others} arrived beside plain messages"
+            assert time.monotonic() < end, f"only {others} arrived in addition to plain messages"
             self.append(f"traffic {uuid.uuid4()}".encode())
             others += [payload for payload in self.take() if not self._is_traffic(payload)]
             self.clock.advance(step_seconds)

@@ -92,7 +92,7 @@ class RawReplies:
     """Commands with replies of known lengths, in order.
 
     Args:
-        borrowed: A connection that has nothing to read; `close` gives it back or discards it.
+        borrowed: A connection that has nothing to read; `close` releases or discards it.
 
     Raises:
         OtherReplyError: It has no socket of the usual kind.
@@ -153,7 +153,7 @@ class RawReplies:
         return done
 
     def end(self) -> None:
-        """Read the end of the last reply, after which the connection can be given back. Raises as `begin`."""
+        """Read the end of the last reply, after which the connection can be released. Raises as `begin`."""
         self._expect(self._before)
         self._before = b""
 
@@ -352,7 +352,7 @@ class SegmentReader:
         return self._missing(f"segment {i} of {self._pointer.segments}")
 
     def _checks_last_first(self) -> bool:
-        """Whether to check the last segment before much is allocated, or transferred in vain."""
+        """Whether to check the last segment before much memory is allocated or much data transferred."""
         return self._position == 0 and self._stop == self._size > TRUSTED_BYTES and self._pointer.segments > 1
 
     def _bytes_of(self, i: int) -> int:

@@ -208,7 +208,7 @@ class RedisServer:
 
 
 class Borrowed:
-    """A connection taken from a pool, for exclusive use until it is given back or discarded."""
+    """A connection taken from a pool, for exclusive use until it is returned or discarded."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool

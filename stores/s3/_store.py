@@ -31,23 +31,24 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class S3Store(Store):
-    """Stores each payload as one object: a single put, or a parallel multipart upload above a size.
+    """Stores each payload as one object: a single put, or a parallel multipart upload if it is large.
 
-    The SDK finds credentials in its usual way. S3 has no lifetime per object: give the bucket a lifecycle rule on
-    ``prefix`` that fits ``ttl_seconds``, and one that aborts incomplete multipart uploads after a day.
+    The SDK finds credentials in its usual way. S3 has no lifetime per object: add a lifecycle rule on ``prefix`` that
+    matches ``ttl_seconds`` to the bucket, and one that aborts incomplete multipart uploads after a day.
 
     Every byte is sent with a CRC-32, which the server verifies if it supports that.
 
     Args:
         bucket: An existing bucket.
-        prefix: The beginning of all keys; ``/`` is added at its end if missing.
+        prefix: The beginning of all keys; a trailing ``/`` is added if missing.
         endpoint_url: The address of a server other than Amazon's.
-        region_name: The region, if the SDK's own configuration does not have it.
+        region_name: The region, if the SDK's own configuration does not set it.
         ttl_seconds: Written into pointers; the bucket's lifecycle rule deletes objects.
         part_bytes: The size of each part above ``single_put_bytes``; at least 5 MiB.
         single_put_bytes: Payloads up to this size are sent in one request. Files of this size are read into memory.
-        parallel_parts: Parts sent at once; one more is in memory.
-        parallel_gets: Parts fetched at once, for networks that one connection does not saturate; as many are in memory.
+        parallel_parts: Parts sent concurrently; one more is in memory.
+        parallel_gets: Parts fetched concurrently, for networks that one connection does not saturate; the same number
+            is in memory.
         conditional: Whether to make the server refuse to overwrite; turned off automatically if the server does not
             support it.
         tls_ca_file: Certificates of authorities in PEM format, in place of the SDK's own. The server's certificate is
@@ -142,7 +143,7 @@ class S3Store(Store):
             reader.readinto(memoryview(bytearray(1)))  # raises if the size is wrong because the headers were cut
             raise
         if requested is not None and (extent.start, extent.stop) != requested:
-            raise StoreError(f"store {self.name!r}: the server sent another part than requested")
+            raise StoreError(f"store {self.name!r}: the server sent a different part than requested")
 
     def _get_object(self, pointer: Pointer, requested: tuple[int, int] | None) -> dict[str, Any]:
         header = {"Range": f"bytes={requested[0]}-{requested[1] - 1}"} if requested else {}

@@ -295,7 +295,7 @@ class Upload:
         client: A boto3 client for S3; used from several threads.
         bucket: The bucket.
         key: The key of the new object.
-        parallel_parts: Parts sent at once.
+        parallel_parts: Parts sent concurrently.
     """
 
     def __init__(self, client: Any, bucket: str, key: str, *, parallel_parts: int) -> None:

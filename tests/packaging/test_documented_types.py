@@ -22,8 +22,6 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.py") if not path
 SOURCES = {path.relative_to(ROOT).as_posix(): path for path in [*DOCUMENTS, *EXAMPLES]}
 BLOCK = re.compile(r"^ *```python[^\n]*\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
-NOT_TYPED_YET = {"README.md", "examples/files_through_a_broker.py"}
-
 # The only exceptions: some drivers have no types, and confluent_kafka re-exports names without declaring it.
 MYPY = """\
 [mypy]
@@ -42,9 +40,6 @@ PYRIGHT = {
     "reportUnknownVariableType": False,
     "reportUnknownArgumentType": False,
 }
-
-XFAIL = pytest.mark.xfail(strict=False, reason="its examples have no types yet")
-CASES = [pytest.param(source, marks=XFAIL if source in NOT_TYPED_YET else ()) for source in SOURCES]
 
 
 @dataclass(frozen=True)
@@ -122,11 +117,11 @@ def test_the_project_uses_the_installed_package(project):
     assert "site-packages/claimcheck" in result.stdout
 
 
-@pytest.mark.parametrize("source", CASES)
+@pytest.mark.parametrize("source", SOURCES)
 def test_mypy_accepts(mypy_errors, source):
     assert mypy_errors[source] == []
 
 
-@pytest.mark.parametrize("source", CASES)
+@pytest.mark.parametrize("source", SOURCES)
 def test_pyright_accepts(pyright_errors, source):
     assert pyright_errors[source] == []

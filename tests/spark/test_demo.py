@@ -99,7 +99,7 @@ def test_every_file_comes_back_from_both_strategies(folder, tmp_path, worker_env
     assert rows["archives"] == ["1", "1"]
     assert rows["entries in them"] == ["2", "2"]
     assert rows["mismatches"] == ["0", "0"]
-    assert "dangling: a link that leads nowhere" in done.stdout
+    assert "dangling: a broken link" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 90
     assert os.listdir(tmp_path / "here") == []
     assert not list((tmp_path / "scratch").glob("claimcheck-*"))
@@ -159,7 +159,7 @@ def test_folders_that_cannot_be_used(tmp_path, folder):
     (tmp_path / "void" / "void").mkdir(parents=True)
 
     for path, words in [
-        (tmp_path / "nowhere", "is no folder"),
+        (tmp_path / "nowhere", "is not a folder"),
         (folder / "empty", "is a file"),
         (folder / "empty" / "x", "cannot be used"),
         (tmp_path / "void", "holds no files"),
@@ -179,7 +179,7 @@ def test_what_cannot_be_sent_is_left_out_with_the_reason(folder, monkeypatch):
 
     assert list(found.sizes) == ["deep/er/große.txt", "deep/some.zip", "empty"]
     assert found.skipped["pipe"] == "not a regular file"
-    assert found.skipped["gone"] == "a link that leads nowhere"
+    assert found.skipped["gone"] == "a broken link"
     assert found.skipped["lookalike"] == "permission denied"
     assert "larger than" in found.skipped["three MiB"]
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_sent_is_left_out_with_the_reason(folder, monkeypatch):
 def test_a_folder_of_nothing_usable_says_why(tmp_path):
     (tmp_path / "gone").symlink_to(tmp_path / "nothing")
 
-    with pytest.raises(DemoError, match="leads nowhere"):
+    with pytest.raises(DemoError, match="broken link"):
         find(tmp_path)
 
 

@@ -146,7 +146,7 @@ def test_limits_are_rows_and_a_declared_count_costs_nothing(spark, config):
         None,
         "PayloadTooLargeError",
     ]
-    assert "has 5001 bytes or more (chunking.max_payload_bytes), the limit is 5000" in rows[0].error.message
+    assert "has 5001 bytes or more (chunking.max_payload_bytes), but the limit is 5000" in rows[0].error.message
     assert bytes(rows[29].payload) == b"o" * 5_000
 
 

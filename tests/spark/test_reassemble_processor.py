@@ -148,7 +148,7 @@ def test_without_expiry_nothing_is_given_up(tester):
             {"position": 1, "total": 4, "piece": b"qq"},
             "chunk 1 of UUID arrived twice with different bytes: two",
         ),
-        ({"position": 2, "total": 5}, "chunk 2 of UUID declares 5 chunks, an earlier one 4: two writers,"),
+        ({"position": 2, "total": 5}, "chunk 2 of UUID declares 5 chunks, but an earlier one 4: two writers,"),
     ],
 )
 def test_contradictions_are_said_once(tester, apart, second, why):
@@ -166,8 +166,11 @@ def test_contradictions_are_said_once(tester, apart, second, why):
 @pytest.mark.parametrize(
     ("chunks", "why"),
     [
-        ([(0, 11, b"p")], f"the payload {UUID} has 11 chunks (chunking.max_chunks), the limit is 10"),
-        ([(0, 2**31 - 1, b"p")], f"the payload {UUID} has 2147483647 chunks (chunking.max_chunks), the limit is 10"),
+        ([(0, 11, b"p")], f"the payload {UUID} has 11 chunks (chunking.max_chunks), but the limit is 10"),
+        (
+            [(0, 2**31 - 1, b"p")],
+            f"the payload {UUID} has 2147483647 chunks (chunking.max_chunks), but the limit is 10",
+        ),
         ([(0, 3, bytes(60)), (1, 3, bytes(41))], f"the payload {UUID} has 101 bytes or more"),
     ],
 )

@@ -74,7 +74,7 @@ def test_unwise_settings_are_warnings(change, path, words):
             "s3.lan are not encrypted",
         ),
         ({"type": "filesystem", "path": "/tmp/claims"}, "path", "may be emptied at any time"),
-        ({"type": "filesystem", "path": "claims"}, "path", "another directory for every process"),
+        ({"type": "filesystem", "path": "claims"}, "path", "different directory in every process"),
     ],
 )
 def test_unwise_settings_of_stores_are_warnings(monkeypatch, options, option, words):

@@ -95,7 +95,7 @@ def test_a_configuration_is_frozen_and_pickles_with_names_not_secrets(monkeypatc
         ({"reads_from": "hot"}, "reads_from", "text", "a list of names"),
         ({"reads_from": ["hot", "cold"]}, "reads_from", "'cold'", "names below stores (hot)"),
         ({"reads_from": [["hot"]]}, "reads_from", "a list", "names below stores"),
-        ({"destinations": {"a": {"reads_from": []}}}, "destinations.a.reads_from", "holds for all", "strategy"),
+        ({"destinations": {"a": {"reads_from": []}}}, "destinations.a.reads_from", "applies to all", "strategy"),
         (
             {"threshold_bytes": "${TH:-1000}"},
             "threshold_bytes",
@@ -120,7 +120,7 @@ def test_a_configuration_is_frozen_and_pickles_with_names_not_secrets(monkeypatc
         ),
         ({"envelope": {"header": "ü" * 20}}, "envelope.header", "ü", "ASCII"),
         ({"envelope": {"header": ""}}, "envelope.header", "''", "4 to 64"),
-        ({"destinations": {"a": {"stores": {}}}}, "destinations.a.stores", "holds for all", "strategy"),
+        ({"destinations": {"a": {"stores": {}}}}, "destinations.a.stores", "applies to all", "strategy"),
         ({"destinations": {"a": {"threshold_bytes": -5}}}, "destinations.a.threshold_bytes", "-5", "at least 0"),
         ({"destinations": {"a": 1}}, "destinations.a", "int", "mapping"),
         ({"destinations": 5}, "destinations", "int", "mapping"),

@@ -368,7 +368,7 @@ def test_a_newer_format_is_refused(broker, path):
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version=2")
     connection.close()
-    with pytest.raises(BrokerStorageError, match="format 2, this claimcheck knows 1"):
+    with pytest.raises(BrokerStorageError, match="format 2, but this claimcheck supports format 1"):
         LocalBroker(path).topics()
 
 

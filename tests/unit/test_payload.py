@@ -211,7 +211,7 @@ def test_a_file_that_cannot_seek_to_its_end_is_of_unknown_length():
 
 
 def test_a_file_that_gives_more_than_it_is_asked_for():
-    with pytest.raises(PayloadError, match="asked for 10"):
+    with pytest.raises(PayloadError, match="for a read of 10"):
         list(Source(OnlyRead(b"x" * 11), limit=LIMIT).pieces(10))
 
 

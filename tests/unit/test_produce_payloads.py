@@ -103,7 +103,7 @@ def test_payloads_over_a_limit_are_refused_before_anything_is_sent(strategy, con
 @pytest.mark.parametrize("strategy", ["external", "chunking"])
 def test_headers_that_leave_no_room_are_refused_before_anything_is_sent(strategy):
     rig = Rig(strategy, threshold_bytes="auto")
-    with pytest.raises(PayloadTooLargeError, match="no room"):
+    with pytest.raises(PayloadTooLargeError, match="too little space for a pointer|fill a chunk"):
         rig.publisher()("orders", BIG, headers={"h": "x" * 1_000_000})
     assert (rig.sent, rig.stored) == ([], 0)
 

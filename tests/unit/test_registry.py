@@ -16,7 +16,7 @@ from claimcheck.config import StoreConfig
 from claimcheck.errors import ConfigError, MissingDependencyError, StoreError, StoreUnavailableError
 
 
-class ThirdParty(Store):
+class VendorStore(Store):
     def _write(self, pointer, source): ...
     def _read(self, pointer): ...
     def _delete(self, pointer): ...
@@ -36,7 +36,7 @@ def use(monkeypatch):
 
 
 def failing_with(error):
-    class Its(ThirdParty):
+    class Its(VendorStore):
         def __init__(self, *, drive: int = 0) -> None:
             raise error
 
@@ -81,7 +81,7 @@ def test_what_is_ours_already_stays(use, raised):
 
 
 def test_what_a_constructor_finds_wrong_gets_its_whole_path(use):
-    class Its(ThirdParty):
+    class Its(VendorStore):
         def __init__(self, *, drive: int) -> None:
             fail("drive", found=str(drive), expected="1 to 8")
 
@@ -127,7 +127,7 @@ class TestClasses:
             check_store(use(Its), path="stores.hot")
 
     def test_whose_options_cannot_be_read(self, use):
-        class Its(ThirdParty):
+        class Its(VendorStore):
             def __init__(self, *, drive: "NoSuchName") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
         with pytest.raises(ConfigError, match="NoSuchName") as caught:
@@ -160,7 +160,7 @@ class TestClasses:
 
 class TestOptions:
     def test_of_a_store_that_takes_any(self, use, monkeypatch):
-        class Its(ThirdParty):
+        class Its(VendorStore):
             def __init__(self, *, drive: int, **options: int) -> None:
                 self.got = options | {"drive": drive}
 
@@ -176,13 +176,13 @@ class TestOptions:
             build_store(StoreConfig("third_party:Its", {"drive": 3, 5: 5}), path="stores.hot")
 
     def test_of_a_store_that_takes_none(self, use):
-        build_store(use(ThirdParty), path="stores.hot")
+        build_store(use(VendorStore), path="stores.hot")
 
-        with pytest.raises(ConfigError, match="expected nothing: there are no options"):
-            check_store(use(ThirdParty, drive=3), path="stores.hot")
+        with pytest.raises(ConfigError, match="expected nothing: this takes no options"):
+            check_store(use(VendorStore, drive=3), path="stores.hot")
 
     def test_are_never_quoted_where_they_may_be_secret(self, use):
-        class Its(ThirdParty):
+        class Its(VendorStore):
             def __init__(self, *, token: str = "", count: int = 0, both: int | str = 0) -> None: ...
 
         for options in ({"token": 4711}, {"count": "4711"}, {"both": ["4711"]}, {"token": None}, {"both": 47.11}):

@@ -175,7 +175,7 @@ class TestRanges:
     def test_a_server_that_sends_something_else_is_no_server_for_ranges(self, server, store, pointer, answer):
         server.answers += [answer]
 
-        with pytest.raises(StoreError, match="another part"):
+        with pytest.raises(StoreError, match="a different part"):
             store.read_range(pointer, 1, 10)
 
 

@@ -191,7 +191,7 @@ def test_every_public_name_exists_and_errors_pickle_with_their_facts(name):
         error = found("text", **dict.fromkeys(facts, 5))
         copy = pickle.loads(pickle.dumps(error))
         assert (str(copy), copy.__dict__) == ("text", error.__dict__)
-        with pytest.raises(TypeError, match="no fact"):
+        with pytest.raises(TypeError, match="no attribute"):
             found("text", nonsense=1)
 
 

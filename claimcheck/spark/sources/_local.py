@@ -235,8 +235,8 @@ class _LocalStreamReader(TopicStreamReader[_LocalLog]):
             if end > current.get(name, 0) or (first is not None and first != firsts.get(name)):
                 text = (
                     f"{self._log.topic}: {self._log.path} is not the file that this query has read: partition {name} "
-                    f"has {current.get(name, 0)} other messages, the checkpoint is at offset {end}. Use a new "
-                    "checkpoint, or restore the file"
+                    f"has {current.get(name, 0)} other messages, but the checkpoint is at offset {end}. Use "
+                    "a new checkpoint, or restore the file"
                 )
                 raise DataLossError(text, destination=self._log.topic)
             ends[name] = end
@@ -395,7 +395,7 @@ class _StagedRows:
         if message.size > limit:
             text = (
                 f"a message of {message.size} bytes for {topic} is over maxMessageBytes, {limit}; "
-                "with the option config it would be offloaded"
+                "set the option config to offload it"
             )
             raise MessageTooLargeError(text, destination=topic, size=message.size, limit=limit)
         self._page.append((topic, message, stored))

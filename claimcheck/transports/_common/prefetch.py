@@ -29,7 +29,7 @@ class Prefetch:
 
     Args:
         max_bytes: Limit for all payloads together; a larger payload is read on access. 0 disables read-ahead.
-        threads: Payloads to read at once.
+        threads: Payloads to read concurrently.
     """
 
     def __init__(self, max_bytes: int, *, threads: int) -> None:
@@ -37,7 +37,7 @@ class Prefetch:
         self._threads = threads
         self._held = 0
         self._counted: dict[Fetchable, int] = {}  # as counted: some sizes are known only after the read
-        self._later: deque[Fetchable] = deque()  # not started: no room
+        self._later: deque[Fetchable] = deque()  # not started: the limit is reached
         self._pool: ThreadPoolExecutor | None = None
 
     @property

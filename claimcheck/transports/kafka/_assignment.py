@@ -46,7 +46,7 @@ class Start:
         at: The offset for the client.
         committed: The group's offset with its metadata, if reading starts there; otherwise the same as ``at``.
         reason: Why it starts there.
-        is_moved: Whether the client would start elsewhere by itself.
+        is_moved: Whether the client on its own would start elsewhere.
     """
 
     at: TopicPartition

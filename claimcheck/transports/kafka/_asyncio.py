@@ -79,8 +79,8 @@ class AsyncKafkaConsumer(AsyncClosing):
     async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
         """Wait for up to ``num_messages`` payloads; returns those that came in time. Raises as `poll` does.
 
-        All of them are in memory together. Stored ones are read one after the other, or with ``prefetch_bytes`` several
-        at once.
+        All of them are in memory together. Stored ones are read one after the other, or several concurrently with
+        ``prefetch_bytes``.
         """
         return await self._receive(num_messages, timeout)
 
@@ -166,7 +166,7 @@ class AsyncKafkaConsumer(AsyncClosing):
                 await self._call(gather)
 
     async def _read(self, message: Any, seconds: float) -> None:
-        """Read a stored payload in a thread; after a time-out or a cancellation the read continues."""
+        """Read a stored payload in a thread; after a timeout or a cancellation the read continues."""
         if self._reading is None or self._reading[0] is not message:
             self._stop_reading()
             self._reading = message, asyncio.ensure_future(in_thread(message.read))
@@ -278,8 +278,8 @@ class AsyncKafkaProducer(AsyncClosing):
         """Send one payload; takes the arguments of `KafkaProducer.produce` except the callbacks.
 
         When this returns, the payload is stored if necessary, and the record is in the client's queue; if that is full,
-        this waits for room. Cancelling the task abandons a payload that is still being stored or split; it is sent once
-        and whole, or not at all. Cancelling the future changes nothing: its record is in flight.
+        this waits for room. Cancelling the task abandons a payload that is still being stored or split; it is sent
+        completely, once, or not at all. Cancelling the future changes nothing: its record is in flight.
 
         Returns:
             A future of the delivered message: for a payload sent as chunks, a `KafkaMessage` with the lowest offset and
@@ -308,7 +308,7 @@ class AsyncKafkaProducer(AsyncClosing):
         """Wait until every record has its report, its future is done, and failed sends are rolled back.
 
         Returns:
-            The number of records left on time-out.
+            The number of records without a report on timeout.
         """
         clock = asyncio.get_running_loop().time
         end = clock() + timeout

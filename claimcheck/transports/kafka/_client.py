@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 # The broker or the client rejected the record before storing it; observed on a broker of version 4.2 with librdkafka
-# 2.16. Time-outs, lost connections and purges of records in flight are not in the list: the record may be in the topic.
+# 2.16. Timeouts, lost connections and purges of records in flight are not in the list: the record may be in the topic.
 _REJECTIONS = {
     "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD", "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION",
     "_FATAL", "_INVALID_ARG", "_PURGE_QUEUE", "_QUEUE_FULL", "_STATE", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC",

@@ -53,8 +53,9 @@ class KafkaConsumer(NativeClient):
 
     Every incomplete payload ends. Its chunks are read again, at most ``max_redeliveries`` times. If it is still
     incomplete, it is returned as a message whose value raises `IncompletePayloadError`, and commits move past it. If
-    retention has removed its first records, that happens at once. ``chunking.on_expire``, ``on_evict`` and ``on_abort``
-    change this: ``ack`` skips the chunks, and ``dead_letter`` returns that message without reading them again.
+    retention has removed its first records, that happens immediately. ``chunking.on_expire``, ``on_evict`` and
+    ``on_abort`` change this: ``ack`` skips the chunks, and ``dead_letter`` returns that message without reading them
+    again.
 
     Not thread-safe, like the client's consumer.
 
@@ -62,12 +63,12 @@ class KafkaConsumer(NativeClient):
         consumer: A `confluent_kafka.Consumer`, not one that deserializes, with ``enable.auto.offset.store`` set to
             ``False``: otherwise the client stores offsets beyond incomplete payloads.
         cc: A `claimcheck.ClaimCheck` with the writers' stores.
-        auto_offset_store: Whether to do the same as ``enable.auto.offset.store``: the next automatic commit includes
-            each message once the following one is requested.
+        auto_offset_store: Whether to do what ``enable.auto.offset.store`` does: a message is included in the next
+            automatic commit once the following one is requested.
         max_redeliveries: How often the chunks of an incomplete payload are read again, from 0; by default
             ``chunking.max_redeliveries``.
         prefetch_bytes: Bytes of stored payloads to read ahead while the current message is processed; 0 for none.
-        prefetch_threads: Payloads to read ahead at once.
+        prefetch_threads: Payloads to read ahead concurrently.
         clock: Seconds, monotonic.
 
     Raises:
@@ -116,7 +117,7 @@ class KafkaConsumer(NativeClient):
             timeout: Seconds; by default there is no limit.
 
         Returns:
-            A `confluent_kafka.Message`, or ``None`` on time-out. One with an ``error()`` is an event of the client.
+            A `confluent_kafka.Message`, or ``None`` on timeout. One with an ``error()`` is an event of the client.
 
         Raises:
             KafkaException: An error of the client.
@@ -147,7 +148,7 @@ class KafkaConsumer(NativeClient):
         Args:
             message: Commit everything up to this message.
             offsets: Commit these offsets. Metadata in them replaces ours, so payloads may be delivered twice.
-            asynchronous: Whether to return at once.
+            asynchronous: Whether to return immediately.
 
         Raises:
             KafkaException: An error of the client.
@@ -267,7 +268,7 @@ class KafkaConsumer(NativeClient):
         self._paused -= {(each.topic, each.partition) for each in partitions}
 
     def close(self) -> None:
-        """Close; messages that were not committed are redelivered to other members."""
+        """Close the consumer; messages that were not committed are redelivered to other members."""
         self._store_offsets()
         self._native.close()
         self._forget()
@@ -552,6 +553,6 @@ def _check_offset_store(consumer: Consumer) -> None:
         if error.args[0].code() != vendor().KafkaError._INVALID_ARG:
             raise
         raise OffsetStoreError(
-            "set 'enable.auto.offset.store': False in the consumer's configuration, since it would commit offsets in "
-            "the middle of payloads, and pass auto_offset_store=True here to do the same with whole payloads"
+            "set 'enable.auto.offset.store': False in the consumer's configuration, because the client would commit "
+            "offsets in the middle of payloads; pass auto_offset_store=True here to do the same with whole payloads"
         ) from error

@@ -37,7 +37,7 @@ class KafkaMessage(Message):
     `value` raises the error of *this* payload, so that the consumer can skip the message or send it to a dead-letter
     topic; other messages are not affected. `offset` returns the lowest offset of its records.
 
-    Unlike the client's own messages it is always true, whatever its length. It pickles as a plain
+    Unlike the client's own messages, it is always truthy, whatever its length. It pickles as a plain
     `confluent_kafka.Message` with the payload as its value; pickling reads a stored payload.
 
     Attributes:

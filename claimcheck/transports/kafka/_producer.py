@@ -62,12 +62,12 @@ class KafkaProducer(NativeClient):
         producer: A `confluent_kafka.Producer`, not one that serializes.
         cc: A `claimcheck.ClaimCheck`.
         max_message_bytes: The producer's own ``message.max.bytes``, if it is not the client's default.
-        admin: A `confluent_kafka.admin.AdminClient`, which requests each topic's configuration once: the maximum
-            record size, whether the topic is compacted (then chunks are refused), and how much it retains. The first
-            `produce` to each topic waits for the answer. The request is repeated after the topic rejected a record as
-            too large.
+        admin: A `confluent_kafka.admin.AdminClient`, which requests each topic's configuration once: the maximum record
+            size, whether the topic is compacted (then chunks are refused), and how much it retains. The first `produce`
+            to each topic waits for the response. The request is repeated after the topic rejected a record as too
+            large.
         window_bytes: Maximum bytes of chunks of one payload in flight.
-        room_seconds: How long an offloaded payload waits for room in the producer's queue.
+        room_seconds: How long an offloaded payload waits for space in the producer's queue.
 
     Raises:
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
@@ -129,7 +129,7 @@ class KafkaProducer(NativeClient):
             partition: By default the producer's partitioner chooses.
             callback: Called once by `poll` or `flush`, with an error or ``None``, and with a report of the record's
                 position: for chunks the lowest offset, once the last chunk has its report. The report's value is the
-                envelope, and ``None`` for chunks. Never called for errors that this raises.
+                envelope, and ``None`` for chunks. Never called for errors that this method raises.
             on_delivery: Used if there is no ``callback``, and ignored otherwise.
             timestamp: Milliseconds since 1970; by default now.
             headers: A mapping or a list of pairs. Names beginning with ``claimcheck-`` are reserved.
@@ -139,8 +139,8 @@ class KafkaProducer(NativeClient):
             BufferError: The producer's queue is full; nothing was sent, and nothing is stored.
             CompactedTopicError: The payload would be sent as chunks to a compacted topic. Nothing was sent.
             PartialSendError: Some chunks are or may be in the topic; an abort envelope followed them if possible.
-            KafkaException: An error of the client, unchanged. If nothing was sent for certain, the stored payload was
-                deleted.
+            KafkaException: An error of the client, unchanged. If the record was definitely not sent, the stored payload
+                was deleted.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
         if on_delivery is not None or not (callback is None or callable(callback)):
@@ -203,7 +203,7 @@ class KafkaProducer(NativeClient):
         return self._poller.flush(timeout) if len(self._native) else left  # rollbacks may have sent abort envelopes
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """Discard records in the queue and in flight; their reports say so. Only queued ones are rolled back."""
+        """Discard records in the queue and in flight; their reports have an error. Only queued ones are rolled back."""
         self._native.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
 
     def close(self) -> bool:
@@ -235,8 +235,8 @@ class KafkaProducer(NativeClient):
         """Flush and commit.
 
         Raises:
-            KafkaException: An error of the client. If the transaction can be retried or has to be aborted, that decides
-                about the stored payloads; otherwise they are kept.
+            KafkaException: An error of the client. If the transaction can be retried or has to be aborted, the retry or
+                the abort decides whether the stored payloads are kept; otherwise they are kept.
         """
         self._poller.flush(timeout)
         try:
@@ -502,7 +502,7 @@ class InFlightWindow:
             on_complete()
 
     def first(self) -> Record:
-        """Return the report with the lowest offset, or the first report if there are no offsets (``acks=0``)."""
+        """Return the report with the lowest offset, or the first report if offsets are unknown (``acks=0``)."""
         report: Record = min(self.ledger.results, key=lambda each: -1 if each.offset() is None else each.offset())
         return report
 

@@ -29,8 +29,8 @@ class KafkaShareConsumer(Closing):
     one of its deliveries, of which a group allows five by default, even if only the store was unavailable.
 
     A share group distributes single records, so the chunks of a payload go to several members. Each chunk is returned
-    as a message whose value raises `ShareGroupError`. Let the writers to such topics store large payloads (strategy
-    ``external``), or read them with a `KafkaConsumer`.
+    as a message whose value raises `ShareGroupError`. Have the writers to such topics store large payloads (strategy
+    ``external``), or read the topics with a `KafkaConsumer`.
 
     Not thread-safe, like the client's consumer.
 
@@ -58,7 +58,7 @@ class KafkaShareConsumer(Closing):
             timeout: Seconds; by default there is no limit.
 
         Returns:
-            A `confluent_kafka.Messages`, empty on time-out. A message with an ``error()`` is an event of the client.
+            A `confluent_kafka.Messages`, empty on timeout. A message with an ``error()`` is an event of the client.
 
         Raises:
             KafkaException: An error of the client.
@@ -109,7 +109,7 @@ class KafkaShareConsumer(Closing):
         self._native.set_sasl_credentials(username, password)
 
     def close(self) -> None:
-        """Close; acknowledgements are committed, and messages without one are redelivered to other members."""
+        """Close the consumer; commits acknowledgements. Messages without one are redelivered to other members."""
         self._native.close()
 
     def __repr__(self) -> str:
@@ -123,8 +123,8 @@ class KafkaShareConsumer(Closing):
         content = dispatch(self._cc, native.value() or b"", native.headers)
         if isinstance(content, Chunk | Abort):
             text = (
-                f"a chunk of a payload on {native.topic()}, whose other chunks a share group delivers to other "
-                "members; let the writers store it (strategy external), or read the topic with a KafkaConsumer"
+                f"a chunk of a payload on {native.topic()}; a share group delivers its other chunks to other members: "
+                "have the writers store the payload (strategy external), or read the topic with a KafkaConsumer"
             )
             total = content.count if isinstance(content, Chunk) else None
             content = ShareGroupError(text, uuid=content.uuid, total=total)

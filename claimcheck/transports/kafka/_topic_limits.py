@@ -63,7 +63,7 @@ class Topics:
         self._warned = False
 
     def of(self, name: str) -> TopicLimits:
-        """Return a topic's limits, or the defaults if the broker does not answer; it is asked again a little later."""
+        """Return a topic's limits, or the defaults if the broker does not answer; a later call requests them again."""
         if self._admin is not None and not self.knows(name) and self._retry_at.get(name, 0.0) <= self._clock():
             config = self._request(self._admin, name)
             if config is None or name in self._stale:

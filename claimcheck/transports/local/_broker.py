@@ -126,10 +126,10 @@ class LocalBroker(Closing):
     """Topics in one SQLite file. Opened at first use; threads may share it, and it may be pickled or forked.
 
     Args:
-        path: The file; created when it does not exist. Its folder has to exist, on a disk of this machine.
+        path: The file; created if it does not exist. Its folder must exist, on a local disk of this machine.
         max_message_bytes: The largest message that `append` of this object accepts, as `message_size` counts,
             1 to 536,870,912. It is not stored in the file, and reading has no limit.
-        clock: Returns seconds since 1970. All processes on one file have to agree on it: leases depend on it.
+        clock: Returns seconds since 1970. All processes that use the file must agree on it: leases depend on it.
         sleep: Called with seconds, for the short pauses of polling.
 
     Raises:
@@ -151,7 +151,7 @@ class LocalBroker(Closing):
         self.database = Database(path, sleep=sleep)
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Create a topic; do nothing when it exists with as many partitions.
+        """Create a topic; does nothing if it exists with the same number of partitions.
 
         Args:
             name: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``.
@@ -170,7 +170,7 @@ class LocalBroker(Closing):
                 rows = ((name, partition) for partition in range(partitions))
                 db.executemany("INSERT INTO partitions (topic, partition) VALUES (?, ?)", rows)
             elif row[0] != partitions:
-                text = f"topic {name} has {row[0]} partitions, not {partitions}, and keeps them; use another topic"
+                text = f"topic {name} has {row[0]} partitions, not {partitions}, which cannot change; use another topic"
                 raise TopicExistsError(text, destination=name, partitions=row[0])
 
     def topics(self) -> list[str]:
@@ -207,14 +207,14 @@ class LocalBroker(Closing):
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> MessageId:
-        """Append one message to a partition; when this returns every reader sees it.
+        """Append one message to a partition; once this returns, every reader sees it.
 
         Args:
             topic: An existing topic.
             value: The message; ``None`` is a tombstone.
             key: Determines the partition unless one is given; ``str`` is encoded as UTF-8.
             headers: A mapping or pairs; order and duplicates are kept.
-            partition: From 0; by default the key's, or each in turn without a key.
+            partition: From 0; by default chosen by the key, or each in turn without a key.
 
         Returns:
             Its position.
@@ -248,7 +248,7 @@ class LocalBroker(Closing):
             limit: The largest number of messages, from 0. All of them are in memory at once.
 
         Returns:
-            An empty list when there is no message at or after ``offset``.
+            An empty list if there is no message at or after ``offset``.
 
         Raises:
             UnknownTopicError: The topic does not exist.
@@ -283,7 +283,7 @@ class LocalBroker(Closing):
             return TopicStats(*db.execute(query, (topic,)).fetchone())
 
     def close(self) -> None:
-        """Close the file and keep it with all its messages. Closing twice is harmless."""
+        """Close the file, which is kept with all its messages. Closing twice is harmless."""
         self.database.close()
 
     def __reduce__(self) -> tuple[Callable[[str], LocalBroker], tuple[str]]:
@@ -413,7 +413,7 @@ def _as_buffer(value: object, topic: str) -> Buffer | None:
     try:
         view = memoryview(value)  # type: ignore[arg-type]  # anything with the buffer protocol: an array, an mmap
     except TypeError:
-        text = f"a message for {topic} has to be bytes-like or None, not {type(value).__name__}; encode it first"
+        text = f"a message for {topic} must be bytes-like or None, not {type(value).__name__}; encode it first"
         raise PayloadTypeError(text) from None
     return view.cast("B") if view.c_contiguous else view.tobytes()
 
@@ -436,7 +436,7 @@ def _header_pairs(headers: object) -> list[tuple[str, bytes]]:
     pairs = []
     for pair in headers.items() if isinstance(headers, Mapping) else headers or ():
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
-            fail("headers", found="an entry that is no such pair", expected=expected)
+            fail("headers", found="an entry that is not such a pair", expected=expected)
         _as_bytes("the name of a header", pair[0])
         pairs.append((pair[0], _as_bytes("the value of a header", pair[1])))
     return pairs

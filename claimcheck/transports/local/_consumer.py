@@ -38,12 +38,12 @@ class ReceivedMessage:
         topic: The topic.
         partition: The partition, from 0.
         offset: The offset of the message, or of the first chunk.
-        key: As it was sent; ``None`` where there was none, also for chunks.
+        key: As it was sent; ``None`` if there was none, also for chunks.
         headers: As they were sent, in order, without hints of claimcheck.
         timestamp: Seconds since 1970 when the message, or its first chunk, was appended.
         redelivery_count: How often it was negatively acknowledged before, from 0.
-        error: Why there was no payload when the message was received; ``None`` where there was one.
-        outcome: The `claimcheck.Resolved` or `claimcheck.Failed` that the message stands for.
+        error: Why there was no payload when the message was received; ``None`` if there was one.
+        outcome: The `claimcheck.Resolved` or `claimcheck.Failed` behind the message.
     """
 
     topic: str
@@ -80,8 +80,8 @@ class ReceivedMessage:
 class LocalConsumer(Closing):
     """A member of a consumer group that returns payloads. For one thread at a time.
 
-    Delivery is at least once: what is not acknowledged when a partition moves to another member is redelivered. A
-    consumer that does not receive for ``lease_seconds`` loses its partitions to members that do.
+    Delivery is at least once: messages that are not acknowledged when a partition moves to another member are
+    redelivered. A consumer that does not receive for ``lease_seconds`` loses its partitions to members that do.
 
     Args:
         broker: The broker; it stays open when the consumer closes.
@@ -98,7 +98,7 @@ class LocalConsumer(Closing):
 
     Raises:
         ConfigError: The group's name, the topics or one of the numbers is invalid.
-        ArgumentTypeError: ``broker`` or ``cc`` is something else; a `ConfigError` that is also a `TypeError`.
+        ArgumentTypeError: ``broker`` or ``cc`` has another type; a `ConfigError` that is also a `TypeError`.
         UnknownTopicError: One of the topics does not exist.
     """
 
@@ -131,11 +131,11 @@ class LocalConsumer(Closing):
         """Wait for the next payload. A bad message is returned with its ``error``, never raised.
 
         Args:
-            timeout: Seconds to wait while no messages arrive, 0 to return only what has arrived. Chunks that have
-                arrived are read to the end of their payload, for a second more if necessary.
+            timeout: Seconds to wait while no messages arrive; 0 returns only what has arrived. Chunks that have arrived
+                are read to the end of their payload, for a second more if necessary.
 
         Returns:
-            ``None`` when no payload arrived.
+            ``None`` if no payload arrived.
 
         Raises:
             BrokerClosedError: The consumer or the broker was closed.
@@ -187,8 +187,8 @@ class LocalConsumer(Closing):
     def dead_letter(self, message: ReceivedMessage, *, reason: str | None = None) -> None:
         """Append the original messages to the topic ``<topic>.dead_letter``, and acknowledge them.
 
-        The topic is created, with one partition, when it does not exist; all messages go to one partition. Each gets
-        the headers ``dead-letter-topic``, ``-partition``, ``-offset`` and ``-reason``, unless it is so close to the
+        The topic is created, with one partition, if it does not exist; all messages go to one partition. Each gets the
+        headers ``dead-letter-topic``, ``-partition``, ``-offset`` and ``-reason``, unless it is so close to the
         broker's limit that they do not fit.
 
         Args:
@@ -206,7 +206,8 @@ class LocalConsumer(Closing):
         """Move the position of the whole group, whichever member holds the partition.
 
         Messages received from the partition before are stale. Chunks from before the seek never complete with chunks
-        from after it; a payload into whose middle this leads is not delivered: its chunks expire as configured.
+        from after it; if the offset is in the middle of a payload, that payload is not delivered: its chunks expire as
+        configured.
 
         Args:
             topic: One of the consumer's topics.
@@ -221,7 +222,7 @@ class LocalConsumer(Closing):
         self._clear((topic, partition))
 
     def close(self) -> None:
-        """Leave the group; what was not acknowledged is redelivered to other members. Closing twice is harmless."""
+        """Leave the group; unacknowledged messages are redelivered to other members. Closing twice is harmless."""
         self._closed = True
         self._ready.clear()
         self._undelivered.clear()
@@ -327,7 +328,7 @@ class LocalConsumer(Closing):
         else:
             if action == "redeliver":
                 reason = f"{reason} after {count} redeliveries"
-            if not self._try_dead_letter(outcome, reason):  # the application decides: it would come back for ever
+            if not self._try_dead_letter(outcome, reason):  # the application decides: it would be redelivered forever
                 failed = outcome if isinstance(outcome, Failed) else outcome.as_failed()
                 self._ready.append(self._received(failed))
 
@@ -366,9 +367,9 @@ class LocalConsumer(Closing):
             self._broker.create_topic(topic)
         partition = self._broker.partition_for(topic, outcome.handles[0].message.key)
         for message in originals:
-            labelled = [*message.headers, *_dead_letter_headers(message, reason)]
+            with_labels = [*message.headers, *_dead_letter_headers(message, reason)]
             try:
-                self._broker.append(topic, message.value, key=message.key, headers=labelled, partition=partition)
+                self._broker.append(topic, message.value, key=message.key, headers=with_labels, partition=partition)
             except MessageTooLargeError:  # because of the labels
                 self._broker.append(topic, message.value, key=message.key, headers=message.headers, partition=partition)
 

@@ -77,7 +77,7 @@ class Database:
     """A connection to the file: opened at first use, shared by threads, and safe in a forked child.
 
     Args:
-        path: The file; created when it does not exist. Its folder has to exist.
+        path: The file; created if it does not exist. Its folder must exist.
         sleep: Called with seconds, only while several processes open a new file at the same time.
     """
 
@@ -90,11 +90,11 @@ class Database:
         self._reset()
 
     def read(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-        """Return a block with a connection that sees one snapshot of the file."""
+        """Return a context manager with a connection that sees one snapshot of the file."""
         return self._transaction("DEFERRED")
 
     def write(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-        """Return a block whose changes are committed together at its end, or rolled back when it raises.
+        """Return a context manager that commits all changes together, or rolls them back if the block raises.
 
         Raises:
             BrokerBusyError: Locked for more than `BUSY_TIMEOUT_SECONDS`; nothing was changed.
@@ -176,7 +176,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
     version = _pragma(connection, "user_version")
     if version != _SCHEMA_VERSION:
         text = (
-            f"{path} has broker format {version}, this claimcheck knows {_SCHEMA_VERSION};"
+            f"{path} has broker format {version}, but this claimcheck supports format {_SCHEMA_VERSION};"
             " use the version that created it"
         )
         raise BrokerStorageError(text, path=path)

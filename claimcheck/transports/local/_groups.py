@@ -1,7 +1,7 @@
 """Consumer groups of the embedded broker: members that lease whole partitions and acknowledge single messages.
 
-A partition belongs to one member at a time, so the chunks of a payload stay together. Delivery is at least once: what
-was not acknowledged when a partition moves to another member is delivered again.
+A partition belongs to one member at a time, so the chunks of a payload stay together. Delivery is at least once:
+messages that are not acknowledged when a partition moves to another member are delivered again.
 """
 
 from __future__ import annotations
@@ -330,8 +330,8 @@ def _checked_topics(topics: Iterable[str]) -> tuple[str, ...]:
 def _stale(place: _Place, offset: int) -> StaleDeliveryError:
     group, topic, partition = place
     text = (
-        f"offset {offset} of partition {partition} of {topic} is no longer with this member of group {group}: the"
-        " partition was leased anew, or a seek moved its position, and the message is redelivered; poll more often, or"
+        f"offset {offset} of partition {partition} of {topic} is no longer held by this member of group {group}: the"
+        " partition was leased again, or a seek moved its position, and the message is redelivered; poll more often, or"
         " use a longer lease"
     )
     return StaleDeliveryError(text, destination=topic, partition=partition, offset=offset)

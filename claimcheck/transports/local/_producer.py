@@ -37,7 +37,7 @@ class LocalProducer:
         cc: A `claimcheck.ClaimCheck`.
 
     Raises:
-        ConfigError: One of them is an object of another type.
+        ConfigError: An argument has the wrong type.
     """
 
     def __init__(self, broker: LocalBroker, cc: ClaimCheck) -> None:
@@ -56,23 +56,23 @@ class LocalProducer:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> MessageId:
-        """Send one payload; when this returns every reader sees it.
+        """Send one payload; once this returns, every reader sees it.
 
         Args:
             topic: An existing topic.
             payload: Bytes-like, a readable binary file, or ``None`` for a tombstone.
             key: Bytes-like or ``str``; determines the partition unless one is given.
             headers: A mapping or a list of pairs, of ``str`` to bytes-like or ``str``.
-            partition: From 0; by default the key's, or each in turn without a key. Chunks share one.
+            partition: From 0; by default chosen by the key, or each in turn without a key. Chunks share one.
 
         Returns:
             The position of the payload's message, or of the first of its chunks.
 
         Raises:
             ConfigError: The topic's name, the key or a header is invalid. Nothing was sent, nothing is stored.
-            TransportError: The broker refused the message; what was stored is deleted. After a `BrokerCommitError`
+            TransportError: The broker refused the message; the stored payload is deleted. After a `BrokerCommitError`
                 it is kept, because the message may be in the topic.
-            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed where possible.
+            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed if possible.
             PayloadError: The payload cannot be read. Nothing was sent.
             StoreError: The store failed, and the strategy has no alternative. Nothing was sent, nothing is stored.
         """

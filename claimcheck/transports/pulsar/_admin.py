@@ -124,7 +124,7 @@ def ask_limit(
         ca_file: CA certificates (PEM) to trust; by default the system's.
 
     Raises:
-        TransportError: The broker did not answer, or refused.
+        TransportError: The broker did not answer, or refused the request.
         ConfigError: ``ca_file`` cannot be used.
     """
     trust = trusting(ca_file, option="ca_file")

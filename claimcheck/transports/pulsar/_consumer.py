@@ -80,16 +80,16 @@ class PulsarConsumer(Receiver):
         consumer: A `pulsar.Consumer`, without a message listener. To receive chunks or read ahead, it needs a
             ``receiver_queue_size`` of at least 1; otherwise the client raises `pulsar.InvalidConfiguration`.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        consumer_type: As it was subscribed. Without it, chunks are refused on a subscription that could be Shared,
-            which the client cannot distinguish from Key_Shared.
-        start_message_id_inclusive: As it was subscribed; decides where `seek` goes.
+        consumer_type: The type that it was subscribed with. Without it, chunks are refused on a subscription that could
+            be Shared, which the client cannot distinguish from Key_Shared.
+        start_message_id_inclusive: The value that it was subscribed with; determines where `seek` goes.
         dead_letter_producer: A `pulsar.Producer` for payloads that were redelivered too often. It is not closed. With
             it, chunks are in memory twice until they are settled.
         max_redeliveries: How often a payload is redelivered, from 0; by default a negatively acknowledged payload is
             redelivered without limit. Redeliveries of an incomplete payload count, too. On Exclusive and Failover
             subscriptions, where the broker does not count, this object does, for the last 10,000 payloads.
         prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none.
-        prefetch_threads: How many payloads are read ahead at once.
+        prefetch_threads: How many payloads are read ahead concurrently.
         clock: Seconds, monotonic.
 
     Raises:
@@ -133,11 +133,11 @@ class PulsarConsumer(Receiver):
         """Wait for the next payload. If it cannot be delivered, the message's `data` raises the error.
 
         Args:
-            timeout_millis: Without it, waits as long as it takes.
+            timeout_millis: By default there is no limit.
 
         Raises:
             pulsar.Timeout: No payload was received in time.
-            Exception: The client's own.
+            Exception: The client's own error.
         """
         if not self._looks_ahead and not self._ready and not self._inbox.has_unsettled_chunks:
             native = self._native.receive(timeout_millis)
@@ -164,7 +164,7 @@ class PulsarConsumer(Receiver):
             message: A `PulsarMessage`, its id, or a native message or id; an id may come from another process.
 
         Raises:
-            Exception: The client's own; some of a payload's messages may be acknowledged by then.
+            Exception: The client's own error; some of a payload's messages may be acknowledged by then.
         """
         if self._redeliveries or self._inbox.has_unsettled_chunks:
             place = self._place_of(message)
@@ -187,7 +187,7 @@ class PulsarConsumer(Receiver):
             message: See `acknowledge`.
 
         Raises:
-            Exception: The client's own, for example on a Shared subscription.
+            Exception: The client's own error, for example on a Shared subscription.
         """
         message_id, source = id_of(message), _topic_of(message)
         cumulatively, individually = self._inbox.settle_up_to(message_id, source, self._outcome_of(message))
@@ -201,7 +201,7 @@ class PulsarConsumer(Receiver):
         self.tick()
 
     def negative_acknowledge(self, message: AnyMessage) -> None:
-        """Have a payload redelivered with all its messages, after the consumer's delay.
+        """Request the redelivery of a payload with all its messages, after the consumer's delay.
 
         After ``max_redeliveries`` redeliveries it goes to the dead-letter topic instead. Raises as `acknowledge`.
         """
@@ -219,7 +219,7 @@ class PulsarConsumer(Receiver):
 
         Raises:
             ConfigError: There is no ``dead_letter_producer``.
-            Exception: The client's own; nothing was acknowledged. Some messages may be in the dead-letter topic.
+            Exception: The client's own error; nothing was acknowledged. Some messages may be in the dead-letter topic.
         """
         if self._dead_letters is None:
             raise ConfigError("there is no dead_letter_producer")
@@ -227,7 +227,7 @@ class PulsarConsumer(Receiver):
         self.acknowledge(message)
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Have all messages redelivered that are not acknowledged."""
+        """Request the redelivery of all unacknowledged messages."""
         self.forget()
         self._native.redeliver_unacknowledged_messages()
 

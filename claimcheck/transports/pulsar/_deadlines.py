@@ -118,7 +118,7 @@ class BoundedProducer:
 
         Raises:
             SendDeadlineError: The producer is lost.
-            Exception: The client's own.
+            Exception: The client's own error.
         """
         if not self._lost.done():
             flushed = _flush_in_thread(self._native)

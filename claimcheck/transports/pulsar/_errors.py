@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ChunkArgumentError", "SendDeadlineError", "SharedSubscriptionError", "classify", "error_of", "vendor"]
 
-# Raised before the message was stored. After time-outs, lost connections and on a closed producer, messages were found
+# Raised before the message was stored. After timeouts, lost connections and on a closed producer, messages were found
 # in the topic.
 _REFUSALS = {
     "AuthenticationError", "AuthorizationError", "CryptoError", "IncompatibleSchema", "InvalidConfiguration",

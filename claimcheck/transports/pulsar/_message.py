@@ -280,8 +280,8 @@ class PulsarMessage:
         ``await asyncio.to_thread(message.data)`` there.
 
         Raises:
-            ClaimCheckError: There is no payload; the error says why, and whether a later call may return it
-                (``error.retryable``). The message still has to be acknowledged, or negatively acknowledged.
+            ClaimCheckError: There is no payload; the error has the reason, and a later call may return it if
+                ``error.retryable``. The message still has to be acknowledged, or negatively acknowledged.
         """
         if self._payload is not None:
             return self._payload

@@ -60,13 +60,14 @@ class PulsarProducer(Closing):
     Args:
         producer: A `pulsar.Producer`.
         cc: A `claimcheck.ClaimCheck`.
-        max_message_bytes: The broker's limit for one message, if it is not Pulsar's default. If the producer encrypts,
-            1 KiB less: its keys travel with every message.
+        max_message_bytes: The broker's limit for one message, if it is not Pulsar's default. Subtract 1 KiB if the
+            producer encrypts: its keys are sent with every message.
         admin_url: The broker's web service. Its limits for the broker and the topic are used.
         admin_headers: Sent with that request, for example a token; never to another host.
         admin_ca_file: CA certificates (PEM) to trust for an ``admin_url`` with https; by default the system's.
-        window_bytes: The most bytes of one payload's chunks that are in flight at once.
-        deadline_seconds: For the answer to one message; more than the producer's ``send_timeout_millis``.
+        window_bytes: Maximum bytes of one payload's chunks in flight.
+        deadline_seconds: Time limit for the broker's answer to one message; more than the producer's
+            ``send_timeout_millis``.
 
     Raises:
         TransportError: The web service did not answer.
@@ -125,8 +126,8 @@ class PulsarProducer(Closing):
             properties: Names beginning with ``claimcheck-`` are reserved.
             partition_key: Chunks of a payload without one have its uuid as their key, which readers remove.
             options: ``ordering_key``, ``sequence_id``, ``replication_clusters``, ``disable_replication``,
-                ``event_timestamp``, ``deliver_at`` and ``deliver_after``, by name. Chunks cannot have a sequence id,
-                by which the broker would filter all but one, or a delivery time.
+                ``event_timestamp``, ``deliver_at`` and ``deliver_after``, by name. Chunks cannot have a delivery time,
+                or a sequence id: the broker would filter out all but one.
 
         Returns:
             A native id; a `WholeMessageId` for chunks.
@@ -138,7 +139,7 @@ class PulsarProducer(Closing):
                 broker keeps dropping the connection that it shares with the client's other producers. For chunks it is
                 the ``__cause__`` of the `PartialSendError`.
             pulsar.AlreadyClosed: This producer was closed; nothing was stored.
-            Exception: The client's own, unchanged; the stored payload is deleted if the send definitely failed.
+            Exception: The client's own error, unchanged; the stored payload is deleted if the send definitely failed.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
         checked = checked_options(options)
@@ -205,7 +206,7 @@ class PulsarProducer(Closing):
 
         Raises:
             SendDeadlineError: A message has no answer; the client sends nothing after it.
-            Exception: The client's own.
+            Exception: The client's own error.
         """
         self._bounded.flush()
         self._undoing.wait()

@@ -203,7 +203,7 @@ class PulsarReader(Receiver):
     Args:
         reader: A `pulsar.Reader`, without a listener.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        start_message_id_inclusive: As the reader was created with; decides where `seek` goes.
+        start_message_id_inclusive: The value that the reader was created with; determines where `seek` goes.
         clock: Seconds, monotonic.
 
     Raises:
@@ -228,7 +228,7 @@ class PulsarReader(Receiver):
         """Wait for the next payload. If it cannot be delivered, the message's `data` raises the error.
 
         Args:
-            timeout_millis: Without it, waits as long as it takes.
+            timeout_millis: By default there is no limit.
 
         Raises:
             pulsar.Timeout: No payload was received in time.

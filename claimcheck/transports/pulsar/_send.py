@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 _QUEUE_IS_FULL = "ProducerQueueIsFull"
 _ABORT_SECONDS = 5.0
 _CHUNK_BYTES = 1 << 20  # large enough to be fast, and small enough for receiver queues that count messages
-_SPARE_BYTES = 1024  # a chunk leaves room for the properties that a dead letter adds
+_SPARE_BYTES = 1024  # less in each chunk, for the properties that a dead letter adds
 _FIXED_BYTES = 10 + 7 + 7 + 3 + 12  # sequence id, publish time, uncompressed size, compression, schema version
 _NOT_FOR_CHUNKS = ("sequence_id", "deliver_at", "deliver_after")
 
@@ -118,7 +118,7 @@ class SendSettings:
 
     raw: pulsar.Producer  # without its schema
     topic: str
-    window_bytes: int  # in flight at once, for each payload; one message is always allowed
+    window_bytes: int  # in flight for each payload; one message is always allowed
     deadline_seconds: float  # for each message
     late: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
@@ -297,7 +297,7 @@ class PayloadSend:
 
         Raises:
             PartialSendError: Some chunks are or may be in the topic; an abort envelope followed if it could be sent.
-            Exception: The client's own; the stored payload is deleted if the send definitely failed.
+            Exception: The client's own error; the stored payload is deleted if the send definitely failed.
         """
         with self._breaking_off():
             ids = self._window.wait()

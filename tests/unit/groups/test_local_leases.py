@@ -50,7 +50,7 @@ def test_a_partition_moves_as_a_whole_and_stale_acknowledgements_are_refused(bro
     moved = [d for d in take(first) if d.message.partition == 3]
     second = join("wide")
     settle(clock, first, second)
-    with pytest.raises(StaleDeliveryError, match="leased anew, or a seek") as caught:
+    with pytest.raises(StaleDeliveryError, match="leased again, or a seek") as caught:
         first.ack(moved)
     assert (caught.value.destination, caught.value.partition, caught.value.offset) == ("wide", 3, 0)
     first.nack(moved)  # skipped: it is redelivered anyway

@@ -1,6 +1,6 @@
 """The Pulsar client, one per process and broker, the web service, and the errors of both.
 
-The client cannot tell a refused token from a time-out: when a broker refuses a token, or requires one, the client
+The client cannot tell a refused token from a timeout: when a broker refuses a token, or requires one, the client
 reconnects until its operation times out, raises ``Timeout`` as for a broker that does not exist, and logs no other
 reason at warning level (measured with client 3.13 and broker 4.2). The web service reports the reason, but ``adminUrl``
 is optional. So this module sends the first frame of Pulsar's protocol itself. It sends the token only where the client

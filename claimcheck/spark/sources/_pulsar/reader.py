@@ -285,7 +285,7 @@ def _has_more(reader: pulsar.Reader, offsets: Range, log: PulsarLog) -> bool:
 def _lost(offsets: Range, first: Position | None, log: PulsarLog) -> None:
     gone = f"entry {offsets.start}, the last that this query has read, is gone; messages after it may be gone, too"
     if offsets.start == NOTHING:
-        gone = f"everything up to {offsets.end}, which was to be read, is gone"
+        gone = f"everything up to {offsets.end} is gone and was never read"
     log.lost(offsets.partition, f"{gone}; the topic continues with {first or 'nothing'}")
 
 
@@ -293,8 +293,8 @@ def _silent(offsets: Range, log: PulsarLog, error: Exception) -> NoReturn:
     if not isinstance(error, vendor().exceptions.PulsarException):
         raise error
     what = (
-        f"no message within {log.timeout_seconds:g} s before {offsets.end}, which is still to come, or is a part of a "
-        "payload in chunks of the client's own (chunking_enabled), which this source does not read"
+        f"no message arrived within {log.timeout_seconds:g} s; {offsets.end} is still missing, or is part of a payload "
+        "in chunks of the client's own (chunking_enabled), which this source does not read"
     )
     if not isinstance(error, vendor().exceptions.Timeout):
         what = "reading failed"

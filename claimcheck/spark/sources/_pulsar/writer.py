@@ -190,10 +190,10 @@ class _Sending:
         if name != "MessageTooBig":
             return name
         size, offloads = len(row.value or b""), self._sink.config is not None
-        more = "" if offloads else "; with the option config larger payloads would be offloaded"
+        more = "" if offloads else "; set the option config to offload larger payloads"
         return (
-            f"{name}: a message of {size} bytes, or the batch that it went in, is more than the broker takes. Set the "
-            f"limit with maxMessageBytes, or set adminUrl, so that the broker is asked for it{more}"
+            f"{name}: a message of {size} bytes, or the batch that contains it, is larger than the broker accepts. Set "
+            f"the limit with maxMessageBytes, or set adminUrl to read it from the broker{more}"
         )
 
 
