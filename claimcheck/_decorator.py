@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = [
     "decorate",
     "follow",
-    "offload_async",
     "OutboundBlock",
     "ProduceCall",
 ]

@@ -266,7 +266,7 @@ def run_stage(config, batches, *, out_batch_bytes=1 << 20):
         out_batch_bytes=out_batch_bytes,
         on_error="null",
     )
-    stage = on_batch._Stage(Options(reading, 60, "clock", 60), ColumnIndexes(0, ()))
+    stage = on_batch._ReassembleStage(Options(reading, 60, "clock", 60), ColumnIndexes(0, ()))
     return pickle.loads(pickle.dumps(stage))(batches)
 
 

@@ -163,7 +163,7 @@ def run_stage(config, batches, *, out_batch_bytes=1 << 20):
         max_inflight_bytes=1 << 20,
         out_batch_bytes=out_batch_bytes,
     )
-    stage = resolving._Stage(reading, 0, ("value",))
+    stage = resolving._ResolveStage(reading, 0, ("value",))
     return list(pickle.loads(pickle.dumps(stage))(batches))
 
 
