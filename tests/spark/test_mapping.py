@@ -12,7 +12,7 @@ import claimcheck
 from claimcheck.errors import ConfigError
 from claimcheck.spark import DeadLetter, ResultError, map_payloads
 from claimcheck.spark import _map_payloads as mapping
-from tests.spark.test_resolving import batch_of, frame, remove_stored
+from tests.spark.rig import batch_of, frame, remove_stored
 
 
 def rows_of(df, *names):
