@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = [
     "decorate",
     "follow",
-    "offload_async",
     "OutboundBlock",
     "ProduceCall",
 ]
@@ -192,7 +191,7 @@ class _Sender:
     def passes(self, plan: Plan, args: _Args, kwargs: _Kwargs) -> bool:
         """Whether to pass the call on unchanged: its payload is small and does not look like an envelope.
 
-        Most payloads are. This decides in a few microseconds, without binding the arguments to the signature.
+        This is the usual case, so the decision takes a few microseconds and does not bind the arguments.
         """
         strategy, threshold, limit = plan
         payload = self._payload.find(args, kwargs)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from claimcheck.errors import ConfigError, PartialSendError
 from claimcheck.hooks import SendEvent
 
-__all__ = ["Classification", "Classifier", "SendLedger", "SendOutcome", "Verdict", "classify_error"]
+__all__ = ["Classification", "Classifier", "SendLedger", "Verdict", "classify_error"]
 
 _log = logging.getLogger(__name__)
 

@@ -56,7 +56,6 @@ from claimcheck.errors import (
 from claimcheck.hooks import Hooks, Operation
 
 __all__ = [
-    "MAX_SEGMENTS",
     "RangeStore",
     "Store",
     "StoreContext",

@@ -54,11 +54,6 @@ class Breaker:
         self._retry_at: float | None = None
         self._probe: int | None = None  # the thread that tries after the pause
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the last attempt failed."""
-        return self._retry_at is not None
-
     def allows(self) -> bool:
         """Whether the caller may use the store now; after the pause, true for one caller only."""
         with self._lock:

@@ -287,20 +287,19 @@ def check_int(name: str, value: object, *, minimum: int, maximum: float = math.i
     check_value(name, value, Annotated[int, Range(minimum, maximum)])
 
 
-def check_seconds(name: str, value: object, *, minimum: float = 0.0, allow_zero: bool = False) -> None:
+def check_seconds(name: str, value: object, *, allow_zero: bool = False) -> None:
     """Check that an argument is a number of seconds that a thread can wait for, neither NaN nor infinite.
 
     Args:
         name: The argument's name.
         value: Its value.
-        minimum: The smallest valid value.
-        allow_zero: Whether 0 is valid where ``minimum`` is 0.
+        allow_zero: Whether 0 is valid.
 
     Raises:
         ConfigError: It is not; names the argument, the value found and the expected one.
     """
-    if minimum or allow_zero:
-        allowed: Range | Check = Range(minimum, threading.TIMEOUT_MAX)
+    if allow_zero:
+        allowed: Range | Check = Range(0.0, threading.TIMEOUT_MAX)
     else:
         allowed = Check(lambda seconds: 0 < seconds <= threading.TIMEOUT_MAX, "a number of seconds above 0")
     check_value(name, value, Annotated[float, allowed])

@@ -198,12 +198,10 @@ class PulsarTopicStore(Store):
         topic, queue = self._topic_of(pointer, first.partition()), min(pointer.segments, _READ_AHEAD)
         return self._client().create_reader(topic, first, start_message_id_inclusive=True, receiver_queue_size=queue)
 
-    # Undoing ---------------------------------------------------------------------------------------------------
-
     def _delete(self, pointer: Pointer) -> None:
         """Do nothing: the topic's retention deletes the chunks."""
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # Internals -----------------------------------------------------------------------------------------------------
 
     def _client(self) -> pulsar.Client:
         return self._connected()[0]

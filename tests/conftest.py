@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -175,6 +176,20 @@ def redis_url() -> Iterator[str]:
     given = os.environ.get("CLAIMCHECK_TEST_REDIS_URL")
     with contextlib.nullcontext(given) if given else _started("redis-server", servers.redis) as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def fake_redis_url() -> Iterator[str]:
+    """URL of a simulated Redis in this process, for one module."""
+    import fakeredis
+
+    server = fakeredis.TcpFakeServer(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield f"redis://127.0.0.1:{server.server_address[1]}/0"
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
 
 # No environment variable names the variants below: the tests always start their own.

@@ -1,4 +1,4 @@
-"""Imports only fall: the contract stands in pyproject.toml, and this runs it on the files of this checkout."""
+"""Checks the import contracts of pyproject.toml on the files of this checkout."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_imports_only_fall():
+def test_import_contracts_are_kept():
     linter = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     options = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from claimcheck._demo.read import (
-    Found,
-    Reading,
+    ReadPayload,
+    ReadResult,
     Topic,
     quiet_session,
     read_as_dataframe,
@@ -31,10 +31,10 @@ from claimcheck._demo.send import (
     PARTITIONS,
     TOPIC,
     DemoError,
+    FileCounter,
     Folder,
     Order,
     Sent,
-    Tally,
     find,
     produce,
 )
@@ -109,12 +109,12 @@ class _Stage:
 
     def _send_and_read(self) -> Run:
 
-        tally = Tally(self.scratch / "tally")
-        watch = Watch(self.console, self.folder, tally)
-        sent = watch.over(f"{self.strategy:<9} write", partial(self._send, tally), cancel=self._stop.touch)
+        counter = FileCounter(self.scratch / "counter")
+        watch = Watch(self.console, self.folder, counter)
+        sent = watch.over(f"{self.strategy:<9} write", partial(self._send, counter), cancel=self._stop.touch)
         topic, config = Topic(self.scratch / "broker.sqlite"), self._config()
         chunked = self.strategy == "chunking"
-        as_rdd = partial(read_as_rdd, self.spark, topic, config, tally, chunks="reassemble" if chunked else "refuse")
+        as_rdd = partial(read_as_rdd, self.spark, topic, config, counter, chunks="reassemble" if chunked else "refuse")
         cancel = self.spark.sparkContext.cancelAllJobs
         readings = [watch.over(f"{self.strategy:<9} RDD", as_rdd, cancel=cancel)]
         if not chunked:  # a row is one message; chunks are several
@@ -122,12 +122,12 @@ class _Stage:
             readings.append(watch.over(f"{self.strategy:<9} DataFrame", as_dataframe, cancel=cancel, counted=False))
         return Run(self.strategy, sent, tuple(readings))
 
-    def _send(self, tally: Tally) -> Sent:
+    def _send(self, counter: FileCounter) -> Sent:
 
         broker = self.scratch / "broker.sqlite"
         with LocalBroker(broker) as new:
             new.create_topic(TOPIC, partitions=PARTITIONS)
-        order = Order(self._config(), broker, self.folder.root, list(self.folder.sizes), tally, self._stop)
+        order = Order(self._config(), broker, self.folder.root, list(self.folder.sizes), counter, self._stop)
         try:
             with ProcessPoolExecutor(1, get_context("spawn"), *_DEAF) as producer:
                 sent = producer.submit(produce, order).result()
@@ -176,13 +176,13 @@ class Watch:
     Attributes:
         console: Shows a bar on a terminal, else a line every few seconds.
         folder: All files.
-        tally: Counts the files that are done.
+        counter: Counts the files that are done.
         clock: Returns monotonic seconds.
     """
 
     console: Console
     folder: Folder
-    tally: Tally
+    counter: FileCounter
     clock: Callable[[], float] = time.monotonic
 
     def over(self, title: str, work: Callable[[], T], *, cancel: Callable[[], object], counted: bool = True) -> T:
@@ -192,9 +192,9 @@ class Watch:
             title: A name of two words.
             work: Runs in another thread; its errors are raised unchanged.
             cancel: Makes the work end soon.
-            counted: Whether the work updates the tally.
+            counted: Whether the work updates the counter.
         """
-        self.tally.reset()
+        self.counter.reset()
         with ThreadPoolExecutor(1, thread_name_prefix="claimcheck-demo") as threads:
             future = threads.submit(work)
             show = self._bar if self.console.is_terminal else self._lines
@@ -214,7 +214,7 @@ class Watch:
             everything = max(self.folder.total_bytes, 1)
             task = progress.add_task(title.ljust(_TITLE), total=everything if counted else None, text="")
             while not self._done(future):
-                files, size = self.tally.total()
+                files, size = self.counter.total()
                 text = self._progress(files, size) if counted else "running"
                 progress.update(task, completed=size, text=text)
             if future.exception() is None:
@@ -226,7 +226,7 @@ class Watch:
             if self.clock() - last >= _LINE_SECONDS:
                 last = self.clock()
                 self._line(
-                    title, self._progress(*self.tally.total()) if counted else f"running for {last - begin:.0f} s"
+                    title, self._progress(*self.counter.total()) if counted else f"running for {last - begin:.0f} s"
                 )
         if future.exception() is None:
             self._line(title, f"done in {self.clock() - begin:.1f} s")
@@ -271,14 +271,14 @@ class Run:
 
     strategy: str
     sent: Sent
-    readings: tuple[Reading, ...]
+    readings: tuple[ReadResult, ...]
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of all files that were sent."""
         return sum(self.sent.sizes.values())
 
-    def reading(self, name: str) -> Reading | None:
+    def reading(self, name: str) -> ReadResult | None:
         """Return a reading by its name, or ``None``."""
         return next((reading for reading in self.readings if reading.name == name), None)
 
@@ -288,14 +288,14 @@ class Run:
         return {
             f"{name} ({self.strategy}, {reading.name})": why
             for reading in self.readings
-            for name, why in mismatches(self.sent, reading.found)
+            for name, why in mismatches(self.sent, reading.payloads)
         }
 
 
-def mismatches(sent: Sent, found: Sequence[Found]) -> Iterator[tuple[str, str]]:
+def mismatches(sent: Sent, payloads: Sequence[ReadPayload]) -> Iterator[tuple[str, str]]:
     """Yield the name and the reason of each payload that was lost, changed, duplicated or never sent."""
     seen: set[bytes] = set()
-    for each in found:
+    for each in payloads:
         name = os.fsdecode(each.key)
         if each.key not in sent.digests:
             yield name, "was never sent"
@@ -355,10 +355,10 @@ def _rows(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
     for name, title in (("RDD", "read as RDD, in the workers"), ("DataFrame", "read as DataFrame, into Spark")):
         yield title, [_reading_speed(run, name) for run in runs]
     yield "", []
-    found = [[each for each in run.readings[0].found if each.entries is not None] for run in runs]
-    yield "archives", [count(len(archives)) for archives in found]
-    yield "  entries in them", [count(sum(each.entries or 0 for each in archives)) for archives in found]
-    yield "  uncompressed", [mega(sum(each.unpacked for each in archives)) for archives in found]
+    archives = [[each for each in run.readings[0].payloads if each.entries is not None] for run in runs]
+    yield "archives", [count(len(each)) for each in archives]
+    yield "  entries in them", [count(sum(one.entries or 0 for one in each)) for each in archives]
+    yield "  uncompressed", [mega(sum(one.unpacked for one in each)) for each in archives]
     yield "", []
 
 

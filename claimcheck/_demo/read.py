@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from claimcheck._demo.send import PARTITIONS, TOPIC, DemoError, Tally
+from claimcheck._demo.send import PARTITIONS, TOPIC, DemoError, FileCounter
 from claimcheck.spark import ensure_java, resolve, resolver
 from claimcheck.transports.local import LocalBroker
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Found", "Reading", "Topic", "quiet_session", "read_as_dataframe", "read_as_rdd", "warm_up"]
+__all__ = ["ReadPayload", "ReadResult", "Topic", "quiet_session", "read_as_dataframe", "read_as_rdd", "warm_up"]
 
 _FETCH = 16  # messages of up to 1 MiB at once
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReadPayload:
     """What Spark read for one payload.
 
     Attributes:
@@ -51,17 +51,17 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadResult:
     """One pass over the whole topic.
 
     Attributes:
         name: ``RDD`` or ``DataFrame``.
-        found: One result for each payload.
+        payloads: One result for each payload.
         seconds: From the first message to the last result.
     """
 
     name: str
-    found: list[Found] = field(repr=False)
+    payloads: list[ReadPayload] = field(repr=False)
     seconds: float
 
 
@@ -89,12 +89,12 @@ class Topic:
 class _Look:
     """Examines one payload in the worker, so that only the small result leaves it."""
 
-    tally: Tally
+    counter: FileCounter
 
-    def __call__(self, pair: tuple[bytes, bytes]) -> Found:
+    def __call__(self, pair: tuple[bytes, bytes]) -> ReadPayload:
         key, payload = pair
-        self.tally.add(len(payload))
-        return Found(key, len(payload), hashlib.sha256(payload).hexdigest(), *_archive(payload))
+        self.counter.add(len(payload))
+        return ReadPayload(key, len(payload), hashlib.sha256(payload).hexdigest(), *_archive(payload))
 
 
 def warm_up(spark: SparkSession) -> None:
@@ -107,28 +107,27 @@ def read_as_rdd(
     spark: SparkSession,
     topic: Topic,
     config: dict[str, object],
-    tally: Tally,
+    counter: FileCounter,
     *,
     chunks: Literal["refuse", "reassemble"],
-) -> Reading:
+) -> ReadResult:
     """Resolve with ``rdd.mapPartitions(resolver(...))`` and examine the payloads in the workers."""
     begin = time.perf_counter()
     payloads = topic.rdd(spark).mapPartitions(resolver(config, keyed=True, chunks=chunks))
-    found = payloads.map(_Look(tally)).collect()
-    return Reading("RDD", found, time.perf_counter() - begin)
+    return ReadResult("RDD", payloads.map(_Look(counter)).collect(), time.perf_counter() - begin)
 
 
-def read_as_dataframe(spark: SparkSession, topic: Topic, config: dict[str, object]) -> Reading:
+def read_as_dataframe(spark: SparkSession, topic: Topic, config: dict[str, object]) -> ReadResult:
     """Resolve with ``df.transform(resolve(...))`` and use Spark's own functions on the payload column."""
     begin = time.perf_counter()
     messages = spark.createDataFrame(topic.rdd(spark), "key binary, value binary")
     payloads = messages.transform(resolve("value", config=config))
-    return Reading("DataFrame", _digests(payloads), time.perf_counter() - begin)
+    return ReadResult("DataFrame", _digests(payloads), time.perf_counter() - begin)
 
 
-def _digests(payloads: DataFrame) -> list[Found]:
+def _digests(payloads: DataFrame) -> list[ReadPayload]:
     rows = payloads.selectExpr("key", "length(payload) AS size", "sha2(payload, 256) AS digest").collect()
-    return [Found(bytes(row.key), row.size, row.digest) for row in rows]
+    return [ReadPayload(bytes(row.key), row.size, row.digest) for row in rows]
 
 
 def _archive(payload: bytes) -> tuple[int | None, int]:

@@ -28,7 +28,7 @@ __all__ = [
     "FolderError",
     "Order",
     "Sent",
-    "Tally",
+    "FileCounter",
     "find",
     "produce",
     "read_file",
@@ -142,7 +142,7 @@ _ENTRY = struct.Struct(">q")
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class FileCounter:
     """Counts files and bytes in a file that several processes append to; pickles as its path.
 
     Attributes:
@@ -191,7 +191,7 @@ class Order:
         broker: The embedded broker's file, with the topic.
         root: The folder.
         names: The files, as paths below ``root``.
-        tally: Counts the files that were sent.
+        counter: Counts the files that were sent.
         stop: The producer stops when this file exists.
     """
 
@@ -199,7 +199,7 @@ class Order:
     broker: Path
     root: Path
     names: list[str] = field(repr=False)
-    tally: Tally
+    counter: FileCounter
     stop: Path
 
 
@@ -252,5 +252,5 @@ def produce(order: Order) -> Sent:
             publish(TOPIC, payload, key)
             seconds += time.perf_counter() - begin
             digests[key], sizes[key] = hashlib.sha256(payload).hexdigest(), len(payload)
-            order.tally.add(len(payload))
+            order.counter.add(len(payload))
         return Sent(digests, sizes, skipped, dict(envelopes), seconds, broker.stats(TOPIC).bytes)

@@ -114,7 +114,7 @@ def map_payloads(
         if on_error == "null":
             check_new([*df.columns, *types], error=error)
             types[error] = error_type()
-        stage = _Stage(reading, index, tuple(df.columns), parsed, fn, as_file, with_row)
+        stage = _MapStage(reading, index, tuple(df.columns), parsed, fn, as_file, with_row)
         return map_batches(df, stage, kept=range(len(df.columns)), added=types)
 
     return transform
@@ -138,7 +138,7 @@ class _Result(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _MapStage:
     """Pickled and sent to the workers, where it is called once per partition."""
 
     reading: Reading

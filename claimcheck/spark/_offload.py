@@ -109,7 +109,7 @@ def offload(
         check_paths(own, df.sparkSession)
         may_chunk = ClaimCheck(checked).may_chunk(destination)
         columns = _Columns.find(df, column, key, headers, into, may_chunk=may_chunk)
-        stage = _Stage(checked, run.bytes, columns, destination, limit, concurrency, max_inflight_bytes, metrics)
+        stage = _OffloadStage(checked, run.bytes, columns, destination, limit, concurrency, max_inflight_bytes, metrics)
         return map_batches(df, stage, kept=columns.kept, added=columns.added())
 
     return transform
@@ -179,7 +179,7 @@ _Offloaded = tuple[_Input, list[Envelope]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _OffloadStage:
     """Pickled and sent to the workers, where it is called once per partition."""
 
     config: Config
@@ -240,7 +240,7 @@ class _Stage:
 class _Writer:
     """Offloads the payloads of one task."""
 
-    def __init__(self, stage: _Stage, micro_batch: str, partition: int) -> None:
+    def __init__(self, stage: _OffloadStage, micro_batch: str, partition: int) -> None:
         self._stage, self._cc = stage, claim_check(stage.config)
         self._run, self._partition = micro_batch.encode() or stage.run, partition
         self._threshold = self._cc.threshold(stage.destination, stage.limit)

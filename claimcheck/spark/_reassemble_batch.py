@@ -48,7 +48,7 @@ def reassemble_batch(df: DataFrame, columns: ColumnIndexes, options: Options, sc
     parsed = df.select("*", header.uuid.alias(_UUID), header.position.alias(_POSITION), declared)
     source = [names[index] for index in columns.source]
     sorted_rows = parsed.repartition(_partition_key(parsed, source)).sortWithinPartitions(_UUID, *source, _POSITION)
-    return sorted_rows.mapInArrow(_Stage(options, columns), schema)
+    return sorted_rows.mapInArrow(_ReassembleStage(options, columns), schema)
 
 
 def _partition_key(df: DataFrame, source: list[str]) -> Column:
@@ -154,7 +154,7 @@ class _Message(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _ReassembleStage:
     """Pickled and sent to the workers, where it is called once per partition."""
 
     options: Options

@@ -62,7 +62,7 @@ class _InputRow(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Payload:
+class _PayloadState:
     """The state of one payload."""
 
     done: bool = False
@@ -75,7 +75,7 @@ class _Payload:
     declared: str | None = None
 
     @classmethod
-    def load(cls, values: Sequence[Any]) -> _Payload:
+    def load(cls, values: Sequence[Any]) -> _PayloadState:
         done, count, seen, size, lowest, row, timer, declared = values
         return cls(done, count, seen, size, lowest, None if row is None else bytes(row), timer, declared)
 
@@ -87,7 +87,7 @@ class _Payload:
 class _MicroBatch:
     """The changes that one micro-batch makes to a payload."""
 
-    payload: _Payload
+    payload: _PayloadState
     chunks: dict[int, tuple[bytes, bytes | None]] = field(default_factory=dict)
     aborted: bool = False
     now: int = 0
@@ -122,7 +122,7 @@ class Reassembler(StatefulProcessor):
     ) -> Iterator[Row]:
         """Add the chunks of one micro-batch to one payload; yields its row when it ends."""
         state = self._payload.get()
-        payload = _Payload() if state is None else _Payload.load(state)
+        payload = _PayloadState() if state is None else _PayloadState.load(state)
         if payload.done:
             return
         uuid, batch = _uuid(key), _MicroBatch(payload)
@@ -146,7 +146,7 @@ class Reassembler(StatefulProcessor):
     ) -> Iterator[Row]:
         """Expire an incomplete payload, or forget a finished one."""
         state = self._payload.get()
-        payload = None if state is None else _Payload.load(state)
+        payload = None if state is None else _PayloadState.load(state)
         if payload is None or payload.timer != expiredTimerInfo.getExpiryTimeInMs():
             return
         if payload.done:
@@ -227,7 +227,7 @@ class Reassembler(StatefulProcessor):
         if timer:
             self._handle.deleteTimer(timer)
         self._chunks.clear()
-        ended = _Payload(done=True, timer=now + self._limits.remember_ms)
+        ended = _PayloadState(done=True, timer=now + self._limits.remember_ms)
         self._handle.registerTimer(ended.timer)
         self._payload.update(ended.values())
 

@@ -273,7 +273,7 @@ def _packed(row: pa.RecordBatch) -> bytes:
 
 
 @dataclass(slots=True)
-class _Payload:
+class _FetchedPayload:
     """A payload whose pieces are being fetched."""
 
     uuid: str
@@ -337,7 +337,7 @@ class _FetchStage:
                     count(tally, row, store=reading.config.store)
                     yield row
 
-    def _references(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_Payload, bytes | None]]:
+    def _references(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_FetchedPayload, bytes | None]]:
         """Yield each payload with each of its references; a payload with an error comes once, with ``None``."""
         for batch in batches:
             rows, references = batch.column("row"), batch.column("pieces")
@@ -348,7 +348,7 @@ class _FetchStage:
                 pieces = [None] if kind else references[number].as_py()
                 if kind:
                     error = _NO_ERROR | {"type": kind, "message": text}
-                payload = _Payload(identity, row, len(pieces), error, declared)
+                payload = _FetchedPayload(identity, row, len(pieces), error, declared)
                 yield from ((payload, reference) for reference in pieces)
 
     def _unpacked(self, packed: bytes) -> pa.RecordBatch:

@@ -100,14 +100,14 @@ def resolve(
         index = find_column(df, "column", column)
         check_new(df.columns, **added)
         types: dict[str, DataType] = dict(zip(added.values(), (BinaryType(), error_type()), strict=False))
-        stage = _Stage(reading, index, tuple(df.columns))
+        stage = _ResolveStage(reading, index, tuple(df.columns))
         return map_batches(df, stage, kept=range(len(df.columns)), added=types)
 
     return transform
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _ResolveStage:
     """Pickled and sent to the workers, where it is called once per partition."""
 
     reading: Reading

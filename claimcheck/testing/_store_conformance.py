@@ -542,11 +542,7 @@ class StoreConformance(StoreKit):
 
 def sibling(pointer: Pointer) -> Pointer:
     """Return the pointer of a payload that was never written."""
-    return replace(pointer, key=pointer.key.replace(_last_uuid(pointer.key), str(uuid.uuid4())))
-
-
-def _last_uuid(key: str) -> str:
-    return key.strip("{}")[-36:]
+    return replace(pointer, key=pointer.key.replace(pointer.key.strip("{}")[-36:], str(uuid.uuid4())))
 
 
 def _is_url(value: object) -> bool:

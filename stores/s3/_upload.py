@@ -23,7 +23,6 @@ __all__ = [
     "Creator",
     "FRAMED_FROM_BYTES",
     "FramedFile",
-    "NotFramedError",
     "Upload",
     "ViewFile",
 ]

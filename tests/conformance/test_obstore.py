@@ -8,6 +8,7 @@ import pytest
 
 from claimcheck.stores import obstore as obstore_client
 from claimcheck.testing import StoreConformance
+from tests.conformance.folder_medium import FolderConformance
 from tests.conformance.s3_medium import PART_BYTES, S3Conformance
 
 
@@ -32,7 +33,7 @@ class TestObstoreInMemory(StoreConformance):
             obstore.put(self.objects, pointer.key, payload)
 
 
-class TestObstoreInAFolder(StoreConformance):
+class TestObstoreInAFolder(FolderConformance):
     memory_bytes = S3Conformance.memory_bytes
 
     @pytest.fixture
@@ -40,16 +41,6 @@ class TestObstoreInAFolder(StoreConformance):
         self.root = tmp_path / "made at first use"
         sizes = {"part_bytes": PART_BYTES, "single_put_bytes": 1 << 20}
         return {"type": "obstore", "url": self.root.as_uri(), "create": True, "ttl_seconds": 600, **sizes}
-
-    def peek(self, pointer):
-        """Includes unfinished files: only complete payloads may remain."""
-        found = [path for path in self.root.glob("*") if pointer.key in path.name]
-        return found[0].read_bytes() if found else None
-
-    def damage(self, pointer, payload):
-        (self.root / pointer.key).unlink()
-        if payload is not None:
-            (self.root / pointer.key).write_bytes(payload)
 
 
 class TestObstoreOnS3(S3Conformance):

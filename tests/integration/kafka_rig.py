@@ -15,8 +15,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import claimcheck
 from claimcheck._envelope import encode_chunk
+from claimcheck.errors import IncompletePayloadError
 from claimcheck.testing import FaultyStore
-from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
+from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer
 
 LIMIT = 10_000
 """Maximum record size of the tests' producers: so small that small payloads are sent as many chunks."""
@@ -40,6 +41,12 @@ def chunks_of(payload: bytes, count: int, identity: str | None = None) -> list[b
     """Return a payload as ``count`` chunks in the published format, without headers."""
     size, identity = -(-len(payload) // count), identity or str(uuid.uuid4())
     return [encode_chunk(identity, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]
+
+
+def says_removed(message: KafkaMessage, low: int) -> bool:
+    """Whether a message reports that retention removed the beginning of its payload."""
+    error = message.payload_error
+    return isinstance(error, IncompletePayloadError) and f"begins at offset {low} now" in str(error)
 
 
 class Clock:

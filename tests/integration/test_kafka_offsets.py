@@ -9,7 +9,17 @@ from claimcheck._envelope import encode_abort
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.kafka import last_offset
 from claimcheck.transports.kafka._partition import CommitMetadata
-from tests.integration.kafka_rig import LIMIT, Clock, chunks_of, content, nothing_comes, receive, rig, values
+from tests.integration.kafka_rig import (
+    LIMIT,
+    Clock,
+    chunks_of,
+    content,
+    nothing_comes,
+    receive,
+    rig,
+    says_removed,
+    values,
+)
 
 A, B, C = (content(600, n) for n in range(3))
 
@@ -18,12 +28,6 @@ A, B, C = (content(600, n) for n in range(3))
 def lab(kafka_broker, topic):
     with rig(kafka_broker, topic) as lab:
         yield lab
-
-
-def says_removed(message, low):
-    """Whether a message reports that retention removed the beginning of its payload."""
-    error = message.payload_error
-    return isinstance(error, IncompletePayloadError) and f"begins at offset {low} now" in str(error)
 
 
 def at(lab, offset=kafka.OFFSET_INVALID, *metadata):

@@ -5,9 +5,8 @@ import time
 import confluent_kafka as kafka
 import pytest
 
-from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.kafka import last_offset
-from tests.integration.kafka_rig import Clock, chunks_of, content, nothing_comes, receive, rig, values
+from tests.integration.kafka_rig import Clock, chunks_of, content, nothing_comes, receive, rig, says_removed, values
 
 A, B = (content(600, n) for n in range(2))
 PLAIN = [b"plain %d" % n for n in range(10)]
@@ -27,11 +26,6 @@ def lab(kafka_broker, topic):
 def consumer_of(lab, reset, clock=time.monotonic, chunking=None, **options):
     cc = lab.claimcheck("external", chunking=chunking or {})
     return lab.consumer(cc=cc, wrap={"clock": clock}, auto_offset_reset=reset, **options)
-
-
-def says_removed(message, low):
-    error = message.payload_error
-    return isinstance(error, IncompletePayloadError) and f"begins at offset {low} now" in str(error)
 
 
 def all_done(lab, consumer, last):

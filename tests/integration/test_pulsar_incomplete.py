@@ -12,6 +12,7 @@ from claimcheck._envelope import encode_abort
 from claimcheck.errors import ChunkConflictError, ConfigError, IncompletePayloadError
 from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarReader, PulsarReader, listening
 from tests import servers
+from tests.clocks import Clock
 from tests.integration.pulsar_rig import (
     KEYED,
     LIMIT,
@@ -26,14 +27,6 @@ from tests.integration.pulsar_rig import (
 
 EXPIRED = 61
 """More seconds than ``chunking.expire_after_seconds``."""
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

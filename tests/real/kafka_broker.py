@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.real.process import Location, Server, running
+from tests.real.process import Location, Server, accepts_connections, running
 
 JARS = "CLAIMCHECK_TEST_KAFKA_JARS"
 """Variable that names the folder with the jars listed in tests/real/kafka.xml."""
@@ -82,7 +81,7 @@ def kafka(*, max_message_bytes: int | None = None, heap: str = "512m") -> Iterat
         _format(configuration)
         return _java("kafka.Kafka", str(configuration), heap=heap)
 
-    with running(command, _answers, ready_within=_READY_WITHIN_SECONDS) as server:
+    with running(command, accepts_connections, ready_within=_READY_WITHIN_SECONDS) as server:
         yield KafkaBroker(f"127.0.0.1:{server.port}", server)
 
 
@@ -95,8 +94,3 @@ def _format(configuration: Path) -> None:
 
 def _java(*arguments: str, heap: str = "512m") -> list[str]:
     return ["java", f"-Xmx{heap}", "-cp", f"{os.environ[JARS]}/*", *arguments]
-
-
-def _answers(location: Location) -> bool:
-    with socket.create_connection(("127.0.0.1", location.port), timeout=1):
-        return True

@@ -113,6 +113,12 @@ class Server:
         return self._is_ready() and process.poll() is None  # another process may have taken the port
 
 
+def accepts_connections(location: Location) -> bool:
+    """Whether a server listens on the port."""
+    with socket.create_connection(("127.0.0.1", location.port), timeout=1):
+        return True
+
+
 @contextlib.contextmanager
 def running(
     command: Callable[[Location], list[str]],

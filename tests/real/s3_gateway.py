@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.real.certificates import make_certificate
-from tests.real.process import Location, running
+from tests.real.process import Location, accepts_connections, running
 
 ACCESS_KEY = "test"
 SECRET_KEY = "testsecret"
@@ -40,18 +39,13 @@ def s3_tls() -> Iterator[tuple[int, Path]]:
     """Run a gateway with TLS for ``localhost``; yields its port and the certificate of the authority."""
     environment = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
     prepare = functools.partial(make_certificate, names="DNS:localhost")
-    with running(_tls_command, _listens, environment, prepare=prepare) as server:
+    with running(_tls_command, accepts_connections, environment, prepare=prepare) as server:
         yield server.port, server.location.folder / "ca.crt"
 
 
 def _tls_command(location: Location) -> list[str]:
     program, *arguments = _command(location)
     return [program, "--cert", f"{location.folder}/server.crt", "--key", f"{location.folder}/server.key", *arguments]
-
-
-def _listens(location: Location) -> bool:
-    with socket.create_connection(("127.0.0.1", location.port), timeout=1):
-        return True
 
 
 def _command(location: Location) -> list[str]:

@@ -22,15 +22,15 @@ from rich.console import Console
 
 from claimcheck._demo import main, read, send
 from claimcheck._demo.main import Run, Watch, count, mega
-from claimcheck._demo.read import Found, Reading, _explained
+from claimcheck._demo.read import ReadPayload, ReadResult, _explained
 from claimcheck._demo.send import (
     PARTITIONS,
     TOPIC,
     DemoError,
+    FileCounter,
     Folder,
     Order,
     Sent,
-    Tally,
     find,
     produce,
     read_file,
@@ -228,7 +228,9 @@ def sent_by_producer(folder, tmp_path, names) -> Sent:
         "strategy": "hybrid",
         "stores": {"disk": {"type": "filesystem", "path": str(tmp_path / "claims"), "create": True}},
     }
-    return produce(Order(config, tmp_path / "broker", folder, names, Tally(tmp_path / "tally"), tmp_path / "stop"))
+    return produce(
+        Order(config, tmp_path / "broker", folder, names, FileCounter(tmp_path / "counter"), tmp_path / "stop")
+    )
 
 
 def test_the_producer_sends_what_is_there_and_names_what_is_not(folder, tmp_path):
@@ -237,7 +239,7 @@ def test_the_producer_sends_what_is_there_and_names_what_is_not(folder, tmp_path
     assert sent.skipped == {"vanished": "vanished"}
     assert sent.envelopes == {"pointer": 2, "plain": 2, "literal": 1}
     assert sent.digests[b"three MiB"] == hashlib.sha256((folder / "three MiB").read_bytes()).hexdigest()
-    assert Tally(tmp_path / "tally").total()[0] == 5
+    assert FileCounter(tmp_path / "counter").total()[0] == 5
     assert pickle.loads(pickle.dumps(sent)) == sent
 
 
@@ -262,7 +264,7 @@ def test_names_that_are_no_text(folder, tmp_path):
 
 
 def test_looking_into_archives_and_other_files(folder, tmp_path):
-    look = read._Look(Tally(tmp_path / "tally"))
+    look = read._Look(FileCounter(tmp_path / "counter"))
 
     archive = look((b"zip", (folder / "deep" / "some.zip").read_bytes()))
     broken = look((b"cut", (folder / "deep" / "some.zip").read_bytes()[:-10]))
@@ -271,7 +273,7 @@ def test_looking_into_archives_and_other_files(folder, tmp_path):
     assert (archive.entries, archive.unpacked) == (2, 1_510_000)
     assert (broken.entries, empty.entries) == (None, None)
     assert empty.digest == hashlib.sha256(b"").hexdigest()
-    assert Tally(tmp_path / "tally").total()[0] == 3
+    assert FileCounter(tmp_path / "counter").total()[0] == 3
 
 
 def sent_of(**contents: bytes) -> Sent:
@@ -280,8 +282,8 @@ def sent_of(**contents: bytes) -> Sent:
     return Sent(digests, sizes, {}, {"plain": len(contents)}, 0.5, 100)
 
 
-def found_of(**contents: bytes) -> list[Found]:
-    return [Found(name.encode(), len(c), hashlib.sha256(c).hexdigest()) for name, c in contents.items()]
+def found_of(**contents: bytes) -> list[ReadPayload]:
+    return [ReadPayload(name.encode(), len(c), hashlib.sha256(c).hexdigest()) for name, c in contents.items()]
 
 
 def test_every_way_of_not_coming_back_is_a_mismatch():
@@ -304,8 +306,8 @@ def shown(*runs: Run, skipped: dict[str, str] | None = None) -> str:
 
 
 def test_the_table_fits_and_tells_good_from_bad():
-    good = Run("hybrid", sent_of(a=b"1"), (Reading("RDD", found_of(a=b"1"), 0.5),))
-    bad = Run("chunking", sent_of(a=b"1"), (Reading("RDD", [], 0.5),))
+    good = Run("hybrid", sent_of(a=b"1"), (ReadResult("RDD", found_of(a=b"1"), 0.5),))
+    bad = Run("chunking", sent_of(a=b"1"), (ReadResult("RDD", [], 0.5),))
 
     assert "Every one of the 1 files came back" in shown(good)
     text = shown(good, bad, skipped={"p": "not a regular file"})
@@ -317,13 +319,13 @@ def test_the_table_fits_and_tells_good_from_bad():
 
 
 def test_long_lists_are_cut():
-    bad = Run("hybrid", sent_of(**{f"f{n}": b"1" for n in range(25)}), (Reading("RDD", [], 0.5),))
+    bad = Run("hybrid", sent_of(**{f"f{n}": b"1" for n in range(25)}), (ReadResult("RDD", [], 0.5),))
 
     assert "and 15 more" in shown(bad)
 
 
 def test_files_of_no_bytes_at_all():
-    empty = Run("hybrid", sent_of(a=b""), (Reading("RDD", found_of(a=b""), 0.0),))
+    empty = Run("hybrid", sent_of(a=b""), (ReadResult("RDD", found_of(a=b""), 0.0),))
 
     assert "mismatches" in shown(empty)
 
@@ -336,11 +338,11 @@ def test_progress_shows_what_was_counted_and_hands_the_result_on(tmp_path, termi
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=80)
     ticks = iter(range(0, 10_000, 6))
-    tally = Tally(tmp_path / "tally")
-    watch = Watch(console, Folder(tmp_path, {"a": 500, "b": 1500}, {}), tally, clock=lambda: next(ticks))
+    counter = FileCounter(tmp_path / "counter")
+    watch = Watch(console, Folder(tmp_path, {"a": 500, "b": 1500}, {}), counter, clock=lambda: next(ticks))
 
     def work() -> str:
-        tally.add(500)
+        counter.add(500)
         until(lambda: "1 of 2 files, 500 B" in out.getvalue())
         return "done it"
 
@@ -351,7 +353,7 @@ def test_progress_shows_what_was_counted_and_hands_the_result_on(tmp_path, termi
 @pytest.mark.parametrize("terminal", [True, False])
 def test_work_that_fails_fails_unchanged(tmp_path, terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
-    watch = Watch(console, Folder(tmp_path, {"a": 1}, {}), Tally(tmp_path / "tally"))
+    watch = Watch(console, Folder(tmp_path, {"a": 1}, {}), FileCounter(tmp_path / "counter"))
 
     with pytest.raises(ZeroDivisionError):
         watch.over("hybrid", lambda: 1 / 0, cancel=lambda: None, counted=False)
@@ -360,7 +362,7 @@ def test_work_that_fails_fails_unchanged(tmp_path, terminal):
 @pytest.mark.parametrize("terminal", [True, False])
 def test_interrupted_work_is_cancelled_and_not_waited_for(tmp_path, terminal, monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
-    watch, go = Watch(console, Folder(tmp_path, {"a": 1}, {}), Tally(tmp_path / "tally")), threading.Event()
+    watch, go = Watch(console, Folder(tmp_path, {"a": 1}, {}), FileCounter(tmp_path / "counter")), threading.Event()
 
     def interrupted(self: Watch, future: object) -> bool:
         raise KeyboardInterrupt

@@ -12,7 +12,7 @@ import claimcheck
 from claimcheck.errors import ConfigError
 from claimcheck.spark import DeadLetter, ResultError, map_payloads
 from claimcheck.spark import _map_payloads as mapping
-from tests.spark.test_resolving import batch_of, frame, remove_stored
+from tests.spark.rig import batch_of, frame, remove_stored
 
 
 def rows_of(df, *names):
@@ -278,7 +278,7 @@ def stage_of(config, fn, **options):
 
     reading = Reading(config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20, out_batch_bytes=1 << 20)
     schema = StructType([StructField("size", IntegerType())])
-    return mapping._Stage(reading, 0, ("value",), schema, fn, options.get("as_file", False), with_row=False)
+    return mapping._MapStage(reading, 0, ("value",), schema, fn, options.get("as_file", False), with_row=False)
 
 
 def test_what_a_function_leaves_unread_costs_nothing_more(config, send, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from claimcheck.errors import ConfigError
 from claimcheck.spark import Metrics, map_payloads, measures, offload, progress, reassemble, resolve
-from tests.spark.test_resolving import frame, remove_stored
+from tests.spark.rig import frame, remove_stored
 
 
 @pytest.fixture

@@ -204,7 +204,7 @@ def stage_of(config):
         text_key=False,
         all_names=("payload",),
     )
-    return offloading._Stage(as_config(config), uuid.uuid4().bytes, columns, "orders", None, 1, 1 << 20, None)
+    return offloading._OffloadStage(as_config(config), uuid.uuid4().bytes, columns, "orders", None, 1, 1 << 20, None)
 
 
 def stage_rows(stage, place, batches):

@@ -6,7 +6,6 @@ import os
 import pickle
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
@@ -25,6 +24,7 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.spark import resolver
+from tests.spark.rig import remove_stored
 
 CHUNKING = {"strategy": "chunking", "chunking": {"max_message_bytes": 1000}}
 
@@ -34,12 +34,6 @@ def payloads(count: int) -> list[bytes]:
     rng = random.Random(7)
     some = [rng.randbytes(rng.choice([1, 500, 5_000, 200_000])) for _ in range(count - 2)]
     return [b"", *some, b"PRF_wdkafcli_header_\x02 but not really"]
-
-
-def remove_stored(config) -> None:
-    for path in Path(config["stores"]["disk"]["path"]).rglob("*"):
-        if path.is_file():
-            path.unlink()
 
 
 # In Spark -------------------------------------------------------------------------------------------------------

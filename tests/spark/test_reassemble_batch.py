@@ -22,15 +22,10 @@ from claimcheck.spark._reassemble_chunks import read_header
 from claimcheck.spark._reassemble_common import ColumnIndexes, Options
 from claimcheck.spark._rows import Reading
 from claimcheck.spark._worker import as_config
+from tests.spark.rig import in_chunks
 
 CHUNKING = {"strategy": "chunking", "chunking": {"max_message_bytes": 1000}}
 SCHEMA = "topic string, partition int, offset bigint, value binary"
-
-
-def in_chunks(payload: bytes, size: int = 700, uuid: str | None = None) -> list[bytes]:
-    uuid = uuid or str(uuid4())
-    count = -(-len(payload) // size)
-    return [encode_chunk(uuid, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]
 
 
 def messages(spark, found, partitions=3):
@@ -266,7 +261,7 @@ def run_stage(config, batches, *, out_batch_bytes=1 << 20):
         out_batch_bytes=out_batch_bytes,
         on_error="null",
     )
-    stage = on_batch._Stage(Options(reading, 60, "clock", 60), ColumnIndexes(0, ()))
+    stage = on_batch._ReassembleStage(Options(reading, 60, "clock", 60), ColumnIndexes(0, ()))
     return pickle.loads(pickle.dumps(stage))(batches)
 
 

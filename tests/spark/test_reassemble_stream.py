@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import pytest
 
-from claimcheck._envelope import HEADER, decode, encode_abort, encode_chunk
+from claimcheck._envelope import HEADER, decode, encode_abort
 from claimcheck._payload import crc32_of
 from claimcheck.errors import ConfigError
 from claimcheck.spark import Metrics, reassemble
@@ -27,6 +27,7 @@ from claimcheck.spark import _reassemble_stream as on_stream
 from claimcheck.spark._reassemble_common import Options
 from claimcheck.spark._rows import Reading
 from claimcheck.spark._worker import as_config, claim_check
+from tests.spark.rig import in_chunks
 from tests.spark.shipping_rig import staged
 
 SCHEMA = "topic string, partition int, offset bigint, value binary"
@@ -63,12 +64,6 @@ class Topic:
         self._files += 1
         self._rows += len(messages)
         return offsets
-
-
-def in_chunks(payload: bytes, size: int = 700, uuid: str | None = None) -> list[bytes]:
-    uuid = uuid or str(uuid4())
-    count = -(-len(payload) // size)
-    return [encode_chunk(uuid, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]
 
 
 def orders(messages: list[Any]) -> list[Message]:

@@ -9,7 +9,6 @@ import random
 import shutil
 from decimal import Decimal
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -20,17 +19,7 @@ from claimcheck.spark import reassemble, repartition_by_payload, resolve
 from claimcheck.spark._columns import MAX_COLUMN_BYTES
 from claimcheck.spark._fetching import AdaptiveConcurrency, outcomes
 from claimcheck.spark._rows import Reading, reject_oversized
-
-
-def frame(spark, messages, partitions=1):
-    rows = list(enumerate(messages))
-    return spark.createDataFrame(spark.sparkContext.parallelize(rows, partitions), "n int, value binary")
-
-
-def remove_stored(config) -> None:
-    for path in Path(config["stores"]["disk"]["path"]).rglob("*"):
-        if path.is_file():
-            path.unlink()
+from tests.spark.rig import batch_of, frame, remove_stored
 
 
 @pytest.mark.smoke
@@ -163,14 +152,8 @@ def run_stage(config, batches, *, out_batch_bytes=1 << 20):
         max_inflight_bytes=1 << 20,
         out_batch_bytes=out_batch_bytes,
     )
-    stage = resolving._Stage(reading, 0, ("value",))
+    stage = resolving._ResolveStage(reading, 0, ("value",))
     return list(pickle.loads(pickle.dumps(stage))(batches))
-
-
-def batch_of(messages, **options):
-    import pyarrow as pa
-
-    return pa.RecordBatch.from_arrays([pa.array(messages, type=options.get("type", pa.binary()))], names=["value"])
 
 
 def test_batches_are_cut_by_bytes(config, send):

@@ -8,6 +8,7 @@ import claimcheck
 from claimcheck._pointer import Pointer
 from claimcheck.errors import ConfigError
 from claimcheck.spark import repartition_by_payload
+from tests.spark.rig import frame
 
 
 def pointing(config, sizes):
@@ -26,11 +27,6 @@ def partitions_of(df):
     for row in df.select("n", F.spark_partition_id().alias("at")).collect():
         found.setdefault(row["at"], []).append(row["n"])
     return found
-
-
-def frame(spark, messages, partitions=1):
-    rows = list(enumerate(messages))
-    return spark.createDataFrame(spark.sparkContext.parallelize(rows, partitions), "n int, value binary")
 
 
 @pytest.mark.parametrize("partitions", [1, 3])

@@ -17,6 +17,7 @@ from claimcheck.transports.pulsar._errors import SendDeadlineError, classify, er
 from claimcheck.transports.pulsar._message import WholeMessageId, before, deserialize, natives, position_of
 from claimcheck.transports.pulsar._receiver import Receiver
 from claimcheck.transports.pulsar._send import InFlightWindow, SendSettings, checked_options, metadata_bytes, wire_limit
+from tests.clocks import Clock
 
 OK = pulsar.Result.Ok
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
@@ -119,14 +120,6 @@ def test_every_result_has_its_error():
             assert isinstance(error_of(result), pulsar.exceptions.PulsarException)
 
 
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 class Client:
     """Accepts messages, and acknowledges each when `answer` is called."""
 
@@ -217,7 +210,7 @@ class TestInFlightWindow:
         clock, client = Clock(), Client()
         one = window(client, clock=clock)
         one.launch(Envelope(b"x" * 30))
-        clock.now = 5.1
+        clock.now += 5.1
         with pytest.raises(SendDeadlineError, match="t: no answer in 5 s"):
             one.launch(Envelope(b"x"))
         one.settle()  # does not wait for what is overdue

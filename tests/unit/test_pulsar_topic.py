@@ -9,13 +9,7 @@ import pytest
 from claimcheck.errors import ConfigError
 from claimcheck.stores.pulsar_topic import Gap, PulsarTopicStore
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
+from tests.clocks import Clock
 
 
 def gap(**bounds):
@@ -34,9 +28,9 @@ def test_a_gap_ends_with_its_time():
     clock = Clock()
     searched = gap(clock=clock)
 
-    clock.now = 10
+    clock.now += 10
     assert searched.take(1)
-    clock.now = 10.1
+    clock.now += 0.1
     assert not searched.take(1)
 
 

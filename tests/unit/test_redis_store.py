@@ -4,11 +4,9 @@ import contextlib
 import logging
 import struct
 import sys
-import threading
 import uuid
 from dataclasses import replace
 
-import fakeredis
 import pytest
 import redis
 
@@ -32,14 +30,8 @@ KEY_V1 = f"kafka-over-redis-orders-{UUID}"
 
 
 @pytest.fixture(scope="module")
-def url():
-    server = fakeredis.TcpFakeServer(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield f"redis://127.0.0.1:{server.server_address[1]}/0"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def url(fake_redis_url):
+    return fake_redis_url
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from claimcheck.spark._worker import as_config, check_absolute, claim_check, que
 from claimcheck.spark.sources._admission_control import Budget, Entry, Scale, Spent, share, take
 from claimcheck.spark.sources._errors import DataLossError
 from claimcheck.spark.sources._options import TEXT, Values, require, sink_config
-from claimcheck.spark.sources._rows import Columns, Row
+from claimcheck.spark.sources._rows import Columns, SinkRow
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TaskResults, TopicSource, TopicStreamReader
 from claimcheck.transports.local import LocalBroker, LocalMessage, MessageTooLargeError
 from claimcheck.transports.local._broker import StoredMessage, encode_message, insert_message
@@ -341,7 +341,7 @@ class _LocalSink:
         with LocalBroker(self.path) as broker:
             self._undo(broker, [result.stage for result in results if isinstance(result, _Staged)])
 
-    def _add(self, rows: _StagedRows, row: Row) -> None:
+    def _add(self, rows: _StagedRows, row: SinkRow) -> None:
         try:
             if self.config is None:
                 rows.append(row.topic, row.value, row.key, row.headers)
@@ -351,7 +351,7 @@ class _LocalSink:
             error.add_note(f"This is {row.source}, for {row.topic}.")
             raise
 
-    def _add_offloaded(self, rows: _StagedRows, row: Row, config: Config) -> None:
+    def _add_offloaded(self, rows: _StagedRows, row: SinkRow, config: Config) -> None:
         was_envelope, limit = hints.is_ours(row.headers), wire_limit(self.max_message_bytes)
 
         def append(envelope: Envelope) -> None:  # chunks share a key, and so a partition

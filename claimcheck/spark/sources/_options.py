@@ -11,7 +11,7 @@ from claimcheck._validation import fail
 from claimcheck.config import Config
 from claimcheck.spark._worker import as_config, check_store_paths, check_writing
 
-__all__ = ["COUNT", "SECONDS", "TEXT", "TRUTH", "Kind", "Values", "choice", "parse", "require", "sink_config"]
+__all__ = ["COUNT", "SECONDS", "TEXT", "TRUTH", "OptionType", "Values", "choice", "parse", "require", "sink_config"]
 
 _OF_SPARK = {"checkpointlocation", "queryname"}  # which Spark passes with the options of a sink
 _MAX_SECONDS = 86_400
@@ -22,14 +22,14 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OptionType:
     """How a text becomes a value: ``convert`` raises `ValueError` for a text that is not as ``expected``."""
 
     convert: Callable[[str], object]
     expected: str
 
 
-def parse(raw: Mapping[str, str], known: Mapping[str, Kind]) -> Values:
+def parse(raw: Mapping[str, str], known: Mapping[str, OptionType]) -> Values:
     """Check options and return their values, by the names in ``known``.
 
     Raises:
@@ -76,20 +76,20 @@ def sink_config(config: str | None, topic: str, *, relative_paths: bool) -> Conf
     return loaded
 
 
-def choice(*words: str) -> Kind:
-    """Return the kind of an option that is one of a few words."""
-    return Kind(lambda text: words[words.index(text.lower())], " or ".join(map(repr, words)))
+def choice(*words: str) -> OptionType:
+    """Return the type of an option that is one of a few words."""
+    return OptionType(lambda text: words[words.index(text.lower())], " or ".join(map(repr, words)))
 
 
-def _convert(name: str, text: str, kind: Kind) -> object:
+def _convert(name: str, text: str, option: OptionType) -> object:
     try:
-        return kind.convert(text.strip())
+        return option.convert(text.strip())
     except ValueError:
         hidden = len(text) > 20 or not text.isprintable() or any(sign in text for sign in ":/@")
-        fail(name, found="text" if hidden else repr(text), expected=kind.expected)
+        fail(name, found="text" if hidden else repr(text), expected=option.expected)
 
 
-def _unknown(name: str, known: Mapping[str, Kind]) -> NoReturn:
+def _unknown(name: str, known: Mapping[str, OptionType]) -> NoReturn:
     lower = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), lower, n=1)
     hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
@@ -115,7 +115,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-TEXT = Kind(_text, "text")
-COUNT = Kind(_count, f"an integer of at least 1, and at most {_MAX_COUNT}")
-SECONDS = Kind(_seconds, f"a number of seconds above 0 and at most {_MAX_SECONDS}")
-TRUTH = Kind(lambda text: ("false", "true").index(text.lower()) == 1, "'true' or 'false'")
+TEXT = OptionType(_text, "text")
+COUNT = OptionType(_count, f"an integer of at least 1, and at most {_MAX_COUNT}")
+SECONDS = OptionType(_seconds, f"a number of seconds above 0 and at most {_MAX_SECONDS}")
+TRUTH = OptionType(lambda text: ("false", "true").index(text.lower()) == 1, "'true' or 'false'")

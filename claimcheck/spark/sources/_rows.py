@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["Columns", "Row"]
+__all__ = ["Columns", "SinkRow"]
 
 _KINDS = {
     "value": ("binary",),
@@ -39,7 +39,7 @@ class _Parts(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SinkRow:
     """One message to be sent.
 
     Attributes:
@@ -108,7 +108,7 @@ class Columns:
             fail("topic", found="nothing", expected="the name of a topic, or a column of that name")
         return cls(places, topic)
 
-    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[SinkRow]:
         """Return the rows of a task; raises `RowSendError` at a row without a topic."""
         number = 0
         for batch in batches:
@@ -116,7 +116,7 @@ class Columns:
             for index in range(batch.num_rows):
                 parts = cast(_Parts, {name: column[index].as_py() for name, column in columns.items()})
                 topic = self.topic or parts.get("topic") or ""
-                row = Row(number, topic, parts["value"], parts.get("key"), _headers(parts), batch, index)
+                row = SinkRow(number, topic, parts["value"], parts.get("key"), _headers(parts), batch, index)
                 if not row.topic:
                     raise row.error("its column topic is null, and there is no option topic")
                 yield row

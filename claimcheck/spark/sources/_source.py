@@ -27,13 +27,13 @@ from pyspark.sql.streaming.datasource import (
 
 from claimcheck._validation import fail
 from claimcheck.spark.sources._admission_control import Budget
-from claimcheck.spark.sources._options import COUNT, TEXT, Kind, Values, choice, parse
+from claimcheck.spark.sources._options import COUNT, TEXT, OptionType, Values, choice, parse
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["Checkpoint", "Log", "OffsetRange", "Sink", "TaskResults", "TopicSource", "TopicStreamReader"]
+__all__ = ["Checkpoint", "Log", "OffsetRange", "TaskResults", "TopicSource", "TopicStreamReader"]
 
 P = TypeVar("P")
 L = TypeVar("L", bound="Log")
@@ -91,14 +91,14 @@ class TopicSource(DataSource):
 
     relative_paths: ClassVar[bool] = True
     columns: ClassVar[dict[str, str]]
-    read_options: ClassVar[dict[str, Kind]] = {
+    read_options: ClassVar[dict[str, OptionType]] = {
         "topic": TEXT,
         "startingPosition": choice("earliest", "latest"),
         "maxRowsPerTrigger": COUNT,
         "maxPayloadBytesPerTrigger": COUNT,
         "config": TEXT,
     }
-    write_options: ClassVar[dict[str, Kind]] = {"topic": TEXT, "config": TEXT, "maxMessageBytes": COUNT}
+    write_options: ClassVar[dict[str, OptionType]] = {"topic": TEXT, "config": TEXT, "maxMessageBytes": COUNT}
 
     def schema(self) -> str:
         """Return all columns; a query whose schema has fewer of them is faster."""

@@ -6,7 +6,7 @@ from collections import deque
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
 
-__all__ = ["Fetchable", "Prefetch"]
+__all__ = ["Prefetch"]
 
 
 class Fetchable(Protocol):

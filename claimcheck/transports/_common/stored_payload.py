@@ -75,7 +75,7 @@ class StoredPayload:
         state = "not read" if self._error is None else type(self._error).__name__
         return f"<StoredPayload of {self.size or 'unknown'} bytes, {state}>"
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------
 
     def _may_read_again(self, error: ClaimCheckError) -> bool:
         return error.retryable and not (self._read_for_event_loop and _is_on_event_loop())

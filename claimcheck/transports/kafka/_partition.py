@@ -11,7 +11,7 @@ from claimcheck._resolver import Dropped
 if TYPE_CHECKING:
     from confluent_kafka import TopicPartition
 
-__all__ = ["CommitMetadata", "Partition", "Reread", "StartReason"]
+__all__ = ["CommitMetadata", "Partition", "StartReason"]
 
 _NAME = "claimcheck:1"
 _MAX_CHARACTERS = 4000  # the broker's offset.metadata.max.bytes is 4,096 by default, and counts characters

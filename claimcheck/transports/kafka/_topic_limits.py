@@ -15,7 +15,7 @@ from claimcheck.transports.kafka._client import CompactedTopicError, vendor
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
-__all__ = ["MAX_MESSAGE_BYTES", "TopicLimits", "Topics"]
+__all__ = ["MAX_MESSAGE_BYTES", "Topics"]
 
 _log = logging.getLogger(__name__)
 

@@ -36,7 +36,6 @@ __all__ = [
     "LocalBroker",
     "LocalMessage",
     "MessageId",
-    "MessageRow",
     "StoredMessage",
     "TopicStats",
     "check_name",

@@ -24,7 +24,7 @@ from claimcheck.transports.local._broker import (
 )
 from claimcheck.transports.local._errors import BrokerClosedError, OffsetOutOfRangeError, StaleDeliveryError
 
-__all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "Polled", "acknowledge"]
+__all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "acknowledge"]
 
 POLL_SECONDS = 0.05
 """The pause of a blocking poll between two reads of the file."""

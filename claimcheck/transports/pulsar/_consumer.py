@@ -282,7 +282,7 @@ class PulsarConsumer(Receiver):
             return False
         return True
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------
 
     def _forget_history(self) -> None:
         self._redeliveries.clear()

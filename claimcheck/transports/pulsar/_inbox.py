@@ -191,7 +191,7 @@ class Inbox:
             self._in_batch_before.clear()
             self._previous = None
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------
 
     def _note(self, native: pulsar.Message) -> None:
         """Remember a message that is its own payload while an older payload is not settled."""

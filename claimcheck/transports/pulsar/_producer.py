@@ -105,7 +105,7 @@ class PulsarProducer(Closing):
         self._threshold = cc.threshold(self._topic, self._limit)
         self._plain_bytes = self._threshold - self._limit.overhead(None, None)  # with no key and no properties
         self._is_encoded = isinstance(self._schema, vendor().schema.BytesSchema)
-        self._undoing = RollbackWorker()
+        self._rollbacks = RollbackWorker()
         self._closed = False
         self._bounded = BoundedProducer(producer, deadline_seconds)
         self._watch = self._bounded.watch
@@ -195,7 +195,7 @@ class PulsarProducer(Closing):
             text_key=True,
             classify=classify,
         )
-        return PayloadSend(self._settings, self._undoing, block.__enter__(), options)
+        return PayloadSend(self._settings, self._rollbacks, block.__enter__(), options)
 
     def sends_plain(self, content: object, properties: dict[str, str] | None, partition_key: str | None) -> bool:
         """Return whether this payload would be sent unchanged, without any I/O besides the client's."""
@@ -209,7 +209,7 @@ class PulsarProducer(Closing):
             Exception: The client's own error.
         """
         self._bounded.flush()
-        self._undoing.wait()
+        self._rollbacks.wait()
 
     def close(self) -> None:
         """Flush and close. Without the flush, the client would report failures for messages that reach the topic.
@@ -220,7 +220,7 @@ class PulsarProducer(Closing):
         try:
             self._bounded.close()
         finally:
-            self._undoing.close()
+            self._rollbacks.close()
 
     def topic(self) -> str:
         """The topic's full name."""

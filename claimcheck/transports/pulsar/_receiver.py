@@ -141,7 +141,7 @@ class Receiver(Closing, ABC):
         self._inbox.clear()
         self._ready.clear()
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------
 
     def _wait(self, timeout_millis: int | None) -> PulsarMessage:
         """Wait for a payload; while chunks keep coming, for up to a second longer than the timeout."""

@@ -273,16 +273,16 @@ class PayloadSend:
 
     Args:
         settings: Of the producer.
-        undoing: Runs the work that the client's thread must not do.
+        rollbacks: Runs the work that the client's thread must not do.
         out: The payload's messages.
         options: Of the send.
     """
 
     def __init__(
-        self, settings: SendSettings, undoing: RollbackWorker, out: Outbound, options: Mapping[str, object]
+        self, settings: SendSettings, rollbacks: RollbackWorker, out: Outbound, options: Mapping[str, object]
     ) -> None:
         self._settings = settings
-        self._undoing = undoing
+        self._rollbacks = rollbacks
         self._out = out
         self._options = options
         self._window = InFlightWindow(settings, options, out.ledger)
@@ -362,7 +362,7 @@ class PayloadSend:
             self._out.finish()
             ticket(vendor().Result.Ok, self._id(self._out.ledger.results))
             return
-        self._undoing.submit(self._failed)
+        self._rollbacks.submit(self._failed)
         ticket(self._window.result or vendor().Result.UnknownError, no_id())
 
     def _failed(self) -> None:

@@ -8,7 +8,7 @@ import ssl
 from dataclasses import dataclass
 
 from claimcheck._validation import fail
-from claimcheck.spark.sources._options import COUNT, SECONDS, TEXT, TRUTH, Kind, Values
+from claimcheck.spark.sources._options import COUNT, SECONDS, TEXT, TRUTH, OptionType, Values
 
 __all__ = ["CONNECTION_OPTIONS", "Connection"]
 
@@ -18,7 +18,7 @@ _SERVICE_URL = re.compile(rf"pulsar(?:\+ssl)?://{_HOST}(?:,{_HOST})*/?")
 _PLACE = re.compile(r"(?P<host>\[[^\]]+\]|[^\[\]:]+)(?::(?P<port>\d+))?")
 _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 
-CONNECTION_OPTIONS: dict[str, Kind] = {
+CONNECTION_OPTIONS: dict[str, OptionType] = {
     "serviceUrl": TEXT,
     "adminUrl": TEXT,
     "authTokenEnv": TEXT,

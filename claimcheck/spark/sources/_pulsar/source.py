@@ -273,7 +273,7 @@ class Subscriptions:
             with contextlib.suppress(vendor().exceptions.PulsarException):
                 client.close()
 
-    # Within ----------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------
 
     def _partitions(self) -> list[str]:
         names = []

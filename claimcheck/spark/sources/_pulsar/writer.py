@@ -22,7 +22,7 @@ from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._worker import claim_check
 from claimcheck.spark.sources._pulsar.client import ask_limit, client_errors, client_for
 from claimcheck.spark.sources._pulsar.connection import Connection
-from claimcheck.spark.sources._rows import Columns, Row
+from claimcheck.spark.sources._rows import Columns, SinkRow
 from claimcheck.spark.sources._source import TaskResults
 from claimcheck.transports.pulsar._deadlines import BoundedProducer
 from claimcheck.transports.pulsar._errors import error_of, vendor
@@ -118,10 +118,10 @@ class _Sending:
         self._producers: dict[str, BoundedProducer | PulsarProducer] = {}
         self._changed = threading.Condition()
         self._waiting = 0
-        self._failed: list[tuple[Row, pulsar.Result]] = []
+        self._failed: list[tuple[SinkRow, pulsar.Result]] = []
         self._ok = vendor().Result.Ok
 
-    def send(self, row: Row) -> int:
+    def send(self, row: SinkRow) -> int:
         """Send one row; returns 1, for a sum."""
         if self._failed:
             self._raise()
@@ -160,7 +160,7 @@ class _Sending:
             except Exception as error:
                 _log.warning("%s: closing a producer failed: %s", topic, type(error).__name__)
 
-    def _record(self, row: Row, result: pulsar.Result, message_id: object) -> None:
+    def _record(self, row: SinkRow, result: pulsar.Result, message_id: object) -> None:
         """Record a result, in the client's thread."""
         if result != self._ok:
             self._failed.append((row, result))
@@ -176,7 +176,7 @@ class _Sending:
         raise row.error(self._why(row, result.name)) from error_of(result)
 
     @contextlib.contextmanager
-    def _errors_of(self, row: Row) -> Iterator[None]:
+    def _errors_of(self, row: SinkRow) -> Iterator[None]:
         """Add the row to errors."""
         try:
             yield
@@ -186,7 +186,7 @@ class _Sending:
         except vendor().exceptions.PulsarException as error:
             raise row.error(self._why(row, type(error).__name__)) from error
 
-    def _why(self, row: Row, name: str) -> str:
+    def _why(self, row: SinkRow, name: str) -> str:
         if name != "MessageTooBig":
             return name
         size, offloads = len(row.value or b""), self._sink.config is not None
@@ -197,7 +197,7 @@ class _Sending:
         )
 
 
-def _as_text(row: Row, what: str, value: str | bytes | None) -> str | None:
+def _as_text(row: SinkRow, what: str, value: str | bytes | None) -> str | None:
     if value is None or isinstance(value, str):
         return value
     try:
