@@ -32,7 +32,7 @@ test: lint
 
 # A test whose server is missing is skipped; with CLAIMCHECK_REQUIRE_SERVERS=1 it fails.
 test-all: lint
-	$(BIN)/python tests/servers.py $(PYTEST) $(if $(SELECT),-m "$(SELECT)") $(PYTEST_ARGS)
+	exec $(BIN)/python tests/servers.py $(PYTEST) $(if $(SELECT),-m "$(SELECT)") $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
