@@ -41,7 +41,7 @@ lint: $(VENV)/.test
 	$(BIN)/lint-imports --no-cache
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 structure: $(VENV)/.test
 	$(BIN)/python tests/structure.py

@@ -44,7 +44,7 @@ def test_another_byte_is_an_error_of_that_payload(chunks, form, name):
     assert sorted(bytes(row.payload) for row in rows if row.payload is not None) == [PAYLOADS[0], PAYLOADS[2]]
     (error,) = [row.error for row in rows if row.error is not None]
     assert error.type == "IntegrityError"
-    assert error.message.startswith(f"the header claimcheck-checksum says {crc32_of(PAYLOADS[1])}")
+    assert error.message.startswith(f"the header claimcheck-checksum declares {crc32_of(PAYLOADS[1])}")
 
 
 @pytest.mark.parametrize("form", [KAFKAS, MAP])
