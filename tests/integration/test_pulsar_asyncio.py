@@ -131,24 +131,28 @@ def test_flushing_and_closing_wait_for_what_is_still_being_stored(lab):
 
 def test_a_loop_that_ends_takes_what_was_not_sent_out_of_the_store(lab):
     cc = lab.claimcheck("external")
-    store, written, dropped = cc.store("m"), threading.Event(), []
+    store, dropped = cc.store("m"), []
+    first_written, second_written, ended = threading.Event(), threading.Event(), threading.Event()
     write, rollback = store.write, store.rollback
     store.rollback = lambda pointer: (dropped.append(pointer.key), rollback(pointer))
 
     def slow(*args, **kwargs):
         pointer = write(*args, **kwargs)
-        if not written.is_set():
-            written.set()
-            time.sleep(0.5)
+        if first_written.is_set():
+            second_written.set()
+        else:
+            first_written.set()
+            ended.wait(60)
         return pointer
 
     async def main():
         client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
         producer = AsyncPulsarProducer(await client.create_producer(lab.topic), cc, max_message_bytes=LIMIT)
         store.write = slow
-        for i in range(2):
+        for i, written in enumerate((first_written, second_written)):
             asyncio.create_task(producer.send(content(2 * LIMIT, i)))  # noqa: RUF006
-        await asyncio.sleep(0.2)
+            assert await asyncio.to_thread(written.wait, 60)
+        threading.Timer(0.5, ended.set).start()  # once the loop has begun to end
 
     asyncio.run(main())
     assert len(dropped) == 2
