@@ -148,7 +148,7 @@ class KafkaProducer(NativeClient):
         if headers is None and type(value) is bytes and (key is None or type(key) is bytes):
             size = len(value) if key is None else len(value) + len(key)
             if size <= self._plain_limits.get(topic, -1) and not value.startswith(self._header):
-                if self._has_admin:
+                if size > _SMALL_BYTES and self._has_admin:
                     self._produce_plain(topic, value, key, partition, callback, timestamp, None)
                 else:  # the client ignores on_delivery if a callback is passed, even None
                     self._produce(topic, value, key, partition, callback, callback, timestamp)
