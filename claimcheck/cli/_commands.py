@@ -30,6 +30,7 @@ from claimcheck.cli._files import (
     note,
     opened,
     output,
+    printable,
     progress,
     read_message,
     watched,
@@ -107,7 +108,7 @@ def exit_code(error: Exception) -> int:
 def one_line(error: Exception | ConfigProblem) -> str:
     """Return an error's text and its notes as one line; it names the type of an unexpected error."""
     line = "; ".join([_text(error), *getattr(error, "__notes__", ())])
-    return "".join(ch if ch.isprintable() else " " for ch in " ".join(line.split()))
+    return printable(" ".join(line.split()))
 
 
 def _text(error: Exception | ConfigProblem) -> str:

@@ -11,7 +11,18 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from claimcheck.errors import ClaimCheckError, EnvelopeError
 
-__all__ = ["STDIO", "check_output", "is_terminal", "note", "opened", "output", "progress", "read_message", "watched"]
+__all__ = [
+    "STDIO",
+    "check_output",
+    "is_terminal",
+    "note",
+    "opened",
+    "output",
+    "printable",
+    "progress",
+    "read_message",
+    "watched",
+]
 
 STDIO = "-"
 """The path of standard input and output."""
@@ -157,6 +168,11 @@ def _open_special(path: str, flags: int) -> int:
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | _NOFOLLOW, 0o600)
+
+
+def printable(text: str) -> str:
+    """Return the text with a space for each character that a terminal would interpret."""
+    return "".join(ch if ch.isprintable() else " " for ch in text)
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import click
 
 from claimcheck._check import CheckReport, Finding
-from claimcheck.cli._files import is_terminal
+from claimcheck.cli._files import is_terminal, printable
 
 __all__ = ["BROKERS", "STORES", "STRATEGIES", "Answers", "ask", "as_yaml", "next_steps", "report_json", "report_lines"]
 
@@ -138,8 +138,8 @@ def report_lines(report: CheckReport, path: str) -> list[str]:
 def _finding_lines(finding: Finding) -> list[str]:
     color = {"error": "red", "warning": "yellow", "info": "blue"}[finding.severity]
     where = f"{finding.path}: " if finding.path and not finding.message.startswith(finding.path) else ""
-    first = f"{click.style(finding.severity.ljust(8), fg=color)} {where}{_one_line(finding.message)}"
-    return [first, f"{'':8} {_one_line(finding.fix)}"] if finding.fix else [first]
+    first = f"{click.style(finding.severity.ljust(8), fg=color)} {where}{printable(finding.message)}"
+    return [first, f"{'':8} {printable(finding.fix)}"] if finding.fix else [first]
 
 
 def report_json(report: CheckReport) -> dict[str, object]:
@@ -149,7 +149,3 @@ def report_json(report: CheckReport) -> dict[str, object]:
         for each in report.findings
     ]
     return {"ok": report.ok, "findings": findings}
-
-
-def _one_line(text: str) -> str:
-    return "".join(ch if ch.isprintable() else " " for ch in text)

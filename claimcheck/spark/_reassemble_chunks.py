@@ -98,6 +98,7 @@ def _literal(value: bytes) -> Column:
 
 
 def incomplete_text(uuid: str, positions: list[int], count: int, why: str) -> str:
+    """Return the text of the error for a payload that lacks chunks; ``positions`` are those present, sorted."""
     missing = missing_positions(positions, count)
     return f"received only {len(positions)} of {count} chunks of {uuid}, missing {missing}: {why}"
 
@@ -127,8 +128,10 @@ def _gaps(positions: Iterable[int], count: int) -> Iterator[tuple[int, int]]:
 
 
 def conflict_text(uuid: str, position: int, why: str) -> str:
+    """Return the text of the error for a chunk that contradicts another one."""
     return f"chunk {position} of {uuid} {why}: two writers, or damage"
 
 
 def too_large_text(uuid: str, size: int, limit: int, what: str) -> str:
+    """Return the text of the error for a payload that exceeds a limit; ``what`` is the unit."""
     return f"the payload {uuid} has {size} {what}, but the limit is {limit}"

@@ -245,9 +245,7 @@ class StoreConformance(StoreKit):
     @pytest.mark.parametrize("harm", payloads.HARMS)
     def test_damaged_payload_is_an_error(self, store: Store, harm: str, size: str) -> None:
         """A truncated, changed or replaced payload is never returned."""
-        expected = payloads.content(damaged_size(store, size))
-        pointer = store.write(expected)
-        self.damage(pointer, payloads.HARMS[harm](expected))
+        pointer, _ = self._damaged(store, harm, size)
 
         with pytest.raises((IntegrityError, PayloadNotFoundError)) as caught:
             store.read(pointer)
@@ -258,9 +256,7 @@ class StoreConformance(StoreKit):
     @pytest.mark.parametrize("harm", payloads.HARMS)
     def test_damaged_payload_is_an_error_before_the_end_of_the_file(self, store: Store, harm: str, size: str) -> None:
         """Reading piece by piece raises before the end, and again when repeated."""
-        expected = payloads.content(damaged_size(store, size))
-        pointer = store.write(expected)
-        self.damage(pointer, payloads.HARMS[harm](expected))
+        pointer, _ = self._damaged(store, harm, size)
 
         with store.open(pointer) as file:
             with pytest.raises((IntegrityError, PayloadNotFoundError)):
@@ -417,9 +413,7 @@ class StoreConformance(StoreKit):
     @pytest.mark.parametrize("harm", payloads.HARMS)
     def test_damaged_payload_into_a_buffer_is_an_error(self, store: Store, harm: str, size: str) -> None:
         """A damaged payload is an error here, too."""
-        expected = payloads.content(damaged_size(store, size))
-        pointer = store.write(expected)
-        self.damage(pointer, payloads.HARMS[harm](expected))
+        pointer, expected = self._damaged(store, harm, size)
 
         with pytest.raises((IntegrityError, PayloadNotFoundError)):
             store.read_into(pointer, bytearray(2 * len(expected)))
@@ -516,9 +510,7 @@ class StoreConformance(StoreKit):
     def test_damaged_payload_is_an_error_wherever_it_is_read(self, store: Store, harm: str, size: str) -> None:
         """Seeking does not bypass the check of the whole payload."""
         self._needs_ranges(store)
-        expected = payloads.content(damaged_size(store, size))
-        pointer = store.write(expected)
-        self.damage(pointer, payloads.HARMS[harm](expected))
+        pointer, expected = self._damaged(store, harm, size)
 
         with store.open(pointer) as file:
             file.seek(len(expected) // 2)
@@ -534,6 +526,13 @@ class StoreConformance(StoreKit):
             assert not file.seekable()
             with pytest.raises(io.UnsupportedOperation):
                 file.seek(3)
+
+    def _damaged(self, store: Store, harm: str, size: str) -> tuple[Pointer, bytes]:
+        """Write a payload and damage it; return its pointer and its original content."""
+        expected = payloads.content(damaged_size(store, size))
+        pointer = store.write(expected)
+        self.damage(pointer, payloads.HARMS[harm](expected))
+        return pointer, expected
 
     def _needs_ranges(self, store: Store) -> None:
         if not store._seekable:

@@ -52,11 +52,7 @@ class StoreKit:
 
     @pytest.fixture(autouse=True)
     def _declared_opt_outs(self, request: pytest.FixtureRequest) -> None:
-        for name, reason in self.skip.items():
-            assert reason, f"skip[{name!r}] needs a reason"
-            assert hasattr(self, name), f"skip names {name!r}, which is not a test of the kit"
-        if request.function.__name__ in self.skip:
-            pytest.skip(self.skip[request.function.__name__])
+        skip_opt_outs(self, self.skip, request.function.__name__)
 
     @pytest.fixture
     def config(self, options: Mapping[str, Any]) -> StoreConfig:
@@ -92,6 +88,15 @@ class StoreKit:
     def store(self, open_store: OpenStore) -> Store:
         """The store under test."""
         return open_store()
+
+
+def skip_opt_outs(kit: object, opt_outs: Mapping[str, str], test: str) -> None:
+    """Skip a test that a kit's author has opted out of, and check all of the author's opt-outs."""
+    for name, reason in opt_outs.items():
+        assert reason, f"skip[{name!r}] needs a reason"
+        assert hasattr(kit, name), f"skip names {name!r}, which is not a test of the kit"
+    if test in opt_outs:
+        pytest.skip(opt_outs[test])
 
 
 def damaged_size(store: Store, size: str) -> int:

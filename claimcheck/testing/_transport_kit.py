@@ -19,6 +19,7 @@ from claimcheck.errors import ClaimCheckError
 from claimcheck.hooks import Event
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.testing._faults import FaultyStore
+from claimcheck.testing._store_kit import skip_opt_outs
 
 __all__ = ["Clock", "Facts", "Harness", "TransportKit", "chunks_of", "content", "new_uuid", "requires"]
 
@@ -221,11 +222,7 @@ class TransportKit:
 
     @pytest.fixture(autouse=True)
     def _declared_opt_outs(self, request: pytest.FixtureRequest) -> None:
-        for name, reason in self.skip.items():
-            assert reason, f"skip[{name!r}] needs a reason"
-            assert hasattr(self, name), f"skip names {name!r}, which is not a test of the kit"
-        if request.function.__name__ in self.skip:
-            pytest.skip(self.skip[request.function.__name__])
+        skip_opt_outs(self, self.skip, request.function.__name__)
         for capability in getattr(request.function, "requires", ()):
             if not getattr(self, f"has_{capability}"):
                 pytest.skip(f"has_{capability} is False")
