@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from itertools import count
 
 from claimcheck.errors import StoreError, StoreUnavailableError
 from claimcheck.stores.base import Pointer, Source, Store
@@ -10,6 +11,8 @@ from claimcheck.stores.base import Pointer, Source, Store
 TABLE = "CREATE TABLE IF NOT EXISTS pieces (key TEXT, i INTEGER, piece BLOB, PRIMARY KEY (key, i)) WITHOUT ROWID"
 
 PUT = "INSERT OR REPLACE INTO pieces VALUES (?, ?, ?)"
+
+GET = "SELECT piece FROM pieces WHERE key = ? AND i = ?"
 
 
 class SqliteStore(Store):
@@ -21,33 +24,34 @@ class SqliteStore(Store):
         self.busy_seconds = busy_seconds
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        with self._transaction() as database:
-            pieces = ((pointer.key, i, piece) for i, piece in enumerate(source, 1))
+        with self._connection() as database, database:  # commits, or rolls back
+            database.execute("BEGIN IMMEDIATE")  # waits for other writers
             database.execute(PUT, (pointer.key, 0, b""))  # so that an empty payload exists, too
-            database.executemany(PUT, pieces)
+            database.executemany(PUT, ((pointer.key, i, piece) for i, piece in enumerate(source, 1)))
 
     def _read(self, pointer: Pointer) -> Iterable[bytes]:
-        with self._transaction() as database:
-            rows = database.execute("SELECT piece FROM pieces WHERE key = ? ORDER BY i", (pointer.key,))
-            if rows.fetchone() is None:
+        with self._connection() as database:
+            if not database.execute(GET, (pointer.key, 0)).fetchall():
                 raise self.missing(pointer)
-            for (piece,) in rows:
-                yield piece
+            for i in count(1):  # each piece on its own, so that a slow reader does not block writers
+                piece = database.execute(GET, (pointer.key, i)).fetchall()
+                if not piece:
+                    return
+                yield piece[0][0]
 
     def _delete(self, pointer: Pointer) -> None:
-        with self._transaction() as database:
+        with self._connection() as database:
             database.execute("DELETE FROM pieces WHERE key = ?", (pointer.key,))
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
         return StoreUnavailableError if isinstance(error, sqlite3.OperationalError) else super()._translate(error)
 
     @contextmanager
-    def _transaction(self) -> Generator[sqlite3.Connection]:
-        database = sqlite3.connect(self.path, timeout=self.busy_seconds, check_same_thread=False)
+    def _connection(self) -> Generator[sqlite3.Connection]:
+        seconds = self.busy_seconds
+        database = sqlite3.connect(self.path, timeout=seconds, isolation_level=None, check_same_thread=False)
         try:
-            database.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
-            with database:  # commits, or rolls back
-                database.execute(TABLE)
-                yield database
+            database.execute(TABLE)
+            yield database
         finally:
             database.close()
