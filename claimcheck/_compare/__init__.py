@@ -1,0 +1,1 @@
+"""``claimcheck compare``: chunking, an external store and the broker's own means, measured with the same payloads."""
