@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["DeliveryCallback", "KafkaProducer", "ProducerOptions"]
 
 _MAX_KNOWN_TOPICS = 10_000
-_SMALL_BYTES = 1000  # within every limit that a topic can have here
+_MIN_LIMIT_BYTES = 1000
+_SMALL_BYTES = 5000  # a topic hardly ever has a lower limit, and reading the report doubles the cost of a small record
 _MIN_OVERHEAD = kafka_overhead(None, None)
 _POLL_SECONDS = 0.1
 _STEP_SECONDS = 0.02  # another thread may be serving our reports
@@ -64,8 +65,8 @@ class KafkaProducer(NativeClient):
         max_message_bytes: The producer's own ``message.max.bytes``, if it is not the client's default.
         admin: A `confluent_kafka.admin.AdminClient`, which requests each topic's configuration once: the maximum record
             size, whether the topic is compacted (then chunks are refused), and how much it retains. The first `produce`
-            to each topic waits for the response. The request is repeated after the topic rejected a record as too
-            large.
+            to each topic waits for the response. The request is repeated after the topic rejected a record of
+            more than 5,000 bytes as too large.
         window_bytes: Maximum bytes of chunks of one payload in flight.
         room_seconds: How long an offloaded payload waits for space in the producer's queue.
 
@@ -86,7 +87,7 @@ class KafkaProducer(NativeClient):
         expected = "a confluent_kafka.Producer; serialize values before produce"
         check_type("producer", producer, valid=type(producer) is vendor().Producer, expected=expected)
         check_cc(cc)
-        check_int("max_message_bytes", max_message_bytes, minimum=_SMALL_BYTES)
+        check_int("max_message_bytes", max_message_bytes, minimum=_MIN_LIMIT_BYTES)
         check_int("window_bytes", window_bytes, minimum=1)
         check_seconds("room_seconds", room_seconds)
         is_admin = admin is None or hasattr(admin, "describe_configs")
