@@ -145,8 +145,19 @@ class Broker(Protocol):
     def producer(self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None) -> Producer:
         """Return a producer; ``cc`` has the strategy of ``mode`` and is not used for ``native``."""
 
-    def consumer(self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str) -> Consumer:
-        """Return a consumer."""
+    def consumer(
+        self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
+    ) -> Consumer:
+        """Return a consumer.
+
+        Args:
+            mode: How it reads; ``cc`` is not used for ``native``.
+            topic: An existing topic.
+            cc: Has the strategy of ``mode``.
+            group: The consumer group.
+            session_seconds: How long the group waits for a member that has died; ``None`` for the client's default.
+                A broker that has a lower bound uses that bound.
+        """
 
     def close(self) -> None:
         """Close the connection; topics stay."""
