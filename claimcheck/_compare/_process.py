@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import pickle
@@ -310,10 +311,8 @@ class Worker:
 
 
 def _close(stream: Any) -> None:
-    try:
+    with contextlib.suppress(OSError):  # what was buffered for a process that has ended
         stream.close()
-    except OSError:  # what was buffered for a process that has ended
-        pass
 
 
 def _environment() -> dict[str, str]:
