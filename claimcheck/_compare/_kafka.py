@@ -65,9 +65,8 @@ class KafkaBroker:
         try:
             self._admin: AdminClient = admin.AdminClient({**self._conf, "error_cb": self._keep}, logger=_quiet)
             metadata = self._admin.list_topics(timeout=_SECONDS)
-            self._broker_config = self._describe(
-                "BROKER", str(self._admin.list_topics(timeout=_SECONDS).orig_broker_id)
-            )
+            self._brokers = len(metadata.brokers)
+            self._broker_config = self._describe("BROKER", str(metadata.orig_broker_id))
         except vendor().KafkaException as error:
             raise self._unreachable(error) from error
         self._reads_log_dirs = self._conf.get("security.protocol", "plaintext").lower() == "plaintext"
@@ -92,6 +91,7 @@ class KafkaBroker:
 
     def create_topic(self, topic: str, settings: TopicSettings) -> None:
         """Create a topic and wait until its partitions have leaders."""
+        self._check_request(settings.max_message_bytes or 0)
         admin = import_vendor("confluent_kafka.admin", extra="kafka")
         new = admin.NewTopic(topic, settings.partitions, -1, config=_config(settings))
         try:
@@ -99,13 +99,7 @@ class KafkaBroker:
         except vendor().KafkaException as error:
             raise _not_created(topic, error) from error
         self._wait_for_leaders(topic, settings.partitions)
-        wanted = settings.max_message_bytes
-        if wanted is not None and (found := self._limit_of(topic)) is not None and found < wanted:
-            self.delete_topic(topic)
-            raise CompareError(
-                f"the broker limits messages of new topics to {found} bytes, and this run needs {wanted}: raise the "
-                "limit, or compare smaller sizes"
-            )
+        self._check_limit(topic, settings.max_message_bytes or 0)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic."""
@@ -214,9 +208,24 @@ class KafkaBroker:
             return {}
         return {key: entry.value for key, entry in entries.items() if entry.value is not None}
 
-    def _limit_of(self, topic: str) -> int | None:
-        value = self._describe("TOPIC", topic).get("max.message.bytes")
-        return None if value is None else int(value)
+    def _check_request(self, wanted: int) -> None:
+        """Raise `CompareError` if the broker cannot receive a message of this size, whatever its topic allows."""
+        found = int(self._broker_config.get("socket.request.max.bytes", wanted))
+        if found < wanted:
+            raise CompareError(
+                f"the broker accepts requests of at most {found} bytes, and this run needs {wanted}: raise "
+                "socket.request.max.bytes, or compare smaller sizes"
+            )
+
+    def _check_limit(self, topic: str, wanted: int) -> None:
+        """Delete the topic and raise `CompareError` if its limit is lower."""
+        found = int(self._describe("TOPIC", topic).get("max.message.bytes", wanted))
+        if found < wanted:
+            self.delete_topic(topic)
+            raise CompareError(
+                f"the broker limits messages of new topics to {found} bytes, and this run needs {wanted}: raise "
+                "max.message.bytes, or compare smaller sizes"
+            )
 
     def _min_session_seconds(self) -> float:
         value = self._broker_config.get("group.min.session.timeout.ms")

@@ -41,12 +41,8 @@ def partition_bytes(host: str, port: int, topic: str, partitions: Iterable[int])
 
 def _request(topic: str, partitions: list[int]) -> bytes:
     header = struct.pack(">hhi", _DESCRIBE_LOG_DIRS, _VERSION, _CORRELATION_ID) + _string(_CLIENT_ID)
-    return (
-        header
-        + struct.pack(">i", 1)
-        + _string(topic.encode())
-        + struct.pack(f">i{len(partitions)}i", len(partitions), *partitions)
-    )
+    wanted = struct.pack(f">i{len(partitions)}i", len(partitions), *partitions)
+    return header + struct.pack(">i", 1) + _string(topic.encode()) + wanted
 
 
 def _string(text: bytes) -> bytes:
