@@ -161,6 +161,7 @@ class Lab:
         max_message_bytes: int | None = None,
         session_seconds: float | None = None,
         kill_after: int | None = None,
+        config: Config | None = None,
         wait: bool = True,
         **store_options: object,
     ) -> Worker:
@@ -174,6 +175,7 @@ class Lab:
             max_message_bytes: The raised limit of ``native``, see `settings`.
             session_seconds: See `Broker.consumer`.
             kill_after: See `WorkerSpec.kill_after`.
+            config: By default that of the mode, see `config`.
             wait: Whether to wait until it is connected; else call `Worker.ready`.
             store_options: See `config`.
         """
@@ -183,7 +185,7 @@ class Lab:
             mode=mode,
             topic=topic,
             address=self.broker.address,
-            config=self.config(mode, **store_options),
+            config=config or self.config(mode, **store_options),
             group=group,
             max_message_bytes=max_message_bytes,
             session_seconds=session_seconds,
