@@ -12,7 +12,7 @@ from claimcheck._compare._model import MODES, Experiment, Mode, Verdict
 from claimcheck._compare._trial import Delivery, Trial
 
 if TYPE_CHECKING:
-    from claimcheck._compare._runner import Lab
+    from claimcheck._compare._lab import Lab
 
 __all__ = ["Spread", "judge", "run"]
 
@@ -114,7 +114,7 @@ class Spread:
 def run(lab: Lab) -> Experiment:
     """Send payloads without a key to a topic with several partitions, and receive them, in each mode."""
     spreads = []
-    for mode in MODES:
+    for mode in lab.modes:
         lab.progress(f"partitions: {mode}, payloads without a key")
         with Trial.of(lab, mode, "partitions", partitions=_PARTITIONS) as trial:
             spreads.append(_spread(trial))

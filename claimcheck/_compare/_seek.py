@@ -13,7 +13,7 @@ from claimcheck._compare._model import MODES, CompareError, Experiment, Mode, Ve
 from claimcheck._compare._trial import Delivery, Trial
 
 if TYPE_CHECKING:
-    from claimcheck._compare._runner import Lab
+    from claimcheck._compare._lab import Lab
 
 __all__ = ["Jump", "Target", "judge", "plan", "run"]
 
@@ -93,7 +93,7 @@ class Jump:
 def run(lab: Lab) -> Experiment:
     """Move a consumer into the middle of payloads and back to their beginning, in each mode."""
     jumps: list[Jump] = []
-    for mode in MODES:
+    for mode in lab.modes:
         lab.progress(f"seek: {mode}, into the middle of a payload and back")
         with Trial.of(lab, mode, "seek") as trial:
             jumps += _jumps(trial)

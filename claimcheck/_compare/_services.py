@@ -14,7 +14,7 @@ from claimcheck._compare._trial import Trial
 from claimcheck.hooks import Event, FallbackEvent, OperationEvent
 
 if TYPE_CHECKING:
-    from claimcheck._compare._runner import Lab
+    from claimcheck._compare._lab import Lab
 
 __all__ = ["Outage", "judge", "run"]
 
@@ -82,7 +82,7 @@ class Outage:
 def run(lab: Lab) -> Experiment:
     """Send and receive before, during and after an outage of the store, in each mode."""
     outages = []
-    for mode in MODES:
+    for mode in lab.modes:
         lab.progress(f"services: {mode} while the store is down")
         with Trial.of(lab, mode, "services") as trial:
             outages.append(_outage(trial))

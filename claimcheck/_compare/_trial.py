@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from claimcheck._compare._broker import Consumer, Producer, Received, TopicSettings
+from claimcheck._compare._lab import Lab
 from claimcheck._compare._model import Mode
+from claimcheck._compare._payloads import number_of
 from claimcheck.config import Config
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
-    from claimcheck._compare._runner import Lab
 
 __all__ = ["CHUNKS", "Delivery", "Trial", "payload_bytes", "with_small_chunks"]
 
@@ -69,42 +69,54 @@ class Trial:
         mode: How payloads are sent.
         topic: Deleted after the trial.
         size: Bytes of each payload.
+        settings: Of the topic.
         config: Splits payloads of this size into several chunks.
+        sent: The numbers of the payloads whose send was tried.
     """
 
     lab: Lab
     mode: Mode
     topic: str
     size: int
+    settings: TopicSettings
     config: Config
-    _numbers: dict[bytes, int] = field(default_factory=dict)
+    sent: set[int] = field(default_factory=set)
 
     @classmethod
     @contextmanager
     def of(cls, lab: Lab, mode: Mode, purpose: str, *, partitions: int = 1) -> Iterator[Trial]:
         """Create the topic, and delete it after the block."""
         size = payload_bytes(lab.broker.limit_bytes, mode)
-        topic = lab.topic(mode, purpose, TopicSettings(partitions=partitions))
+        settings = lab.settings(mode, size, partitions=partitions)
+        topic = lab.topic(mode, purpose, settings)
+        lab.uses_store()
         try:
-            yield cls(lab, mode, topic, size, with_small_chunks(lab.config(mode), size))
+            yield cls(lab, mode, topic, size, settings, with_small_chunks(lab.config(mode), size))
         finally:
-            lab.broker.delete_topic(topic)
+            lab.delete_topic(topic)
 
     def payload(self, number: int) -> bytes:
-        """Return a payload, and remember it for `identify`."""
-        content = self.lab.payload(self.size, number)
-        self._numbers[_digest(content)] = number
-        return content
+        """Return a payload that is about to be sent."""
+        self.sent.add(number)
+        return self.lab.payload(self.size, number)
 
     def identify(self, received: Received) -> Delivery:
         """Return which payload was received."""
-        number = None if received.payload is None else self._numbers.get(_digest(received.payload))
+        number = None if received.payload is None else self._number(received.payload)
         return Delivery(number, received.error, replace(received, payload=None))
+
+    def _number(self, content: bytes) -> int | None:
+        """Return the number of a payload if every byte is right and its send was tried."""
+        if len(content) != self.size or not self.lab.payloads.verify(content):
+            return None
+        number = number_of(content)
+        return number if number in self.sent else None
 
     @contextmanager
     def producer(self, cc: ClaimCheck) -> Iterator[Producer]:
         """Open a producer, and close it after the block."""
-        with closing(self.lab.broker.producer(self.mode, self.topic, cc)) as producer:
+        limit = self.settings.max_message_bytes
+        with closing(self.lab.broker.producer(self.mode, self.topic, cc, max_message_bytes=limit)) as producer:
             yield producer
 
     @contextmanager
@@ -143,7 +155,3 @@ class Trial:
             if received is not None:
                 deliveries.append(self.identify(received))
         return deliveries
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()
