@@ -15,12 +15,11 @@ from claimcheck._client import ClaimCheck
 from claimcheck._decorator import OutboundBlock
 from claimcheck._envelope import Envelope
 from claimcheck._outbound import Outbound
-from claimcheck._resolver import Outcome, Resolver
 from claimcheck.config import Config, StoreConfig, expand
 from claimcheck.hooks import Hook
-from claimcheck.testing import FaultyStore
+from claimcheck.testing._faults import FaultyStore, Operation, When
 
-__all__ = ["ReadingClaimCheck", "SendingClaimCheck", "kill", "refused_address", "with_faulty_stores", "without_stores"]
+__all__ = ["KillingStore", "SendingClaimCheck", "refused_address", "with_faulty_stores", "without_stores"]
 
 _FAULTY = "claimcheck.testing:FaultyStore"
 _ADDRESSES = ("url", "endpoint_url")
@@ -45,6 +44,19 @@ def refused_address() -> Iterator[str]:
         yield f"127.0.0.1:{reserved.getsockname()[1]}"
 
 
+class KillingStore(FaultyStore):
+    """Kills the process in the middle of a write."""
+
+    @classmethod
+    def around(cls, store: StoreConfig) -> StoreConfig:
+        """Return the configuration of this store around another one."""
+        return StoreConfig(f"{__name__}:{cls.__name__}", dict(_wrapped(store).options))
+
+    def _strike(self, operation: Operation, when: When) -> None:
+        if (operation, when) == ("write", "during"):
+            kill()
+
+
 def with_faulty_stores(config: Config) -> Config:
     """Return a configuration in which each store is a `FaultyStore`."""
     wrapped = {name: _wrapped(store) for name, store in config.stores.items()}
@@ -59,11 +71,11 @@ def without_stores(config: Config, *, hooks: Iterable[Hook] = ()) -> Iterator[Cl
         with ClaimCheck(replace(config, stores=stores), hooks=hooks) as cc:
             for name in stores:
                 if stores[name].type == _FAULTY:
-                    fail_always(cc, name)
+                    _fail_always(cc, name)
             yield cc
 
 
-def fail_always(cc: ClaimCheck, name: str) -> None:
+def _fail_always(cc: ClaimCheck, name: str) -> None:
     """Make a `FaultyStore` fail until further notice."""
     store = cc.store(name)
     assert isinstance(store, FaultyStore)
@@ -121,23 +133,3 @@ class _Block(OutboundBlock):
         numbered = enumerate(out.messages)
         out._messages = (self._before_message(number, envelope) for number, envelope in numbered)
         return out
-
-
-class ReadingClaimCheck(ClaimCheck):
-    """Calls a function for each message of a chunked payload, before it is processed."""
-
-    def __init__(self, config: Config, before_message: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._before_message = before_message
-
-    def resolver(self, **options: Any) -> Resolver:
-        """Same as for `ClaimCheck`."""
-        resolver = super().resolver(**options)
-        feed = resolver.feed
-
-        def counted(*args: Any, **kwargs: Any) -> list[Outcome]:
-            self._before_message()
-            return feed(*args, **kwargs)
-
-        setattr(resolver, "feed", counted)  # noqa: B010 - one object, not its class
-        return resolver

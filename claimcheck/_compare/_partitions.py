@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
-from claimcheck._compare._model import MODES, Experiment, Mode, Verdict
+from claimcheck._compare._model import Experiment, Mode, Verdict
 from claimcheck._compare._trial import Delivery, Trial
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
@@ -23,7 +24,7 @@ CLAIMED = {
 }
 _PAYLOADS = 6
 _SECONDS = 10.0
-_LATE_SECONDS = 0.2
+_LATE_SECONDS = 0.05
 
 Position = int | str
 
@@ -129,10 +130,13 @@ def plan(positions: Sequence[Position], begins: dict[Position, int]) -> list[Tar
         text = f"only {len(places)} of {_PAYLOADS} payloads were received before the first seek"
         raise CompareError(f"{text}: is another program using the topics of this comparison?")
     targets = []
-    for (place, number), (following, _) in zip(places, places[1:], strict=False):
+    for (place, number), (following, _) in pairwise(places):
         beginning = Target(positions[place], number, inside=False)
-        for at in sorted({(place + following) // 2, following - 1} - {place}) or [place]:
-            targets += [Target(positions[at], number, inside=at > place), beginning]
+        inside = sorted({(place + following) // 2, following - 1} - {place})
+        for at in inside:
+            targets += [Target(positions[at], number, inside=True), beginning]
+        if not inside:
+            targets.append(beginning)
     return targets
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._faults import without_stores
-from claimcheck._compare._model import MODES, Experiment, Mode, Verdict
+from claimcheck._compare._model import Experiment, Mode, Verdict
 from claimcheck._compare._trial import Trial
 from claimcheck.hooks import Event, FallbackEvent, OperationEvent
 

@@ -71,7 +71,7 @@ class Trial:
         size: Bytes of each payload.
         settings: Of the topic.
         config: Splits payloads of this size into several chunks.
-        sent: The numbers of the payloads whose send was tried.
+        sizes: The size of each payload whose send was tried, by number.
     """
 
     lab: Lab
@@ -80,7 +80,7 @@ class Trial:
     size: int
     settings: TopicSettings
     config: Config
-    sent: set[int] = field(default_factory=set)
+    sizes: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     @contextmanager
@@ -95,10 +95,10 @@ class Trial:
         finally:
             lab.delete_topic(topic)
 
-    def payload(self, number: int) -> bytes:
+    def payload(self, number: int, *, size: int | None = None) -> bytes:
         """Return a payload that is about to be sent."""
-        self.sent.add(number)
-        return self.lab.payload(self.size, number)
+        self.sizes[number] = size or self.size
+        return self.lab.payload(self.sizes[number], number)
 
     def identify(self, received: Received) -> Delivery:
         """Return which payload was received."""
@@ -107,10 +107,10 @@ class Trial:
 
     def _number(self, content: bytes) -> int | None:
         """Return the number of a payload if every byte is right and its send was tried."""
-        if len(content) != self.size or not self.lab.payloads.verify(content):
+        if not self.lab.payloads.verify(content):
             return None
         number = number_of(content)
-        return number if number in self.sent else None
+        return number if self.sizes.get(number) == len(content) else None  # the beginning of a payload is correct, too
 
     @contextmanager
     def producer(self, cc: ClaimCheck) -> Iterator[Producer]:
@@ -125,7 +125,7 @@ class Trial:
         with closing(self.lab.broker.consumer(self.mode, self.topic, cc, group=group)) as consumer:
             yield consumer
 
-    def send(self, producer: Producer, number: int, *, key: bytes | None = None) -> Exception | int | None:
+    def send(self, producer: Producer, number: int, *, size: int | None = None) -> Exception | int | None:
         """Send a payload and wait; returns the error that ended the send, or the partition."""
         results: list[Exception | int | None] = []
 
@@ -133,7 +133,7 @@ class Trial:
             results.append(partition if error is None else error)
 
         try:
-            producer.send(self.payload(number), key=key, done=done)
+            producer.send(self.payload(number, size=size), done=done)
             producer.flush(_SEND_SECONDS)
         except Exception as error:
             return error
