@@ -22,13 +22,13 @@ CLAIMED = {
 SHORT_SECONDS = 2.0
 """The lifetime in one case and the retention in the other; in each the other one is much longer."""
 
-_WATCH_SECONDS = 7.0  # beyond that
+Case = Literal["short lifetime", "short retention"]
+
+_WATCH_SECONDS: dict[Case, float] = {"short lifetime": 3.0, "short retention": 7.0}  # beyond that
 _PAUSE_SECONDS = 0.25
 _FLUSH_SECONDS = 60.0
 _FIRST_SECONDS = 30.0
 _AGAIN_SECONDS = 1.0  # how long to wait for a payload that was readable before
-
-Case = Literal["short lifetime", "short retention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ def run(lab: Lab) -> Experiment:
     cases: list[tuple[Mode, Case]] = [(mode, "short lifetime") for mode in lab.modes if mode in ("external", "hybrid")]
     if lab.broker.has_retention:
         cases += [(mode, "short retention") for mode in lab.modes]
+    before = lab.store_objects()
     with contextlib.ExitStack() as stack:
         watchers = []
         for mode, case in cases:
@@ -65,7 +66,10 @@ def run(lab: Lab) -> Experiment:
                 if not each.is_done:
                     each.look()
             time.sleep(_PAUSE_SECONDS)
-        return result([each.watch for each in watchers], has_retention=lab.broker.has_retention)
+        watches = [each.watch for each in watchers]
+        after = lab.store_objects()
+        stored = None if after is None or before is None else after - before
+        return result(watches, has_retention=lab.broker.has_retention, stored=stored)
 
 
 def _start(lab: Lab, mode: Mode, case: Case, stack: contextlib.ExitStack) -> _Watcher:
@@ -103,7 +107,7 @@ class _Watcher:
     def is_done(self) -> bool:
         """Whether something is missing, or nothing will be."""
         lost = self.watch.payload_lost if self.watch.case == "short lifetime" else self.watch.messages_lost
-        return lost is not None or self.watch.watched >= SHORT_SECONDS + _WATCH_SECONDS
+        return lost is not None or self.watch.watched >= SHORT_SECONDS + _WATCH_SECONDS[self.watch.case]
 
     def look(self) -> None:
         """Note what is readable now."""
@@ -123,12 +127,28 @@ class _Watcher:
         return received is not None and received.payload == self._payload
 
 
-def result(watches: Sequence[Watch], *, has_retention: bool) -> Experiment:
-    """Return the experiment for what was observed."""
+def result(watches: Sequence[Watch], *, has_retention: bool, stored: int | None = None) -> Experiment:
+    """Return the experiment for what was observed.
+
+    Args:
+        watches: What was lost, and when.
+        has_retention: Whether there was a case with a short retention.
+        stored: Payloads that are in the store at the end; ``None`` if it cannot be listed.
+    """
     verdict, why = judge(watches)
     if not has_retention:
         why += " Topics of this broker cannot be given a retention, so only the lifetime was measured."
     modes = dict.fromkeys(watch.mode for watch in watches)
+    facts = {}
+    for each in watches:
+        case = each.case.replace(" ", "_")
+        for name, value in (("payload", each.payload_lost), ("messages", each.messages_lost)):
+            if value is not None:
+                facts[f"{name}_lost_seconds/{each.mode}/{case}"] = value
+    if (orphans := _orphans(watches, stored)) is not None:
+        facts["stored_without_message"] = orphans
+        if orphans:
+            why += f" {orphans} stored payloads outlived their messages, and stay for the rest of their lifetime."
     return Experiment(
         name="expiry",
         title="Expiry",
@@ -137,26 +157,8 @@ def result(watches: Sequence[Watch], *, has_retention: bool) -> Experiment:
         verdict=verdict,
         explanation=why,
         columns=("mode", "case", "payload lost after, s", "messages lost after, s", "watched, s", "lost first"),
-        rows=tuple(
-            (
-                each.mode,
-                each.case,
-                _round(each.payload_lost),
-                _round(each.messages_lost),
-                _round(each.watched),
-                _first(each),
-            )
-            for each in watches
-        ),
-        facts={
-            f"{name}/{each.mode}/{each.case.replace(' ', '_')}": value
-            for each in watches
-            for name, value in (
-                ("payload_lost_seconds", each.payload_lost),
-                ("messages_lost_seconds", each.messages_lost),
-            )
-            if value is not None
-        },
+        rows=tuple(map(_row, watches)),
+        facts=facts,
     )
 
 
@@ -167,7 +169,7 @@ def judge(watches: Sequence[Watch]) -> tuple[Verdict, str]:
     outlived, separate = _pointer_outlived(external)
     together, with_topic = _expired_together(chunks)
     holds = [each for each in (separate, with_topic) if each is not None]
-    why = " ".join((outlived, together))
+    why = " ".join(filter(None, (outlived, together)))
     if not holds:
         return "not measured", why
     if all(holds):
@@ -193,10 +195,8 @@ def _expired_together(watch: Watch | None) -> tuple[str, bool | None]:
     if watch is None:
         return "", None
     if watch.payload_lost is None and watch.messages_lost is None:
-        text = (
-            f"The broker still had the chunks {watch.watched - SHORT_SECONDS:.0f} s after their retention: it deletes at "
-            "intervals (Kafka: log.retention.check.interval.ms, 5 minutes by default)."
-        )
+        late = f"The broker still had the chunks {watch.watched - SHORT_SECONDS:.0f} s after their retention"
+        text = f"{late}: it deletes at intervals (Kafka: log.retention.check.interval.ms, 5 minutes by default)."
         return text, None
     if watch.payload_lost is None or watch.messages_lost is None:
         return "Chunks were lost without their payload, or the payload without its chunks.", watch.messages_lost is None
@@ -209,6 +209,19 @@ def _line(watch: Watch) -> str:
     if lost is None:
         return f"{what} {limit}: readable to the end of the test, {watch.watched:.0f} s"
     return f"{what} {limit}: {_first(watch)} lost after {lost:.1f} s"
+
+
+def _row(watch: Watch) -> tuple[str | float | None, ...]:
+    times = (_round(seconds) for seconds in (watch.payload_lost, watch.messages_lost, watch.watched))
+    return (watch.mode, watch.case, *times, _first(watch))
+
+
+def _orphans(watches: Sequence[Watch], stored: int | None) -> int | None:
+    """Return the number of stored payloads without a readable message; ``None`` if it is not known."""
+    if stored is None:
+        return None
+    kept = [each for each in watches if each.mode in ("external", "hybrid") and each.messages_lost is None]
+    return max(0, stored - sum(each.payload_lost is None for each in kept))
 
 
 def _first(watch: Watch) -> str:

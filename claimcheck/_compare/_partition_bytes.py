@@ -118,16 +118,14 @@ def _capacity(found: float) -> int | None:
 
 
 def _series(measured: PerPayload, modes: list[Mode]) -> Series:
-    points = {
-        mode: tuple(
-            Point(size, found, found, found) for (each, size), found in sorted(measured.items()) if each == mode
-        )
-        for mode in modes
-    }
+    points: dict[str, tuple[Point, ...]] = {}
+    for mode in modes:
+        found = sorted((size, each) for (name, size), each in measured.items() if name == mode)
+        points[mode] = tuple(Point(size, each, each, each) for size, each in found)
     return Series(
         name="partition_bytes",
         title="Bytes in the partition for each payload",
         x_label="payload size (bytes)",
         y_label="bytes in the partition",
-        points=dict(points),
+        points=points,
     )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from claimcheck._client import ClaimCheck
 
-__all__ = ["PulsarBroker"]
+__all__ = ["PulsarBroker", "connect"]
 
 _log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.client")  # the client would write to standard output
@@ -45,6 +45,11 @@ _MAX_QUEUE = 1000
 _PARTITION = re.compile(r"-partition-(\d+)$")
 _RANGE = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
 _OPTIONS = ("token", "namespace", "tls_trust_certs_file_path", "listener_name")
+
+
+def connect(address: BrokerAddress) -> PulsarBroker:
+    """Return a connection. Raises `CompareError` if no broker answers."""
+    return PulsarBroker(address)
 
 
 class PulsarBroker:
