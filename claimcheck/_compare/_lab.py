@@ -161,9 +161,8 @@ class Lab:
         max_message_bytes: int | None = None,
         session_seconds: float | None = None,
         kill_after: int | None = None,
-        config: Config | None = None,
         wait: bool = True,
-        **store_options: object,
+        config: Config | None = None,
     ) -> Worker:
         """Start a producer or consumer in a process of its own. Close it; what is left is killed after the experiment.
 
@@ -175,9 +174,8 @@ class Lab:
             max_message_bytes: The raised limit of ``native``, see `settings`.
             session_seconds: See `Broker.consumer`.
             kill_after: See `WorkerSpec.kill_after`.
-            config: By default that of the mode, see `config`.
             wait: Whether to wait until it is connected; else call `Worker.ready`.
-            store_options: See `config`.
+            config: By default that of the mode, see `config`.
         """
         self.uses_store()
         spec = WorkerSpec(
@@ -185,7 +183,7 @@ class Lab:
             mode=mode,
             topic=topic,
             address=self.broker.address,
-            config=config or self.config(mode, **store_options),
+            config=config or self.config(mode),
             group=group,
             max_message_bytes=max_message_bytes,
             session_seconds=session_seconds,

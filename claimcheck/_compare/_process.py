@@ -20,9 +20,10 @@ from claimcheck._compare._broker import BrokerAddress
 from claimcheck._compare._model import CompareError, Mode
 from claimcheck.config import Config
 
-__all__ = ["Delivered", "Report", "Role", "Worker", "WorkerDiedError", "WorkerSpec"]
+__all__ = ["Commit", "Delivered", "Report", "Role", "Worker", "WorkerDiedError", "WorkerSpec"]
 
 Role = Literal["producer", "consumer"]
+Commit = Literal["each", "last", "none"]
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
@@ -171,7 +172,7 @@ class Worker:
         *,
         keys: bool = False,
         one_by_one: bool = False,
-        clients: int = 1,
+        interleaved: bool = False,
         timeout: float = 120.0,
     ) -> Report:
         """Send payloads and wait until all are acknowledged.
@@ -182,14 +183,16 @@ class Worker:
             count: How many.
             keys: Whether each payload has a message key, which is its number.
             one_by_one: Whether each payload waits for the acknowledgement of the one before.
-            clients: How many producers send at the same time, so that the chunks of their payloads interleave.
+            interleaved: Whether each payload has a producer of its own, and all send at the same time: of each payload
+                the first chunk, then of each the second, and so on.
             timeout: Seconds for everything.
         """
-        self.start("send", size=size, first=first, count=count, keys=keys, one_by_one=one_by_one, clients=clients)
+        options = {"keys": keys, "one_by_one": one_by_one, "interleaved": interleaved}
+        self.start("send", size=size, first=first, count=count, **options)
         return self.report(timeout)
 
     def receive(
-        self, count: int, *, timeout: float = 60.0, idle: float = 10.0, commit: bool = True, verify: bool = True
+        self, count: int, *, timeout: float = 60.0, idle: float = 10.0, commit: Commit = "each", verify: bool = True
     ) -> Report:
         """Receive payloads, which are added to `delivered`.
 
@@ -197,7 +200,7 @@ class Worker:
             count: How many at most; errors in place of payloads count.
             timeout: Seconds for everything.
             idle: Return what there is when nothing arrives for so many seconds.
-            commit: Whether each payload is committed.
+            commit: Which payloads are committed; ``last`` is the one that completes ``count``.
             verify: Whether every byte is checked and each payload is reported as it arrives; not while time counts.
         """
         self.start("receive", count=count, idle=idle, commit=commit, verify=verify)

@@ -10,7 +10,6 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
 from typing import Any
 
 from claimcheck._compare._model import CompareError

@@ -17,8 +17,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -59,43 +60,51 @@ class _KillPoint:
         self.check()
 
 
-class _CountingClaimCheck(ClaimCheck):
-    """Counts the messages that pass between the wrapper and the client."""
+class _WatchedClaimCheck(ClaimCheck):
+    """Calls functions before and after each message that passes between the wrapper and the client."""
 
-    point: _KillPoint
+    before: Callable[[], None]
+    after: Callable[[], None]
+
+    @classmethod
+    def of(cls, spec: WorkerSpec, before: Callable[[], None], after: Callable[[], None]) -> _WatchedClaimCheck:
+        cc = cls(spec.config)
+        cc.before, cc.after = before, after
+        return cc
 
     def resolver(self, **options: Any) -> Resolver:
         resolver = super().resolver(**options)
         feed = resolver.feed
 
-        def counted(*args: Any, **kwargs: Any) -> list[Outcome]:
-            self.point.check()
+        def watched(*args: Any, **kwargs: Any) -> list[Outcome]:
+            self.before()
             outcomes = feed(*args, **kwargs)
-            self.point.passed()
+            self.after()
             return outcomes
 
-        resolver.feed = counted  # type: ignore[method-assign]
+        resolver.feed = watched  # type: ignore[method-assign]
         return resolver
 
     def outbound(self, *args: Any, **kwargs: Any) -> OutboundBlock:
         block = super().outbound(*args, **kwargs)
-        enter = block.__enter__
+        return _WatchedBlock(block, self._watched)
 
-        class Counting(OutboundBlock):
-            def __enter__(counting) -> Outbound:  # noqa: N805 - `self` is that of the method around it
-                out = enter()
-                out._messages = self._counted(out._messages)
-                return out
-
-            __exit__ = staticmethod(block.__exit__)  # type: ignore[assignment]
-
-        return Counting(block._strategy, block._message, block._classify)
-
-    def _counted(self, messages: Iterable[Envelope]) -> Iterator[Envelope]:
+    def _watched(self, messages: Iterable[Envelope]) -> Iterator[Envelope]:
         for message in messages:
-            self.point.check()
+            self.before()
             yield message
-            self.point.passed()
+            self.after()
+
+
+class _WatchedBlock(OutboundBlock):
+    def __init__(self, block: OutboundBlock, watched: Callable[[Iterable[Envelope]], Iterator[Envelope]]) -> None:
+        super().__init__(block._strategy, block._message, block._classify)
+        self._watched = watched
+
+    def __enter__(self) -> Outbound:
+        out = super().__enter__()
+        out._messages = self._watched(out._messages)
+        return out
 
 
 # Time and memory -----------------------------------------------------------------------------------------------
@@ -148,52 +157,73 @@ class _Sending:
     """The commands of a producer."""
 
     def __init__(self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck, point: _KillPoint) -> None:
-        self._new = lambda: broker.producer(spec.mode, spec.topic, cc, max_message_bytes=spec.max_message_bytes)
-        self._producers = [self._new()]
+        self._spec = spec
+        self._broker = broker
+        self._producer = self._new(cc)
         self._payloads = Payloads(spec.payloads)
         self._point = point
-        self._counts_payloads = spec.mode == "native"
-        point.flush = lambda: self._producers[0].flush(_FLUSH_SECONDS)
+        point.flush = lambda: self._producer.flush(_FLUSH_SECONDS)
 
-    def send(self, *, size: int, first: int, count: int, keys: bool, one_by_one: bool, clients: int) -> Report:
-        while len(self._producers) < clients:
-            self._producers.append(self._new())
-        shares = [range(first + number, first + count, clients) for number in range(clients)]
-        batches = [_Batch(self._payloads, size, share, keys=keys) for share in shares]
+    def send(self, *, size: int, first: int, count: int, keys: bool, one_by_one: bool, interleaved: bool) -> Report:
+        numbers = range(first, first + count)
+        if interleaved:
+            return self._send_interleaved([_Batch(self._payloads, size, [number], keys=keys) for number in numbers])
+        batch = _Batch(self._payloads, size, numbers, keys=keys)
         with _Meter() as meter:
+            batch.send(self._producer, self._sent, one_by_one=one_by_one)
+        return _sent_report([batch], meter)
+
+    def _send_interleaved(self, batches: list[_Batch]) -> Report:
+        """Send each batch with a producer of its own; each waits for the others after each message."""
+        turn = threading.Barrier(len(batches))
+        with contextlib.ExitStack() as stack, _Meter() as meter:
+            cc = stack.enter_context(_WatchedClaimCheck.of(self._spec, lambda: None, partial(_wait, turn)))
+            producers = [stack.enter_context(contextlib.closing(self._new(cc))) for _ in batches]
             threads = [
-                threading.Thread(target=batch.send, args=(producer, self._sent, one_by_one))
-                for producer, batch in zip(self._producers[1:], batches[1:], strict=False)
+                threading.Thread(target=batch.send_and_leave, args=(producer, turn))
+                for batch, producer in zip(batches, producers, strict=True)
             ]
             for thread in threads:
                 thread.start()
-            batches[0].send(self._producers[0], self._sent, one_by_one)
             for thread in threads:
                 thread.join()
-        return Report(
-            count=count,
-            size=count * size,
-            seconds=meter.seconds,
-            cpu_seconds=meter.cpu_seconds,
-            peak_bytes=meter.peak_bytes,
-            latencies=tuple(seconds for batch in batches for seconds in batch.latencies),
-            errors=tuple(error for batch in batches for error in batch.errors),
-            partitions=tuple(partition for batch in batches for partition in batch.partitions),
-        )
+        return _sent_report(batches, meter)
+
+    def _new(self, cc: ClaimCheck) -> Producer:
+        spec = self._spec
+        return self._broker.producer(spec.mode, spec.topic, cc, max_message_bytes=spec.max_message_bytes)
 
     def _sent(self) -> None:
-        if self._counts_payloads:
+        if self._spec.mode == "native":
             self._point.passed()
 
     def close(self) -> None:
-        for producer in self._producers:
-            producer.close()
+        self._producer.close()
+
+
+def _wait(turn: threading.Barrier) -> None:
+    with contextlib.suppress(threading.BrokenBarrierError):  # another producer has failed or finished
+        turn.wait(_FLUSH_SECONDS)
+
+
+def _sent_report(batches: Sequence[_Batch], meter: _Meter) -> Report:
+    return Report(
+        count=sum(len(batch.latencies) for batch in batches),
+        size=sum(batch.size for batch in batches),
+        seconds=meter.seconds,
+        cpu_seconds=meter.cpu_seconds,
+        peak_bytes=meter.peak_bytes,
+        latencies=tuple(seconds for batch in batches for seconds in batch.latencies),
+        errors=tuple(error for batch in batches for error in batch.errors),
+        partitions=tuple(partition for batch in batches for partition in batch.partitions),
+    )
 
 
 class _Batch:
     """Payloads that exist before the clock starts, and what became of them."""
 
-    def __init__(self, payloads: Payloads, size: int, numbers: range, *, keys: bool) -> None:
+    def __init__(self, payloads: Payloads, size: int, numbers: Sequence[int], *, keys: bool) -> None:
+        self.size = size * len(numbers)
         self._payloads = [payloads.make(size, number) for number in numbers]
         self._keys = [str(number).encode() if keys else None for number in numbers]
         self._begins = [0.0] * len(numbers)
@@ -201,7 +231,7 @@ class _Batch:
         self.partitions: list[int | None] = [None] * len(numbers)
         self.errors: list[str] = []
 
-    def send(self, producer: Producer, sent: Callable[[], None], one_by_one: bool) -> None:
+    def send(self, producer: Producer, sent: Callable[[], None], *, one_by_one: bool) -> None:
         for i, payload in enumerate(self._payloads):
             self._begins[i] = time.perf_counter()
             producer.send(payload, key=self._keys[i], done=self._done(i))
@@ -209,6 +239,14 @@ class _Batch:
                 producer.flush(_FLUSH_SECONDS)
             sent()
         producer.flush(_FLUSH_SECONDS)
+
+    def send_and_leave(self, producer: Producer, turn: threading.Barrier) -> None:
+        try:
+            self.send(producer, lambda: None, one_by_one=False)
+        except Exception as error:
+            self.errors.append(_text(error))
+        finally:
+            turn.abort()
 
     def _done(self, i: int) -> Callable[[Exception | None, int | None], None]:
         def done(error: Exception | None, partition: int | None) -> None:
@@ -321,14 +359,17 @@ def main() -> None:
 
 
 def _opened(spec: WorkerSpec, stack: contextlib.ExitStack, out: TextIO) -> _Sending | _Receiving:
-    point = _KillPoint(spec.kill_after if spec.mode != "native" or spec.kill_after else spec.kill_after)
-    cc = stack.enter_context(_CountingClaimCheck(spec.config) if spec.kill_after is not None else ClaimCheck(spec.config))
-    if isinstance(cc, _CountingClaimCheck):
-        cc.point = point
+    point = _KillPoint(spec.kill_after)
+    watched = spec.kill_after is not None
+    cc = _WatchedClaimCheck.of(spec, point.check, point.passed) if watched else ClaimCheck(spec.config)
+    stack.enter_context(cc)
     broker = stack.enter_context(contextlib.closing(connect(spec.address)))
     if spec.role == "producer":
         return stack.enter_context(contextlib.closing(_Sending(spec, broker, cc, point)))
-    deliver = lambda delivered: _write(out, {"delivered": asdict(delivered)})  # noqa: E731
+
+    def deliver(delivered: Delivered) -> None:
+        _write(out, {"delivered": asdict(delivered)})
+
     return stack.enter_context(contextlib.closing(_Receiving(spec, broker, cc, point, deliver)))
 
 
