@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from claimcheck._client import ClaimCheck
 
-__all__ = ["KafkaBroker"]
+__all__ = ["KafkaBroker", "connect"]
 
 _log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.client")  # the client would write to standard error
@@ -43,6 +43,11 @@ _RECORDS_AT_ONCE = 100
 _PASSING = {"_PARTITION_EOF", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "UNKNOWN_TOPIC_OR_PART"}
 _MISSING = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}
 _REFUSED = {"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
+
+
+def connect(address: BrokerAddress) -> KafkaBroker:
+    """Return a connection. Raises `CompareError` if no broker answers."""
+    return KafkaBroker(address)
 
 
 class KafkaBroker:
