@@ -139,10 +139,17 @@ class Trial:
             return error
         return results[0] if results else TimeoutError("the send has no result")
 
-    def send_all(self, cc: ClaimCheck, numbers: Iterable[int]) -> list[Exception | int | None]:
-        """Send payloads one after the other through one producer; returns what `send` returns for each."""
+    def send_or_raise(self, producer: Producer, number: int) -> None:
+        """Send a payload and wait; raises the error that ended the send."""
+        result = self.send(producer, number)
+        if isinstance(result, Exception):
+            raise result
+
+    def send_all(self, cc: ClaimCheck, numbers: Iterable[int]) -> None:
+        """Send payloads one after the other; raises the first error."""
         with self.producer(cc) as producer:
-            return [self.send(producer, number) for number in numbers]
+            for number in numbers:
+                self.send_or_raise(producer, number)
 
     def receive(
         self, consumer: Consumer, enough: Callable[[list[Delivery]], bool], *, seconds: float
