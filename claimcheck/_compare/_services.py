@@ -183,17 +183,23 @@ def judge(outages: Sequence[Outage]) -> Experiment:
 def _verdict(by_mode: dict[Mode, Outage]) -> Verdict:
     if any(each.lost or each.wrong for each in by_mode.values()):
         return "disagrees"
+    if "external" not in by_mode:
+        return "not measured"
     external, chunking = by_mode["external"], by_mode["chunking"]
     agreeing = external.needs_store, not chunking.needs_store and not chunking.operations
     return "agrees" if all(agreeing) else "partly" if any(agreeing) else "disagrees"
 
 
 def _explanation(by_mode: dict[Mode, Outage]) -> str:
-    hybrid = by_mode["hybrid"]
+    hybrid = by_mode.get("hybrid")
     broken = [each for each in by_mode.values() if each.lost or each.wrong]
     if broken:
         names = ", ".join(each.mode for each in broken)
         return f"After the outage payloads were missing or wrong ({names})."
+    if "external" not in by_mode:
+        return "The configuration has no store: sends and reads need the broker only."
+    if hybrid is None:
+        return "Hybrid was not measured."
     if hybrid.sent == hybrid.attempts:
         return (
             "External sends and reads fail while the store is down, and the payloads in the topic are readable"
