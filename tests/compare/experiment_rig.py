@@ -101,7 +101,7 @@ def lab(
     (folder / "broker").mkdir()
     clock = None if real_time else IdleClock()
     broker = FaultyBroker(EmbeddedBroker(BrokerAddress("local", str(folder / "broker"))), clock, **faults)
-    entry = store or {"type": "filesystem", "path": str(folder / "store"), "create": True}
+    entry = {"type": "filesystem", "path": str(folder / "store"), "create": True}
     journal = Journal(folder / "journal.json")
     space = StoreSpace.of(config.from_dict({"stores": {"disk": entry}}), f"claimcheck-compare-{journal.run}")
     made = SmallLab(broker=broker, space=space, journal=journal, sizes=(1 << 20,), quick=True)
