@@ -117,7 +117,7 @@ class StoreSpace:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Any]:
         """Yield the store; ``Any``, because not every store can scan and delete."""
-        with ClaimCheck(Config(strategy="external", stores=self.stores())) as cc:
+        with ClaimCheck(Config(strategy="external", store=self.name, stores=self.stores())) as cc:
             yield cc.store(self.name or "")
 
     @property
