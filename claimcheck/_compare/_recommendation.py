@@ -251,7 +251,7 @@ def _ms(seconds: float) -> str:
 def _resource_reasons(size: int, facts: Mapping[str, float]) -> Iterator[str]:
     held = facts.get("buffered/chunking")
     if held is not None and held > 1 / 2:
-        yield f"A consumer holds incomplete chunked payloads: each further one takes {held:.1f} times its size of memory."
+        yield f"A consumer buffers incomplete chunked payloads, {held:.1f} times the size of each further one."
     small, large = (facts.get(f"bytes_per_payload/{mode}/{size}") for mode in ("external", "chunking"))
     if small is not None and large is not None:
         pair = f"{size_text(small)} as a pointer, {size_text(large)} as chunks"
