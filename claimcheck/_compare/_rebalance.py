@@ -139,6 +139,8 @@ def _killed(trial: Trial) -> list[_Group]:
     points = list(enumerate(kill_points(messages, _PAYLOADS, count, trial.lab.rng)))
     groups: list[_Group] = []
     for begin in range(0, len(points), _WORKERS):
+        if groups and trial.lab.is_late:
+            break
         workers = [(point, _started(trial, number, point)) for number, point in points[begin : begin + _WORKERS]]
         groups += [_ended(trial, worker, point, inside=chunked) for point, worker in workers]
     return groups

@@ -319,7 +319,7 @@ def _objects_line(known: Sequence[Failure]) -> str:
     definite = [each for each in known if each.kind in _DEFINITE]
     stay = sum(each.objects or 0 for each in definite)
     line = f"{stay} stored payloads left after {len(definite)} definite failures"
-    return f"{line}, {left - stay} after the others until their lifetime ends"
+    return f"{line}, {left - stay} after the others until they expire or are swept"
 
 
 def _verdict(by_mode: dict[Mode, list[Failure]], readings: dict[Mode, Reading]) -> Verdict:
@@ -346,13 +346,13 @@ def _explanation(by_mode: dict[Mode, list[Failure]], readings: dict[Mode, Readin
         return text
     return (
         "claimcheck deletes the stored payload if the send definitely failed. It keeps the payload if a message may"
-        f" point to it; then, and after a crash, the payload stays until its lifetime ends. {text}"
+        f" point to it; then, and after a crash, it stays until it expires or is swept. {text}"
     )
 
 
 def _row(each: Failure, until: str) -> tuple[str | float | int | None, ...]:
     gone = None if each.seconds is None else f"after {each.seconds:.2f} s"
-    stays = "when their lifetime ends" if each.objects else gone if each.mode in ("external", "hybrid") else None
+    stays = "when they expire or are swept" if each.objects else gone if each.mode in ("external", "hybrid") else None
     return (
         each.mode, _WHAT[each.kind], each.point, "yes" if each.sent else "no", each.messages, each.size,
         until if each.messages else None, each.objects, stays,
