@@ -13,6 +13,7 @@ from typing import Any
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._model import CompareError
 from claimcheck.config import Config, StoreConfig, expand
+from claimcheck.stores.filesystem import PARTIAL_SUFFIX
 
 __all__ = ["StoreSpace"]
 
@@ -117,7 +118,7 @@ class StoreSpace:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Any]:
         """Yield the store; ``Any``, because not every store can scan and delete."""
-        with ClaimCheck(Config(strategy="external", stores=self.stores())) as cc:
+        with ClaimCheck(Config(strategy="external", store=self.name, stores=self.stores())) as cc:
             yield cc.store(self.name or "")
 
     @property
@@ -130,7 +131,9 @@ class StoreSpace:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    """Return all payloads, also half-written ones."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in found if path.name.endswith(PARTIAL_SUFFIX) or not path.name.startswith(".")]
 
 
 def _seconds(value: object) -> float:
