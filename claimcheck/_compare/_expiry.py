@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from claimcheck._compare._lab import Lab
 from claimcheck._compare._model import CompareError, Experiment, Mode, Verdict
@@ -98,7 +98,7 @@ class _Watcher:
             settings = replace(settings, retention_seconds=SHORT_SECONDS)
         self.topic = lab.topic(mode, "expiry", settings)
         stack.callback(lab.delete_topic, self.topic)
-        options = {"ttl_seconds": SHORT_SECONDS} if case == "short lifetime" else {}
+        options: dict[str, Any] = {"ttl_seconds": SHORT_SECONDS} if case == "short lifetime" else {}
         cc = stack.enter_context(lab.claimcheck(mode, **options))
         self._consumer = lab.broker.consumer(mode, self.topic, cc, group=self.topic)
         stack.callback(self._consumer.close)

@@ -6,11 +6,13 @@ and they are not deleted.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import re
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -75,7 +77,7 @@ class PulsarBroker:
             self._admin.check(self._namespace)
         self._version = self._admin.version() if self._admin else None
         self._limit = (self._admin.max_message_bytes() if self._admin else None) or MAX_MESSAGE_BYTES
-        self._partitions_of(f"claimcheck-compare-{time.time_ns()}")  # connects; creates nothing
+        self._connect()
 
     @property
     def label(self) -> str:
@@ -199,6 +201,11 @@ class PulsarBroker:
 
     # Internals -------------------------------------------------------------------------------------------------
 
+    def _connect(self) -> None:
+        """Ask for a topic that does not exist, which creates nothing."""
+        with contextlib.suppress(vendor().TopicNotFound):
+            self._partitions_of(f"claimcheck-compare-{uuid.uuid4()}")
+
     @property
     def _queue_size(self) -> int:
         """So many messages of the largest size may wait in a consumer: the client's default of 1,000 takes 5 GB."""
@@ -211,6 +218,8 @@ class PulsarBroker:
         """Return the full names of the topic's partitions, or of the topic."""
         try:
             names: list[str] = self._client.get_topic_partitions(self._full(topic))
+        except vendor().TopicNotFound:
+            raise
         except (vendor().PulsarException, ValueError) as error:
             raise CompareError(
                 f"no Pulsar broker answered ({type(error).__name__}): check that it runs, the address, and the token"

@@ -9,6 +9,7 @@ from typing import Any
 from claimcheck._compare._broker import Broker, Received, TopicSettings
 from claimcheck._compare._lab import Lab
 from claimcheck._compare._model import Mode
+from tests.real.process import wait_until
 
 SECONDS = 30.0
 
@@ -132,7 +133,7 @@ def check_topics(broker: Broker, prefix: str) -> None:
     assert list(broker.topics(prefix)) == names
     for name in (*names, names[0]):
         broker.delete_topic(name)
-    assert list(broker.topics(prefix)) == []
+    wait_until(lambda: not broker.topics(prefix), "the topics are gone")
 
 
 def check_sample(lab: Lab) -> None:
