@@ -210,5 +210,5 @@ def size_text(size: float) -> str:
     """Return a number of bytes for people: ``64 KiB``, ``1.5 MiB``."""
     for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= unit_bytes:
-            return f"{size / unit_bytes:.3g} {unit}"
+            return f"{size / unit_bytes:.4g} {unit}"
     return f"{size:.0f} bytes"

@@ -23,6 +23,7 @@ from claimcheck._payload import remaining_bytes
 from claimcheck._pointer import Pointer
 from claimcheck._registry import UNUSABLE
 from claimcheck._store import Store
+from claimcheck.cli._compare import compare
 from claimcheck.cli._files import (
     STDIO,
     check_output,
@@ -154,6 +155,9 @@ def _loaded(config: str) -> ClaimCheck:
 @click.version_option(version(), "--version", prog_name="claimcheck")
 def commands(debug: bool) -> None:
     """Carry the options of all commands."""
+
+
+commands.add_command(compare)
 
 
 # Setting up ----------------------------------------------------------------------------------------------------

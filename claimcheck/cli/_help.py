@@ -16,6 +16,7 @@ COMMANDS = {
     "put": "Store a payload and write its envelope.",
     "get": "Write the payload of an envelope.",
     "inspect": "Describe an envelope.",
+    "compare": "Measure which strategy fits your broker and store.",
     "schema": "Print the JSON Schema of the configuration.",
 }
 

@@ -1,0 +1,238 @@
+"""What expires first: a payload by its lifetime in the store, or its message by the topic's retention."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from claimcheck._compare._broker import Consumer
+from claimcheck._compare._lab import Lab
+from claimcheck._compare._model import CompareError, Experiment, Mode, Verdict
+
+__all__ = ["CLAIMED", "Case", "Watch", "judge", "result", "run"]
+
+CLAIMED = {
+    "external": "expiry is maintained separately from the topic's retention; a pointer can outlive its payload",
+    "chunking": "expires with the topic's retention",
+}
+
+SHORT_SECONDS = 2.0
+"""The lifetime in one case and the retention in the other; in each the other one is much longer."""
+
+Case = Literal["short lifetime", "short retention"]
+
+_WATCH_SECONDS: dict[Case, float] = {"short lifetime": 3.0, "short retention": 7.0}  # beyond that
+_PAUSE_SECONDS = 0.25
+_FLUSH_SECONDS = 60.0
+_FIRST_SECONDS = 30.0
+_AGAIN_SECONDS = 1.0  # how long to wait for a payload that was readable before
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """One payload and its messages over time. Seconds are counted from the moment when the payload was sent.
+
+    Attributes:
+        mode: How it traveled.
+        case: Which of lifetime and retention was short.
+        payload_lost: When it was no longer readable by a consumer; ``None`` if it was to the end.
+        messages_lost: When the topic had no readable message left; ``None`` if it had to the end.
+        watched: How long this was observed.
+    """
+
+    mode: Mode
+    case: Case
+    payload_lost: float | None
+    messages_lost: float | None
+    watched: float
+
+
+def run(lab: Lab) -> Experiment:
+    """Send one payload in each mode and case, and read all of them again and again until something is missing."""
+    cases: list[tuple[Mode, Case]] = [(mode, "short lifetime") for mode in lab.modes if mode in ("external", "hybrid")]
+    if lab.broker.has_retention:
+        cases += [(mode, "short retention") for mode in lab.modes]
+    before = lab.store_objects()
+    with contextlib.ExitStack() as stack:
+        watchers = []
+        for mode, case in cases:
+            lab.progress(f"expiry: {mode}, {case}")
+            watchers.append(_start(lab, mode, case, stack))
+        while any(not each.is_done for each in watchers):
+            for each in watchers:
+                if not each.is_done:
+                    each.look()
+            time.sleep(_PAUSE_SECONDS)
+        watches = [each.watch for each in watchers]
+        after = lab.store_objects()
+        stored = None if after is None or before is None else after - before
+        return result(watches, has_retention=lab.broker.has_retention, stored=stored)
+
+
+def _start(lab: Lab, mode: Mode, case: Case, stack: contextlib.ExitStack) -> _Watcher:
+    size = 2 * lab.broker.limit_bytes + 1  # so that every mode has to do something
+    settings = lab.settings(mode, size)
+    if case == "short retention":
+        settings = replace(settings, retention_seconds=SHORT_SECONDS)
+    topic = lab.topic(mode, "expiry", settings)
+    stack.callback(lab.delete_topic, topic)
+    options = {"ttl_seconds": SHORT_SECONDS} if case == "short lifetime" else {}
+    cc = stack.enter_context(lab.claimcheck(mode, **options))
+    consumer = lab.broker.consumer(mode, topic, cc, group=topic)
+    stack.callback(consumer.close)
+    producer = lab.broker.producer(mode, topic, cc, max_message_bytes=settings.max_message_bytes)
+    stack.callback(producer.close)
+    payload = lab.payload(size, 0)
+    producer.send(payload)
+    producer.flush(_FLUSH_SECONDS)
+    return _Watcher(lab, mode, case, topic, consumer, payload)
+
+
+class _Watcher:
+    """Looks after one payload and its messages."""
+
+    def __init__(self, lab: Lab, mode: Mode, case: Case, topic: str, consumer: Consumer, payload: bytes) -> None:
+        self._lab, self._topic, self._consumer, self._payload = lab, topic, consumer, payload
+        self._began = lab.clock()
+        self.watch = Watch(mode, case, None, None, 0.0)
+        first = consumer.receive(_FIRST_SECONDS)
+        if first is None or first.payload != payload:
+            raise CompareError(f"a payload that was just sent to {topic} could not be read: {first and first.error}")
+        self._partition, self._position = first.partition, first.position
+
+    @property
+    def is_done(self) -> bool:
+        """Whether something is missing, or nothing will be."""
+        lost = self.watch.payload_lost if self.watch.case == "short lifetime" else self.watch.messages_lost
+        return lost is not None or self.watch.watched >= SHORT_SECONDS + _WATCH_SECONDS[self.watch.case]
+
+    def look(self) -> None:
+        """Note what is readable now."""
+        watch, elapsed = self.watch, self._lab.clock() - self._began
+        if watch.case == "short retention" and elapsed > SHORT_SECONDS:
+            self._lab.broker.expire(self._topic)
+        payload_lost, messages_lost = watch.payload_lost, watch.messages_lost
+        if messages_lost is None and not self._lab.broker.readable_messages(self._topic):
+            messages_lost = self._lab.clock() - self._began
+        if payload_lost is None and not self._is_readable():
+            payload_lost = self._lab.clock() - self._began
+        self.watch = replace(watch, payload_lost=payload_lost, messages_lost=messages_lost, watched=elapsed)
+
+    def _is_readable(self) -> bool:
+        self._consumer.seek(self._partition, self._position)
+        received = self._consumer.receive(_AGAIN_SECONDS)
+        return received is not None and received.payload == self._payload
+
+
+def result(watches: Sequence[Watch], *, has_retention: bool, stored: int | None = None) -> Experiment:
+    """Return the experiment for what was observed.
+
+    Args:
+        watches: What was lost, and when.
+        has_retention: Whether there was a case with a short retention.
+        stored: Payloads that are in the store at the end; ``None`` if it cannot be listed.
+    """
+    verdict, why = judge(watches)
+    if not has_retention:
+        why += " Topics of this broker cannot be given a retention, so only the lifetime was measured."
+    modes = dict.fromkeys(watch.mode for watch in watches)
+    facts = {}
+    for each in watches:
+        case = each.case.replace(" ", "_")
+        for name, value in (("payload", each.payload_lost), ("messages", each.messages_lost)):
+            if value is not None:
+                facts[f"{name}_lost_seconds/{each.mode}/{case}"] = value
+    if (orphans := _orphans(watches, stored)) is not None:
+        facts["stored_without_message"] = orphans
+        if orphans:
+            why += f" {orphans} stored payloads outlived their messages, and stay for the rest of their lifetime."
+    return Experiment(
+        name="expiry",
+        title="Expiry",
+        claimed=CLAIMED,
+        measured={mode: "; ".join(_line(watch) for watch in watches if watch.mode == mode) for mode in modes},
+        verdict=verdict,
+        explanation=why,
+        columns=("mode", "case", "payload lost after, s", "messages lost after, s", "watched, s", "lost first"),
+        rows=tuple(map(_row, watches)),
+        facts=facts,
+    )
+
+
+def judge(watches: Sequence[Watch]) -> tuple[Verdict, str]:
+    """Compare what was observed with the published table; returns the verdict and one or two sentences."""
+    found = {(each.mode, each.case): each for each in watches}
+    external, chunks = found.get(("external", "short lifetime")), found.get(("chunking", "short retention"))
+    outlived, separate = _pointer_outlived(external)
+    together, with_topic = _expired_together(chunks)
+    holds = [each for each in (separate, with_topic) if each is not None]
+    why = " ".join(filter(None, (outlived, together)))
+    if not holds:
+        return "not measured", why
+    if all(holds):
+        return ("agrees" if len(holds) == 2 else "partly"), why
+    return ("partly" if any(holds) else "disagrees"), why
+
+
+def _pointer_outlived(watch: Watch | None) -> tuple[str, bool | None]:
+    """Return a sentence, and whether the claim holds; ``None`` if that was not observed."""
+    if watch is None:
+        return "There is no store whose payloads could expire.", None
+    if watch.payload_lost is None:
+        text = "The store kept the payload beyond its lifetime: only a lifecycle rule or a sweep deletes from it."
+        return text, None
+    if watch.payload_lost < SHORT_SECONDS - _PAUSE_SECONDS:
+        return f"The payload was lost after {watch.payload_lost:.1f} s, before its lifetime ended.", False
+    if watch.messages_lost is not None and watch.messages_lost <= watch.payload_lost:
+        return "The pointer was lost no later than its payload.", False
+    return f"The pointer was still readable when its payload expired after {watch.payload_lost:.1f} s.", True
+
+
+def _expired_together(watch: Watch | None) -> tuple[str, bool | None]:
+    if watch is None:
+        return "", None
+    if watch.payload_lost is None and watch.messages_lost is None:
+        late = f"The broker still had the chunks {watch.watched - SHORT_SECONDS:.0f} s after their retention"
+        text = f"{late}: it deletes at intervals (Kafka: log.retention.check.interval.ms, 5 minutes by default)."
+        return text, None
+    if watch.payload_lost is None or watch.messages_lost is None:
+        return "Chunks were lost without their payload, or the payload without its chunks.", watch.messages_lost is None
+    return f"The chunks and their payload were lost after {watch.messages_lost:.1f} s.", True
+
+
+def _line(watch: Watch) -> str:
+    what, limit = watch.case.removeprefix("short "), f"{SHORT_SECONDS:g} s"
+    lost = watch.payload_lost if watch.case == "short lifetime" else watch.messages_lost
+    if lost is None:
+        return f"{what} {limit}: readable to the end of the test, {watch.watched:.0f} s"
+    return f"{what} {limit}: {_first(watch)} lost after {lost:.1f} s"
+
+
+def _row(watch: Watch) -> tuple[str | float | None, ...]:
+    times = (_round(seconds) for seconds in (watch.payload_lost, watch.messages_lost, watch.watched))
+    return (watch.mode, watch.case, *times, _first(watch))
+
+
+def _orphans(watches: Sequence[Watch], stored: int | None) -> int | None:
+    """Return the number of stored payloads without a readable message; ``None`` if it is not known."""
+    if stored is None:
+        return None
+    kept = [each for each in watches if each.mode in ("external", "hybrid") and each.messages_lost is None]
+    return max(0, stored - sum(each.payload_lost is None for each in kept))
+
+
+def _first(watch: Watch) -> str:
+    if watch.payload_lost is None and watch.messages_lost is None:
+        return "nothing"
+    if watch.messages_lost is None:
+        return "payload"
+    if watch.payload_lost is None:
+        return "messages"
+    return "payload" if watch.payload_lost < watch.messages_lost else "both"
+
+
+def _round(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 2)
