@@ -61,9 +61,7 @@ class Page:
     def requests(self) -> list[str]:
         """Return the addresses that the page has requested."""
         return [
-            event["params"]["request"]["url"]
-            for event in self.events
-            if event["method"] == "Network.requestWillBeSent"
+            event["params"]["request"]["url"] for event in self.events if event["method"] == "Network.requestWillBeSent"
         ]
 
     def complaints(self) -> list[str]:
