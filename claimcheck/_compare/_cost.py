@@ -266,10 +266,11 @@ def _series(prices: Prices, costs: Mapping[str, Mapping[int, Cost]]) -> Series:
 
 
 def _range_text(found: Mapping[int, Cost], currency: str) -> str:
-    texts = {size: f"{number_text(found[size].total)} {currency}" for size in (min(found), max(found))}
-    if len(set(texts.values())) == 1:
-        return f"{texts[min(found)]} at every size"
-    return ", ".join(f"{text} at {size_text(size)}" for size, text in texts.items())
+    texts = {size: f"{number_text(cost.total)} {currency}" for size, cost in found.items()}
+    smallest, largest = min(texts), max(texts)
+    if len(texts) > 1 and len(set(texts.values())) == 1:
+        return f"{texts[smallest]} at every size"
+    return ", ".join(f"{texts[size]} at {size_text(size)}" for size in sorted({smallest, largest}))
 
 
 def _explanation(prices: Prices) -> str:
