@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container
 
-from claimcheck._check import CheckReport
+from claimcheck._check import CheckReport, Finding
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._findings import explained
 from claimcheck._doctor._kafka import examine_kafka
@@ -35,9 +35,16 @@ def examine(
         ignore: Ids of findings to leave out.
         clock: This machine's time in seconds since 1970.
     """
-    findings = [*explained(cc.check(open=True).findings), *examine_stores(cc, clock)]
+    checked = [each for each in cc.check(open=True).findings if not _is_superseded(cc, each)]
+    findings = [*explained(checked), *examine_stores(cc, clock)]
     if kafka is not None:
         findings += examine_kafka(cc, kafka, clock)
     if pulsar is not None:
         findings += examine_pulsar(cc, pulsar, clock)
     return CheckReport.of(each for each in findings if each.id not in ignore)
+
+
+def _is_superseded(cc: ClaimCheck, finding: Finding) -> bool:
+    """Whether the lifecycle rules of the bucket tell more than this finding of `claimcheck.ClaimCheck.check`."""
+    types = {f"stores.{name}": store.type for name, store in cc.config.stores.items()}
+    return finding.id == "store-no-expiry" and types[finding.path] == "s3"

@@ -38,7 +38,6 @@ WHY: dict[str, str] = {
     "store-failed": "Large payloads cannot be sent or received.",
     # Of every store.
     "store-not-listable": "Expired payloads and leftovers cannot be found, so nothing removes them.",
-    "store-not-deletable": "Expired payloads and leftovers cannot be removed.",
     "clock-skew": "Payloads expire earlier or later than their pointers state.",
     # Redis.
     "redis-not-examined": _UNKNOWN,
@@ -141,6 +140,7 @@ def examined(vendor: str, path: str, what: str, look: Callable[[], Iterable[Find
 
 def duration(seconds: float) -> str:
     """Return a time span in a readable unit: ``7 days``, ``1.5 hours``."""
+    seconds = round(seconds, 1 if seconds < 10 else None)
     name, unit = next((each for each in _UNITS if seconds >= each[1]), _UNITS[-1])
     text = f"{seconds / unit:,.1f}".removesuffix(".0")
     return f"{text} {name}{'' if text == '1' else 's'}"
