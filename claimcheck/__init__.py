@@ -7,6 +7,7 @@ broker. The consumer gets the original bytes back, verified. Start with `load`.
 from claimcheck._check import CheckReport, Finding
 from claimcheck._client import ClaimCheck, from_dict, load
 from claimcheck._envelope import HEADER, Envelope
+from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._outbound import Outbound
 from claimcheck._payload import Payload
 from claimcheck._pointer import Pointer
@@ -31,6 +32,7 @@ from claimcheck.errors import (
     PayloadTooLargeError,
     PayloadTypeError,
     PointerRejectedError,
+    ScanNotSupportedError,
     StoreError,
     StoreUnavailableError,
     TransportError,
@@ -45,6 +47,7 @@ __all__ = [
     "load",
     # values
     "CheckReport",
+    "Deletion",
     "Dropped",
     "Envelope",
     "Failed",
@@ -54,6 +57,7 @@ __all__ = [
     "Pointer",
     "Resolved",
     "Resolver",
+    "StoreEntry",
     # extension points
     "HEADER",
     "RangeStore",
@@ -76,6 +80,7 @@ __all__ = [
     "PayloadTooLargeError",
     "PayloadTypeError",
     "PointerRejectedError",
+    "ScanNotSupportedError",
     "StoreError",
     "StoreUnavailableError",
     "TransportError",
