@@ -18,6 +18,7 @@ from tests.docs_pages import ROOT
 from tests.doctor_rig import configuration, diagnosed, ids, text
 
 DAY = 86_400
+FULL = [("1m", 1000, "KiB of 1.0 MiB are free"), ("64m", 200, "of 200 files (inodes) are free")]
 
 
 # Filesystem ------------------------------------------------------------------------------------------------------
@@ -62,15 +63,15 @@ def test_a_directory_in_memory_is_a_warning():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a volume")
-@pytest.mark.parametrize(("size", "inodes", "words"), [("1m", 1000, "64.0 KiB of 1.0 MiB"), ("64m", 20, "1 of 20 files")])
+@pytest.mark.parametrize(("size", "inodes", "words"), FULL)
 def test_a_volume_that_is_almost_full_is_a_warning(tmp_path, size, inodes, words):
     options = f"size={size},nr_inodes={inodes}"
     if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)], check=False).returncode:
         pytest.skip("mounting is not permitted")
     try:
         assert ids(diagnosed(disk(tmp_path)), "filesystem-full") == []
-        (tmp_path / "payload").write_bytes(bytes(960 << 10))
-        for number in range(17):
+        (tmp_path / "payload").write_bytes(bytes(950 << 10))
+        for number in range(185):
             (tmp_path / f"{number}").touch()
         assert words in text(diagnosed(disk(tmp_path)), "filesystem-full")
     finally:
@@ -78,9 +79,18 @@ def test_a_volume_that_is_almost_full_is_a_warning(tmp_path, size, inodes, words
 
 
 def test_the_kind_of_file_system():
-    mounts = "/dev/a / ext4 rw 0 0\nhost:/x /data nfs4 rw 0 0\ntmpfs /data/a\\040b tmpfs rw 0 0\n/dev/b /dat xfs rw 0 0\n"
+    mounts = (
+        "/dev/a / ext4 rw 0 0\nhost:/x /data nfs4 rw 0 0\ntmpfs /data/a\\040b tmpfs rw 0 0\n/dev/b /dat xfs rw 0 0\n"
+    )
     mounts += "/dev/c /data ext4 rw 0 0\n"
-    places = {"/": "ext4", "/srv/x": "ext4", "/data": "ext4", "/data/x": "ext4", "/data/a b/c": "tmpfs", "/dat/x": "xfs"}
+    places = {
+        "/": "ext4",
+        "/srv/x": "ext4",
+        "/data": "ext4",
+        "/data/x": "ext4",
+        "/data/a b/c": "tmpfs",
+        "/dat/x": "xfs",
+    }
     assert {place: kind_of(mounts, place) for place in places} == places
 
 
@@ -119,7 +129,9 @@ def test_tiered_storage_counts_as_retention():
     tiered = {"remote_storage_enable": "true", "local_retention_ms": 3600 * 1000}
     assert settings(**tiered) == []
     assert settings(retention_ms=30 * DAY * 1000, **tiered) == [("warning", "kafka-retention")]
-    config = TopicConfig.of({"remote.storage.enable": "true", "local.retention.ms": "3600000", "retention.ms": "86400000"})
+    config = TopicConfig.of(
+        {"remote.storage.enable": "true", "local.retention.ms": "3600000", "retention.ms": "86400000"}
+    )
     assert config.retention_text == "1 day (local.retention.ms, 1 hour, applies to the brokers' disks only)"
 
 
@@ -172,8 +184,10 @@ def test_every_id_is_documented_and_every_documented_id_exists():
 
 def test_every_id_is_used():
     sources = [*(ROOT / "claimcheck/_doctor").glob("*.py"), ROOT / "claimcheck/_check.py"]
-    code = "\n".join(path.read_text().replace("from __future__ import annotations", "") for path in sources if path.name != "_findings.py")
-    used = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)}
+    texts = [path.read_text() for path in sources if path.name != "_findings.py"]
+    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
+    code = "".join(texts)
+    used = {node.value for node in nodes if isinstance(node, ast.Constant)}
     used |= {f"{vendor}-not-examined" for vendor in re.findall(r'examined\("(\w+)"', code)}
     assert set(WHY) - used == set()
     assert set(re.findall(r'\bid="([\w-]+)"', code)) - set(WHY) == set()
