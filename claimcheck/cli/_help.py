@@ -13,6 +13,7 @@ COMMANDS = {
     "demo": "Send files through a small broker and read them with Spark.",
     "init": "Write a configuration file.",
     "check": "Check a configuration file.",
+    "doctor": "Find what will go wrong with the configuration, its stores and topics.",
     "put": "Store a payload and write its envelope.",
     "get": "Write the payload of an envelope.",
     "inspect": "Describe an envelope.",
