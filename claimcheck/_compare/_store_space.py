@@ -100,7 +100,8 @@ class StoreSpace:
             return True
         with self._opened() as store:
             try:
-                return all(deletion.error is None for deletion in store.delete(store.scan()))
+                errors = [deletion.error for deletion in store.delete(store.scan())]
+                return not any(errors)
             except ScanNotSupportedError:
                 return False
 

@@ -104,9 +104,6 @@ def commands(debug: bool) -> None:
     """Carry the options of all commands."""
 
 
-commands.add_command(compare)
-
-
 # Setting up ----------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +171,7 @@ def check(config: str, open_stores: bool, strict: bool, as_json: bool) -> None:
 commands.add_command(doctor)
 commands.add_command(sweep)
 commands.add_command(lifecycle)
+commands.add_command(compare)
 
 
 @commands.command(short_help=COMMANDS["schema"])

@@ -16,10 +16,10 @@ COMMANDS = {
     "doctor": "Find what will go wrong with the configuration, its stores and topics.",
     "sweep": "Delete expired payloads, and what interrupted writes left behind.",
     "lifecycle": "Make a bucket delete expired payloads.",
+    "compare": "Measure which strategy fits your broker and store.",
     "put": "Store a payload and write its envelope.",
     "get": "Write the payload of an envelope.",
     "inspect": "Describe an envelope.",
-    "compare": "Measure which strategy fits your broker and store.",
     "schema": "Print the JSON Schema of the configuration.",
 }
 
