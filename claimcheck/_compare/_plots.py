@@ -24,9 +24,9 @@ __all__ = ["PALETTE", "draw", "svg"]
 
 # In the light scheme. Distinguishable with any color vision, and dark enough for text.
 PALETTE = {
-    "external": "#0067a8",
-    "chunking": "#c04e00",
-    "hybrid": "#007a5a",
+    "external": "#2f6fde",
+    "chunking": "#b85a00",
+    "hybrid": "#00502f",
     "native": "#6b7280",
     "other-1": "#8a4fb5",
     "other-2": "#a8326e",
