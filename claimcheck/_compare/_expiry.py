@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from claimcheck._compare._broker import Consumer
 from claimcheck._compare._lab import Lab
 from claimcheck._compare._model import CompareError, Experiment, Mode, Verdict
+from claimcheck._compare._payloads import MIN_BYTES
 
 __all__ = ["CLAIMED", "Case", "Watch", "judge", "result", "run"]
 
@@ -28,6 +28,7 @@ _WATCH_SECONDS: dict[Case, float] = {"short lifetime": 3.0, "short retention": 7
 _PAUSE_SECONDS = 0.25
 _FLUSH_SECONDS = 60.0
 _FIRST_SECONDS = 30.0
+_JOIN_SECONDS = 60.0
 _AGAIN_SECONDS = 1.0  # how long to wait for a payload that was readable before
 
 
@@ -57,69 +58,91 @@ def run(lab: Lab) -> Experiment:
         cases += [(mode, "short retention") for mode in lab.modes]
     before = lab.store_objects()
     with contextlib.ExitStack() as stack:
-        watchers = []
-        for mode, case in cases:
-            lab.progress(f"expiry: {mode}, {case}")
-            watchers.append(_start(lab, mode, case, stack))
-        while any(not each.is_done for each in watchers):
-            for each in watchers:
-                if not each.is_done:
-                    each.look()
-            time.sleep(_PAUSE_SECONDS)
-        watches = [each.watch for each in watchers]
+        lab.progress("expiry: connecting")
+        watchers = [_Watcher(lab, mode, case, stack) for mode, case in cases]
+        _repeat(lab, watchers, lambda watcher: watcher.join(), _JOIN_SECONDS)
+        lab.progress(f"expiry: reading again and again for {SHORT_SECONDS + max(_WATCH_SECONDS.values()):g} s")
+        for watcher in watchers:
+            watcher.send()
+        _repeat(lab, watchers, lambda watcher: watcher.look())
+        watches = [watcher.watch for watcher in watchers]
         after = lab.store_objects()
         stored = None if after is None or before is None else after - before
         return result(watches, has_retention=lab.broker.has_retention, stored=stored)
 
 
-def _start(lab: Lab, mode: Mode, case: Case, stack: contextlib.ExitStack) -> _Watcher:
-    size = 2 * lab.broker.limit_bytes + 1  # so that every mode has to do something
-    settings = lab.settings(mode, size)
-    if case == "short retention":
-        settings = replace(settings, retention_seconds=SHORT_SECONDS)
-    topic = lab.topic(mode, "expiry", settings)
-    stack.callback(lab.delete_topic, topic)
-    options = {"ttl_seconds": SHORT_SECONDS} if case == "short lifetime" else {}
-    cc = stack.enter_context(lab.claimcheck(mode, **options))
-    consumer = lab.broker.consumer(mode, topic, cc, group=topic)
-    stack.callback(consumer.close)
-    producer = lab.broker.producer(mode, topic, cc, max_message_bytes=settings.max_message_bytes)
-    stack.callback(producer.close)
-    payload = lab.payload(size, 0)
-    producer.send(payload)
-    producer.flush(_FLUSH_SECONDS)
-    return _Watcher(lab, mode, case, topic, consumer, payload)
+def _repeat(
+    lab: Lab, watchers: Sequence[_Watcher], step: Callable[[_Watcher], bool], seconds: float | None = None
+) -> None:
+    """Call ``step`` for each watcher, in turns, until it returns true for each."""
+    left, end = list(watchers), None if seconds is None else lab.clock() + seconds
+    while left := [watcher for watcher in left if not step(watcher)]:
+        if end is not None and lab.clock() > end:
+            raise CompareError(f"a consumer of {left[0].topic} received nothing within {seconds:g} s")
+        time.sleep(_PAUSE_SECONDS)
 
 
 class _Watcher:
-    """Looks after one payload and its messages."""
+    """Looks after one payload and its messages, in a topic of its own.
 
-    def __init__(self, lab: Lab, mode: Mode, case: Case, topic: str, consumer: Consumer, payload: bytes) -> None:
-        self._lab, self._topic, self._consumer, self._payload = lab, topic, consumer, payload
-        self._began = lab.clock()
+    Its first messages are small ones, with which the consumer waits until it has joined its group: that can take longer
+    than the payload, or such a message, lives.
+    """
+
+    def __init__(self, lab: Lab, mode: Mode, case: Case, stack: contextlib.ExitStack) -> None:
         self.watch = Watch(mode, case, None, None, 0.0)
-        first = consumer.receive(_FIRST_SECONDS)
-        if first is None or first.payload != payload:
-            raise CompareError(f"a payload that was just sent to {topic} could not be read: {first and first.error}")
+        self._lab = lab
+        size = 2 * lab.broker.limit_bytes + 1  # so that every mode has to do something
+        settings = lab.settings(mode, size)
+        if case == "short retention":
+            settings = replace(settings, retention_seconds=SHORT_SECONDS)
+        self.topic = lab.topic(mode, "expiry", settings)
+        stack.callback(lab.delete_topic, self.topic)
+        options: dict[str, Any] = {"ttl_seconds": SHORT_SECONDS} if case == "short lifetime" else {}
+        cc = stack.enter_context(lab.claimcheck(mode, **options))
+        self._consumer = lab.broker.consumer(mode, self.topic, cc, group=self.topic)
+        stack.callback(self._consumer.close)
+        self._producer = lab.broker.producer(mode, self.topic, cc, max_message_bytes=settings.max_message_bytes)
+        stack.callback(self._producer.close)
+        self._payload = lab.payload(size, 1)
+        self._small = lab.broker.producer("native", self.topic, cc)
+        stack.callback(self._small.close)
+
+    def join(self) -> bool:
+        """Send a small message; returns whether one arrived."""
+        self._small.send(self._lab.payload(MIN_BYTES, 0))
+        self._small.flush(_FLUSH_SECONDS)
+        return self._consumer.receive(_PAUSE_SECONDS) is not None
+
+    def send(self) -> None:
+        """Send the payload, and read it for the first time."""
+        self._producer.send(self._payload)
+        self._producer.flush(_FLUSH_SECONDS)
+        self._began = self._lab.clock()
+        first = self._consumer.receive(_FIRST_SECONDS)
+        while first is not None and first.payload is not None and len(first.payload) == MIN_BYTES:
+            first = self._consumer.receive(_FIRST_SECONDS)
+        if first is None or first.payload != self._payload:
+            error = None if first is None else first.error
+            raise CompareError(f"a payload that was just sent to {self.topic} could not be read: {error}")
         self._partition, self._position = first.partition, first.position
 
-    @property
-    def is_done(self) -> bool:
-        """Whether something is missing, or nothing will be."""
-        lost = self.watch.payload_lost if self.watch.case == "short lifetime" else self.watch.messages_lost
-        return lost is not None or self.watch.watched >= SHORT_SECONDS + _WATCH_SECONDS[self.watch.case]
-
-    def look(self) -> None:
-        """Note what is readable now."""
-        watch, elapsed = self.watch, self._lab.clock() - self._began
-        if watch.case == "short retention" and elapsed > SHORT_SECONDS:
-            self._lab.broker.expire(self._topic)
+    def look(self) -> bool:
+        """Note what is readable now; returns whether something is missing, or nothing will be."""
+        watch = self.watch
+        if watch.case == "short retention" and self._elapsed() > SHORT_SECONDS:
+            self._lab.broker.expire(self.topic)
         payload_lost, messages_lost = watch.payload_lost, watch.messages_lost
-        if messages_lost is None and not self._lab.broker.readable_messages(self._topic):
-            messages_lost = self._lab.clock() - self._began
+        if messages_lost is None and not self._lab.broker.readable_messages(self.topic):
+            messages_lost = self._elapsed()
         if payload_lost is None and not self._is_readable():
-            payload_lost = self._lab.clock() - self._began
-        self.watch = replace(watch, payload_lost=payload_lost, messages_lost=messages_lost, watched=elapsed)
+            payload_lost = self._elapsed()
+        self.watch = replace(watch, payload_lost=payload_lost, messages_lost=messages_lost, watched=self._elapsed())
+        lost = payload_lost if watch.case == "short lifetime" else messages_lost
+        return lost is not None or self._elapsed() >= SHORT_SECONDS + _WATCH_SECONDS[watch.case]
+
+    def _elapsed(self) -> float:
+        return self._lab.clock() - self._began
 
     def _is_readable(self) -> bool:
         self._consumer.seek(self._partition, self._position)
@@ -199,7 +222,7 @@ def _expired_together(watch: Watch | None) -> tuple[str, bool | None]:
         text = f"{late}: it deletes at intervals (Kafka: log.retention.check.interval.ms, 5 minutes by default)."
         return text, None
     if watch.payload_lost is None or watch.messages_lost is None:
-        return "Chunks were lost without their payload, or the payload without its chunks.", watch.messages_lost is None
+        return "Chunks were lost without their payload, or the payload without its chunks.", False
     return f"The chunks and their payload were lost after {watch.messages_lost:.1f} s.", True
 
 

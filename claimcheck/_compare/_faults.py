@@ -114,7 +114,7 @@ class SendingClaimCheck(ClaimCheck):
         self._before_message = before_message
         self._unknown = unknown
 
-    def outbound(self, payload: Any, **options: Any) -> OutboundBlock:  # type: ignore[override]
+    def outbound(self, payload: Any, **options: Any) -> OutboundBlock:
         """Same as for `ClaimCheck`."""
         if self._unknown:
             options["classify"] = lambda error: "unknown"

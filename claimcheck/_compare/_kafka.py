@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 import uuid
 from collections import deque
@@ -41,6 +42,7 @@ _MIN_SEGMENT_BYTES = 1 << 20  # since Kafka 4.0
 _MAX_REQUEST_BYTES = 1_000_000_000
 _RECORDS_AT_ONCE = 100
 _PASSING = {"_PARTITION_EOF", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "UNKNOWN_TOPIC_OR_PART"}
+_PROPERTY = re.compile(r'property:? "?([\w.]+)')  # the rest of the client's text may contain a secret
 _MISSING = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}
 _REFUSED = {"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
 
@@ -74,7 +76,7 @@ class KafkaBroker:
             self._broker_config = self._describe("BROKER", str(metadata.orig_broker_id))
         except vendor().KafkaException as error:
             raise self._unreachable(error) from error
-        self._reads_log_dirs = self._conf.get("security.protocol", "plaintext").lower() == "plaintext"
+        self._reads_log_dirs = reads_log_dirs(self._conf)
 
     @property
     def label(self) -> str:
@@ -102,7 +104,7 @@ class KafkaBroker:
         try:
             self._admin.create_topics([new], request_timeout=_SECONDS)[topic].result()
         except vendor().KafkaException as error:
-            raise _not_created(topic, error) from error
+            raise not_created(topic, error) from error
         self._wait_for_leaders(topic, settings.partitions)
         self._check_limit(topic, settings.max_message_bytes or 0)
 
@@ -189,7 +191,10 @@ class KafkaBroker:
             self._problem = error.name()
 
     def _unreachable(self, error: Exception) -> CompareError:
-        self._admin.poll(0)
+        if _name(error) == "_INVALID_ARG":
+            found = _PROPERTY.search(str(error))
+            which = found[1] if found else "security.protocol, sasl.* or ssl.*"
+            return CompareError(f"the Kafka client does not accept its settings: correct {which}")
         why = self._problem or _name(error)
         return CompareError(
             f"no Kafka broker answered ({why}): check that it runs, the address, and the security settings of the "
@@ -398,6 +403,11 @@ class _KafkaTestConsumer:
         self._client.close()
 
 
+def reads_log_dirs(conf: dict[str, Any]) -> bool:
+    """Whether a connection with these settings can request log directories: without TLS and SASL only."""
+    return str(conf.get("security.protocol", "plaintext")).lower() == "plaintext"
+
+
 def _received(message: Any) -> Received:
     try:
         payload, error = message.value(), None
@@ -442,7 +452,8 @@ def _consumer_conf(group: str) -> dict[str, Any]:
     }
 
 
-def _not_created(topic: str, error: Exception) -> CompareError:
+def not_created(topic: str, error: Exception) -> CompareError:
+    """Return the error for a topic that the broker refused to create."""
     name = _name(error)
     if name in _REFUSED:
         return CompareError(

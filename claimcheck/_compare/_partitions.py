@@ -191,8 +191,8 @@ def _line(each: Spread) -> str:
 
 
 def _verdict(by_mode: dict[Mode, Spread]) -> Verdict:
-    external, chunking = by_mode["external"], by_mode["chunking"]
-    if external.faults or external.used < 2:
+    external, chunking = by_mode.get("external"), by_mode["chunking"]
+    if external is not None and (external.faults or external.used < 2):
         return "disagrees"
     if chunking.faults or chunking.used < 2:
         return "agrees"

@@ -6,11 +6,13 @@ and they are not deleted.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import re
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -71,9 +73,11 @@ class PulsarBroker:
         self._namespace = options.get("namespace", "public/default")
         self._client = _client(address.url, options)
         self._admin = _admin(address, options)
+        if self._admin is not None:
+            self._admin.check(self._namespace)
         self._version = self._admin.version() if self._admin else None
         self._limit = (self._admin.max_message_bytes() if self._admin else None) or MAX_MESSAGE_BYTES
-        self._partitions_of(f"claimcheck-compare-{time.time_ns()}")  # connects; creates nothing
+        self._connect()
 
     @property
     def label(self) -> str:
@@ -197,6 +201,11 @@ class PulsarBroker:
 
     # Internals -------------------------------------------------------------------------------------------------
 
+    def _connect(self) -> None:
+        """Ask for a topic that does not exist, which creates nothing."""
+        with contextlib.suppress(vendor().TopicNotFound):
+            self._partitions_of(f"claimcheck-compare-{uuid.uuid4()}")
+
     @property
     def _queue_size(self) -> int:
         """So many messages of the largest size may wait in a consumer: the client's default of 1,000 takes 5 GB."""
@@ -209,6 +218,8 @@ class PulsarBroker:
         """Return the full names of the topic's partitions, or of the topic."""
         try:
             names: list[str] = self._client.get_topic_partitions(self._full(topic))
+        except vendor().TopicNotFound:
+            raise
         except (vendor().PulsarException, ValueError) as error:
             raise CompareError(
                 f"no Pulsar broker answered ({type(error).__name__}): check that it runs, the address, and the token"
@@ -218,14 +229,14 @@ class PulsarBroker:
     def _positions(self, name: str) -> list[str]:
         if self._admin is None:
             return [_serialized(message.message_id()) for message in self._messages(name)]
-        ledgers = _ledgers(self._admin.internal_stats(name))
+        ledgers = ledgers_of(self._admin.internal_stats(name))
         return [f"{ledger}:{entry}" for ledger, entries in ledgers for entry in range(entries)]
 
     def _messages(self, name: str, *, last: int | None = None) -> Iterator[pulsar.Message]:
         """Iterate over the messages of a partition, at least the ``last`` ones, without a durable subscription."""
         start = vendor().MessageId.earliest
         if last is not None and self._admin is not None:
-            start = _start(name, _ledgers(self._admin.internal_stats(name)), last) or start
+            start = start_of(name, ledgers_of(self._admin.internal_stats(name)), last) or start
         options = {"start_message_id_inclusive": True, "receiver_queue_size": self._queue_size}
         reader = self._client.create_reader(name, start, **options)
         try:
@@ -322,7 +333,7 @@ class _PulsarTestConsumer:
             return
         wanted = [(each.ledger_id(), each.entry_id()) for each in natives(id_of(message))]
         end = time.monotonic() + _SECONDS
-        while not _acknowledged(self._cursor(message.topic_name()), wanted):
+        while not is_acknowledged(self._cursor(message.topic_name()), wanted):
             if time.monotonic() > end:
                 raise CompareError(f"the broker did not store an acknowledgement within {_SECONDS:g} s")
             time.sleep(_POLL_SECONDS)
@@ -390,7 +401,7 @@ def _partition_number(name: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _ledgers(stats: dict[str, Any]) -> list[tuple[int, int]]:
+def ledgers_of(stats: dict[str, Any]) -> list[tuple[int, int]]:
     """Return ids and numbers of entries; the list of ledgers does not count the entries of the open one."""
     found = [(int(each["ledgerId"]), int(each["entries"])) for each in stats.get("ledgers", ())]
     if found and not found[-1][1]:
@@ -398,7 +409,7 @@ def _ledgers(stats: dict[str, Any]) -> list[tuple[int, int]]:
     return found
 
 
-def _start(name: str, ledgers: list[tuple[int, int]], last: int) -> pulsar.MessageId | None:
+def start_of(name: str, ledgers: list[tuple[int, int]], last: int) -> pulsar.MessageId | None:
     """Return the id of an entry with ``last`` entries from it to the end; ``None`` if there are fewer."""
     for ledger, entries in reversed(ledgers):
         if entries >= last:
@@ -407,7 +418,7 @@ def _start(name: str, ledgers: list[tuple[int, int]], last: int) -> pulsar.Messa
     return None
 
 
-def _acknowledged(cursor: dict[str, Any], wanted: list[tuple[int, int]]) -> bool:
+def is_acknowledged(cursor: dict[str, Any], wanted: list[tuple[int, int]]) -> bool:
     """Whether a cursor counts all these entries as acknowledged."""
     ledger, _, entry = str(cursor.get("markDeletePosition", "-1:-1")).partition(":")
     mark = (int(ledger), int(entry))

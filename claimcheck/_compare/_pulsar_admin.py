@@ -65,6 +65,11 @@ class TopicAdmin:
         found = self.get(f"{topic_path(topic)}/partitions")
         return int(found["partitions"]) if found else 0
 
+    def check(self, namespace: str) -> None:
+        """Raise `CompareError` if the web service does not answer, or the namespace does not exist."""
+        if self.get(f"persistent/{namespace}") is None:
+            raise CompareError(f"there is no namespace {namespace}: create it, or use another one")
+
     def names(self, namespace: str) -> set[str]:
         """Return the full names of the topics in a namespace; a topic with partitions counts once."""
         single = self.get(f"persistent/{namespace}") or []

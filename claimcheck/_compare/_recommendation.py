@@ -200,7 +200,7 @@ def _yaml(choice: Choice, setting: Setting) -> str:
     else:
         lines.append(f"threshold_bytes: {choice.threshold_bytes}  # {size_text(choice.threshold_bytes)}")
     if choice.chunk_below_bytes:
-        lines += ["hybrid:", f"  chunk_below_bytes: {choice.chunk_below_bytes}"]
+        lines.append(f"hybrid: {{chunk_below_bytes: {choice.chunk_below_bytes}}}")
     if choice.strategy != "chunking":
         lines += [f"store: {setting.store}"]
         lines.append(setting.stores_yaml.rstrip() or "# stores: as in your configuration")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from claimcheck._client import ClaimCheck
@@ -13,7 +14,7 @@ from claimcheck._compare._model import Experiment, Mode, Verdict, size_text
 from claimcheck._compare._process import Worker
 from claimcheck._compare._trial import Trial
 from claimcheck._envelope import Envelope
-from claimcheck.testing import FaultyStore
+from claimcheck.testing._faults import FaultyStore, When
 
 if TYPE_CHECKING:
     from claimcheck._compare._lab import Lab
@@ -122,16 +123,15 @@ class _Bench:
             yield from self._store_failures()
         for number in range(total):
             point = f"message {number + 1} of {total}"
-            yield self._failure("refused", point, lambda number=number: self._send_refused(number))
-            yield self._failure("unknown", point, lambda number=number: self._send_refused(number, unknown=True))
+            yield self._failure("refused", point, partial(self._send_refused, number))
+            yield self._failure("unknown", point, partial(self._send_refused, number, unknown=True))
         yield from self._kills(total)
 
     def read(self) -> Reading:
         """Send one payload more, and receive until it arrives."""
         with ClaimCheck(self._trial.config) as cc:
-            number = self._next()
-            if not isinstance(self._trial.send_all(cc, [number])[0], Exception):
-                self._sent.add(number)
+            self._trial.send_all(cc, [self._next()])
+            self._sent.add(self._number)
             with self._trial.consumer(cc, group="rollback") as consumer:
                 found = self._trial.receive(
                     consumer, lambda found: self._sent <= {each.number for each in found}, seconds=_READ_SECONDS
@@ -144,11 +144,12 @@ class _Bench:
     # Points ----------------------------------------------------------------------------------------------------
 
     def _store_failures(self) -> Iterator[Failure]:
-        for when in ("before", "during", "after"):
-            yield self._failure("store", f"{when} the write", lambda when=when: self._send_with_store(when))
-        yield self._failure("undeleted", "message 1 of 1", lambda: self._send_undeleted())
+        moments: tuple[When, ...] = ("before", "during", "after")
+        for when in moments:
+            yield self._failure("store", f"{when} the write", partial(self._send_with_store, when))
+        yield self._failure("undeleted", "message 1 of 1", self._send_undeleted)
 
-    def _send_with_store(self, when: Literal["before", "during", "after"]) -> object:
+    def _send_with_store(self, when: When) -> object:
         with ClaimCheck(with_faulty_stores(self._trial.config)) as cc:
             _faulty(cc).fail("write", when=when)
             return self._send(cc)
@@ -186,7 +187,7 @@ class _Bench:
             workers.insert(0, ("during the write to the store", self._killed_worker(None)))
         for point, worker in workers:
             worker.ready()
-            yield self._failure("killed", point, lambda worker=worker: self._send_killed(worker))
+            yield self._failure("killed", point, partial(self._send_killed, worker))
 
     def _killed_worker(self, kill_after: int | None) -> Worker:
         """Start a producer that is killed after some messages, or in the middle of its write to the store."""
@@ -318,7 +319,7 @@ def _objects_line(known: Sequence[Failure]) -> str:
     definite = [each for each in known if each.kind in _DEFINITE]
     stay = sum(each.objects or 0 for each in definite)
     line = f"{stay} stored payloads left after {len(definite)} definite failures"
-    return f"{line}, {left - stay} after the others until their lifetime ends"
+    return f"{line}, {left - stay} after the others until they expire or are swept"
 
 
 def _verdict(by_mode: dict[Mode, list[Failure]], readings: dict[Mode, Reading]) -> Verdict:
@@ -345,13 +346,13 @@ def _explanation(by_mode: dict[Mode, list[Failure]], readings: dict[Mode, Readin
         return text
     return (
         "claimcheck deletes the stored payload if the send definitely failed. It keeps the payload if a message may"
-        f" point to it; then, and after a crash, the payload stays until its lifetime ends. {text}"
+        f" point to it; then, and after a crash, it stays until it expires or is swept. {text}"
     )
 
 
 def _row(each: Failure, until: str) -> tuple[str | float | int | None, ...]:
     gone = None if each.seconds is None else f"after {each.seconds:.2f} s"
-    stays = "when their lifetime ends" if each.objects else gone if each.mode in ("external", "hybrid") else None
+    stays = "when they expire or are swept" if each.objects else gone if each.mode in ("external", "hybrid") else None
     return (
         each.mode, _WHAT[each.kind], each.point, "yes" if each.sent else "no", each.messages, each.size,
         until if each.messages else None, each.objects, stays,

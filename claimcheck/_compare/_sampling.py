@@ -9,7 +9,7 @@ from claimcheck.errors import EnvelopeError
 
 __all__ = ["PayloadSizes"]
 
-_MAX_DIGITS = 20
+_MAX_DIGITS = 12
 
 
 class PayloadSizes:
@@ -62,5 +62,6 @@ class PayloadSizes:
 
 
 def _declared(headers: object) -> int | None:
-    text = hints.get(headers, hints.SIZE, limit=_MAX_DIGITS) if hints.is_ours(headers) else None
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+    text = hints.get(headers, hints.SIZE, limit=_MAX_DIGITS + 1) if hints.is_ours(headers) else None
+    is_size = text is not None and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    return int(text) if text is not None and is_size else None

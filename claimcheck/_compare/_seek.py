@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._broker import Consumer
-from claimcheck._compare._model import MODES, CompareError, Experiment, Mode, Verdict
+from claimcheck._compare._model import MODES, Experiment, Mode, Verdict
 from claimcheck._compare._trial import Delivery, Trial
 
 if TYPE_CHECKING:
@@ -102,35 +102,29 @@ def run(lab: Lab) -> Experiment:
 
 
 def _jumps(trial: Trial) -> list[Jump]:
+    broker = trial.lab.broker
+    ends = []
     with ClaimCheck(trial.config) as cc:
-        errors = [each for each in trial.send_all(cc, range(_PAYLOADS)) if isinstance(each, Exception)]
-        if errors:
-            raise errors[0]
+        with trial.producer(cc) as producer:
+            for number in range(_PAYLOADS):
+                trial.send_or_raise(producer, number)
+                ends.append(len(broker.positions(trial.topic, 0)))
+        targets = plan(broker.positions(trial.topic, 0), ends)
         with trial.consumer(cc, group="seek") as consumer:
-            first = trial.receive(consumer, lambda found: len(found) >= _PAYLOADS, seconds=_SECONDS)
-            positions = trial.lab.broker.positions(trial.topic, 0)
-            begins = {each.received.position: each.number for each in first if each.number is not None}
-            return [_jump(trial, consumer, target) for target in plan(positions, begins)]
+            return [_jump(trial, consumer, target) for target in targets]
 
 
-def plan(positions: Sequence[Position], begins: dict[Position, int]) -> list[Target]:
+def plan(positions: Sequence[Position], ends: Sequence[int]) -> list[Target]:
     """Return where to move: into the middle and to the last message of each payload, each time back to its beginning.
 
     The last payload is not a target: receiving it shows that nothing else follows.
 
     Args:
         positions: Of all messages, in order.
-        begins: The number of the payload that begins at a position.
-
-    Raises:
-        CompareError: A payload was not received, or begins at a position that no message has.
+        ends: For each payload, how many messages there were after it was sent.
     """
-    places = sorted((positions.index(position), number) for position, number in begins.items() if position in positions)
-    if len(places) < _PAYLOADS:
-        text = f"only {len(places)} of {_PAYLOADS} payloads were received before the first seek"
-        raise CompareError(f"{text}: is another program using the topics of this comparison?")
     targets = []
-    for (place, number), (following, _) in pairwise(places):
+    for number, (place, following) in enumerate(pairwise([0, *ends[:-1]])):
         beginning = Target(positions[place], number, inside=False)
         inside = sorted({(place + following) // 2, following - 1} - {place})
         for at in inside:

@@ -12,12 +12,14 @@ from typing import Any
 
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._model import CompareError
+from claimcheck._store import Store
 from claimcheck.config import Config, StoreConfig, expand
+from claimcheck.errors import ScanNotSupportedError
+from claimcheck.stores.filesystem import PARTIAL_SUFFIX
 
 __all__ = ["StoreSpace"]
 
 _TTL_SECONDS = 3600.0  # what cannot be removed expires soon
-_DELETED_AT_ONCE = 500
 
 
 def _joined(base: object, name: str) -> str:
@@ -97,12 +99,11 @@ class StoreSpace:
             shutil.rmtree(self._folder, ignore_errors=True)
             return True
         with self._opened() as store:
-            if not (callable(getattr(store, "scan", None)) and callable(getattr(store, "delete", None))):
+            try:
+                errors = [deletion.error for deletion in store.delete(store.scan())]
+                return not any(errors)
+            except ScanNotSupportedError:
                 return False
-            keys = [entry.key for entry in store.scan()]
-            for begin in range(0, len(keys), _DELETED_AT_ONCE):
-                store.delete(keys[begin : begin + _DELETED_AT_ONCE])
-        return True
 
     def _entries(self) -> list[tuple[str, int]] | None:
         if self.name is None:
@@ -110,14 +111,14 @@ class StoreSpace:
         if self._folder is not None:
             return [(path.name, path.stat().st_size) for path in _files(self._folder)]
         with self._opened() as store:
-            if not callable(getattr(store, "scan", None)):
+            try:
+                return [(entry.key, entry.size or 0) for entry in store.scan()]
+            except ScanNotSupportedError:
                 return None
-            return [(entry.key, entry.size or 0) for entry in store.scan()]
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[Any]:
-        """Yield the store; ``Any``, because not every store can scan and delete."""
-        with ClaimCheck(Config(strategy="external", stores=self.stores())) as cc:
+    def _opened(self) -> Iterator[Store]:
+        with ClaimCheck(Config(strategy="external", store=self.name, stores=self.stores())) as cc:
             yield cc.store(self.name or "")
 
     @property
@@ -130,7 +131,9 @@ class StoreSpace:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    """Return all payloads, also half-written ones."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in found if path.name.endswith(PARTIAL_SUFFIX) or not path.name.startswith(".")]
 
 
 def _seconds(value: object) -> float:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from claimcheck._compare._model import MODES, Comparison, Experiment, Recommendation, Series, size_text
+from claimcheck._compare._model import MODES, Comparison, Experiment, Mode, Recommendation, Series, size_text
 
 __all__ = ["show"]
 
+_WIDTH, _TITLE, _VERDICT, _CELL = 100, 18, 9, 32
+_MOST_LINES, _MOST_SIZES, _MOST_REASONS, _MOST_CROSSOVERS = 2, 4, 2, 1
+_PUBLISHED: tuple[Mode, ...] = ("external", "chunking")
 _RATES = ("produce_throughput", "consume_throughput")
-_MOST_REASONS = 3
-_MOST_SIZES = 5
-_STYLES = {"agrees": "green", "partly": "yellow", "disagrees": "red", "not measured": "dim"}
+_NOTHING = "-"
+_VERDICTS = {
+    "agrees": Text("agrees", "green"),
+    "partly": Text("partly", "yellow"),
+    "disagrees": Text("disagrees", "red"),
+    "not measured": Text("-", "dim"),
+}
 
 
 def show(comparison: Comparison, console: Console) -> None:
@@ -35,34 +44,38 @@ def show(comparison: Comparison, console: Console) -> None:
 
 def _head(comparison: Comparison) -> Text:
     sizes = ", ".join(size_text(size) for size in comparison.sizes)
-    what = f"{comparison.broker}; store {comparison.store}"
-    return Text(f"{what}\n{sizes}; {comparison.rounds} rounds, {comparison.seconds:.0f} s", overflow="ellipsis")
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
-    for title in titles:
-        table.add_column(title, no_wrap=True, overflow="ellipsis")
-    return table
+    what = printable(f"{comparison.broker}; store {comparison.store}")
+    text = f"{what}\n{sizes}; {comparison.rounds} rounds, {comparison.seconds:.0f} s"
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _rows(experiments: Sequence[Experiment]) -> Table:
-    """One line for each row of the published table; long cells are cut off."""
-    modes = [mode for mode in MODES if any(mode in each.measured for each in experiments)]
-    table = _table("", *modes, "published table")
+    """Two lines for each row of the published table, which has two columns; longer texts are cut off."""
+    modes = [mode for mode in _PUBLISHED if any(mode in each.measured for each in experiments)]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
+    table.add_column("published table", width=_TITLE)
+    table.add_column("", width=_VERDICT)
+    for mode in modes:
+        table.add_column(mode, width=_CELL)
     for each in experiments:
-        cells = [Text(each.measured.get(mode, "")) for mode in modes]
-        table.add_row(Text(each.title), *cells, Text(each.verdict, style=_STYLES[each.verdict]))
-    table.columns[0].max_width = 22
+        texts = (each.measured.get(mode) or _NOTHING for mode in modes)
+        cells = [_two_lines(text, _CELL) for text in texts]
+        table.add_row(_two_lines(each.title, _TITLE), _VERDICTS[each.verdict], *cells)
     return table
+
+
+def _two_lines(text: str, width: int) -> str:
+    lines = textwrap.wrap(printable(text), width, max_lines=_MOST_LINES, placeholder="…")
+    return escape("\n".join(lines))
 
 
 def _speed(experiment: Experiment) -> Table:
     series = {each.name: each for each in experiment.series if each.name in _RATES}
     modes = [mode for mode in MODES if mode in experiment.measured]
-    table = _table("MB/s, produce / consume", *modes)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
+    table.add_column("MB/s, produce / consume")
+    for mode in modes:
+        table.add_column(mode, justify="right")
     sizes = sorted({point.x for each in series.values() for line in each.points.values() for point in line})
     for size in sizes[-_MOST_SIZES:]:
         cells = [" / ".join(_rate(series.get(name), mode, size) for name in _RATES) for mode in modes]
@@ -76,13 +89,15 @@ def _rate(series: Series | None, mode: str, size: float) -> str:
 
 
 def _recommendation(recommendation: Recommendation) -> Group:
-    table = Table.grid(padding=(0, 1))
-    for text in _sentences(recommendation):
-        table.add_row("-", Text(text))
-    title = Text.assemble(("Recommendation", "bold"), f" ({recommendation.confidence})")
-    return Group(title, table, Text(""), Text(recommendation.yaml.rstrip(), style="bold"))
+    sentences = [*recommendation.reasons[:_MOST_REASONS], *recommendation.crossovers[:_MOST_CROSSOVERS]]
+    reasons = Table.grid(padding=(0, 1))
+    for sentence in sentences:
+        reasons.add_row("-", _two_lines(sentence, _WIDTH - 2))
+    confidence = _two_lines(f"Recommendation, confidence {recommendation.confidence}", _WIDTH)
+    yaml = Text(recommendation.yaml.rstrip(), style="bold", no_wrap=True, overflow="ignore")
+    return Group(Text.from_markup(confidence), reasons, yaml)
 
 
-def _sentences(recommendation: Recommendation) -> Iterator[str]:
-    yield from recommendation.reasons[:_MOST_REASONS]
-    yield from recommendation.crossovers[:1]
+def printable(text: str) -> str:
+    """Return the text with a space for each character that a terminal would interpret."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -91,7 +92,8 @@ class Trial:
         topic = lab.topic(mode, purpose, settings)
         lab.uses_store()
         try:
-            yield cls(lab, mode, topic, size, settings, with_small_chunks(lab.config(mode), size))
+            with _quiet():
+                yield cls(lab, mode, topic, size, settings, with_small_chunks(lab.config(mode), size))
         finally:
             lab.delete_topic(topic)
 
@@ -139,10 +141,17 @@ class Trial:
             return error
         return results[0] if results else TimeoutError("the send has no result")
 
-    def send_all(self, cc: ClaimCheck, numbers: Iterable[int]) -> list[Exception | int | None]:
-        """Send payloads one after the other through one producer; returns what `send` returns for each."""
+    def send_or_raise(self, producer: Producer, number: int) -> None:
+        """Send a payload and wait; raises the error that ended the send."""
+        result = self.send(producer, number)
+        if isinstance(result, Exception):
+            raise result
+
+    def send_all(self, cc: ClaimCheck, numbers: Iterable[int]) -> None:
+        """Send payloads one after the other; raises the first error."""
         with self.producer(cc) as producer:
-            return [self.send(producer, number) for number in numbers]
+            for number in numbers:
+                self.send_or_raise(producer, number)
 
     def receive(
         self, consumer: Consumer, enough: Callable[[list[Delivery]], bool], *, seconds: float
@@ -155,3 +164,15 @@ class Trial:
             if received is not None:
                 deliveries.append(self.identify(received))
         return deliveries
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Do not log the failures of a block: they are intended."""
+    logger = logging.getLogger("claimcheck")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

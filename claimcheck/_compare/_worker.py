@@ -31,6 +31,7 @@ from claimcheck._compare._process import Delivered, Report, WorkerSpec
 from claimcheck._decorator import OutboundBlock
 from claimcheck._envelope import Envelope
 from claimcheck._outbound import Outbound
+from claimcheck._pointer import Pointer
 from claimcheck._resolver import Outcome, Resolver
 
 __all__ = ["main"]
@@ -65,6 +66,7 @@ class _WatchedClaimCheck(ClaimCheck):
 
     before: Callable[[], None]
     after: Callable[[], None]
+    _is_feeding = False
 
     @classmethod
     def of(cls, spec: WorkerSpec, before: Callable[[], None], after: Callable[[], None]) -> _WatchedClaimCheck:
@@ -78,12 +80,23 @@ class _WatchedClaimCheck(ClaimCheck):
 
         def watched(*args: Any, **kwargs: Any) -> list[Outcome]:
             self.before()
+            self._is_feeding = True
             outcomes = feed(*args, **kwargs)
+            self._is_feeding = False
             self.after()
             return outcomes
 
         resolver.feed = watched  # type: ignore[method-assign]
         return resolver
+
+    def read(self, pointer: Pointer) -> bytes:
+        """Count a pointer that was not passed to the resolver: only the embedded broker's consumer does that."""
+        if self._is_feeding:
+            return super().read(pointer)
+        self.before()
+        payload = super().read(pointer)
+        self.after()
+        return payload
 
     def outbound(self, *args: Any, **kwargs: Any) -> OutboundBlock:
         block = super().outbound(*args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -133,6 +134,8 @@ def compare(
         resume=resume,
         prices=prices,
     )
+    # Experiments make stores fail and consumers die: what the library logs about that is expected.
+    logging.getLogger("claimcheck").addHandler(logging.NullHandler())
     with _progress() as progress:
         comparison = run(options, show=progress)
     if html is not None:
@@ -140,7 +143,7 @@ def compare(
     if as_json:
         click.echo(json.dumps(as_values(comparison), indent=2))
     else:
-        show(comparison, Console())
+        show(comparison, Console(width=None if is_terminal(sys.stdout) else 100))
 
 
 def _address(
