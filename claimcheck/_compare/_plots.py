@@ -38,10 +38,10 @@ PALETTE = {
 }
 _MARKERS = dict(zip(MODES, "osDv", strict=True))
 _WIDTH, _HEIGHT = 400, 240  # points; the page scales it
-_FONT = 11.5
+_FONT, _NAME_FONT = 11.5, 10.8
 _AREA = {"left": 0.14, "right": 0.74, "bottom": 0.125, "top": 0.955}
 _NAME_LENGTH = 16  # of a line, in the space at the right
-_LINE_SPACING = 13 / (_HEIGHT * (_AREA["top"] - _AREA["bottom"]))
+_NAME_HEIGHT = 13
 _STYLE = {"svg.fonttype": "none", "font.size": _FONT, "text.parse_math": False, "path.simplify": False}
 
 
@@ -53,7 +53,7 @@ def svg(series: Series) -> str:
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         text = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        draw(series).savefig(text, format="svg", transparent=True, metadata=nothing)
+        _figure(series).savefig(text, format="svg", transparent=True, metadata=nothing)
     root = ElementTree.fromstring(text.getvalue())
     _strip(root, re.sub(r"\W", "-", name))
     _name_points(root, series)
@@ -61,18 +61,21 @@ def svg(series: Series) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def draw(series: Series) -> Figure:
-    """Return a plot as a figure of matplotlib; its title and the name of its vertical axis are left to the caller."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))
-    figure.subplots_adjust(**_AREA)
-    axes = figure.add_subplot()
+def draw(axes: Axes, series: Series) -> None:
+    """Draw a plot; its title and the name of its vertical axis are left to the caller."""
     lines = _lines(series)
     _scale(axes, series, [point for points in lines.values() for point in points])
     for number, (name, points) in enumerate(lines.items()):
         _line(axes, number, name, points)
     _name_lines(axes, lines)
+
+
+def _figure(series: Series) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))
+    figure.subplots_adjust(**_AREA)
+    draw(figure.add_subplot(), series)
     return figure
 
 
@@ -189,12 +192,12 @@ def _name_lines(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
     ends = {name: float(to_area.transform((points[-1].x, points[-1].y))[1]) for name, points in lines.items()}
     numbers = {name: number for number, name in enumerate(lines)}
     names = sorted(ends, key=lambda name: (ends[name], -numbers[name]))
-    for name, y in zip(names, _spread([ends[name] for name in names], _LINE_SPACING), strict=True):
+    height = axes.get_window_extent().height * 72 / axes.get_figure().dpi
+    for name, y in zip(names, _spread([ends[name] for name in names], _NAME_HEIGHT / height), strict=True):
         text = printable(name).replace("\n", " ")
         short = text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "\N{HORIZONTAL ELLIPSIS}"
-        axes.text(
-            1.03, y, short, transform=axes.transAxes, va="center", color=_color(numbers[name], name), weight="bold"
-        )
+        color = _color(numbers[name], name)
+        axes.text(1.03, y, short, transform=axes.transAxes, va="center", color=color, weight="bold", size=_NAME_FONT)
 
 
 def _spread(wanted: Sequence[float], gap: float) -> list[float]:
