@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,6 @@ def render(comparison: Comparison) -> str:
         css=Markup(_text("report.css")),
         script=Markup(script),
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        version=metadata.version("claimcheck"),
     )
 
 
