@@ -95,7 +95,7 @@ import sys
 sys.path.insert(0, {str(zipped)!r})
 from claimcheck._compare._cost import load_prices
 from claimcheck._compare._report import _template, _text
-print(_template().__class__.__name__, load_prices().currency, *(bool(_text(name)) for name in ("report.css", "report.js")))
+print(type(_template()).__name__, load_prices().currency, bool(_text("report.css")), bool(_text("report.js")))
 """
     assert _python(sys.executable, code) == "Template USD True True"
 
