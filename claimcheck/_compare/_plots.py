@@ -37,6 +37,8 @@ PALETTE = {
     "paper": "#fefefe",
 }
 _MARKERS = dict(zip(MODES, "osDv", strict=True))
+# The line of hybrid is often that of external.
+_DASHES: dict[str, Any] = {**dict.fromkeys(MODES, "solid"), "hybrid": (0, (4, 2))}
 _WIDTH, _HEIGHT = 400, 240  # points; the page scales it
 _FONT, _NAME_FONT = 11.5, 10.8
 _AREA = {"left": 0.14, "right": 0.74, "bottom": 0.125, "top": 0.955}
@@ -45,18 +47,22 @@ _NAME_HEIGHT = 13
 _STYLE = {"svg.fonttype": "none", "font.size": _FONT, "text.parse_math": False, "path.simplify": False}
 
 
-def svg(series: Series) -> str:
-    """Return a plot as an ``svg`` element for an HTML page that defines ``--c-NAME`` for each color of `PALETTE`."""
+def svg(series: Series, prefix: str) -> str:
+    """Return a plot as an ``svg`` element for an HTML page that defines ``--c-NAME`` for each color of `PALETTE`.
+
+    Args:
+        series: The points.
+        prefix: Of all ids, which are unique on a page.
+    """
     import matplotlib as mpl
 
-    name = printable(series.name)
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": prefix}):
         text = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         _figure(series).savefig(text, format="svg", transparent=True, metadata=nothing)
     root = ElementTree.fromstring(text.getvalue())
-    _strip(root, re.sub(r"\W", "-", name))
-    _name_points(root, series)
+    _strip(root, prefix)
+    _name_points(root, prefix, series)
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": printable(series.title)}
     return ElementTree.tostring(root, encoding="unicode")
 
@@ -96,7 +102,7 @@ def _color(number: int, name: str) -> str:
 
 def _line(axes: Axes, number: int, name: str, points: Sequence[Point]) -> None:
     color, marker = _color(number, name), _MARKERS.get(name, "o")
-    dashes = "solid" if name in MODES and name != "hybrid" else (0, (4, 2)) if name == "hybrid" else (0, (1.5, 1.5))
+    dashes = _DASHES.get(name, (0, (1.5, 1.5)))
     x, y = [each.x for each in points], [each.y for each in points]
     low, high = [each.low for each in points], [each.high for each in points]
     if len(points) > 1:
@@ -247,9 +253,8 @@ def _attributes(
             yield plain, re.sub(r"#(?=\w)", f"#{prefix}-", value)
 
 
-def _name_points(root: ElementTree.Element, series: Series) -> None:
+def _name_points(root: ElementTree.Element, prefix: str, series: Series) -> None:
     """Add a title to each point, which browsers show under the pointer."""
-    prefix = re.sub(r"\W", "-", printable(series.name))
     in_bytes = re.search(r"\bbytes\b|\bsize\b", series.x_label)
     found: dict[str, Any] = {element.attrib.get("id", ""): element for element in root.iter("g")}
     for number, (name, points) in enumerate(_lines(series).items()):

@@ -169,7 +169,7 @@ ODD = {
 @pytest.mark.parametrize("scale", ["log", "linear"])
 def test_odd_values_are_drawn_or_left_out(points, scale):
     series = Series("odd", "Odd", "payload in bytes", "bytes", points, x_scale=scale, y_scale=scale)
-    drawn = ElementTree.fromstring(_plots.svg(series))
+    drawn = ElementTree.fromstring(_plots.svg(series, "plot"))
     assert drawn.tag == "svg"
     numbers = [float(each.get(name)) for each in drawn.iter("use") for name in ("x", "y")]
     assert all(-1 <= number <= 401 for number in numbers)
