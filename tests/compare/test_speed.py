@@ -72,8 +72,7 @@ def test_throughput_latency_and_processor_time_by_hand():
     assert (row["size"], row["mode"], row["produce MB/s"]) == ("976.6 KiB", "chunking", 100.0)
 
 
-def test_a_slower_mode_is_seen(lab):
-    """The experiment on real workers: a consumer that waits before each payload."""
+def test_every_mode_and_size_is_measured_and_nothing_stays_behind(lab):
     experiment = _speed.run(lab)
 
     assert experiment.measured.keys() == {"external", "chunking"}
