@@ -130,8 +130,13 @@ def compare(
     )
     # Experiments make stores fail and consumers die: what the library logs about that is expected.
     logging.getLogger("claimcheck").addHandler(logging.NullHandler())
-    with _progress() as progress:
-        comparison = run(options, show=progress)
+    try:
+        with _progress() as progress:
+            comparison = run(options, show=progress)
+    except (KeyboardInterrupt, SystemExit) as error:
+        for text in getattr(error, "__notes__", ()):
+            click.echo(f"claimcheck: {text}", err=True)
+        raise
     if html is not None:
         write_html(comparison, html)
     if as_json:
