@@ -418,16 +418,6 @@ def test_wrong_usage_is_one_line(arguments, code, text):
     assert "Traceback" not in result.stderr
 
 
-def test_client_settings_are_read_from_a_file_and_not_repeated_in_errors(tmp_path):
-    file = tmp_path / "client.properties"
-    file.write_text("# comment\n\nsasl.password=hunter2=x\nno equals hunter3\n")
-    result = CliRunner().invoke(commands, ["compare", "--kafka", "localhost:1", "--client-config", str(file)])
-
-    assert result.exit_code == 3
-    assert "line 4" in result.stderr
-    assert "hunter" not in result.stderr
-
-
 def test_a_broker_that_is_not_there_is_one_line(tmp_path):
     result = CliRunner().invoke(commands, ["compare", "--kafka", "localhost:1"])
 
