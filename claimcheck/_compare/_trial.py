@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from claimcheck._compare._broker import Consumer, Producer, Received, TopicSettings
 from claimcheck._compare._lab import Lab
@@ -28,8 +28,6 @@ _SEND_SECONDS = 30.0
 _STEP_SECONDS = 0.2
 _END_SECONDS = 10.0
 _LARGEST_BYTES = 1 << 20
-
-T = TypeVar("T")
 
 
 def payload_bytes(limit_bytes: int, mode: Mode) -> int:
