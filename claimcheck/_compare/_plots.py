@@ -24,9 +24,9 @@ __all__ = ["PALETTE", "draw", "svg"]
 
 # In the light scheme. Distinguishable with any color vision, and dark enough for text.
 PALETTE = {
-    "external": "#0067a8",
-    "chunking": "#c04e00",
-    "hybrid": "#007a5a",
+    "external": "#2f6fde",
+    "chunking": "#b85a00",
+    "hybrid": "#00502f",
     "native": "#6b7280",
     "other-1": "#8a4fb5",
     "other-2": "#a8326e",
@@ -37,42 +37,51 @@ PALETTE = {
     "paper": "#fefefe",
 }
 _MARKERS = dict(zip(MODES, "osDv", strict=True))
+# The line of hybrid is often that of external.
+_DASHES: dict[str, Any] = {**dict.fromkeys(MODES, "solid"), "hybrid": (0, (4, 2))}
 _WIDTH, _HEIGHT = 400, 240  # points; the page scales it
-_FONT = 11.5
+_FONT, _NAME_FONT = 11.5, 10.8
 _AREA = {"left": 0.14, "right": 0.74, "bottom": 0.125, "top": 0.955}
 _NAME_LENGTH = 16  # of a line, in the space at the right
-_LINE_SPACING = 13 / (_HEIGHT * (_AREA["top"] - _AREA["bottom"]))
+_NAME_HEIGHT = 13
 _STYLE = {"svg.fonttype": "none", "font.size": _FONT, "text.parse_math": False, "path.simplify": False}
 
 
-def svg(series: Series) -> str:
-    """Return a plot as an ``svg`` element for an HTML page that defines ``--c-NAME`` for each color of `PALETTE`."""
+def svg(series: Series, prefix: str) -> str:
+    """Return a plot as an ``svg`` element for an HTML page that defines ``--c-NAME`` for each color of `PALETTE`.
+
+    Args:
+        series: The points.
+        prefix: Of all ids, which are unique on a page.
+    """
     import matplotlib as mpl
 
-    name = printable(series.name)
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": prefix}):
         text = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        draw(series).savefig(text, format="svg", transparent=True, metadata=nothing)
+        _figure(series).savefig(text, format="svg", transparent=True, metadata=nothing)
     root = ElementTree.fromstring(text.getvalue())
-    _strip(root, re.sub(r"\W", "-", name))
-    _name_points(root, series)
+    _strip(root, prefix)
+    _name_points(root, prefix, series)
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": printable(series.title)}
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def draw(series: Series) -> Figure:
-    """Return a plot as a figure of matplotlib; its title and the name of its vertical axis are left to the caller."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))
-    figure.subplots_adjust(**_AREA)
-    axes = figure.add_subplot()
+def draw(axes: Axes, series: Series) -> None:
+    """Draw a plot; its title and the name of its vertical axis are left to the caller."""
     lines = _lines(series)
     _scale(axes, series, [point for points in lines.values() for point in points])
     for number, (name, points) in enumerate(lines.items()):
         _line(axes, number, name, points)
     _name_lines(axes, lines)
+
+
+def _figure(series: Series) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))
+    figure.subplots_adjust(**_AREA)
+    draw(figure.add_subplot(), series)
     return figure
 
 
@@ -93,7 +102,7 @@ def _color(number: int, name: str) -> str:
 
 def _line(axes: Axes, number: int, name: str, points: Sequence[Point]) -> None:
     color, marker = _color(number, name), _MARKERS.get(name, "o")
-    dashes = "solid" if name in MODES and name != "hybrid" else (0, (4, 2)) if name == "hybrid" else (0, (1.5, 1.5))
+    dashes = _DASHES.get(name, (0, (1.5, 1.5)))
     x, y = [each.x for each in points], [each.y for each in points]
     low, high = [each.low for each in points], [each.high for each in points]
     if len(points) > 1:
@@ -189,12 +198,12 @@ def _name_lines(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
     ends = {name: float(to_area.transform((points[-1].x, points[-1].y))[1]) for name, points in lines.items()}
     numbers = {name: number for number, name in enumerate(lines)}
     names = sorted(ends, key=lambda name: (ends[name], -numbers[name]))
-    for name, y in zip(names, _spread([ends[name] for name in names], _LINE_SPACING), strict=True):
+    height = axes.get_window_extent().height * 72 / axes.get_figure().dpi
+    for name, y in zip(names, _spread([ends[name] for name in names], _NAME_HEIGHT / height), strict=True):
         text = printable(name).replace("\n", " ")
         short = text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "\N{HORIZONTAL ELLIPSIS}"
-        axes.text(
-            1.03, y, short, transform=axes.transAxes, va="center", color=_color(numbers[name], name), weight="bold"
-        )
+        color = _color(numbers[name], name)
+        axes.text(1.03, y, short, transform=axes.transAxes, va="center", color=color, weight="bold", size=_NAME_FONT)
 
 
 def _spread(wanted: Sequence[float], gap: float) -> list[float]:
@@ -244,9 +253,8 @@ def _attributes(
             yield plain, re.sub(r"#(?=\w)", f"#{prefix}-", value)
 
 
-def _name_points(root: ElementTree.Element, series: Series) -> None:
+def _name_points(root: ElementTree.Element, prefix: str, series: Series) -> None:
     """Add a title to each point, which browsers show under the pointer."""
-    prefix = re.sub(r"\W", "-", printable(series.name))
     in_bytes = re.search(r"\bbytes\b|\bsize\b", series.x_label)
     found: dict[str, Any] = {element.attrib.get("id", ""): element for element in root.iter("g")}
     for number, (name, points) in enumerate(_lines(series).items()):

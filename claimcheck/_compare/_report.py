@@ -6,9 +6,10 @@ import base64
 import datetime
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,10 @@ def render(comparison: Comparison) -> str:
     return _template().render(  # type: ignore[no-any-return]
         run=comparison,
         facts=_run_facts(comparison),
-        plots=[{"series": each, "svg": Markup(svg(each))} for each in _plots(comparison.experiments)],
+        plots=[
+            {"series": each, "by": _by(each), "note": note, "svg": Markup(svg(each, f"plot-{number}"))}
+            for number, (each, note) in enumerate(_plots(comparison.experiments))
+        ],
         modes=MODES,
         rows=rows,
         summary=_summary(rows),
@@ -74,7 +78,6 @@ def render(comparison: Comparison) -> str:
         css=Markup(_text("report.css")),
         script=Markup(script),
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        version=metadata.version("claimcheck"),
     )
 
 
@@ -119,11 +122,17 @@ def _date(text: str) -> str:
         return text
 
 
-def _plots(experiments: Sequence[Experiment]) -> Iterator[Series]:
-    """The plots that have points, the most asked for first."""
+def _plots(experiments: Sequence[Experiment]) -> Iterator[tuple[Series, str]]:
+    """The plots that have points, the most important first, with the assumptions of computed ones."""
     places = {name: place for place, name in enumerate(_PLOTS_FIRST)}
     for each in sorted(experiments, key=lambda each: places.get(each.name, len(places))):
-        yield from (series for series in each.series if any(series.points.values()))
+        note = each.explanation if each.name == "cost" else ""
+        yield from ((series, note) for series in each.series if any(series.points.values()))
+
+
+def _by(series: Series) -> str:
+    """The name of the horizontal axis, whose ticks have units."""
+    return re.sub(r" (\(bytes\)|in bytes)$", "", series.x_label)
 
 
 def _summary(rows: Sequence[Experiment]) -> str:

@@ -11,6 +11,7 @@ import yaml
 
 from claimcheck._compare._cost import estimate, load_prices, monthly_cost
 from claimcheck.errors import ConfigError
+from tests.docs_pages import blocks
 
 MB = 10**6
 # 73 days are 2.4 months, and 36.5 days are 1.2.
@@ -127,6 +128,11 @@ def test_each_number_of_the_shipped_file_matters(tmp_path, path):
 
 def test_the_default_is_the_shipped_file():
     assert load_prices().source == SHIPPED["source"]
+
+
+def test_the_documented_file_is_the_shipped_one():
+    (block,) = (each for each in blocks("docs/guides/strategies.md") if each.note.startswith("not run: a price file"))
+    assert block.code == (resources.files("claimcheck._compare") / "prices.yaml").read_text()
 
 
 def without(*path):
