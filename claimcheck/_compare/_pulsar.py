@@ -308,6 +308,7 @@ class _PulsarTestConsumer:
 
     def __init__(self, client: Any, names: list[str], group: str, admin: TopicAdmin | None) -> None:
         self._client, self._names, self._group, self._admin = client, names, group, admin
+        self._closed = False
         self._position = _position if isinstance(client, PulsarConsumer) else _serialized
 
     def receive(self, timeout: float) -> Received | None:
@@ -340,19 +341,29 @@ class _PulsarTestConsumer:
             time.sleep(_POLL_SECONDS)
 
     def seek(self, partition: int, position: int | str) -> None:
-        """Continue at a message, which may be a chunk."""
-        name = self._names[partition]
-        text = str(position)
-        if ":" in text:
-            ledger, entry, *batch = map(int, text.split(":"))
-            number = partition if len(self._names) > 1 else -1
-            self._client.seek(native_id(name, number, ledger, entry, batch[0] if batch else -1))
-        else:
-            self._client.seek(vendor().MessageId.deserialize(bytes.fromhex(text), topic=name))
+        """Continue at a message, which may be a chunk; waits while the topic is being unloaded."""
+        target, end = self._target(self._names[partition], partition, str(position)), time.monotonic() + _SECONDS
+        while True:
+            try:
+                self._client.seek(target)
+                return
+            except vendor().NotConnected:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(_POLL_SECONDS)
+
+    def _target(self, name: str, partition: int, position: str) -> pulsar.MessageId:
+        if ":" not in position:
+            return vendor().MessageId.deserialize(bytes.fromhex(position), topic=name)
+        ledger, entry, *batch = map(int, position.split(":"))
+        number = partition if len(self._names) > 1 else -1
+        return native_id(name, number, ledger, entry, batch[0] if batch else -1)
 
     def close(self) -> None:
-        """Close the consumer; its subscription stays."""
-        self._client.close()
+        """Close the consumer; its subscription stays. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._client.close()
 
     def _cursor(self, name: str) -> dict[str, Any]:
         assert self._admin is not None
