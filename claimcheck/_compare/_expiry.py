@@ -11,6 +11,8 @@ from typing import Any, Literal
 from claimcheck._compare._lab import Lab
 from claimcheck._compare._model import CompareError, Experiment, Mode, Verdict
 from claimcheck._compare._payloads import MIN_BYTES
+from claimcheck._sweep import Sweep
+from claimcheck.errors import ScanNotSupportedError
 
 __all__ = ["CLAIMED", "Case", "Watch", "judge", "result", "run"]
 
@@ -25,6 +27,7 @@ SHORT_SECONDS = 2.0
 Case = Literal["short lifetime", "short retention"]
 
 _WATCH_SECONDS: dict[Case, float] = {"short lifetime": 3.0, "short retention": 7.0}  # beyond that
+_KEPT_SECONDS = 1.0  # beyond the lifetime; a store that still has the payload then does not delete by itself
 _PAUSE_SECONDS = 0.25
 _FLUSH_SECONDS = 60.0
 _FIRST_SECONDS = 30.0
@@ -42,6 +45,7 @@ class Watch:
         payload_lost: When it was no longer readable by a consumer; ``None`` if it was to the end.
         messages_lost: When the topic had no readable message left; ``None`` if it had to the end.
         watched: How long this was observed.
+        swept: Whether the store was swept after the lifetime, because the payload was still there.
     """
 
     mode: Mode
@@ -49,6 +53,7 @@ class Watch:
     payload_lost: float | None
     messages_lost: float | None
     watched: float
+    swept: bool = False
 
 
 def run(lab: Lab) -> Experiment:
@@ -99,7 +104,7 @@ class _Watcher:
         self.topic = lab.topic(mode, "expiry", settings)
         stack.callback(lab.delete_topic, self.topic)
         options: dict[str, Any] = {"ttl_seconds": SHORT_SECONDS} if case == "short lifetime" else {}
-        cc = stack.enter_context(lab.claimcheck(mode, **options))
+        self._cc = cc = stack.enter_context(lab.claimcheck(mode, **options))
         self._consumer = lab.broker.consumer(mode, self.topic, cc, group=self.topic)
         stack.callback(self._consumer.close)
         self._producer = lab.broker.producer(mode, self.topic, cc, max_message_bytes=settings.max_message_bytes)
@@ -137,12 +142,23 @@ class _Watcher:
             messages_lost = self._elapsed()
         if payload_lost is None and not self._is_readable():
             payload_lost = self._elapsed()
-        self.watch = replace(watch, payload_lost=payload_lost, messages_lost=messages_lost, watched=self._elapsed())
+        swept = watch.swept or (payload_lost is None and self._sweeps())
+        self.watch = Watch(watch.mode, watch.case, payload_lost, messages_lost, self._elapsed(), swept)
         lost = payload_lost if watch.case == "short lifetime" else messages_lost
         return lost is not None or self._elapsed() >= SHORT_SECONDS + _WATCH_SECONDS[watch.case]
 
     def _elapsed(self) -> float:
         return self._lab.clock() - self._began
+
+    def _sweeps(self) -> bool:
+        """Sweep the store if the payload should be gone by now; returns whether that was possible."""
+        name = self._lab.space.name
+        if name is None or self.watch.case != "short lifetime" or self._elapsed() < SHORT_SECONDS + _KEPT_SECONDS:
+            return False
+        with contextlib.suppress(ScanNotSupportedError):
+            Sweep(dry_run=False, grace_seconds=0).run(self._cc.store(name))
+            return True
+        return False
 
     def _is_readable(self) -> bool:
         self._consumer.seek(self._partition, self._position)
@@ -205,12 +221,15 @@ def _pointer_outlived(watch: Watch | None) -> tuple[str, bool | None]:
     if watch is None:
         return "There is no store whose payloads could expire.", None
     if watch.payload_lost is None:
-        text = "The store kept the payload beyond its lifetime: only a lifecycle rule or a sweep deletes from it."
+        why = "although it was swept" if watch.swept else "and cannot be swept: a lifecycle rule has to delete it"
+        text = f"The store kept the payload beyond its lifetime, {why}."
         return text, None
     if watch.payload_lost < SHORT_SECONDS - _PAUSE_SECONDS:
         return f"The payload was lost after {watch.payload_lost:.1f} s, before its lifetime ended.", False
     if watch.messages_lost is not None and watch.messages_lost <= watch.payload_lost:
         return "The pointer was lost no later than its payload.", False
+    if watch.swept:
+        return "The store kept the payload until it was swept; the pointer to it was still readable then.", True
     return f"The pointer was still readable when its payload expired after {watch.payload_lost:.1f} s.", True
 
 
@@ -231,7 +250,7 @@ def _line(watch: Watch) -> str:
     lost = watch.payload_lost if watch.case == "short lifetime" else watch.messages_lost
     if lost is None:
         return f"{what} {limit}: readable to the end of the test, {watch.watched:.0f} s"
-    return f"{what} {limit}: {_first(watch)} lost after {lost:.1f} s"
+    return f"{what} {limit}: {_first(watch)} lost after {lost:.1f} s{', by a sweep' if watch.swept else ''}"
 
 
 def _row(watch: Watch) -> tuple[str | float | None, ...]:

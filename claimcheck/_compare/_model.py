@@ -17,6 +17,7 @@ __all__ = [
     "Comparison",
     "Experiment",
     "Mode",
+    "NotMeasuredError",
     "Point",
     "Recommendation",
     "Series",
@@ -38,6 +39,10 @@ MODES: tuple[Mode, ...] = ("external", "chunking", "hybrid", "native")
 
 class CompareError(ClaimCheckError):
     """The comparison cannot run: what is missing, and what to do. Everything it had created was removed."""
+
+
+class NotMeasuredError(CompareError):
+    """This broker, or the way in which it is connected, does not permit a measurement; the others go on."""
 
 
 Verdict = Literal["agrees", "disagrees", "partly", "not measured"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
-from claimcheck._compare._model import Experiment, Mode, Verdict
+from claimcheck._compare._model import Experiment, Mode, NotMeasuredError, Verdict
 from claimcheck._compare._trial import Delivery, Trial
 
 if TYPE_CHECKING:
@@ -116,8 +116,11 @@ def run(lab: Lab) -> Experiment:
     spreads = []
     for mode in lab.modes:
         lab.progress(f"partitions: {mode}, payloads without a key")
-        with Trial.of(lab, mode, "partitions", partitions=_PARTITIONS) as trial:
-            spreads.append(_spread(trial))
+        try:
+            with Trial.of(lab, mode, "partitions", partitions=_PARTITIONS) as trial:
+                spreads.append(_spread(trial))
+        except NotMeasuredError as error:
+            return Experiment("partitions", "Partitions", CLAIMED, {}, "not measured", f"Not measured: {error}.")
     return judge(spreads)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import re
 import threading
 import time
@@ -18,7 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from claimcheck._compare._broker import BrokerAddress, Received, TopicSettings
-from claimcheck._compare._model import CompareError, Mode
+from claimcheck._compare._broker_options import PULSAR_OPTIONS, options_from
+from claimcheck._compare._model import CompareError, Mode, NotMeasuredError
 from claimcheck._compare._pulsar_admin import TopicAdmin
 from claimcheck._compare._sampling import PayloadSizes
 from claimcheck.errors import ClaimCheckError
@@ -46,7 +48,6 @@ _QUEUE_BYTES = 16 << 20
 _MAX_QUEUE = 1000
 _PARTITION = re.compile(r"-partition-(\d+)$")
 _RANGE = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
-_OPTIONS = ("token", "namespace", "tls_trust_certs_file_path", "listener_name")
 
 
 def connect(address: BrokerAddress) -> PulsarBroker:
@@ -59,7 +60,7 @@ class PulsarBroker:
 
     Args:
         address: Its options are ``token``, ``tls_trust_certs_file_path``, ``listener_name``, and the ``namespace`` of
-            new topics, which is ``public/default``.
+            new topics, by default ``public/default``. They take precedence over those of the environment.
 
     Raises:
         CompareError: No broker answered, or an option is unknown.
@@ -67,9 +68,9 @@ class PulsarBroker:
 
     def __init__(self, address: BrokerAddress) -> None:
         self.address = address
-        options = dict(address.options)
-        if unknown := sorted(set(options) - set(_OPTIONS)):
-            raise CompareError(f"Pulsar has no option {unknown[0]!r} here: use one of {', '.join(_OPTIONS)}")
+        options = {**options_from(os.environ, "pulsar"), **dict(address.options)}
+        if unknown := sorted(set(options) - set(PULSAR_OPTIONS)):
+            raise CompareError(f"Pulsar has no option {unknown[0]!r} here: use one of {', '.join(PULSAR_OPTIONS)}")
         self._namespace = options.get("namespace", "public/default")
         self._client = _client(address.url, options)
         self._admin = _admin(address, options)
@@ -111,7 +112,7 @@ class PulsarBroker:
         if self._admin is None:
             if settings.partitions > 1 or settings.retention_seconds is not None:
                 what = "several partitions" if settings.partitions > 1 else "an expiry"
-                raise CompareError(f"a topic with {what} needs Pulsar's web service: pass --admin-url")
+                raise NotMeasuredError(f"a topic with {what} needs Pulsar's web service: pass --admin-url")
             self._client.create_producer(name).close()  # creates it, where the broker permits that
             return
         self._admin.create(name, settings.partitions)

@@ -188,7 +188,7 @@ _COLUMNS = (
 
 def judge(samples: Sequence[Samples], *, limit_bytes: int) -> Experiment:
     """Return the experiment for the rounds of all sizes and modes. Pure."""
-    modes = list(dict.fromkeys(each.mode for each in samples))
+    modes: list[str] = list(dict.fromkeys(each.mode for each in samples))
     series = tuple(
         Series(name, title, "payload in bytes", unit, {mode: _line(name, mode, samples) for mode in modes})
         for name, (title, unit) in _TITLES.items()
@@ -210,11 +210,11 @@ def judge(samples: Sequence[Samples], *, limit_bytes: int) -> Experiment:
     )
 
 
-def _of(mode: Mode, samples: Sequence[Samples]) -> list[Samples]:
+def _of(mode: str, samples: Sequence[Samples]) -> list[Samples]:
     return [each for each in samples if each.mode == mode]
 
 
-def _line(name: str, mode: Mode, samples: Sequence[Samples]) -> tuple[Point, ...]:
+def _line(name: str, mode: str, samples: Sequence[Samples]) -> tuple[Point, ...]:
     return tuple(_MEASURES[name](each) for each in sorted(_of(mode, samples), key=lambda each: each.size))
 
 

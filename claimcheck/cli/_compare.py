@@ -29,38 +29,32 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|B|KB|MB|GB|KiB|MiB|GiB)", re.IGNORECASE
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
-class _Sizes(click.ParamType):
-    """Sizes separated by commas."""
-
-    name = "sizes"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Return bytes."""
-        sizes = []
-        for text in str(value).split(","):
-            match = _SIZE.fullmatch(text.strip())
-            if match is None:
-                self.fail(f"{text.strip()!r} is not a size: use for example 64KiB,1MiB", param, ctx)
-            sizes.append(int(float(match[1]) * _UNITS[match[2].lower()]))
-        return tuple(sizes)
+def _sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Parse sizes that are separated by commas."""
+    if value is None:
+        return None
+    sizes = []
+    for text in value.split(","):
+        match = _SIZE.fullmatch(text.strip())
+        if match is None:
+            raise click.BadParameter(f"{text.strip()!r} is not a size: use for example 64KiB,1MiB", ctx, param)
+        sizes.append(int(float(match[1]) * _UNITS[match[2].lower()]))
+    return tuple(sizes)
 
 
-class _Names(click.ParamType):
-    """Names of experiments separated by commas."""
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Parse names of experiments that are separated by commas."""
+    if value is None:
+        return None
+    from claimcheck._compare._model import CompareError
+    from claimcheck._compare._schedule import selected
 
-    name = "names"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Return the names, which are those of experiments."""
-        from claimcheck._compare._model import CompareError
-        from claimcheck._compare._schedule import selected
-
-        names = tuple(name.strip() for name in str(value).split(",") if name.strip())
-        try:
-            selected(names)
-        except CompareError as error:
-            self.fail(str(error), param, ctx)
-        return names
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    try:
+        selected(names)
+    except CompareError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+    return names
 
 
 _FILE = click.Path(exists=True, dir_okay=False)
@@ -72,7 +66,7 @@ _FILE = click.Path(exists=True, dir_okay=False)
 @click.option("--admin-url", metavar="URL", help="Pulsar's web service; without it some rows cannot be measured.")
 @click.option("--client-config", metavar="FILE", type=_FILE, help="Further client settings, a name=value per line.")
 @click.option("--config", metavar="FILE", type=_FILE, help="The configuration.  [default: files in a temporary folder]")
-@click.option("--sizes", metavar="SIZES", type=_Sizes(), help="Payload sizes, for example 64KiB,1MiB,10MiB.")
+@click.option("--sizes", metavar="SIZES", callback=_sizes, help="Payload sizes, for example 64KiB,1MiB,10MiB.")
 @click.option(
     "--payloads",
     metavar="DIR",
@@ -80,7 +74,7 @@ _FILE = click.Path(exists=True, dir_okay=False)
     help="Use the sizes and contents of these files.",
 )
 @click.option("--sample-topic", metavar="TOPIC", help="Use the payload sizes of an existing topic.")
-@click.option("--only", metavar="NAMES", type=_Names(), help="Run some experiments only, for example speed,seek.")
+@click.option("--only", metavar="NAMES", callback=_names, help="Run some experiments only, for example speed,seek.")
 @click.option("--rounds", type=click.IntRange(1, 1000), help="How often measurements are repeated.  [default: 5]")
 @click.option("--quick", is_flag=True, help="A trial run; its figures mean little.")
 @click.option("--prices", metavar="FILE", type=_FILE, help="Prices for the cost per month.  [default: an example]")

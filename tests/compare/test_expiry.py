@@ -5,6 +5,7 @@ import pytest
 from claimcheck._compare import _expiry, _kafka, _pulsar
 from claimcheck._compare._broker import BrokerAddress
 from claimcheck._compare._expiry import SHORT_SECONDS, Watch, judge, result
+from claimcheck._sweep import Sweep
 from tests.compare.rig import embedded, lab_on
 
 LATER = SHORT_SECONDS + 1
@@ -27,12 +28,22 @@ def test_a_pointer_outlives_its_payload(tmp_path, fake_redis_url):
     assert "messages_lost_seconds/external/short_lifetime" not in found.facts
 
 
-def test_a_store_that_keeps_payloads_is_seen(tmp_path):
+def test_a_store_that_deletes_nothing_by_itself_is_swept(tmp_path):
+    with lab_on(embedded(tmp_path), tmp_path) as lab:
+        found = _expiry.run(lab)
+    assert found.verdict == "partly"
+    assert "kept the payload until it was swept" in found.explanation
+    assert "by a sweep" in found.measured["external"]
+    assert found.facts["payload_lost_seconds/external/short_lifetime"] >= SHORT_SECONDS
+    assert found.facts["stored_without_message"] == 0
+
+
+def test_a_store_that_keeps_payloads_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(_expiry, "Sweep", lambda **options: Sweep(**options | {"grace_seconds": 3600}))
     with lab_on(embedded(tmp_path), tmp_path) as lab:
         found = _expiry.run(lab)
     assert found.verdict == "not measured"
     assert "kept the payload beyond its lifetime" in found.explanation
-    assert found.facts == {"stored_without_message": 0}
 
 
 def test_a_broker_that_loses_pointers_is_seen(tmp_path, fake_redis_url):

@@ -5,9 +5,9 @@ import uuid
 
 import pytest
 
-from claimcheck._compare import _pulsar
+from claimcheck._compare import _partitions, _pulsar
 from claimcheck._compare._broker import BrokerAddress, TopicSettings
-from claimcheck._compare._model import MODES, CompareError
+from claimcheck._compare._model import MODES, CompareError, NotMeasuredError
 from tests import servers
 from tests.compare import broker_checks as checks
 from tests.compare.rig import lab_on
@@ -126,8 +126,14 @@ def test_without_the_web_service_the_messages_are_read(without_admin):
 
 @pytest.mark.parametrize("settings", [TopicSettings(partitions=2), TopicSettings(retention_seconds=5)])
 def test_without_the_web_service_errors_name_it(without_admin, settings):
-    with pytest.raises(CompareError, match="pass --admin-url"):
+    with pytest.raises(NotMeasuredError, match="pass --admin-url"):
         without_admin.broker.create_topic(TOPIC.format(uuid.uuid4().hex), settings)
+
+
+def test_without_the_web_service_partitions_are_not_measured(without_admin):
+    found = _partitions.run(without_admin)
+    assert found.verdict == "not measured"
+    assert "pass --admin-url" in found.explanation
 
 
 # Errors --------------------------------------------------------------------------------------------------------
