@@ -26,7 +26,7 @@ from claimcheck._compare._local import EmbeddedBroker
 from claimcheck._compare._model import CompareError, Comparison, Experiment, as_json, from_json, size_text
 from claimcheck._compare._runner import Options, Progress, compare
 from claimcheck._compare._schedule import Plan, Schedule
-from claimcheck._compare._terminal import show
+from claimcheck._compare._terminal import printable, show
 from claimcheck.cli._commands import commands
 from claimcheck.config import from_dict
 from tests.compare.comparisons import comparison, hostile
@@ -380,7 +380,7 @@ def test_the_summary_fits_one_screen_and_ends_with_the_configuration(result):
     assert max(map(len, lines)) <= 100, text
     assert "\x1b" not in text
     assert result.recommendation is not None
-    assert lines[-1].strip() == result.recommendation.yaml.rstrip().split("\n")[-1].strip()
+    assert lines[-1].strip() == printable(result.recommendation.yaml.rstrip().split("\n")[-1]).strip()
 
 
 # The command ---------------------------------------------------------------------------------------------------
