@@ -26,7 +26,7 @@ from claimcheck._compare._local import EmbeddedBroker
 from claimcheck._compare._model import CompareError, Comparison, Experiment, as_json, from_json, size_text
 from claimcheck._compare._runner import Options, Progress, compare
 from claimcheck._compare._schedule import Plan, Schedule
-from claimcheck._compare._terminal import show
+from claimcheck._compare._terminal import printable, show
 from claimcheck.cli._commands import commands
 from claimcheck.config import from_dict
 from tests.compare.comparisons import comparison, hostile
@@ -380,7 +380,7 @@ def test_the_summary_fits_one_screen_and_ends_with_the_configuration(result):
     assert max(map(len, lines)) <= 100, text
     assert "\x1b" not in text
     assert result.recommendation is not None
-    assert lines[-1].strip() == result.recommendation.yaml.rstrip().split("\n")[-1].strip()
+    assert lines[-1].strip() == printable(result.recommendation.yaml.rstrip().split("\n")[-1]).strip()
 
 
 # The command ---------------------------------------------------------------------------------------------------
@@ -416,16 +416,6 @@ def test_wrong_usage_is_one_line(arguments, code, text):
 
     assert (result.exit_code, text in result.stderr) == (code, True), result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_client_settings_are_read_from_a_file_and_not_repeated_in_errors(tmp_path):
-    file = tmp_path / "client.properties"
-    file.write_text("# comment\n\nsasl.password=hunter2=x\nno equals hunter3\n")
-    result = CliRunner().invoke(commands, ["compare", "--kafka", "localhost:1", "--client-config", str(file)])
-
-    assert result.exit_code == 3
-    assert "line 4" in result.stderr
-    assert "hunter" not in result.stderr
 
 
 def test_a_broker_that_is_not_there_is_one_line(tmp_path):

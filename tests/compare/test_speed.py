@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,10 @@ class TwoModes(Lab):
 
 @pytest.fixture
 def lab(tmp_path):
-    with lab_on(embedded(tmp_path), tmp_path, sizes=(64 * KIB, 2 * MIB), rounds=2, quick=True) as made:
-        made.__class__ = TwoModes
+    with lab_on(embedded(tmp_path), tmp_path, sizes=(64 * KIB, 2 * MIB), rounds=2, quick=True) as plain:
+        made = TwoModes(**{each.name: getattr(plain, each.name) for each in fields(plain) if each.name[0] != "_"})
         yield made
+        made.clean_up()
 
 
 def report(size: int, count: int, seconds: float, *, latencies: tuple[float, ...] = (), cpu: float = 0.0) -> Report:
