@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["PulsarBroker", "connect"]
 
 _log = logging.getLogger(__name__)
-_quiet = logging.getLogger(f"{__name__}.client")  # the client would write to standard output
-_quiet.setLevel(logging.CRITICAL + 1)
 
 _SECONDS = 15.0
 _POLL_SECONDS = 0.01
@@ -382,7 +380,9 @@ def _client(url: str, options: dict[str, str]) -> pulsar.Client:
             tls_trust_certs_file_path=options.get("tls_trust_certs_file_path"),
             tls_validate_hostname=True,
             listener_name=options.get("listener_name"),
-            logger=_quiet,
+            # By default the client writes to standard output. It passes messages of every level to a Python logger, and
+            # writes those that are not text, for example with a payload, to standard output nevertheless.
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
         )
     except (pulsar.PulsarException, ValueError, RuntimeError) as error:
         raise CompareError(
