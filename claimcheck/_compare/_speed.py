@@ -213,8 +213,8 @@ def judge(samples: Sequence[Samples], *, limit_bytes: int) -> Experiment:
         verdict="agrees",
         explanation=(
             "Rounds of all modes were interleaved in random order. Throughput counts the payload's bytes until the last"
-            " acknowledgement or delivery; latency is that of one payload at a time. Consumers read what is in the topic;"
-            " the first payload after each seek is not counted."
+            " acknowledgement or delivery; latency is that of one payload at a time. Consumers read what is in the"
+            " topic; the first payload after each seek is not counted."
         ),
         columns=_COLUMNS,
         rows=tuple(_row(each) for each in samples),
