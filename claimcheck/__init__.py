@@ -7,12 +7,14 @@ broker. The consumer gets the original bytes back, verified. Start with `load`.
 from claimcheck._check import CheckReport, Finding
 from claimcheck._client import ClaimCheck, from_dict, load
 from claimcheck._envelope import HEADER, Envelope
+from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._outbound import Outbound
 from claimcheck._payload import Payload
 from claimcheck._pointer import Pointer
 from claimcheck._resolver import Dropped, Failed, Resolved, Resolver
 from claimcheck._store import RangeStore, Store
 from claimcheck._strategy import Strategy
+from claimcheck._sweep import SweepReport
 from claimcheck._wire_size import WireLimit
 from claimcheck.config import Config
 from claimcheck.errors import (
@@ -31,6 +33,7 @@ from claimcheck.errors import (
     PayloadTooLargeError,
     PayloadTypeError,
     PointerRejectedError,
+    ScanNotSupportedError,
     StoreError,
     StoreUnavailableError,
     TransportError,
@@ -45,6 +48,7 @@ __all__ = [
     "load",
     # values
     "CheckReport",
+    "Deletion",
     "Dropped",
     "Envelope",
     "Failed",
@@ -54,6 +58,8 @@ __all__ = [
     "Pointer",
     "Resolved",
     "Resolver",
+    "StoreEntry",
+    "SweepReport",
     # extension points
     "HEADER",
     "RangeStore",
@@ -76,6 +82,7 @@ __all__ = [
     "PayloadTooLargeError",
     "PayloadTypeError",
     "PointerRejectedError",
+    "ScanNotSupportedError",
     "StoreError",
     "StoreUnavailableError",
     "TransportError",

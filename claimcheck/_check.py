@@ -16,7 +16,7 @@ from claimcheck._validation import is_placeholder, without_secrets
 from claimcheck.config import Config, StoreConfig, expand, signing_key
 from claimcheck.errors import ClaimCheckError, ConfigError
 
-__all__ = ["CheckReport", "Finding", "check"]
+__all__ = ["CheckReport", "Finding", "check", "check_address", "reason_of", "remote_hosts"]
 
 _PROBE = b"claimcheck check"
 _HOUR = 3600
@@ -37,6 +37,8 @@ class Finding:
         message: The result in one sentence, without secrets.
         fix: What to do about it; may be empty.
         error: The exception behind an ``error``, if there was one.
+        id: A stable name of this kind of finding, for example ``connection-plain``; the same in every release.
+        why: What happens if nothing is done; only ``claimcheck doctor`` fills it in.
     """
 
     severity: Literal["error", "warning", "info"]
@@ -44,6 +46,8 @@ class Finding:
     message: str
     fix: str = ""
     error: Exception | None = field(default=None, repr=False, compare=False)
+    id: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class CheckReport:
             expected, _, hint = (problem.expected or "").partition("; did you mean ")
             message = f"found {problem.found}, expected {expected}" if problem.expected else problem.message
             fix = f"Did you mean {hint}" if hint else ""
-            findings.append(Finding("error", problem.path, message, fix, error))
+            findings.append(Finding("error", problem.path, message, fix, error, id="config-invalid"))
         return cls(tuple(findings))
 
     @property
@@ -108,10 +112,12 @@ def _general(config: Config) -> Iterator[Finding]:
     yield from _threshold("", config)
     if config.strategy == "hybrid":
         message = f"while the store {config.store!r} fails, payloads go through the broker as chunks"
-        yield Finding("info", "strategy", message, "Give messages a key, and size the broker for this load.")
+        fix = "Give messages a key, and size the broker for this load."
+        yield Finding("info", "strategy", message, fix, id="strategy-hybrid")
     if config.reads_from is not None and config.store is not None and config.store not in config.reads_from:
         fix = f"Add {config.store!r} to reads_from, unless this process only writes."
-        yield Finding("warning", "reads_from", f"this process cannot read from {config.store!r}, its own store", fix)
+        message = f"this process cannot read from {config.store!r}, its own store"
+        yield Finding("warning", "reads_from", message, fix, id="reads-from-own-store")
 
 
 def _threshold(prefix: str, config: Config) -> Iterator[Finding]:
@@ -121,24 +127,28 @@ def _threshold(prefix: str, config: Config) -> Iterator[Finding]:
     brokers = "Kafka and Pulsar" if threshold > _PULSAR_BYTES else "Kafka"
     message = f"{threshold:,} bytes is more than {brokers} accept{'s' if brokers == 'Kafka' else ''} by default"
     fix = "Use auto, which follows the producer's own limit, or raise the limit of the broker and all its clients."
-    yield Finding("warning", f"{prefix}threshold_bytes", message, fix)
+    yield Finding("warning", f"{prefix}threshold_bytes", message, fix, id="threshold-high")
 
 
 def _signing(config: Config) -> Iterator[Finding]:
     signing = config.signing
     if not signing.keys:
         message = "pointers are not signed: anyone who can write to a topic can point at any payload in your stores"
-        yield Finding("info", "signing", message, "Set signing.key_id and signing.keys.")
+        yield Finding("info", "signing", message, "Set signing.key_id and signing.keys.", id="signing-off")
         return
     if not signing.require:
         message = "there are keys, but readers accept pointers without a signature"
-        yield Finding("warning", "signing.require", message, "Set it to true when all writers sign.")
+        yield Finding(
+            "warning", "signing.require", message, "Set it to true when all writers sign.", id="signing-optional"
+        )
     if signing.key_id is None:
-        yield Finding("info", "signing.key_id", "this process verifies signatures but signs nothing")
+        message = "this process verifies signatures but signs nothing"
+        yield Finding("info", "signing.key_id", message, id="signing-verify-only")
     for name, secret in signing.keys.items():
         if not is_placeholder(secret):
             fix = "Put it into the environment and write ${NAME}."
-            yield Finding("warning", f"signing.keys.{name}", "the secret is in the configuration itself", fix)
+            message = "the secret is in the configuration itself"
+            yield Finding("warning", f"signing.keys.{name}", message, fix, id="secret-in-file")
 
 
 def _destinations(config: Config) -> Iterator[Finding]:
@@ -148,7 +158,7 @@ def _destinations(config: Config) -> Iterator[Finding]:
         earlier = next((each for each in patterns[:place] if fnmatchcase(pattern, each)), None)
         if earlier is not None:
             message = f"never used: {earlier!r} comes first and matches the same destinations"
-            yield Finding("warning", path, message, f"Move it above {earlier!r}.")
+            yield Finding("warning", path, message, f"Move it above {earlier!r}.", id="destination-unused")
         if override.threshold_bytes != config.threshold_bytes:
             yield from _threshold(f"{path}.", override)
 
@@ -160,51 +170,58 @@ def _store(path: str, store: StoreConfig) -> Iterator[Finding]:
     yield from _lifetime(path, store)
     for option in _ADDRESSES:
         if isinstance(url := store.options.get(option), str):
-            yield from _address(f"{path}.{option}", url)
+            yield from check_address(f"{path}.{option}", url)
     if store.type == "memory":
         text = "payloads are in this process's memory: no other process can read them, and they are lost when it ends"
-        yield Finding("warning", path, text, "Use another type outside of tests.")
+        yield Finding("warning", path, text, "Use another type outside of tests.", id="store-memory")
     if store.type == "filesystem":
         yield from _directory(f"{path}.path", str(store.options.get("path", "")))
     if store.options.get("tls_validate_hostname") is False:
         message = "any valid certificate is accepted, even one for another host"
-        yield Finding("warning", f"{path}.tls_validate_hostname", message, "Set it to true.")
+        yield Finding("warning", f"{path}.tls_validate_hostname", message, "Set it to true.", id="hostname-unverified")
 
 
 def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
     ttl = store.options.get("ttl_seconds", "default")
     if isinstance(ttl, (int, float)) and ttl < _HOUR:
         message = f"payloads expire after {ttl:g} seconds; a consumer that is further behind loses them"
-        yield Finding("warning", f"{path}.ttl_seconds", message, "Use at least the retention of the topics.")
+        fix = "Use at least the retention of the topics."
+        yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="lifetime-short")
     if store.type == "redis" and ttl is None:
         message = "payloads never expire, and the server's memory fills up"
-        yield Finding("warning", f"{path}.ttl_seconds", message, "Set it to the retention of the topics.")
+        fix = "Set it to the retention of the topics."
+        yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="redis-no-expiry")
     if store.type in ("filesystem", "s3", "obstore"):
         place = "bucket" if store.type != "filesystem" else "directory"
         fix = f"Delete old payloads with {'a lifecycle rule' if place == 'bucket' else 'a cron job'}."
-        yield Finding("info", path, f"claimcheck deletes no expired payloads in this {place}", fix)
+        message = f"claimcheck deletes no expired payloads in this {place}"
+        yield Finding("info", path, message, fix, id="store-no-expiry")
 
 
-def _address(path: str, url: str) -> Iterator[Finding]:
+def check_address(path: str, url: str) -> Iterator[Finding]:
+    """Yield what is insecure about the address of a server; it may have ``${NAME}`` in it."""
     if not is_placeholder(url) and (urlsplit(url).password or "password=" in url):
         fix = "Put it into the environment and write ${NAME}."
-        yield Finding("warning", path, "the password is in the configuration itself", fix)
+        yield Finding("warning", path, "the password is in the configuration itself", fix, id="secret-in-file")
     try:
         parts = urlsplit(expand(url, path=path))
     except (ConfigError, ValueError):  # the variable is not set here, which `open` reports
         return
-    remote = [host for host in _hosts(parts.netloc) if not _is_loopback(host)]
+    remote = remote_hosts(parts.netloc)
     if parts.scheme in _PLAIN_SCHEMES and remote:
         scheme = {"http": "https", "pulsar": "pulsar+ssl"}.get(parts.scheme, parts.scheme.replace("redis", "rediss", 1))
         fix = f"Use {scheme}://, or a network that no one else can read."
-        yield Finding("warning", path, f"connections to {remote[0]} are not encrypted", fix)
+        message = f"connections to {remote[0]} are not encrypted"
+        yield Finding("warning", path, message, fix, id="connection-plain")
     if parse_qs(parts.query).get("ssl_cert_reqs") == ["none"]:
-        yield Finding("warning", path, "certificates are not verified", "Remove ssl_cert_reqs=none.")
+        fix = "Remove ssl_cert_reqs=none."
+        yield Finding("warning", path, "certificates are not verified", fix, id="certificate-unverified")
 
 
-def _hosts(netloc: str) -> list[str]:
-    places = netloc.rpartition("@")[2].split(",")
-    return [urlsplit(f"//{place}").hostname or "" for place in places if place]
+def remote_hosts(places: str) -> list[str]:
+    """Return the hosts in ``[user:password@]host:port,...`` that are not this machine."""
+    hosts = [urlsplit(f"//{place}").hostname or "" for place in places.rpartition("@")[2].split(",") if place]
+    return [host for host in hosts if not _is_loopback(host)]
 
 
 def _is_loopback(host: str) -> bool:
@@ -220,10 +237,12 @@ def _directory(path: str, directory: str) -> Iterator[Finding]:
     full = os.path.abspath(os.path.expanduser(directory))
     if any(full == each or full.startswith(f"{each}/") for each in _TEMPORARY):
         message = f"{full} may be emptied at any time, for example by a restart"
-        yield Finding("warning", path, message, "Use a directory that lasts, on a volume that all readers share.")
+        fix = "Use a directory that lasts, on a volume that all readers share."
+        yield Finding("warning", path, message, fix, id="filesystem-temporary")
     elif not os.path.isabs(os.path.expanduser(directory)):
         message = "a relative path names a different directory in every process that starts elsewhere"
-        yield Finding("warning", path, message, f"Use an absolute path, for example {full}.")
+        fix = f"Use an absolute path, for example {full}."
+        yield Finding("warning", path, message, fix, id="filesystem-relative")
 
 
 # Opening -------------------------------------------------------------------------------------------------------
@@ -235,7 +254,7 @@ def _open_keys(config: Config) -> Iterator[Finding]:
         try:
             signing_key(secret, path=path)
         except ConfigError as error:
-            yield _failure(path, error)
+            yield _failure(path, error, id="signing-key-missing")
 
 
 def _open_store(cc: _ClaimCheck, name: str) -> Finding:
@@ -243,9 +262,10 @@ def _open_store(cc: _ClaimCheck, name: str) -> Finding:
     try:
         _write_read_delete(cc.store(name))
     except Exception as error:
-        return _failure(path, error)
+        return _failure(path, error, id="store-failed")
     milliseconds = (time.perf_counter() - begin) * 1000
-    return Finding("info", path, f"wrote, read and deleted a small payload in {milliseconds:,.0f} ms")
+    message = f"wrote, read and deleted a small payload in {milliseconds:,.0f} ms"
+    return Finding("info", path, message, id="store-works")
 
 
 def _write_read_delete(store: Store) -> None:
@@ -256,11 +276,15 @@ def _write_read_delete(store: Store) -> None:
         store.rollback(pointer)
 
 
-def _failure(path: str, error: Exception) -> Finding:
-    words = str(error) if isinstance(error, ConfigError) else without_secrets(str(error))  # ours quote no secrets
-    text = " ".join(words.split()).removeprefix(f"store {path.removeprefix('stores.')!r}: ")
-    if not isinstance(error, ClaimCheckError):
-        text = f"unexpected {type(error).__name__}: {text}"
+def _failure(path: str, error: Exception, *, id: str) -> Finding:  # noqa: A002 - the name of the field
+    text = reason_of(error).removeprefix(f"store {path.removeprefix('stores.')!r}: ")
     if isinstance(error, ConfigError) and error.path:
         text, path = text.removeprefix(f"{error.path}: "), error.path
-    return Finding("error", path, text, error=error)
+    return Finding("error", path, text, error=error, id=id)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the text of an error in one line, without secrets; it names the type of an unexpected error."""
+    words = str(error) if isinstance(error, ConfigError) else without_secrets(str(error))  # ours quote no secrets
+    text = " ".join(words.split())
+    return text if isinstance(error, ClaimCheckError) else f"unexpected {type(error).__name__}: {text}"

@@ -8,8 +8,9 @@ A store author subclasses `Store` and writes three methods::
         def _read(self, pointer): ...                               # yield the pieces, in order
         def _delete(self, pointer): ...                             # a missing entry is not an error
 
-A store whose medium can read from any position implements ``_open`` instead of ``_read``. The base class creates keys,
-enforces limits, verifies payloads, deletes the rest of a failed write, maps errors and calls the hooks.
+A store whose medium can read from any position implements ``_open`` instead of ``_read``. A store that implements
+``_scan`` can be listed and swept. The base class creates keys, enforces limits, verifies payloads, deletes the rest of
+a failed write, maps errors and calls the hooks.
 ``claimcheck.testing.StoreConformance`` tests whether a new store keeps the contract.
 """
 
@@ -20,13 +21,16 @@ import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import ClassVar, NoReturn
+from itertools import islice
+from typing import ClassVar, Literal, NoReturn
 
 from claimcheck._envelope import Buffer
+from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime
+from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Payload, Source, is_file
 from claimcheck._payload_reader import (
     PayloadReader,
@@ -50,6 +54,7 @@ from claimcheck.errors import (
     PayloadTooLargeError,
     PayloadTypeError,
     PointerRejectedError,
+    ScanNotSupportedError,
     StoreError,
     StoreUnavailableError,
 )
@@ -67,6 +72,8 @@ MAX_SEGMENTS = 1_000_000
 _log = logging.getLogger(__name__)
 _PIECE_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 17  # of files: larger reads bypass the buffer
+_DELETE_BATCH = 1000  # as in S3's DeleteObjects
+_MAX_KEY_BYTES = 1024
 _UNWATCHED = nullcontext()
 
 
@@ -158,6 +165,46 @@ class Store(ABC):
     def _delete(self, pointer: Pointer) -> None:
         """Delete the payload, complete or partial, and nothing else. A missing payload is not an error."""
 
+    def _rewrite(self, pointer: Pointer, source: Source) -> str | None:
+        """Store a payload with an identity again after `_write` raised a `KeyTakenError`, to renew its lifetime.
+
+        Not called if the store has no lifetime. By default nothing is written; override it if `_write` refuses to
+        overwrite and `_scan` is implemented.
+        """
+        source.take_all()
+        return None
+
+    def _scan(self, after: str | None) -> Iterable[StoreEntry]:
+        """Yield an entry for each payload below the prefix, in bounded memory; see `scan`.
+
+        Create entries with `StoreEntry.of`, and only for keys for which `_lifetime_of` returns a value.
+        """
+        raise ScanNotSupportedError(
+            f"store {self.name!r}: {type(self).__name__} cannot list its payloads, so they cannot be swept: let the "
+            "medium delete them by age, or implement _scan",
+            store=self.name,
+        )
+
+    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
+        """Return an entry as it is now, with the same ``version`` if it is unchanged; ``None`` if it is gone.
+
+        Needed for entries that can be written again under the same key.
+        """
+        return entry
+
+    def _discard(self, entries: Sequence[StoreEntry]) -> Iterable[Deletion]:
+        """Delete up to 1,000 entries that are as they were listed, and yield the result of each.
+
+        By default `_delete` is called for each one.
+        """
+        for entry in entries:
+            try:
+                self._delete(Pointer(key=entry.key, store=self.name))
+            except Exception as error:
+                yield self._failed(entry, error)
+            else:
+                yield Deletion(entry, "deleted")
+
     def _reach(self) -> None:  # noqa: B027 - with most media `_write` fails soon enough
         """Raise an error if the medium cannot be reached. Called before each write; `_delete` does not follow.
 
@@ -223,6 +270,25 @@ class Store(ABC):
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
         return f"{self.prefix}{slug(destination)}-{unique}"
 
+    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, fresh: bool) -> str:
+        """Return the key of a new payload, with its lifetime.
+
+        Args:
+            destination: Topic or queue.
+            unique: The uuid.
+            created_ms: When it is written.
+            fresh: Whether the uuid is new. Otherwise the key must not depend on the time.
+        """
+        key, expires = self._new_key(destination, unique), self._expires_ms(created_ms)
+        if self.pointer_version == 1:
+            return key
+        limit = min(self.max_key_bytes, _MAX_KEY_BYTES)
+        return with_lifetime(key, unique, created_ms=created_ms, expires_ms=expires, fresh=fresh, max_bytes=limit)
+
+    def _lifetime_of(self, key: str) -> KeyLifetime | None:
+        """Return what a key says about its payload's lifetime; ``None`` if it is not one of this store's keys."""
+        return parse_name(key[len(self.prefix) :]) if key.startswith(self.prefix) else None
+
     def _max_segments(self, version: int) -> int:
         """Return the most segments of a payload with a pointer of this version."""
         return MAX_SEGMENTS
@@ -268,8 +334,8 @@ class Store(ABC):
             destination: Topic or queue; used only as a readable part of the key.
             limit: The largest size of this payload in bytes, if smaller than ``limits.max_payload_bytes``.
             identity: Replaces the fresh uuid, for a bytes-like payload that several attempts may write, sequentially or
-                concurrently. It must identify this payload alone; all attempts use the same key. A payload that is
-                already stored is not written again if the medium can tell, and a failed write deletes nothing.
+                concurrently. It must identify this payload alone; all attempts use the same key. Each attempt renews
+                the lifetime of what is stored, and a failed write deletes nothing.
 
         Returns:
             A pointer with the payload's size and checksum, readable at once by any reader.
@@ -284,7 +350,7 @@ class Store(ABC):
                 store would reject its own pointer; then nothing was written.
         """
         source = self._source(payload, limit)
-        draft = self._draft(destination, identity or self.context.new_uuid())
+        draft = self._draft(destination, identity)
         self._check_draft(draft)
         with self._operation("write", draft, source.size):
             with self._translated(draft, "write"):
@@ -368,6 +434,40 @@ class Store(ABC):
         with self._operation("rollback", pointer, pointer.size), self._translated(pointer, "rollback"):
             self._delete(pointer)
 
+    def scan(self, after: str | None = None) -> Iterator[StoreEntry]:
+        """List what is stored below this store's prefix, in bounded memory.
+
+        Objects that this library did not create are not listed. Payloads that are written or deleted during the listing
+        may be missing; all others are listed, some perhaps twice.
+
+        Args:
+            after: The ``position`` of an entry: the listing continues there.
+
+        Raises:
+            ScanNotSupportedError: This store cannot list its payloads.
+            StoreUnavailableError: The store could not be reached; the listing can be continued.
+            StoreError: Any other failure, such as a missing permission.
+        """
+        with self._translated(Pointer(key=self.prefix), "scan"):
+            yield from self._scan(after)
+
+    def delete(self, entries: Iterable[StoreEntry]) -> Iterator[Deletion]:
+        """Delete entries that `scan` returned, in batches, and yield the result of each, in any order.
+
+        An entry that was written again under the same key since it was listed is not deleted. Errors are results, not
+        exceptions, so that one of them does not keep the others.
+
+        Raises:
+            PointerRejectedError: An entry is not below this store's prefix; nothing of its batch was deleted.
+            StoreUnavailableError: The store could not be reached.
+        """
+        remaining = iter(entries)
+        while batch := list(islice(remaining, _DELETE_BATCH)):
+            for entry in batch:
+                if not entry.key.startswith(self.prefix):
+                    self._reject(Pointer(key=entry.key), "scope", "has a key outside this store's prefix")
+            yield from self._delete_unchanged(batch)
+
     # For event loops -------------------------------------------------------------------------------------------
 
     async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
@@ -408,9 +508,10 @@ class Store(ABC):
                 return Source(payload, limit=self.segment_bytes * segments, limit_name=what)
         return Source(payload, limit=limit)
 
-    def _draft(self, destination: str, unique: uuid.UUID) -> Pointer:
-        created = int(self.context.clock() * 1000)
-        key, version, expires = self._new_key(destination, unique), self.pointer_version, self._expires_ms(created)
+    def _draft(self, destination: str, identity: uuid.UUID | None) -> Pointer:
+        created, unique = int(self.context.clock() * 1000), identity or self.context.new_uuid()
+        key = self._key(destination, unique, created_ms=created, fresh=identity is None)
+        version, expires = self.pointer_version, self._expires_ms(created)
         return Pointer(key=key, store=self.context.name, version=version, created_ms=created, expires_ms=expires)
 
     def _expires_ms(self, created_ms: int) -> int | None:
@@ -445,13 +546,17 @@ class Store(ABC):
         try:
             return self._finish(draft, source, self._written(draft, source))
         except KeyTakenError:
-            existing = Source(payload, limit=len(payload))
-            existing.take_all()
-            return self._finish(draft, existing, draft.key)
+            again = Source(payload, limit=len(payload))
+            if draft.expires_ms is None:
+                again.take_all()
+                return self._finish(draft, again, draft.key)
+            return self._finish(draft, again, self._written(draft, again, self._rewrite))
 
-    def _written(self, draft: Pointer, source: Source) -> str:
+    def _written(
+        self, draft: Pointer, source: Source, write: Callable[[Pointer, Source], str | None] | None = None
+    ) -> str:
         with self._translated(draft, "write"):
-            key = self._write(draft, source)
+            key = (write or self._write)(draft, source)
             if source.taken != source.size:
                 text = f"{type(self).__name__}._write is broken: it read {source.taken} of {source.size} bytes"
                 raise StoreError(f"store {self.name!r}: {text} of the payload")
@@ -476,6 +581,27 @@ class Store(ABC):
             _log.warning("store %r: could not delete the failed write of %r: %s", self.name, pointer.key, why)
             error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
 
+    def _delete_unchanged(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
+        unchanged = []
+        with self._translated(Pointer(key=self.prefix), "delete"):
+            for entry, now in self._now(entries):
+                if now is not None and now.version == entry.version:
+                    unchanged.append(entry)
+                else:
+                    yield Deletion(entry, "gone" if now is None else "changed")
+            yield from self._discard(unchanged)
+
+    def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
+        """Yield each entry, and the same one as it is now."""
+        return ((entry, entry if entry.is_immutable else self._stat(entry)) for entry in entries)
+
+    def _failed(self, entry: StoreEntry, error: Exception) -> Deletion:
+        """Return the result for an error about one entry; raises the error of a store that cannot be reached."""
+        ours = error if isinstance(error, StoreError) else self._as_ours(error, Pointer(key=entry.key), "delete")
+        if isinstance(ours, StoreUnavailableError):
+            raise ours from error
+        return Deletion(entry, "failed", ours)
+
     def _reader(self, pointer: Pointer, *, from_message: bool = False) -> PayloadReader:
         self.check(pointer)
         reader = SeekableReader if self._seekable and pointer.size is not None else PayloadReader
@@ -491,7 +617,7 @@ class Store(ABC):
             return _UNWATCHED
         return hooks.operation(operation, store=self.name, key=pointer.key, size=size)
 
-    def _translated(self, pointer: Pointer, operation: Operation) -> _Translated:
+    def _translated(self, pointer: Pointer, operation: Operation | Literal["scan", "delete"]) -> _Translated:
         """Translate the medium's errors in a block that accesses it."""
         return _Translated(self, pointer, operation)
 

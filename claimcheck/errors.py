@@ -29,6 +29,7 @@ __all__ = [
     "PayloadTooLargeError",
     "PayloadTypeError",
     "PointerRejectedError",
+    "ScanNotSupportedError",
     "StoreError",
     "StoreUnavailableError",
     "TransportError",
@@ -172,6 +173,10 @@ class StoreUnavailableError(StoreError):
     """The store could not be reached or did not respond. The outcome is unknown; a rollback is safe."""
 
     retryable = True
+
+
+class ScanNotSupportedError(StoreError):
+    """The store cannot list what it keeps. Nothing was done."""
 
 
 class KeyTakenError(StoreError):

@@ -4,9 +4,21 @@ Subclass `Store` and name the class in the configuration: ``type: "mypackage:Tap
 `claimcheck.testing.StoreConformance` tests whether it keeps the contract.
 """
 
+from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Payload, Source
 from claimcheck._payload_reader import PieceReader, Reader
 from claimcheck._pointer import Pointer
 from claimcheck._store import RangeStore, Store, StoreContext
 
-__all__ = ["Payload", "PieceReader", "Pointer", "RangeStore", "Reader", "Source", "Store", "StoreContext"]
+__all__ = [
+    "Deletion",
+    "Payload",
+    "PieceReader",
+    "Pointer",
+    "RangeStore",
+    "Reader",
+    "Source",
+    "Store",
+    "StoreContext",
+    "StoreEntry",
+]

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import secrets
 import stat
+import uuid
+import zlib
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+from claimcheck._key_lifetime import KeyLifetime, parse_name
+from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Source
 from claimcheck._payload_reader import Reader
 from claimcheck._pointer import Pointer
@@ -30,6 +37,12 @@ _PATH = Check(lambda path: bool(path) and "\0" not in path, "the path of a direc
 _OCTAL = re.compile(r"0?o?[0-7]{3}")
 _STEP_BYTES = 256 << 10  # small enough to be in the processor's cache still when it is checksummed
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS}
+_DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_FOLDER = re.compile(r"(?:\d{4}-\d{2}-\d{2}/)?[0-9a-f]{2}/")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_HASH = re.compile(r"[0-9a-f]{2}")
+_TOKEN = re.compile(r"[0-9a-f]{8}")
+_NO_PAYLOAD = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}
 _NOT_REACHED = {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 
 
@@ -50,14 +63,15 @@ class FilesystemStore(Store):
     """Stores each payload as one file, which appears under its name only when it is complete.
 
     Safe to use from several threads and processes. A payload is written to a hidden file in the same directory, which
-    is renamed at the end.
+    is renamed at the end. Keys begin with sub-folders, the date and two digits of a hash, so that no directory becomes
+    large; keys of earlier releases, without folders, are still read.
 
     Args:
         path: The directory; ``~`` is the home directory. If it does not exist, reads and writes raise
             `StoreUnavailableError`, so that a volume that is not mounted is never mistaken for an empty one. Therefore
             the path should be a directory *on* the volume, not its mount point.
         create: Whether a write creates the directory and its parents.
-        ttl_seconds: Written into pointers. The store never deletes payloads by age.
+        ttl_seconds: Written into pointers and keys. ``claimcheck sweep`` deletes payloads by it.
         fsync: Whether `write` returns only after file and name are on the disk, safe from a power failure.
         mode: Permissions of files, as a number or as octal text (``"0640"``). New directories get them, too, with
             search permission wherever there is read permission: 0600 becomes 0700, 0640 becomes 0750.
@@ -85,26 +99,50 @@ class FilesystemStore(Store):
         return f"<FilesystemStore {self.name!r} at {self._root}>"
 
     def check(self, pointer: Pointer) -> None:
-        """Reject what the base class rejects, and keys that are not the plain name of a complete payload."""
+        """Reject what the base class rejects, and keys that are not the name of a complete payload in its folder."""
         super().check(pointer)
-        if "/" in pointer.key or pointer.key.startswith("."):
+        name = pointer.key[len(_folder_of(pointer.key)) :]
+        if not name or "/" in name or name.startswith("."):
             self._reject(pointer, "scope", "has a key that is not a plain file name")
 
+    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, fresh: bool) -> str:
+        name = super()._key(destination, unique, created_ms=created_ms, fresh=fresh)
+        known = parse_name(name)
+        if known is None or not known.is_known:
+            return name
+        date = ""
+        if known.created_ms is not None:
+            date = datetime.fromtimestamp(known.created_ms // 1000, UTC).strftime("%Y-%m-%d/")
+        return f"{date}{zlib.crc32(unique.bytes) & 0xFF:02x}/{name}"
+
+    def _lifetime_of(self, key: str) -> KeyLifetime | None:
+        return parse_name(key[len(_folder_of(key)) :])
+
     def _write(self, pointer: Pointer, source: Source) -> None:
-        partial = os.path.join(self._root, f".{pointer.key}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
-        try:
-            descriptor = self._create(partial)
+        folder, name = _split(pointer.key)
+        partial = f".{name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
+        with contextlib.ExitStack() as stack:
+            directory, descriptor = self._create(stack, folder, partial)
             try:
-                self._fill(descriptor, source)
-            finally:
-                os.close(descriptor)
-            os.replace(partial, os.path.join(self._root, pointer.key))
-        except BaseException:
-            with contextlib.suppress(OSError):  # the first error is more useful
-                Path(partial).unlink()
-            raise
+                try:
+                    self._fill(descriptor, source)
+                    self._keep_time(descriptor, pointer)
+                finally:
+                    os.close(descriptor)
+                os.replace(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except BaseException:
+                with contextlib.suppress(OSError):  # the first error is more useful
+                    os.unlink(partial, dir_fd=directory)
+                self._remove_empty(folder)
+                raise
         if self._fsync:
-            _fsync_directory(self._root)
+            self._fsync_directories(folder)
+
+    def _keep_time(self, descriptor: int, pointer: Pointer) -> None:
+        """Set the time from which the lifetime counts, if the key does not have it, to that of the pointer."""
+        known = self._lifetime_of(pointer.key)
+        if pointer.created_ms is not None and (known is None or known.created_ms is None):
+            os.utime(descriptor, ns=(pointer.created_ms * 1_000_000, pointer.created_ms * 1_000_000))
 
     def _fill(self, descriptor: int, source: Source) -> None:
         if self._mode & 0o077:  # the umask may have taken permissions away, never the owner's own
@@ -130,13 +168,15 @@ class FilesystemStore(Store):
             raise
 
     def _delete(self, pointer: Pointer) -> None:
-        path = self._root / pointer.key
+        folder, name = _split(pointer.key)
         try:
-            path.unlink()
+            with self._directory(folder) as directory:
+                os.unlink(name, dir_fd=directory)
+            self._remove_empty(folder)
         except FileNotFoundError as error:
             self._check_mounted(error)
         except OSError:  # a read-only disk refuses to delete even what does not exist
-            if not _is_gone(path):
+            if not _is_gone(self._root / pointer.key):
                 raise
 
     def _wrote_nothing(self, error: BaseException) -> bool:
@@ -147,30 +187,165 @@ class FilesystemStore(Store):
             return StoreUnavailableError
         return super()._translate(error)
 
-    def _create(self, path: str) -> int:
-        """Open a new file; creates its directory if configured."""
+    @contextlib.contextmanager
+    def _directory(self, folder: str, *, create: bool = False) -> Iterator[int]:
+        """Open a folder; a link is followed only if it is the store's directory itself."""
+        opened = [os.open(self._root, _DIRECTORY)]
+        try:
+            for part in filter(None, folder.split("/")):
+                if create:
+                    self._make_folder(part, opened[-1])
+                opened.append(os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=opened[-1]))
+            yield opened[-1]
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+    def _make_folder(self, name: str, directory: int) -> None:
+        try:
+            os.mkdir(name, _search_mode(self._mode), dir_fd=directory)
+        except FileExistsError:
+            return
+        if self._mode & 0o077:  # the umask may have taken permissions away, never the owner's own
+            os.chmod(name, _search_mode(self._mode), dir_fd=directory)
+
+    def _create(self, stack: contextlib.ExitStack, folder: str, name: str, attempts: int = 20) -> tuple[int, int]:
+        """Open a new file and its folder; creates the folder, and the store's directory if configured.
+
+        A rollback or a sweep may delete an empty folder between two steps, which are then tried again.
+        """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            return os.open(path, flags, self._mode)
+            directory = stack.enter_context(self._directory(folder, create=True))
+            return directory, os.open(name, flags, self._mode, dir_fd=directory)
         except FileNotFoundError as error:
-            if not self._may_create:
-                self._check_mounted(error)
-            make_directory(self._root, self._mode | (self._mode & 0o444) >> 2)
-            return os.open(path, flags, self._mode)
+            if attempts == 1:
+                raise
+            if self._may_create:
+                make_directory(self._root, _search_mode(self._mode))
+            self._check_mounted(error)
+            return self._create(stack, folder, name, attempts - 1)
+
+    def _remove_empty(self, folder: str) -> None:
+        """Delete a folder, and the one above it, if they are empty."""
+        with contextlib.suppress(OSError):
+            while folder:
+                os.rmdir(self._root / folder)
+                folder = os.path.dirname(folder)
+
+    def _fsync_directories(self, folder: str) -> None:
+        """Write the file's name to the disk, and those of its folders, which may be new."""
+        parts = folder.split("/") if folder else []
+        for depth in range(len(parts), -1, -1):
+            _fsync_directory(self._root.joinpath(*parts[:depth]))
 
     def _descriptor(self, pointer: Pointer) -> int:
         """Open a file without following a link and without waiting for the other end of a pipe."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        path = os.path.join(self._root, pointer.key)
+        folder, name = _split(pointer.key)
         try:
-            return os.open(path, flags)
+            with self._directory(folder) as directory:
+                return os.open(name, flags, dir_fd=directory)
         except FileNotFoundError as error:
             self._check_mounted(error)
             raise
         except OSError as error:  # a link, a socket, or lost+found
-            if error.errno == errno.ENAMETOOLONG or _is_irregular(path):
+            if error.errno in _NO_PAYLOAD and self._root.is_dir():
+                self._not_a_payload(pointer)
+            if _is_irregular(self._root / pointer.key):
                 self._not_a_payload(pointer)
             raise
+
+    # Listing ---------------------------------------------------------------------------------------------------
+
+    def _scan(self, after: str | None) -> Iterator[StoreEntry]:
+        """List one folder after the other; the listing can be continued at the start of a folder."""
+        folders: list[str] = []
+        yield from (entry for entry in self._list("", folders) if not after)
+        for folder in sorted(folders):
+            if _HASH.fullmatch(folder):
+                yield from self._list_from(folder, after)
+            elif _DATE.fullmatch(folder):
+                yield from self._scan_date(folder, after)
+
+    def _scan_date(self, date: str, after: str | None) -> Iterator[StoreEntry]:
+        folders: list[str] = []
+        yield from (entry for entry in self._list(date, folders) if entry.kind == "leftover")
+        for folder in sorted(filter(_HASH.fullmatch, folders)):
+            yield from self._list_from(f"{date}/{folder}", after)
+
+    def _list_from(self, folder: str, after: str | None) -> Iterator[StoreEntry]:
+        if not after or folder >= after:
+            yield from self._list(folder, [])
+
+    def _list(self, folder: str, folders: list[str]) -> Iterator[StoreEntry]:
+        """Yield the entries of one folder, and add the names of the folders in it."""
+        is_empty = True
+        try:
+            with os.scandir(self._root / folder) as files:
+                for file in files:
+                    is_empty = False
+                    if file.is_dir(follow_symlinks=False):
+                        folders.append(file.name)
+                    elif (entry := self._entry(folder, file)) is not None:
+                        yield entry
+        except FileNotFoundError as error:  # deleted meanwhile
+            self._check_mounted(error)
+            return
+        if is_empty and folder:
+            with contextlib.suppress(FileNotFoundError):
+                yield _leftover(f"{folder}/", os.lstat(self._root / folder), folder)
+
+    def _entry(self, folder: str, file: os.DirEntry[str]) -> StoreEntry | None:
+        """Return the entry of one file; ``None`` for one that is not the store's."""
+        key = f"{folder}/{file.name}" if folder else file.name
+        known = parse_name(file.name)
+        is_partial = known is None and _is_partial(file.name)
+        if not is_partial and known is None:
+            return None
+        try:
+            status = file.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        return _leftover(key, status, folder) if known is None else _payload(key, known, status, folder)
+
+    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
+        folder, known = os.path.dirname(entry.key), self._lifetime_of(entry.key)
+        try:
+            status = os.lstat(self._root / entry.key)
+        except FileNotFoundError as error:
+            self._check_mounted(error)
+            return None
+        if entry.kind == "leftover" or known is None:
+            return _leftover(entry.key, status, folder)
+        return _payload(entry.key, known, status, folder)
+
+    def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
+        for folder, group in itertools.groupby(entries, key=lambda entry: os.path.dirname(entry.key.rstrip("/"))):
+            some = list(group)
+            try:
+                with self._directory(folder) as directory:
+                    for entry in some:
+                        yield self._discard_one(entry, directory)
+                self._remove_empty(folder)
+            except FileNotFoundError as error:  # the folder is gone, with all that was in it
+                self._check_mounted(error)
+                yield from (Deletion(entry, "gone") for entry in some)
+
+    def _discard_one(self, entry: StoreEntry, directory: int) -> Deletion:
+        name = os.path.basename(entry.key.rstrip("/"))
+        delete = os.rmdir if entry.key.endswith("/") else os.unlink
+        try:
+            delete(name, dir_fd=directory)
+        except FileNotFoundError:
+            return Deletion(entry, "gone")
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY:  # a folder that is in use again
+                return Deletion(entry, "changed")
+            return self._failed(entry, error)
+        return Deletion(entry, "deleted")
 
     def _check_mounted(self, error: Exception) -> None:
         """Raise an error if the directory does not exist: its payloads may not be gone, but not mounted."""
@@ -204,6 +379,46 @@ class _FileReader:
         self._file.close()
 
 
+def _folder_of(key: str) -> str:
+    """Return the folders at the beginning of a key, with a slash at the end; empty if there are none."""
+    match = _FOLDER.match(key)
+    return "" if match is None else match[0]
+
+
+def _split(key: str) -> tuple[str, str]:
+    folder, _, name = key.rpartition("/")
+    return folder, name
+
+
+def _is_partial(name: str) -> bool:
+    """Whether a name is that of a file that an interrupted write left behind."""
+    if not (name.startswith(".") and name.endswith(PARTIAL_SUFFIX)):
+        return False
+    final, _, token = name[1 : -len(PARTIAL_SUFFIX)].rpartition(".")
+    return _TOKEN.fullmatch(token) is not None and parse_name(final) is not None
+
+
+def _payload(key: str, known: KeyLifetime, status: os.stat_result, folder: str) -> StoreEntry:
+    stored_ms, version = status.st_mtime_ns // 1_000_000, f"{status.st_mtime_ns}/{status.st_ino}"
+    return StoreEntry.of(key, known, size=status.st_size, stored_ms=stored_ms, position=folder or None, version=version)
+
+
+def _leftover(key: str, status: os.stat_result, folder: str) -> StoreEntry:
+    return StoreEntry(
+        kind="leftover",
+        key=key,
+        size=0 if stat.S_ISDIR(status.st_mode) else status.st_size,
+        created_ms=status.st_mtime_ns // 1_000_000,
+        position=folder or None,
+        version=f"{status.st_mtime_ns}/{status.st_ino}",
+    )
+
+
+def _search_mode(mode: int) -> int:
+    """Return the permissions of folders: search permission wherever there is read permission."""
+    return mode | (mode & 0o444) >> 2
+
+
 def not_mounted(directory: str | Path, *, store: str) -> StoreUnavailableError:
     """Return the error for a store whose directory does not exist."""
     return StoreUnavailableError(
@@ -226,7 +441,7 @@ def make_directory(path: Path, mode: int) -> None:
         path.chmod(mode)
 
 
-def _is_irregular(path: str) -> bool:
+def _is_irregular(path: Path) -> bool:
     """Whether a path names something that exists and is not a regular file."""
     try:
         return not stat.S_ISREG(os.lstat(path).st_mode)

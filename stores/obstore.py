@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -18,6 +18,8 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from claimcheck._envelope import Buffer
+from claimcheck._key_lifetime import KeyLifetime
+from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader, Reader
 from claimcheck._pointer import Pointer, is_key_prefix
@@ -117,6 +119,8 @@ _PIECE_BYTES = 256 << 10  # of a download: larger pieces would only be joined fr
 _WHOLE_BYTES = 1 << 20  # objects up to this size are read in one call
 _WRITE_BYTES = 4 << 20
 _LATE_SECONDS = 0.1
+_LIST_KEYS = 1000
+_SORTED = {"s3", "gs", "memory"}  # listings in the order of keys, which can be continued
 
 _log = logging.getLogger(__name__)
 _used_by: int | None = None  # the process in which obstore's threads run
@@ -275,7 +279,7 @@ class ObstoreStore(Store):
         endpoint_url: The address of a server other than Amazon's, Google's or Microsoft's. Credentials are sent only to
             this server; redirected reads are sent without them.
         region_name: The S3 region, if the environment does not set it.
-        ttl_seconds: Written into pointers; a lifecycle rule deletes objects.
+        ttl_seconds: Written into pointers and keys; a lifecycle rule or ``claimcheck sweep`` deletes objects.
         part_bytes: The size of each part above ``single_put_bytes``; at least 5 MiB.
         single_put_bytes: Payloads up to this size are sent in one request. Files of this size are read into memory.
         parallel_parts: Parts sent concurrently; one more is in memory.
@@ -351,18 +355,24 @@ class ObstoreStore(Store):
         self._objects()  # raises in a forked process, where nothing has to be deleted
 
     def _write(self, pointer: Pointer, source: Source) -> None:
+        self._store(pointer, source, conditional=self._conditional)
+
+    def _rewrite(self, pointer: Pointer, source: Source) -> None:
+        self._store(pointer, source, conditional=False)
+
+    def _store(self, pointer: Pointer, source: Source, *, conditional: bool) -> None:
         keep = bytes if self._place.scheme == "memory" else memoryview  # it would keep the caller's own buffer
         if source.size is not None and source.size <= self._single_put_bytes:
-            self._put(pointer, keep(_whole(source)))
+            self._put(pointer, keep(_whole(source)), conditional=conditional)
             return
         part = part_size(source, self.context.max_payload_bytes, single=0, part=self._part_bytes)
         with self._writing(pointer, part) as write:
             for piece in source.pieces(_WRITE_BYTES):
                 write(keep(piece))
 
-    def _put(self, pointer: Pointer, payload: Buffer) -> None:
+    def _put(self, pointer: Pointer, payload: Buffer, *, conditional: bool) -> None:
         put = partial(_obstore().put, self._objects(), pointer.key, payload, use_multipart=False)
-        if not self._conditional:
+        if not conditional:
             put()
             return
         try:
@@ -423,6 +433,45 @@ class ObstoreStore(Store):
         except FileNotFoundError as error:
             if kind_of_error(error) is not PayloadNotFoundError:
                 raise
+
+    def _scan(self, after: str | None) -> Iterator[StoreEntry]:
+        resumes = self._place.scheme in _SORTED
+        options = {"offset": after} if after and resumes else {}
+        pages = _obstore().list(self._objects(), self.prefix.rstrip("/") or None, chunk_size=_LIST_KEYS, **options)
+        for page in _in_this_process(pages):
+            for found in page:
+                key, known = found["path"], self._lifetime_of(found["path"])
+                if known is not None:
+                    yield self._entry(key, known, found, position=key if resumes else None)
+
+    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
+        known = self._lifetime_of(entry.key) or KeyLifetime()
+        try:
+            return self._entry(entry.key, known, _obstore().head(self._objects(), entry.key), position=None)
+        except FileNotFoundError as error:
+            if kind_of_error(error) is PayloadNotFoundError:
+                return None
+            raise
+
+    def _entry(self, key: str, known: KeyLifetime, found: Any, *, position: str | None) -> StoreEntry:
+        stored_ms = int(found["last_modified"].timestamp() * 1000)
+        version = f"{stored_ms // 1000}/{found['e_tag']}"
+        return StoreEntry.of(key, known, size=found["size"], stored_ms=stored_ms, position=position, version=version)
+
+    def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
+        try:
+            _obstore().delete(self._objects(), [entry.key for entry in entries])
+        except Exception:  # of one of them, which is not named
+            yield from map(self._discard_one, entries)
+            return
+        yield from (Deletion(entry, "deleted") for entry in entries)
+
+    def _discard_one(self, entry: StoreEntry) -> Deletion:
+        try:
+            self._delete(Pointer(key=entry.key))
+        except Exception as error:
+            return self._failed(entry, error)
+        return Deletion(entry, "deleted")
 
     def _wrote_nothing(self, error: BaseException) -> bool:
         return super()._wrote_nothing(error) or never_arrived(error.__cause__)

@@ -121,6 +121,10 @@ class Broker(Protocol):
     def has_retention(self) -> bool:
         """Whether messages can expire."""
 
+    @property
+    def bytes_source(self) -> str:
+        """Where `topic_bytes` comes from, for people: ``the broker's log directories``, for example."""
+
     def create_topic(self, topic: str, settings: TopicSettings) -> None:
         """Create a topic. Raises `CompareError` if it is not permitted, or a limit is lower than requested."""
 
@@ -132,6 +136,12 @@ class Broker(Protocol):
 
     def topic_bytes(self, topic: str) -> Sequence[int]:
         """Return the bytes that each partition takes up on the broker's disk (one replica), from the broker itself."""
+
+    def expire(self, topic: str) -> None:
+        """Make the broker delete what the retention no longer covers, if it does that on request.
+
+        Otherwise this does nothing, and the broker deletes at its own intervals.
+        """
 
     def readable_messages(self, topic: str) -> int:
         """Return how many messages of the topic can still be read."""
@@ -145,8 +155,19 @@ class Broker(Protocol):
     def producer(self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None) -> Producer:
         """Return a producer; ``cc`` has the strategy of ``mode`` and is not used for ``native``."""
 
-    def consumer(self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str) -> Consumer:
-        """Return a consumer."""
+    def consumer(
+        self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
+    ) -> Consumer:
+        """Return a consumer.
+
+        Args:
+            mode: How it reads; ``cc`` is not used for ``native``.
+            topic: An existing topic.
+            cc: Has the strategy of ``mode``.
+            group: The consumer group.
+            session_seconds: How long the group waits for a member that has died; ``None`` for the client's default.
+                A broker that has a lower bound uses that bound.
+        """
 
     def close(self) -> None:
         """Close the connection; topics stay."""

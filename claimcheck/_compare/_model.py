@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from claimcheck.errors import ClaimCheckError
 
-__all__ = ["MODES", "CompareError", "Comparison", "Experiment", "Point", "Recommendation", "Series", "Verdict", "Mode"]
+__all__ = [
+    "MODES",
+    "CompareError",
+    "Comparison",
+    "Experiment",
+    "Mode",
+    "NotMeasuredError",
+    "Point",
+    "Recommendation",
+    "Series",
+    "Verdict",
+    "as_json",
+    "from_json",
+    "size_text",
+]
 
 Mode = Literal["external", "chunking", "hybrid", "native"]
 """How a payload travels through the broker.
@@ -21,6 +39,10 @@ MODES: tuple[Mode, ...] = ("external", "chunking", "hybrid", "native")
 
 class CompareError(ClaimCheckError):
     """The comparison cannot run: what is missing, and what to do. Everything it had created was removed."""
+
+
+class NotMeasuredError(CompareError):
+    """This broker, or the way in which it is connected, does not permit a measurement; the others go on."""
 
 
 Verdict = Literal["agrees", "disagrees", "partly", "not measured"]
@@ -145,3 +167,53 @@ class Comparison:
     seconds: float
     experiments: tuple[Experiment, ...]
     recommendation: Recommendation | None
+
+
+# JSON and texts ------------------------------------------------------------------------------------------------
+
+
+def as_json(result: Comparison | Experiment) -> dict[str, Any]:
+    """Return a result as values for `json.dump`."""
+    return dataclasses.asdict(result)
+
+
+def from_json(kind: type[_Result], values: Mapping[str, Any]) -> _Result:
+    """Return the result that `as_json` was called with.
+
+    Raises:
+        CompareError: The values are not those of a result: a field is missing, unknown, or of another type.
+    """
+    try:
+        result: _Result = _value(kind, values)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise CompareError(f"this is not a {kind.__name__} of this version: {error}") from error
+    return result
+
+
+_Result = typing.TypeVar("_Result", Comparison, Experiment)
+
+
+def _value(kind: Any, value: Any) -> Any:
+    """Convert a value of JSON to the type of a field."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: _value(hints[name], part) for name, part in value.items()})  # type: ignore[operator]
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return tuple(_value(arguments[0], part) for part in value)
+    if origin is dict:
+        return {key: _value(arguments[1], part) for key, part in value.items()}
+    if origin is types.UnionType and value is not None and type(None) in arguments:
+        inner = [each for each in arguments if each is not type(None)]
+        return _value(inner[0], value) if len(inner) == 1 else value
+    if origin is Literal and value not in arguments:
+        raise ValueError(f"{value!r} is not one of {', '.join(map(str, arguments))}")
+    return value
+
+
+def size_text(size: float, *, digits: int = 4) -> str:
+    """Return a number of bytes for people, with so many significant digits at most: ``64 KiB``, ``1.5 MiB``."""
+    for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= unit_bytes:
+            return f"{float(f'{size / unit_bytes:.{digits}g}'):.4g} {unit}"
+    return f"{size:.0f} bytes"

@@ -16,13 +16,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from claimcheck._check import CheckReport
-from claimcheck._client import ClaimCheck, load
+from claimcheck._client import ClaimCheck
 from claimcheck._envelope import Plain, decode
 from claimcheck._payload import remaining_bytes
 from claimcheck._pointer import Pointer
-from claimcheck._registry import UNUSABLE
 from claimcheck._store import Store
+from claimcheck.cli._compare import compare
+from claimcheck.cli._configuration import CONFIG, config_option, json_option, loaded, reported
+from claimcheck.cli._doctor import doctor
+from claimcheck.cli._exit_codes import exit_code, one_line, report_exit_code
 from claimcheck.cli._files import (
     STDIO,
     check_output,
@@ -30,13 +32,13 @@ from claimcheck.cli._files import (
     note,
     opened,
     output,
-    printable,
     progress,
     read_message,
     watched,
 )
 from claimcheck.cli._help import COMMANDS, COMPLETION, EXIT_CODES, SUMMARY, version
 from claimcheck.cli._inspect import Facts, describe, human_bytes, lines, pointer_facts
+from claimcheck.cli._lifecycle import lifecycle
 from claimcheck.cli._schema import installed_schema
 from claimcheck.cli._setup import (
     BROKERS,
@@ -48,29 +50,14 @@ from claimcheck.cli._setup import (
     report_json,
     report_lines,
 )
+from claimcheck.cli._sweep import sweep
 from claimcheck.errors import (
-    ChunkError,
-    ClaimCheckError,
     ConfigError,
-    ConfigProblem,
     EnvelopeError,
-    IntegrityError,
-    MissingDependencyError,
-    PayloadNotFoundError,
-    PointerRejectedError,
     StoreError,
-    StoreUnavailableError,
 )
 
 __all__ = ["Commands", "commands", "exit_code", "one_line"]
-
-_CODES: tuple[tuple[tuple[type[ClaimCheckError], ...], int], ...] = (
-    ((ConfigError, MissingDependencyError), 3),
-    ((PayloadNotFoundError,), 4),
-    ((EnvelopeError, IntegrityError, ChunkError), 5),
-    ((StoreUnavailableError,), 6),
-    ((PointerRejectedError,), 7),
-)
 
 
 class Commands(click.Group):
@@ -98,55 +85,16 @@ class Commands(click.Group):
             ctx.exit(exit_code(error))
 
 
-def exit_code(error: Exception) -> int:
-    """Return the exit code of an error; if this machine lacks what a pointer's store needs, that of the cause."""
-    unusable = isinstance(error, PointerRejectedError) and isinstance(error.__cause__, UNUSABLE)
-    reason = error.__cause__ if unusable else error
-    return next((code for kinds, code in _CODES if isinstance(reason, kinds)), 1)
-
-
-def one_line(error: Exception | ConfigProblem) -> str:
-    """Return an error's text and its notes as one line; it names the type of an unexpected error."""
-    line = "; ".join([_text(error), *getattr(error, "__notes__", ())])
-    return printable(" ".join(line.split()))
-
-
-def _text(error: Exception | ConfigProblem) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    if isinstance(error, (ClaimCheckError, ConfigProblem, OSError)):
-        return str(error)
-    return f"unexpected {type(error).__name__}: {error} (--debug shows the traceback)"
-
-
-_CONFIG = "claimcheck.yaml"
 _PIECE_BYTES = 1 << 20
 _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 _OUTPUT = click.Path(dir_okay=False, allow_dash=True)
-_config_option = click.option(
-    "--config",
-    metavar="FILE",
-    envvar="CLAIMCHECK_CONFIG",
-    default=_CONFIG,
-    show_default=True,
-    show_envvar=True,
-    help="The configuration.",
-)
 _force_option = click.option("--force", is_flag=True, help="Replace an existing file.")
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _facts_option = click.option(
     "--json",
     "as_json",
     is_flag=True,
     help="Describe the payload as JSON: on standard output with -o, else on standard error.",
 )
-
-
-def _loaded(config: str) -> ClaimCheck:
-    if not os.path.exists(config):
-        text = f"{config} does not exist: name the configuration, set CLAIMCHECK_CONFIG, or run 'claimcheck init'"
-        raise ConfigError(text, path=config)
-    return load(config)
 
 
 @click.group(cls=Commands, help=SUMMARY, context_settings={"help_option_names": ["-h", "--help"]})
@@ -185,7 +133,7 @@ def demo(directory: Path | None) -> None:
 @click.option("--strategy", type=click.Choice(list(STRATEGIES)), help="How large payloads travel.")
 @click.option("--store", type=click.Choice(list(STORES)), help="Where payloads are stored.")
 @click.option("--broker", type=click.Choice(list(BROKERS)), help="Which broker carries the messages.")
-@click.option("-o", "--output", "target", metavar="FILE", type=_OUTPUT, default=_CONFIG, show_default=True)
+@click.option("-o", "--output", "target", metavar="FILE", type=_OUTPUT, default=CONFIG, show_default=True)
 @_force_option
 def init(strategy: str | None, store: str | None, broker: str | None, target: str, force: bool) -> None:
     """Write a commented configuration file.
@@ -201,10 +149,10 @@ def init(strategy: str | None, store: str | None, broker: str | None, target: st
 
 
 @commands.command(short_help=COMMANDS["check"])
-@click.argument("config", metavar="[FILE]", envvar="CLAIMCHECK_CONFIG", default=_CONFIG)
+@click.argument("config", metavar="[FILE]", envvar="CLAIMCHECK_CONFIG", default=CONFIG)
 @click.option("--open", "open_stores", is_flag=True, help="Write, read and delete a small payload in every store.")
 @click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
-@_json_option
+@json_option
 def check(config: str, open_stores: bool, strict: bool, as_json: bool) -> None:
     """Report every error in a configuration file, and what is insecure or unwise.
 
@@ -212,23 +160,18 @@ def check(config: str, open_stores: bool, strict: bool, as_json: bool) -> None:
     and, with --open, readiness probes; see the exit codes of "claimcheck --help".
     """
     check_output(STDIO, force=False)
-    report = _report(config, open_stores=open_stores)
+    report = reported(config, lambda cc: cc.check(open=open_stores))
     if as_json:
         click.echo(json.dumps(report_json(report), indent=2))
     else:
         click.echo("\n".join(report_lines(report, config)))
-    errors = [finding.error or ClaimCheckError(finding.message) for finding in report.findings[:1] if not report.ok]
-    if errors:
-        sys.exit(exit_code(errors[0]))
-    sys.exit(int(strict and any(finding.severity == "warning" for finding in report.findings)))
+    sys.exit(report_exit_code(report, strict=strict))
 
 
-def _report(config: str, *, open_stores: bool) -> CheckReport:
-    try:
-        with _loaded(config) as cc:
-            return cc.check(open=open_stores)
-    except ConfigError as error:
-        return CheckReport.of_error(error)
+commands.add_command(doctor)
+commands.add_command(sweep)
+commands.add_command(lifecycle)
+commands.add_command(compare)
 
 
 @commands.command(short_help=COMMANDS["schema"])
@@ -246,7 +189,7 @@ def schema() -> None:
 
 @commands.command(short_help=COMMANDS["put"])
 @click.argument("file", type=_FILE)
-@_config_option
+@config_option
 @click.option("--store", "store_name", metavar="NAME", help="The store.  [default: the one that writers use]")
 @click.option("--destination", metavar="TOPIC", default="cli", show_default=True, help="Part of the payload's key.")
 @click.option(
@@ -262,7 +205,7 @@ def put(
     "-" is standard input or output. If the envelope cannot be written, the payload is deleted.
     """
     check_output(target, force=force)
-    with _loaded(config) as cc, opened(file) as payload:
+    with loaded(config) as cc, opened(file) as payload:
         store = _writable_store(cc, store_name, destination)
         with progress("storing", remaining_bytes(payload)) as count:
             pointer = store.write(watched(payload, count), destination=destination)
@@ -309,7 +252,7 @@ def _rollback_on_error(store: Store, pointer: Pointer) -> Iterator[None]:
 
 @commands.command(short_help=COMMANDS["get"])
 @click.argument("envelope", type=_FILE)
-@_config_option
+@config_option
 @click.option(
     "-o",
     "--output",
@@ -330,7 +273,7 @@ def get(envelope: str, config: str, target: str | None, force: bool, plain: bool
     target = target or _standard_output()
     check_output(target, force=force)
     message = read_message(envelope)
-    with _loaded(config) as cc:
+    with loaded(config) as cc:
         _refuse_plain(message, cc, allowed=plain)
         pointer = cc.pointer(message)
         with cc.open(message) as payload, output(target, force=force) as out:
@@ -370,9 +313,9 @@ def _copy(payload: BinaryIO, out: BinaryIO | None, total: int | None) -> int:
 
 @commands.command(short_help=COMMANDS["inspect"])
 @click.argument("envelope", type=_FILE)
-@_config_option
+@config_option
 @click.option("--read", is_flag=True, help="Read and verify the payload.")
-@_json_option
+@json_option
 def inspect(envelope: str, config: str, read: bool, as_json: bool) -> None:
     """Describe ENVELOPE. Uses no store unless --read is given.
 
@@ -381,7 +324,7 @@ def inspect(envelope: str, config: str, read: bool, as_json: bool) -> None:
     check_output(STDIO, force=False)
     message, now = read_message(envelope), time.time()
     with contextlib.ExitStack() as stack:
-        cc = stack.enter_context(_loaded(config)) if read or _is_present(config) else None
+        cc = stack.enter_context(loaded(config)) if read or _is_present(config) else None
         facts, problem = describe(message, cc, now=now)
         try:
             if cc is not None and read and problem is None:
@@ -394,7 +337,7 @@ def inspect(envelope: str, config: str, read: bool, as_json: bool) -> None:
 
 def _is_present(config: str) -> bool:
     """Whether the caller named a configuration, or the default one exists."""
-    return config != _CONFIG or os.path.exists(config)
+    return config != CONFIG or os.path.exists(config)
 
 
 def _read(cc: ClaimCheck, message: bytes, facts: Facts) -> None:

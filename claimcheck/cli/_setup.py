@@ -13,7 +13,18 @@ import click
 from claimcheck._check import CheckReport, Finding
 from claimcheck.cli._files import is_terminal, printable
 
-__all__ = ["BROKERS", "STORES", "STRATEGIES", "Answers", "ask", "as_yaml", "next_steps", "report_json", "report_lines"]
+__all__ = [
+    "BROKERS",
+    "STORES",
+    "STRATEGIES",
+    "Answers",
+    "ask",
+    "as_yaml",
+    "next_steps",
+    "report_json",
+    "report_lines",
+    "summary",
+]
 
 STRATEGIES = {
     "hybrid": "A large payload goes to the store. While the store is down, it is sent as chunks through the broker.",
@@ -129,10 +140,14 @@ def next_steps(answers: Answers, path: str) -> str:
 
 def report_lines(report: CheckReport, path: str) -> list[str]:
     """Return a report as lines of styled text."""
-    lines = [line for finding in report.findings for line in _finding_lines(finding)]
+    return [*(line for finding in report.findings for line in _finding_lines(finding)), summary(report, path)]
+
+
+def summary(report: CheckReport, path: str) -> str:
+    """Return the last line of a report: how many errors and warnings there are."""
     counts = Counter(finding.severity for finding in report.findings)
     parts = [f"{counts[each]} {each}{'s' if counts[each] > 1 else ''}" for each in ("error", "warning") if counts[each]]
-    return [*lines, f"{path}: {', '.join(parts) or 'no problems found'}"]
+    return f"{path}: {', '.join(parts) or 'no problems found'}"
 
 
 def _finding_lines(finding: Finding) -> list[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from claimcheck._envelope import Buffer
+from claimcheck._key_lifetime import KeyLifetime
+from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Source
 from claimcheck._pointer import Pointer
 from claimcheck._registry import build_store
@@ -76,6 +78,7 @@ class FaultyStore(Store):
         self.prefix = self.inner.prefix
         self.segment_bytes = self.inner.segment_bytes
         self.ttl_seconds = self.inner.ttl_seconds
+        self.max_key_bytes = self.inner.max_key_bytes
         self.pointer_version = self.inner.pointer_version
         self.reads_v1 = self.inner.reads_v1
 
@@ -108,6 +111,27 @@ class FaultyStore(Store):
 
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
         return self._store()._new_key(destination, unique)
+
+    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, fresh: bool) -> str:
+        return self._store()._key(destination, unique, created_ms=created_ms, fresh=fresh)
+
+    def _lifetime_of(self, key: str) -> KeyLifetime | None:
+        return self._store()._lifetime_of(key)
+
+    def _scan(self, after: str | None) -> Iterable[StoreEntry]:
+        return self._store()._scan(after)
+
+    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
+        return self._store()._stat(entry)
+
+    def _discard(self, entries: Sequence[StoreEntry]) -> Iterable[Deletion]:
+        for entry in entries:
+            with self._around("rollback"):
+                self._strike("rollback", "during")
+                yield from self._store()._discard([entry])
+
+    def _rewrite(self, pointer: Pointer, source: Source) -> str | None:
+        return self._store()._rewrite(pointer, source)
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
         return self._store()._translate(error)

@@ -161,6 +161,14 @@ class RedisServer:
             client = client.get_redis_connection(client.get_node_from_key(key))
         return Borrowed(client.connection_pool)
 
+    def nodes(self) -> list[tuple[str, Any]]:
+        """Return the name and the client of each server that has keys, by name; a single server has no name."""
+        client = self.client
+        if not self.is_cluster:
+            return [("", client)]
+        primaries = {node.name: client.get_redis_connection(node) for node in client.get_primaries()}
+        return sorted(primaries.items())
+
     def close(self) -> None:
         """Close all connections; the next use makes new ones."""
         with self._lock:

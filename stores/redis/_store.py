@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, Literal
 
+from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader, Reader, too_long
 from claimcheck._pointer import KEY_PREFIX, Pointer, slug
@@ -21,6 +23,7 @@ from claimcheck._store import Store
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
 from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import CaFile
+from claimcheck.stores.redis._listing import Keyspace
 from claimcheck.stores.redis._reader import SegmentReader, unsized_segments
 from claimcheck.stores.redis._server import Address, Borrowed, RedisServer, segment_key, tls_options
 
@@ -35,6 +38,7 @@ _MAX_V1_SEGMENTS = 100_000  # a pointer of version 1 is never signed, and does n
 _V1_PREFIX = "kafka-over-redis-"
 _IN_FLIGHT = 2
 _CHECK_KEYS = 100  # per command
+_ANY = "-"
 _REDIRECTS = ("MovedError", "AskError", "TryAgainError")
 
 # Error classes by redis-py's, first match wins; any other error is a StoreError.
@@ -189,6 +193,43 @@ class RedisStore(Store):
         except (exceptions.ClusterError, exceptions.TryAgainError):  # their slot is moving between two nodes
             for key in keys:
                 self._server.client.unlink(key)
+
+    def _scan(self, after: str | None) -> Iterator[StoreEntry]:
+        """List payloads by their first segments, without counting the others: their size is known only if it is one."""
+        clock, whole = self.context.clock, self.segment_bytes or _SEGMENT_BYTES
+        for found in Keyspace(self._server, self.prefix).first_segments(after):
+            known = self._lifetime_of(found.key)
+            if known is None:
+                continue
+            size = found.size if found.size < whole else None
+            expires = None if found.ttl_ms is None else int(clock() * 1000) + found.ttl_ms
+            entry = StoreEntry.of(found.key, known, size=size, position=found.position, version=_ANY)
+            if expires is not None:
+                entry = replace(entry, expires_ms=max(expires, entry.expires_ms or 0), has_lifetime=True)
+            yield entry
+
+    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
+        """Return the entry: keys that can be written again expire by themselves, and others have no known lifetime."""
+        return entry
+
+    def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
+        keyspace = Keyspace(self._server, self.prefix)
+        for entry, count in zip(entries, keyspace.segments([entry.key for entry in entries]), strict=True):
+            if not count:
+                yield Deletion(entry, "gone")
+                continue
+            try:
+                self._unlink_segments(entry.key, count)
+            except Exception as error:
+                yield self._failed(entry, error)
+            else:
+                yield Deletion(entry, "deleted")
+
+    def _unlink_segments(self, key: str, count: int) -> None:
+        """Delete segments, the first one last: until then a listing finds what an interrupted deletion left."""
+        names = [f"{key}-{i}" for i in reversed(range(count))]
+        for first in range(0, count, _DELETE_KEYS):
+            self._unlink(names[first : first + _DELETE_KEYS])
 
     def _warn_of_eviction(self) -> None:
         with suppress(Exception):  # INFO may be forbidden or not supported

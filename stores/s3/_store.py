@@ -8,11 +8,13 @@ import re
 import ssl
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import Annotated, Any, NamedTuple
 
+from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Source
 from claimcheck._payload_reader import Reader, differs
 from claimcheck._pointer import Pointer
@@ -22,6 +24,7 @@ from claimcheck._validation import Check, Count, Range, Seconds, Size, Timeout, 
 from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import ENDPOINT, PREFIX, CaFile, check_ca_file, folder, in_parts, part_size
 from claimcheck.stores.s3._client import client_error, code_of, connect, kind_of_error, never_arrived
+from claimcheck.stores.s3._listing import Bucket
 from claimcheck.stores.s3._upload import Creator, Upload, ViewFile, attach
 
 __all__ = ["S3Store"]
@@ -33,8 +36,9 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 class S3Store(Store):
     """Stores each payload as one object: a single put, or a parallel multipart upload if it is large.
 
-    The SDK finds credentials in its usual way. S3 has no lifetime per object: add a lifecycle rule on ``prefix`` that
-    matches ``ttl_seconds`` to the bucket, and one that aborts incomplete multipart uploads after a day.
+    The SDK finds credentials in its usual way. S3 has no lifetime per object: ``claimcheck lifecycle`` adds a rule for
+    ``prefix`` to the bucket that deletes objects after ``ttl_seconds`` and aborts incomplete multipart uploads, or
+    ``claimcheck sweep`` deletes them.
 
     Every byte is sent with a CRC-32, which the server verifies if it supports that.
 
@@ -43,7 +47,7 @@ class S3Store(Store):
         prefix: The beginning of all keys; a trailing ``/`` is added if missing.
         endpoint_url: The address of a server other than Amazon's.
         region_name: The region, if the SDK's own configuration does not set it.
-        ttl_seconds: Written into pointers; the bucket's lifecycle rule deletes objects.
+        ttl_seconds: Written into pointers and keys; a lifecycle rule or ``claimcheck sweep`` deletes objects.
         part_bytes: The size of each part above ``single_put_bytes``; at least 5 MiB.
         single_put_bytes: Payloads up to this size are sent in one request. Files of this size are read into memory.
         parallel_parts: Parts sent concurrently; one more is in memory.
@@ -82,6 +86,7 @@ class S3Store(Store):
         self._parallel_parts = parallel_parts
         self._parallel_gets = parallel_gets
         self._creator = Creator(lambda: self.name, conditional=conditional)
+        self._overwriter = Creator(lambda: self.name, conditional=False)
         self._timeouts = {"connect_timeout": connect_timeout_seconds, "read_timeout": timeout_seconds}
         self._lock = threading.Lock()
         self._client: tuple[int, Any] | None = None
@@ -99,22 +104,28 @@ class S3Store(Store):
             client[1].close()
 
     def _write(self, pointer: Pointer, source: Source) -> None:
+        self._store(pointer, source, self._creator)
+
+    def _rewrite(self, pointer: Pointer, source: Source) -> None:
+        self._store(pointer, source, self._overwriter)
+
+    def _store(self, pointer: Pointer, source: Source, creator: Creator) -> None:
         source.leave_checksum()
         pieces = source.pieces(
             part_size(source, self.context.max_payload_bytes, single=self._single_put_bytes, part=self._part_bytes)
         )
         head = deque(islice(pieces, 2))
         if len(head) < 2:
-            self._put(pointer, source, head.pop() if head else memoryview(b""))
+            self._put(pointer, source, head.pop() if head else memoryview(b""), creator)
             return
         upload = Upload(self._s3(), self._bucket, pointer.key, parallel_parts=self._parallel_parts)
-        upload.run(chain(_emptying(head), pieces), complete=self._creator.create)
+        upload.run(chain(_emptying(head), pieces), complete=creator.create)
         for crc32, size in upload.checksums():
             source.add_checksum(crc32, size)
 
-    def _put(self, pointer: Pointer, source: Source, payload: memoryview) -> None:
+    def _put(self, pointer: Pointer, source: Source, payload: memoryview, creator: Creator) -> None:
         body = ViewFile(payload)
-        self._creator.put(partial(self._s3().put_object, Bucket=self._bucket, Key=pointer.key), body)
+        creator.put(partial(self._s3().put_object, Bucket=self._bucket, Key=pointer.key), body)
         source.add_checksum(body.crc32, len(body))
 
     def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
@@ -157,6 +168,48 @@ class S3Store(Store):
 
     def _delete(self, pointer: Pointer) -> None:
         self._s3().delete_object(Bucket=self._bucket, Key=pointer.key)
+
+    def _scan(self, after: str | None) -> Iterator[StoreEntry]:
+        bucket = self._listing()
+        for key, started_ms, upload_id in bucket.uploads():
+            if self._lifetime_of(key) is not None:
+                yield StoreEntry(kind="leftover", key=key, created_ms=started_ms, version=upload_id)
+        for found in bucket.objects(after):
+            known = self._lifetime_of(found.key)
+            if known is not None:
+                yield StoreEntry.of(
+                    found.key,
+                    known,
+                    size=found.size,
+                    stored_ms=found.stored_ms,
+                    position=found.key,
+                    version=found.version,
+                )
+
+    def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
+        """Look at several objects at a time: each one is a request."""
+        fixed = [entry for entry in entries if entry.is_immutable or entry.kind == "leftover"]
+        yield from ((entry, entry) for entry in fixed)
+        others = [entry for entry in entries if not entry.is_immutable and entry.kind == "payload"]
+        versions = self._listing().versions([entry.key for entry in others])
+        for entry, version in zip(others, versions, strict=True):
+            yield entry, None if version is None else replace(entry, version=version)
+
+    def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
+        bucket = self._listing()
+        for entry in (entry for entry in entries if entry.kind == "leftover"):
+            try:
+                was_there = bucket.abort(entry.key, entry.version)
+            except Exception as error:
+                yield self._failed(entry, error)
+            else:
+                yield Deletion(entry, "deleted" if was_there else "gone")
+        payloads = {entry.key: entry for entry in entries if entry.kind == "payload"}
+        for key, error in bucket.delete(list(payloads)):
+            yield Deletion(payloads[key], "deleted") if error is None else self._failed(payloads[key], error)
+
+    def _listing(self) -> Bucket:
+        return Bucket(self._s3(), self._bucket, self.prefix)
 
     def _wrote_nothing(self, error: BaseException) -> bool:
         return super()._wrote_nothing(error) or never_arrived(error.__cause__)

@@ -6,7 +6,8 @@ from claimcheck.testing import StoreConformance
 class FolderConformance(StoreConformance):
     def peek(self, pointer):
         """Includes unfinished files: only complete payloads may remain."""
-        found = [path for path in self.root.glob("*") if pointer.key in path.name]
+        folder, _, name = pointer.key.rpartition("/")
+        found = [path for path in (self.root / folder).glob("*") if name in path.name]
         return found[0].read_bytes() if found else None
 
     def damage(self, pointer, payload):

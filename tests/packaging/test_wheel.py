@@ -56,9 +56,7 @@ def test_the_listed_packages_are_the_folders_with_code():
 def test_the_wheel_holds_exactly_the_sources(wheel):
     info = _info(wheel)
     metadata = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
-    expected = (
-        {str(path) for path in _shipped("*.py")} | {"claimcheck/py.typed"} | {f"{info}/{name}" for name in metadata}
-    )
+    expected = {str(path) for path in _shipped("*")} | {f"{info}/{name}" for name in metadata}
     with zipfile.ZipFile(wheel) as archive:
         assert set(archive.namelist()) == expected
 
@@ -89,6 +87,17 @@ def test_the_wheel_as_zip_imports_with_nothing_but_the_standard_library(zipped):
     modules = "claimcheck, claimcheck.config, claimcheck._resolver, claimcheck.stores.memory"
     code = f"import sys; sys.path.insert(0, {str(zipped)!r}); import {modules}; print('ok')"
     assert _python(sys.executable, "-S", code) == "ok"
+
+
+def test_the_files_of_the_report_are_read_from_the_zip(zipped):
+    code = f"""
+import sys
+sys.path.insert(0, {str(zipped)!r})
+from claimcheck._compare._cost import load_prices
+from claimcheck._compare._report import _template, _text
+print(type(_template()).__name__, load_prices().currency, bool(_text("report.css")), bool(_text("report.js")))
+"""
+    assert _python(sys.executable, code) == "Template USD True True"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +133,8 @@ def _shipped(pattern):
     """Path in the wheel of each source file that matches."""
     for room, folder in ROOMS.items():
         for file in folder.rglob(pattern):
-            yield PurePosixPath(room, file.relative_to(folder))
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield PurePosixPath(room, file.relative_to(folder))
 
 
 def _info(wheel):

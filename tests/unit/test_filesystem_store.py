@@ -29,10 +29,14 @@ def pointer_to(name, size=6):
     return Pointer(key=name, store="store", size=size)
 
 
+def files(folder):
+    return [path for path in folder.rglob("*") if not path.is_dir()]
+
+
 def test_a_payload_is_one_plain_file(store, tmp_path):
     pointer = store.write(b"payload", destination="orders")
 
-    assert [path.name for path in tmp_path.iterdir()] == [pointer.key]
+    assert [str(path.relative_to(tmp_path)) for path in files(tmp_path)] == [pointer.key]
     assert (tmp_path / pointer.key).read_bytes() == b"payload"
 
 
@@ -43,7 +47,7 @@ def test_a_payload_is_never_seen_before_it_is_whole(store, tmp_path):
         parts = [b"one", b"two"]
 
         def read(self, size):
-            seen.append([path.name[0] for path in tmp_path.iterdir()])
+            seen.append([path.name[0] for path in files(tmp_path)])
             return self.parts.pop(0) if self.parts else b""
 
     store.write(Curious(), destination="orders")
@@ -95,7 +99,9 @@ def test_what_is_no_file_is_refused_at_once(store, tmp_path, make):
         store.read(pointer_to("odd"))
 
 
-@pytest.mark.parametrize("key", ["a/b", ".hidden", ".orders-1.partial"])
+@pytest.mark.parametrize(
+    "key", ["a/b", ".hidden", ".orders-1.partial", "ab/.hidden", "2026-01-01/b", "ab/cd/ef", "ab/"]
+)
 def test_only_names_of_finished_payloads_are_keys(store, key):
     with pytest.raises(PointerRejectedError, match="plain file name"):
         store.read(pointer_to(key))
@@ -238,7 +244,7 @@ def test_what_cannot_be_removed_is_said_unless_it_is_gone(store, monkeypatch, re
     def refuse(*_, **__):
         raise OSError(refused, os.strerror(refused))
 
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(os, "unlink", refuse)
     store.rollback(gone)
     with pytest.raises(StoreError):
         store.rollback(there)
@@ -270,8 +276,9 @@ def test_fsync_is_for_the_file_and_then_for_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", spy)
     pointer = FilesystemStore(path=str(tmp_path), fsync=True).write(b"payload")
 
-    assert [name.startswith(f".{pointer.key}.") for name in synced] == [True, False]
-    assert synced[1] == tmp_path.name
+    date, folder, name = pointer.key.split("/")
+    assert synced[0].startswith(f".{name}.")
+    assert synced[1:] == [folder, date, tmp_path.name]
 
 
 def test_no_descriptor_is_left_open(store):

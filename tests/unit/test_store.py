@@ -64,7 +64,7 @@ def test_pointer_is_made_by_the_base():
     pointer = store.write(b"payload", destination="orders")
 
     assert pointer == Pointer(
-        key=f"p/orders-{UUID}",
+        key=f"p/orders-20231114T221320Z-60s.{UUID}",
         store="mine",
         size=7,
         checksum="crc32:422c6a15",
@@ -176,7 +176,7 @@ class TestFailedWrite:
             store.write(b"payload")
 
         assert store.deleted == []
-        assert (caught.value.store, caught.value.key) == ("mine", f"p/_-{UUID}")
+        assert (caught.value.store, caught.value.key) == ("mine", f"p/_-20231114T221320Z-never.{UUID}")
 
     def test_keeps_its_error_when_undoing_fails_too(self, caplog):
         store = DictStore()

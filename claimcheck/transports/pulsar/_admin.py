@@ -63,6 +63,8 @@ class AdminClient:
         self._url = url.rstrip("/")
         self._headers = dict(headers or {})
         self._timeout_seconds = timeout_seconds
+        self.date: str | None = None
+        """The ``Date`` header of the last response that was no error."""
         secure = urllib.request.HTTPSHandler(context=trust or ssl.create_default_context())
         self._opener = urllib.request.build_opener(secure, _Redirects())
 
@@ -79,6 +81,7 @@ class AdminClient:
         try:
             with self._opener.open(request, timeout=self._timeout_seconds) as response:
                 body = response.read(_MAX_BYTES)
+                self.date = response.headers["Date"]
             return json.loads(body) if body.strip() else None
         except urllib.error.HTTPError as error:
             error.close()

@@ -1,0 +1,102 @@
+"""The record of a run on disk: what it created, to remove it, and what it finished, to resume."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from claimcheck._compare._broker import BrokerAddress
+from claimcheck._compare._model import CompareError, Experiment, as_json, from_json
+
+__all__ = ["Journal", "locked", "state_folder"]
+
+
+def state_folder() -> Path:
+    """Return the folder for journals: ``claimcheck`` in ``XDG_STATE_HOME``, by default ``~/.local/state``."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "claimcheck"
+
+
+@dataclass(slots=True)
+class Journal:
+    """A JSON file that is written after every change. It contains no address and no setting of a store.
+
+    Attributes:
+        path: The file.
+        run: Identifies the run, in names of topics and keys.
+        settings: What a resumed run must have in common with this one.
+        topics: Topics that exist.
+        folders: Temporary folders that exist.
+        stored: Whether there may be payloads in the store.
+        finished: The results so far.
+        seconds: How long the run took so far.
+    """
+
+    path: Path
+    run: str = field(default_factory=lambda: secrets.token_hex(4))
+    settings: dict[str, Any] = field(default_factory=dict)
+    topics: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    stored: bool = False
+    finished: list[Experiment] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, folder: Path, address: BrokerAddress) -> Path:
+        """Return the path for a broker; its name contains a digest of the address."""
+        digest = hashlib.sha256(f"{address.kind} {address.url}".encode()).hexdigest()[:16]
+        return folder / f"compare-{address.kind}-{digest}.json"
+
+    @classmethod
+    def read(cls, path: Path) -> Journal | None:
+        """Return the journal of an interrupted run; ``None`` if there is none.
+
+        Raises:
+            CompareError: The file is damaged, or of another version.
+        """
+        if not path.exists():
+            return None
+        try:
+            values = json.loads(path.read_text())
+            finished = [from_json(Experiment, each) for each in values.pop("finished")]
+            return cls(path=path, finished=finished, **values)
+        except (ValueError, KeyError, TypeError, CompareError) as error:
+            text = f"{path}, the record of an interrupted run, cannot be read: delete it and its topics ({error})"
+            raise CompareError(text) from error
+
+    def write(self) -> None:
+        """Replace the file."""
+        names = ("run", "settings", "topics", "folders", "stored", "seconds")
+        values = {name: getattr(self, name) for name in names}
+        values["finished"] = [as_json(each) for each in self.finished]
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps(values))
+        os.replace(partial, self.path)
+
+    def remove(self) -> None:
+        """Delete the file: nothing is left to clean up."""
+        self.path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a journal; the operating system releases it when the process ends.
+
+    Raises:
+        CompareError: Another process holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(path.with_suffix(".lock"), "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise CompareError("another comparison uses this broker: wait until it has finished") from error
+        yield

@@ -1,0 +1,166 @@
+"""The report: one HTML page that needs no network."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from claimcheck._compare._model import MODES, CompareError, Comparison, Experiment, Series, size_text
+from claimcheck._compare._units import number_text, printable
+from claimcheck._registry import import_vendor
+
+__all__ = ["check_packages", "render", "write_html"]
+
+# The order of the plots; those of other experiments follow.
+_PLOTS_FIRST = ("speed", "memory", "partition", "cost")
+
+
+def check_packages() -> None:
+    """Check that a report can be written, before the comparison runs.
+
+    Raises:
+        MissingDependencyError: A package is not installed; names the extra to install.
+    """
+    for package in ("jinja2", "matplotlib"):
+        import_vendor(package, extra="compare")
+
+
+def write_html(comparison: Comparison, path: str | os.PathLike[str]) -> None:
+    """Write the report.
+
+    Raises:
+        CompareError: The file cannot be written.
+        MissingDependencyError: A package is not installed; names the extra to install.
+    """
+    page = render(comparison)
+    try:
+        Path(path).write_text(page, encoding="utf-8")
+    except OSError as error:
+        text = (
+            f"cannot write the report to {os.fspath(path)}: {error.strerror or error}; choose another file for --html"
+        )
+        raise CompareError(text) from error
+
+
+def render(comparison: Comparison) -> str:
+    """Return the report as HTML that is also well-formed XML.
+
+    Raises:
+        MissingDependencyError: A package is not installed; names the extra to install.
+    """
+    check_packages()
+    from markupsafe import Markup
+
+    from claimcheck._compare._plots import svg
+
+    script = _text("report.js")
+    rows = [each for each in comparison.experiments if each.claimed]
+    return _template().render(  # type: ignore[no-any-return]
+        run=comparison,
+        facts=_run_facts(comparison),
+        plots=[
+            {"series": each, "by": _by(each), "note": note, "svg": Markup(svg(each, f"plot-{number}"))}
+            for number, (each, note) in enumerate(_plots(comparison.experiments))
+        ],
+        modes=MODES,
+        rows=rows,
+        summary=_summary(rows),
+        numeric=_numeric,
+        cell_text=_cell_text,
+        css=Markup(_text("report.css")),
+        script=Markup(script),
+        script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _template() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, finalize=_finalize
+    )
+    return environment.from_string(_text("report.html.jinja"))
+
+
+def _finalize(value: object) -> object:
+    """Replace control characters in every value, except in the parts of the page itself."""
+    return printable(value) if type(value) is str else value
+
+
+def _text(name: str) -> str:
+    return (resources.files("claimcheck._compare") / name).read_text(encoding="utf-8")
+
+
+def _run_facts(comparison: Comparison) -> dict[str, str]:
+    sizes = [size_text(size) for size in comparison.sizes]
+    return {
+        "Store": comparison.store,
+        "Payloads": ", ".join(sizes) if len(sizes) <= 6 else f"{len(sizes)} sizes, {sizes[0]} to {sizes[-1]}",
+        "Rounds": str(comparison.rounds),
+        "Duration": _duration(comparison.seconds),
+        "Date": _date(comparison.made),
+    }
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _date(text: str) -> str:
+    try:
+        return f"{datetime.datetime.fromisoformat(text):%B %d, %Y, %H:%M %Z}".strip()
+    except ValueError:
+        return text
+
+
+def _plots(experiments: Sequence[Experiment]) -> Iterator[tuple[Series, str]]:
+    """The plots that have points, the most important first, with the assumptions of computed ones."""
+    places = {name: place for place, name in enumerate(_PLOTS_FIRST)}
+    for each in sorted(experiments, key=lambda each: places.get(each.name, len(places))):
+        note = each.explanation if each.name == "cost" else ""
+        yield from ((series, note) for series in each.series if any(series.points.values()))
+
+
+def _by(series: Series) -> str:
+    """The name of the horizontal axis, whose ticks have units."""
+    return re.sub(r" (\(bytes\)|in bytes)$", "", series.x_label)
+
+
+def _summary(rows: Sequence[Experiment]) -> str:
+    counts = Counter(each.verdict for each in rows)
+    parts = [
+        f"{counts[verdict]} of {len(rows)} rows {text}"
+        for verdict, text in (
+            ("agrees", "agree with the measurement"),
+            ("partly", "agree in part"),
+            ("disagrees", "disagree"),
+            ("not measured", "were not measured"),
+        )
+        if counts[verdict]
+    ]
+    return "; ".join(parts) + "."
+
+
+def _numeric(experiment: Experiment) -> set[int]:
+    """The columns of the detailed table that hold numbers."""
+    columns = list(zip(*experiment.rows, strict=False))
+    return {
+        index
+        for index, cells in enumerate(columns)
+        if any(cell is not None for cell in cells) and not any(isinstance(cell, str) for cell in cells)
+    }
+
+
+def _cell_text(cell: str | float | int | None) -> str:
+    if cell is None:
+        return ""
+    return cell if isinstance(cell, str) else f"{cell:,}" if isinstance(cell, int) else number_text(cell)

@@ -1,0 +1,300 @@
+"""Throughput, latency and processor time by size and mode: interleaved rounds, in random order."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from claimcheck._compare._lab import Lab
+from claimcheck._compare._model import CompareError, Experiment, Mode, Point, Series, size_text
+from claimcheck._compare._process import Report, Worker
+from claimcheck._compare._stats import median_point, percentile, percentile_point
+
+__all__ = ["Samples", "amount", "judge", "run"]
+
+_ROUND_SECONDS = 0.25
+_ROUND_BYTES = 48 << 20
+_MOST_PAYLOADS = 400
+_MOST_SINGLE = 20
+_WARM_UP = 2
+_NOT_COUNTED = 4  # further payloads of a round of reading, of which the first is not measured
+_TIMEOUT = 300.0
+_PERCENTILES = (0.5, 0.95, 0.99)
+_MEGA, _GIGA = 1e6, 1e9
+
+
+@dataclass(slots=True)
+class Samples:
+    """The rounds of one mode and size.
+
+    Attributes:
+        mode: The mode.
+        size: Of each payload.
+        produce: Reports of sending many payloads, one for each round.
+        single: Reports of sending one payload after the other.
+        consume: Reports of receiving many payloads.
+    """
+
+    mode: Mode
+    size: int
+    produce: list[Report] = field(default_factory=list)
+    single: list[Report] = field(default_factory=list)
+    consume: list[Report] = field(default_factory=list)
+
+
+def run(lab: Lab) -> Experiment:
+    """Measure every size, the smallest first."""
+    samples: list[Samples] = []
+    for size in lab.sizes:
+        samples.extend(_measure(lab, size))
+        lab.clear_store()
+    return judge(samples, limit_bytes=lab.broker.limit_bytes)
+
+
+def amount(size: int, seconds: float, *, quick: bool = False) -> int:
+    """Return how many payloads a round takes, after a warm-up took so many seconds for each."""
+    by_time = int(_ROUND_SECONDS / (10 if quick else 1) / max(seconds, 1e-6))
+    return max(1, min(by_time, _ROUND_BYTES // size, _MOST_PAYLOADS))
+
+
+# Measuring -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The topic, the producer and the consumer of one mode."""
+
+    mode: Mode
+    topic: str
+    producer: Worker
+    consumer: Worker
+    samples: Samples
+    count: int = 0
+    reads: int = 0
+    next_number: int = 0
+    begin: tuple[int, int | str] = (0, 0)
+
+    def send(self, count: int, *, one_by_one: bool = False) -> Report:
+        report = self.producer.send(self.samples.size, self.next_number, count, one_by_one=one_by_one, timeout=_TIMEOUT)
+        self.next_number += count
+        if report.errors:
+            text = f"{self.mode}: {len(report.errors)} of {count} payloads of {size_text(self.samples.size)} failed"
+            raise CompareError(f"{text}; the first error was {report.errors[0]}")
+        return report
+
+
+def _measure(lab: Lab, size: int) -> list[Samples]:
+    with _lanes(lab, size) as lanes:
+        lab.progress(f"{size_text(size)}: warm-up")
+        for lane in lanes:
+            _warm_up(lane, quick=lab.quick)
+        for number, lane in _rounds(lab, lanes):
+            lab.progress(f"{size_text(size)}: produce, round {number} of {lab.rounds}")
+            _produce(lane)
+        for lane in lanes:
+            _verify(lane)
+        for number, lane in _rounds(lab, lanes):
+            lab.progress(f"{size_text(size)}: consume, round {number} of {lab.rounds}")
+            lane.samples.consume.append(_consume(lane))
+        return [lane.samples for lane in lanes]
+
+
+@contextlib.contextmanager
+def _lanes(lab: Lab, size: int) -> Iterator[list[_Lane]]:
+    """Start all processes of one size at the same time."""
+    with contextlib.ExitStack() as stack:
+        lanes = []
+        for mode in lab.modes:
+            settings = lab.settings(mode, size)
+            topic = lab.topic(mode, "speed", settings)
+            stack.callback(lab.delete_topic, topic)
+            limit = settings.max_message_bytes
+            producer = stack.enter_context(lab.worker("producer", mode, topic, max_message_bytes=limit, wait=False))
+            consumer = stack.enter_context(lab.worker("consumer", mode, topic, group=topic, wait=False))
+            lanes.append(_Lane(mode, topic, producer, consumer, Samples(mode, size)))
+        for lane in lanes:
+            lane.producer.ready()
+            lane.consumer.ready()
+        yield lanes
+
+
+def _warm_up(lane: _Lane, *, quick: bool) -> None:
+    """Connect, fill caches, find out how many payloads a round takes, and where the first one is."""
+    lane.send(1)
+    seconds = lane.send(_WARM_UP).seconds / _WARM_UP
+    lane.count = amount(lane.samples.size, seconds, quick=quick)
+    lane.consumer.receive(lane.next_number, timeout=_TIMEOUT, commit="last")
+    _check_delivered(lane, lane.next_number)
+    first = lane.consumer.delivered[0]
+    lane.begin = first.partition, first.position
+
+
+def _rounds(lab: Lab, lanes: Sequence[_Lane]) -> Iterator[tuple[int, _Lane]]:
+    """Yield every lane in every round, in another order each time."""
+    for number in range(1, lab.rounds + 1):
+        for lane in lab.rng.sample(lanes, len(lanes)):
+            yield number, lane
+
+
+def _produce(lane: _Lane) -> None:
+    """Send many payloads, then some one after the other; one payload is both."""
+    report = lane.send(lane.count)
+    lane.samples.produce.append(report)
+    single = lane.send(min(lane.count, _MOST_SINGLE), one_by_one=True) if lane.count > 1 else report
+    lane.samples.single.append(single)
+
+
+def _verify(lane: _Lane) -> None:
+    """Read what the rounds will read once, and verify every byte."""
+    lane.reads = min(lane.count + _NOT_COUNTED, lane.next_number)
+    lane.consumer.delivered.clear()
+    lane.consumer.seek(*lane.begin)
+    lane.consumer.receive(lane.reads, timeout=_TIMEOUT, commit="none")
+    _check_delivered(lane, lane.reads)
+
+
+def _consume(lane: _Lane) -> Report:
+    """Read the first payloads of the topic again: the seek discards what the client has fetched in advance."""
+    lane.consumer.seek(*lane.begin)
+    report = lane.consumer.receive(lane.reads, timeout=_TIMEOUT, commit="none", verify=False)
+    if report.count != lane.reads or report.size != lane.reads * lane.samples.size:
+        raise CompareError(f"{lane.mode}: {report.count} of {lane.reads} payloads were read after a seek")
+    return report
+
+
+def _check_delivered(lane: _Lane, count: int) -> None:
+    delivered = lane.consumer.delivered
+    wrong = [each for each in delivered if not each.correct]
+    if wrong or len(delivered) != count:
+        reason = next((each.error for each in wrong if each.error), "damaged" if wrong else "missing")
+        text = f"{lane.mode}: {len(delivered) - len(wrong)} of {count} payloads of {size_text(lane.samples.size)}"
+        raise CompareError(f"{text} were delivered unchanged ({reason})")
+
+
+# The result ----------------------------------------------------------------------------------------------------
+
+_TITLES = {
+    "produce_throughput": ("Produce: throughput", "MB/s"),
+    "consume_throughput": ("Consume: throughput", "MB/s"),
+    "produce_latency": ("Produce: median latency of one payload at a time", "ms"),
+    "consume_latency": ("Consume: median latency", "ms"),
+    "cpu": ("Processor time of producer and consumer", "s per GB"),
+}
+_COLUMNS = (
+    "size",
+    "mode",
+    "produce MB/s",
+    "produce ms p50",
+    "p95",
+    "p99",
+    "consume MB/s",
+    "consume ms p50",
+    "p95",
+    "p99",
+    "CPU s/GB",
+)
+
+
+def judge(samples: Sequence[Samples], *, limit_bytes: int) -> Experiment:
+    """Return the experiment for the rounds of all sizes and modes. Pure."""
+    samples = [replace(each, consume=[_steady(report) for report in each.consume]) for each in samples]
+    modes: list[str] = list(dict.fromkeys(each.mode for each in samples))
+    series = tuple(
+        Series(name, title, "payload in bytes", unit, {mode: _line(name, mode, samples) for mode in modes})
+        for name, (title, unit) in _TITLES.items()
+    )
+    return Experiment(
+        name="speed",
+        title="Throughput and latency",
+        claimed={},
+        measured={mode: _in_short(max(_of(mode, samples), key=lambda each: each.size)) for mode in modes},
+        verdict="agrees",
+        explanation=(
+            "Rounds of all modes were interleaved in random order. Throughput counts the payload's bytes until the last"
+            " acknowledgement or delivery; latency is that of one payload at a time. Consumers read what is in the"
+            " topic; the first payload after each seek is not counted."
+        ),
+        columns=_COLUMNS,
+        rows=tuple(_row(each) for each in samples),
+        series=series,
+        facts=_facts(samples) | {"limit_bytes": float(limit_bytes)},
+    )
+
+
+def _of(mode: str, samples: Sequence[Samples]) -> list[Samples]:
+    return [each for each in samples if each.mode == mode]
+
+
+def _steady(report: Report) -> Report:
+    """Return a report without its first payload, for which a consumer reconnects after a seek."""
+    if report.count < 2:
+        return report
+    share = (report.count - 1) / report.count
+    return replace(
+        report,
+        count=report.count - 1,
+        size=round(report.size * share),
+        seconds=sum(report.latencies[1:]),
+        cpu_seconds=report.cpu_seconds * share,
+        latencies=report.latencies[1:],
+    )
+
+
+def _line(name: str, mode: str, samples: Sequence[Samples]) -> tuple[Point, ...]:
+    return tuple(_MEASURES[name](each) for each in sorted(_of(mode, samples), key=lambda each: each.size))
+
+
+def _throughput(size: int, reports: Sequence[Report]) -> Point:
+    return median_point(size, [report.size / report.seconds / _MEGA for report in reports])
+
+
+def _latency(size: int, reports: Sequence[Report], fraction: float = 0.5) -> Point:
+    return percentile_point(size, [[seconds * 1000 for seconds in report.latencies] for report in reports], fraction)
+
+
+def _cpu(each: Samples) -> Point:
+    pairs = zip(each.produce, each.consume, strict=True)
+    return median_point(each.size, [_GIGA * (a.cpu_seconds / a.size + b.cpu_seconds / b.size) for a, b in pairs])
+
+
+_MEASURES: dict[str, Callable[[Samples], Point]] = {
+    "produce_throughput": lambda each: _throughput(each.size, each.produce),
+    "consume_throughput": lambda each: _throughput(each.size, each.consume),
+    "produce_latency": lambda each: _latency(each.size, each.single),
+    "consume_latency": lambda each: _latency(each.size, each.consume),
+    "cpu": _cpu,
+}
+
+
+def _row(each: Samples) -> tuple[str | float | int | None, ...]:
+    latencies = [
+        [percentile([seconds * 1000 for report in reports for seconds in report.latencies], p) for p in _PERCENTILES]
+        for reports in (each.single, each.consume)
+    ]
+    rates = [_throughput(each.size, reports).y for reports in (each.produce, each.consume)]
+    numbers = [rates[0], *latencies[0], rates[1], *latencies[1], _cpu(each).y]
+    return (size_text(each.size), each.mode, *(_rounded(number) for number in numbers))
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.3g}")
+
+
+def _in_short(each: Samples) -> str:
+    rates = [_throughput(each.size, reports).y for reports in (each.produce, each.consume)]
+    return f"{rates[0]:,.0f} / {rates[1]:,.0f} MB/s ({size_text(each.size)})"
+
+
+def _facts(samples: Sequence[Samples]) -> dict[str, float]:
+    """Return seconds per payload by mode, size and round, and medians."""
+    facts: dict[str, float] = {}
+    for each in samples:
+        place = f"{each.mode}/{each.size}"
+        for name, reports in (("produce", each.produce), ("consume", each.consume)):
+            rounds = [report.seconds / report.count for report in reports]
+            facts |= {f"{name}_seconds/{place}/{number}": seconds for number, seconds in enumerate(rounds)}
+            facts[f"{name}_mb_per_second/{place}"] = each.size / statistics.median(rounds) / _MEGA
+        facts[f"cpu_seconds_per_gb/{place}"] = _cpu(each).y
+    return facts

@@ -1,0 +1,50 @@
+"""The whole examination: configuration, stores, topics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container
+
+from claimcheck._check import CheckReport, Finding
+from claimcheck._client import ClaimCheck
+from claimcheck._doctor._findings import explained
+from claimcheck._doctor._kafka import examine_kafka
+from claimcheck._doctor._pulsar import examine_pulsar
+from claimcheck._doctor._stores import examine_stores
+from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
+
+__all__ = ["examine"]
+
+
+def examine(
+    cc: ClaimCheck,
+    *,
+    kafka: KafkaTarget | None = None,
+    pulsar: PulsarTarget | None = None,
+    ignore: Container[str] = (),
+    clock: Callable[[], float] = time.time,
+) -> CheckReport:
+    """Return what is wrong, or will go wrong, with a configuration, its stores and the topics it is used for.
+
+    Changes nothing, except that it writes a small payload into each store and deletes it again.
+
+    Args:
+        cc: Has a valid configuration.
+        kafka: The topics of a Kafka cluster to examine.
+        pulsar: The topics of a Pulsar cluster to examine.
+        ignore: Ids of findings to leave out.
+        clock: This machine's time in seconds since 1970.
+    """
+    checked = [each for each in cc.check(open=True).findings if not _is_superseded(cc, each)]
+    findings = [*explained(checked), *examine_stores(cc, clock)]
+    if kafka is not None:
+        findings += examine_kafka(cc, kafka, clock)
+    if pulsar is not None:
+        findings += examine_pulsar(cc, pulsar, clock)
+    return CheckReport.of(each for each in findings if each.id not in ignore)
+
+
+def _is_superseded(cc: ClaimCheck, finding: Finding) -> bool:
+    """Whether the lifecycle rules of the bucket tell more than this finding of `claimcheck.ClaimCheck.check`."""
+    types = {f"stores.{name}": store.type for name, store in cc.config.stores.items()}
+    return finding.id == "store-no-expiry" and types[finding.path] == "s3"

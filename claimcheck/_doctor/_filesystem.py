@@ -1,0 +1,75 @@
+"""What can go wrong with a directory of payloads: free space, permissions, and the kind of its file system."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from claimcheck._check import Finding
+from claimcheck._doctor._findings import examined, finding, size
+from claimcheck.stores.filesystem import FilesystemStore
+
+__all__ = ["examine_filesystem"]
+
+_LEAST_FREE = 0.1
+_MOUNTS = Path("/proc/self/mounts")
+_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs"}
+
+
+def examine_filesystem(store: FilesystemStore, path: str) -> Iterator[Finding]:
+    """Yield the findings about the directory of a store."""
+    root, path = store._root, f"{path}.path"
+    yield from examined("filesystem", path, "the free space", partial(_space, root, path))
+    yield from examined("filesystem", path, "the permissions", partial(_permissions, root, path, store._mode))
+    yield from examined("filesystem", path, "the kind of file system", partial(_kind, root, path))
+
+
+def _space(root: Path, path: str) -> Iterator[Finding]:
+    usage = shutil.disk_usage(root)
+    if usage.free < _LEAST_FREE * usage.total:
+        message = f"{size(usage.free)} of {size(usage.total)} are free"
+        yield finding("warning", "filesystem-full", path, message, "Delete expired payloads, or enlarge the volume.")
+    files = os.statvfs(root)
+    if files.f_files and files.f_favail < _LEAST_FREE * files.f_files:  # 0: the file system has no fixed number
+        message = f"{files.f_favail:,} of {files.f_files:,} files (inodes) are free"
+        yield finding("warning", "filesystem-full", path, message, "Delete expired payloads, or enlarge the volume.")
+
+
+def _permissions(root: Path, path: str, mode: int) -> Iterator[Finding]:
+    others = root.stat().st_mode
+    rights = []
+    if others & stat.S_IWOTH and others & stat.S_IXOTH:
+        rights.append("replace and delete payloads" if not others & stat.S_ISVTX else "add files")
+    if others & stat.S_IXOTH and mode & stat.S_IROTH:
+        rights.append("read payloads")
+    if rights:
+        message = f"any user of this machine can {' and '.join(rights)} (mode {stat.S_IMODE(others):04o})"
+        fix = f"Remove the rights of others: chmod o= {root}"
+        yield finding("warning", "filesystem-permissions", path, message, fix)
+
+
+def _kind(root: Path, path: str) -> Iterator[Finding]:
+    kind = kind_of(_MOUNTS.read_text(encoding="utf-8", errors="replace"), os.path.realpath(root))
+    if kind in _MEMORY:
+        fix = "Use a directory on a disk."
+        yield finding("warning", "filesystem-in-memory", path, f"{root} is in memory ({kind})", fix)
+    if kind in _NETWORK or kind.startswith("fuse."):
+        message = f"{root} is on a network file system ({kind})"
+        fix = "Mount NFS with lookupcache=positive. Where readers report missing payloads, let them retry."
+        yield finding("info", "filesystem-network", path, message, fix)
+
+
+def kind_of(mounts: str, directory: str) -> str:
+    """Return the type of the file system that has a directory, from the text of ``/proc/self/mounts``."""
+    found = ("", "")
+    for line in mounts.splitlines():
+        _, point, kind, *_ = line.split(" ")
+        point = point.encode().decode("unicode_escape").rstrip("/")
+        if (directory == point or directory.startswith(f"{point}/")) and len(point) >= len(found[0]):
+            found = (point, kind)  # of two mounts on one directory the later one is visible
+    return found[1]

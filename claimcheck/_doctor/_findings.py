@@ -1,0 +1,154 @@
+"""The findings of the doctor: their stable ids, and why each of them matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Literal
+
+from claimcheck._check import Finding, reason_of
+
+__all__ = ["WHY", "duration", "examined", "explained", "finding", "size"]
+
+_GONE = "A consumer that reads the message later gets PayloadNotFoundError."
+_UNKNOWN = "This part was not examined, so a problem there would not be reported."
+
+WHY: dict[str, str] = {
+    # Of `claimcheck check`.
+    "config-invalid": "The configuration cannot be loaded, so no producer and no consumer starts.",
+    "strategy-hybrid": "While the store is down, the broker carries the whole load.",
+    "reads-from-own-store": "Messages that this process writes cannot be read by it.",
+    "threshold-high": "The broker refuses messages that are below the threshold but above its limit.",
+    "signing-off": "A hostile message can make a reader deliver another payload of the same store.",
+    "signing-optional": "A hostile writer simply omits the signature.",
+    "signing-verify-only": "Messages that this process sends are rejected where signatures are required.",
+    "signing-key-missing": "Nothing can be signed or verified with this key.",
+    "secret-in-file": "Everyone who can read the file or its history has the secret.",
+    "destination-unused": "The settings of this entry have no effect.",
+    "store-memory": "Every message that points at such a payload is unreadable elsewhere, and after a restart.",
+    "lifetime-short": _GONE,
+    "redis-no-expiry": "A full server refuses writes, or evicts payloads.",
+    "store-no-expiry": "The store grows until it is full, unless something else deletes old payloads.",
+    "connection-plain": "Anyone on the network path can read payloads and credentials.",
+    "certificate-unverified": "Anyone on the network path can pretend to be the server.",
+    "hostname-unverified": "Anyone with a valid certificate can pretend to be the server.",
+    "filesystem-temporary": _GONE,
+    "filesystem-relative": "Readers look for payloads where writers did not put them.",
+    "store-works": "Nothing to do.",
+    "store-failed": "Large payloads cannot be sent or received.",
+    # Of every store.
+    "store-not-listable": "Expired payloads and leftovers cannot be found, so nothing removes them.",
+    "clock-skew": "Payloads expire earlier or later than their pointers state.",
+    # Redis.
+    "redis-not-examined": _UNKNOWN,
+    "redis-version": "The server does not support SET with PXAT, so every write fails.",
+    "redis-eviction": "When its memory is full, the server deletes payloads that messages still point at.",
+    "redis-no-persistence": "A restart of the server deletes all payloads, also those that messages still point at.",
+    "redis-memory-unlimited": "Without maxmemory, the operating system kills the server when its memory is used up.",
+    "redis-memory-low": "A full server refuses writes: external fails, and hybrid sends chunks.",
+    "redis-replication-unsafe": "A failover deletes payloads that the new master had not received yet.",
+    # S3.
+    "s3-not-examined": _UNKNOWN,
+    "s3-no-expiry": "Payloads stay in the bucket, and are paid for, forever.",
+    "s3-expiry-early": _GONE,
+    "s3-archived": "An archived object cannot be read before it is restored.",
+    "s3-no-abort": "The parts of interrupted uploads stay in the bucket, invisible in listings, and are paid for.",
+    "s3-versioning": "A deleted payload stays in the bucket as a noncurrent version, and is paid for.",
+    "s3-public": "Anyone on the internet can read, replace or delete payloads.",
+    # Other stores of objects, and the filesystem.
+    "obstore-not-examined": _UNKNOWN,
+    "filesystem-not-examined": _UNKNOWN,
+    "filesystem-full": "When the volume is full, writes fail: external fails, and hybrid sends chunks.",
+    "filesystem-permissions": "Other users of this machine can read, replace or delete payloads.",
+    "filesystem-in-memory": "A restart of the machine deletes all payloads, also those that messages still point at.",
+    "filesystem-network": "A reader on another machine may not see a new payload at once, or may see it as missing.",
+    # Every broker.
+    "lifetime-unset": "Nothing can be compared with the topics: payloads may be deleted before their messages.",
+    # Kafka.
+    "kafka-not-examined": _UNKNOWN,
+    "kafka-unreachable": "Nothing about the topics was examined.",
+    "kafka-topic-missing": "Nothing about this topic was examined.",
+    "kafka-retention": _GONE,
+    "kafka-segment-roll": _GONE,
+    "kafka-compacted": "The last message of each key stays forever; its payload does not. Chunks are removed.",
+    "kafka-limit": "The broker refuses these messages, with the whole batch that they are in.",
+    "kafka-replication": "The loss of one broker deletes messages, and their payloads stay behind without use.",
+    "kafka-min-insync": "A message that one broker acknowledged is lost with that broker.",
+    "kafka-timestamp": "Retention and lag are computed from timestamps, so messages stay longer than intended.",
+    "kafka-group-unknown": "Its lag was not examined.",
+    "kafka-group-lag": _GONE,
+    "kafka-group-lost": "Retention deleted messages that the group had not read.",
+    "kafka-groups": "A payload may be deleted only after all of these groups have read it.",
+    "kafka-dead-letters": "A dead letter cannot be read or sent back after its payload has expired.",
+    # Pulsar.
+    "pulsar-not-examined": _UNKNOWN,
+    "pulsar-unreachable": "Nothing about the topics was examined.",
+    "pulsar-topic-missing": "Nothing about this topic was examined.",
+    "pulsar-retention": "A reader or a seek that goes back finds messages whose payloads have expired.",
+    "pulsar-message-ttl": _GONE,
+    "pulsar-backlog-eviction": "The broker drops unread messages; the remaining chunks of their payloads are useless.",
+    "pulsar-limit": "The broker refuses these messages.",
+    "pulsar-topic-limit": "The client sends a message above a topic's own limit again and again, without an error.",
+    "pulsar-shared-chunks": "The chunks of one payload go to different consumers, and none can assemble it.",
+    "pulsar-subscription-unknown": "Its backlog was not examined.",
+    "pulsar-backlog": _GONE,
+    "pulsar-subscriptions": "A payload may be deleted only after all of these subscriptions have read it.",
+    "pulsar-dead-letters": "A dead letter cannot be read or sent back after its payload has expired.",
+    "pulsar-dead-letters-dropped": "Pulsar deletes dead letters as soon as they arrive.",
+}
+"""Why a finding matters, by its id. An id never changes its meaning: CI jobs ignore findings by id."""
+
+_UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+def finding(
+    severity: Literal["error", "warning", "info"],
+    id: str,  # noqa: A002 - the name of the field
+    path: str,
+    message: str,
+    fix: str = "",
+    *,
+    error: Exception | None = None,
+) -> Finding:
+    """Return a finding with the reason why it matters."""
+    return Finding(severity, path, message, fix, error, id=id, why=WHY[id])
+
+
+def explained(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings of `claimcheck.ClaimCheck.check` with the reasons why they matter."""
+    return [replace(each, why=WHY[each.id]) for each in findings]
+
+
+def examined(vendor: str, path: str, what: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """Return the findings of one look, and one that names what could not be seen if it fails.
+
+    Args:
+        vendor: The first part of the id ``...-not-examined``.
+        path: Where it looks.
+        what: What it looks at.
+        look: Yields findings; they are kept if it fails later.
+    """
+    found: list[Finding] = []
+    try:
+        found.extend(look())
+    except Exception as error:
+        text = f"could not examine {what}: {reason_of(error).removeprefix('unexpected ')}"
+        fix = "Grant the permission to read it, or look at it with the server's own tools."
+        found.append(finding("info", f"{vendor}-not-examined", path, text, fix))
+    return found
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in a readable unit: ``7 days``, ``1.5 hours``."""
+    seconds = round(seconds, 1 if seconds < 10 else None)
+    name, unit = next((each for each in _UNITS if seconds >= each[1]), _UNITS[-1])
+    text = f"{seconds / unit:,.1f}".removesuffix(".0")
+    return f"{text} {name}{'' if text == '1' else 's'}"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes in a readable unit."""
+    for unit, least in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= least:
+            return f"{count / least:,.1f} {unit}"
+    return f"{count:,.0f} bytes"

@@ -1,0 +1,193 @@
+"""What can go wrong with the topics of a Kafka cluster: their retention, compaction, limits, replicas and groups."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from claimcheck._check import Finding, remote_hosts
+from claimcheck._client import ClaimCheck
+from claimcheck._doctor._findings import duration, examined, finding
+from claimcheck._doctor._kafka_groups import GroupReader
+from claimcheck._doctor._topics import DEAD_LETTERS, Expectation, KafkaTarget, outlives
+from claimcheck._registry import import_vendor
+from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
+
+__all__ = ["TopicConfig", "examine_config", "examine_kafka"]
+
+_SECONDS = 10.0
+_MS = 1000
+_AHEAD_SECONDS = 60.0
+_quiet = logging.getLogger(__name__)
+
+
+def examine_kafka(cc: ClaimCheck, target: KafkaTarget, clock: Callable[[], float]) -> Iterator[Finding]:
+    """Yield the findings about the topics of a cluster, and about the groups that read them."""
+    vendor = import_vendor("confluent_kafka", extra="kafka")
+    admin_module = import_vendor("confluent_kafka.admin", extra="kafka")
+    settings = {**target.options, "bootstrap.servers": target.servers}
+    yield from _encryption(target)
+    try:
+        admin = admin_module.AdminClient(settings, logger=_quiet)
+        known = admin.list_topics(timeout=_SECONDS).topics
+    except vendor.KafkaException as error:
+        message = f"Kafka at {target.servers} cannot be reached: {error.args[0].str()}"
+        fix = "Check the address and the client's settings: security.protocol, sasl.*, ssl.*."
+        yield finding("error", "kafka-unreachable", "kafka", message, fix, error=error)
+        return
+    for topic in target.topics:
+        if topic not in known or known[topic].error is not None:
+            yield _missing(topic)
+            continue
+        expected = Expectation.of(cc, topic)
+        replicas = [len(partition.replicas) for partition in known[topic].partitions.values()]
+        look = partial(_topic, admin, topic, expected, min(replicas))
+        yield from examined("kafka", expected.path, "the topic's configuration", look)
+        ends = partial(_timestamps, admin, topic, sorted(known[topic].partitions), expected.path, clock)
+        yield from examined("kafka", expected.path, "the newest timestamps", ends)
+        groups = partial(GroupReader(admin, settings, topic, expected, clock).findings, target.groups)
+        yield from examined("kafka", expected.path, "the consumer groups", groups)
+        for name in _dead_letter_topics(topic, known, target.dead_letter_topics):
+            dead = partial(_dead_letters, admin, name, expected)
+            yield from examined("kafka", f"topic {name}", "the topic's configuration", dead)
+
+
+def _encryption(target: KafkaTarget) -> Iterator[Finding]:
+    remote = remote_hosts(target.servers)
+    if remote and not target.options.get("security.protocol", "").lower().endswith("ssl"):
+        fix = "Set security.protocol to ssl or sasl_ssl, or use a network that no one else can read."
+        yield finding("warning", "connection-plain", "kafka", f"connections to {remote[0]} are not encrypted", fix)
+
+
+def _missing(topic: str) -> Finding:
+    message = "the topic does not exist, or may not be described"
+    fix = "Check its name, and grant DESCRIBE and DESCRIBE_CONFIGS."
+    return finding("error", "kafka-topic-missing", f"topic {topic}", message, fix)
+
+
+# Configuration -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """The settings of a topic that matter for payloads.
+
+    Attributes:
+        retention: Seconds for which messages are kept; ``None`` for no limit.
+        segment: Seconds after which a segment is closed; only closed segments are deleted.
+        local_retention: Seconds on the brokers' own disks, if older segments are in tiered storage.
+        by_bytes: Whether messages are also deleted by size.
+        compacted: Whether the last message of each key is kept.
+        max_message_bytes: The limit of one batch.
+        min_insync: Replicas that must acknowledge a message.
+    """
+
+    retention: float | None
+    segment: float
+    local_retention: float | None
+    by_bytes: bool
+    compacted: bool
+    max_message_bytes: int
+    min_insync: int
+
+    @classmethod
+    def of(cls, values: Mapping[str, str | None]) -> TopicConfig:
+        """Parse the settings as the broker returns them."""
+        retention = float(values.get("retention.ms") or -1)
+        policy = values.get("cleanup.policy") or "delete"
+        local = float(values.get("local.retention.ms") or -2)
+        tiered = values.get("remote.storage.enable") == "true" and local >= 0
+        return cls(
+            retention=retention / _MS if retention >= 0 and "delete" in policy else None,
+            segment=float(values.get("segment.ms") or 0) / _MS,
+            local_retention=local / _MS if tiered else None,
+            by_bytes=int(values.get("retention.bytes") or -1) >= 0,
+            compacted="compact" in policy,
+            max_message_bytes=int(values.get("max.message.bytes") or 1_048_588),
+            min_insync=int(values.get("min.insync.replicas") or 1),
+        )
+
+    @property
+    def retention_text(self) -> str:
+        """The retention for people."""
+        text = f"{duration(self.retention)}" if self.retention is not None else "unlimited"
+        if self.by_bytes and self.retention is None:
+            text += " (only retention.bytes limits it)"
+        if self.local_retention is not None:
+            text += f" (local.retention.ms, {duration(self.local_retention)}, applies to the brokers' disks only)"
+        return text
+
+
+def _config(admin: Any, topic: str) -> TopicConfig:
+    module = import_vendor("confluent_kafka.admin", extra="kafka")
+    resource = module.ConfigResource(module.ResourceType.TOPIC, topic)
+    entries = admin.describe_configs([resource], request_timeout=_SECONDS)[resource].result()
+    return TopicConfig.of({name: entry.value for name, entry in entries.items()})
+
+
+def _topic(admin: Any, topic: str, expected: Expectation, replicas: int) -> Iterator[Finding]:
+    config = _config(admin, topic)
+    yield from expected.unset()
+    yield from examine_config(config, expected)
+    if replicas == 1:
+        message, fix = "the replication factor is 1", "Create topics with three replicas."
+        yield finding("info", "kafka-replication", expected.path, message, fix)
+    elif config.min_insync == 1:
+        message, fix = "min.insync.replicas is 1", "Set it to 2, and acks=all on producers."
+        yield finding("info", "kafka-min-insync", expected.path, message, fix)
+
+
+def examine_config(config: TopicConfig, expected: Expectation) -> Iterator[Finding]:
+    """Yield the findings about the settings of one topic."""
+    path, lifetime = expected.path, expected.lifetime
+    if config.compacted and (expected.chunks or lifetime is not None):
+        fix = "Use cleanup.policy=delete; for compacted topics use strategy external and a store without ttl_seconds."
+        yield finding("error" if expected.chunks else "warning", "kafka-compacted", path, "it is compacted", fix)
+    elif lifetime is not None and outlives(config.retention, lifetime):
+        message = f"retention is {config.retention_text}, and payloads live {duration(lifetime)}"
+        yield finding("warning", "kafka-retention", path, message, "Reduce retention.ms, or raise ttl_seconds.")
+    elif lifetime is not None and outlives((config.retention or 0) + config.segment, lifetime):
+        longest = duration((config.retention or 0) + config.segment)
+        message = f"with little traffic a message stays up to {longest} (retention.ms plus segment.ms), "
+        message += f"and payloads live {duration(lifetime)}"
+        fix = "Reduce segment.ms to an hour, for example, or raise ttl_seconds."
+        yield finding("info", "kafka-segment-roll", path, message, fix)
+    for severity, message in expected.too_large(config.max_message_bytes, MAX_MESSAGE_BYTES):
+        fix = "Raise max.message.bytes, or lower the option. With auto, pass admin= to KafkaProducer."
+        yield finding(severity, "kafka-limit", path, message, fix)
+
+
+def _timestamps(
+    admin: Any, topic: str, partitions: list[int], path: str, clock: Callable[[], float]
+) -> Iterator[Finding]:
+    vendor = import_vendor("confluent_kafka", extra="kafka")
+    spec = import_vendor("confluent_kafka.admin", extra="kafka").OffsetSpec.max_timestamp()
+    requests = {vendor.TopicPartition(topic, number): spec for number in partitions}
+    results = admin.list_offsets(requests, request_timeout=_SECONDS).values()
+    newest = max(each.result().timestamp for each in results) / _MS  # -1 for an empty partition
+    ahead = newest - clock()
+    if ahead > _AHEAD_SECONDS:
+        message = f"the newest message is dated {duration(ahead)} in the future"
+        fix = "Correct the producer's clock, or set message.timestamp.type=LogAppendTime."
+        yield finding("warning", "kafka-timestamp", path, message, fix)
+
+
+# Dead letters --------------------------------------------------------------------------------------------------
+
+
+def _dead_letter_topics(topic: str, known: Mapping[str, object], named: tuple[str, ...]) -> list[str]:
+    """Return the dead-letter topics of a topic that exist: those with a conventional name, and those named."""
+    found = [name for name in known if name.startswith(topic) and DEAD_LETTERS.fullmatch(name[len(topic) :])]
+    return sorted({*found, *named})
+
+
+def _dead_letters(admin: Any, name: str, expected: Expectation) -> Iterator[Finding]:
+    config = _config(admin, name)
+    if expected.lifetime is not None and outlives(config.retention, expected.lifetime):
+        message = f"this dead-letter topic keeps messages for {config.retention_text}, "
+        message += f"and payloads live {duration(expected.lifetime)}"
+        fix = "Reduce its retention.ms, or raise ttl_seconds to both retentions together."
+        yield finding("warning", "kafka-dead-letters", f"topic {name}", message, fix)

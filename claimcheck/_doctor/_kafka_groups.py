@@ -1,0 +1,116 @@
+"""The lag of consumer groups in time. Nothing here joins a group or commits an offset."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from claimcheck._check import Finding
+from claimcheck._doctor._findings import examined, finding
+from claimcheck._doctor._topics import Expectation, behind
+from claimcheck._registry import import_vendor
+
+__all__ = ["GroupReader"]
+
+_SECONDS = 10.0
+_MS = 1000
+_OWN = {
+    "group.id": "claimcheck-doctor",  # the client requires one; it is never joined
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,  # sent where only the markers of transactions are left
+    "isolation.level": "read_uncommitted",
+    "queued.max.messages.kbytes": 1024,
+}
+_quiet = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReader:
+    """Looks at the groups that have committed offsets of one topic.
+
+    Attributes:
+        admin: The admin client.
+        settings: Of the clients; they may be secrets.
+        topic: The topic.
+        expected: What the configuration promises.
+        clock: This machine's time, in seconds.
+    """
+
+    admin: Any
+    settings: Mapping[str, object] = field(repr=False)
+    topic: str
+    expected: Expectation
+    clock: Callable[[], float]
+
+    def findings(self, groups: tuple[str, ...]) -> Iterator[Finding]:
+        """Yield the findings about groups; an empty tuple stands for all."""
+        names = groups or tuple(sorted(each.group_id for each in self.admin.list_consumer_groups().result().valid))
+        committed = {name: offsets for name in names if (offsets := self._committed(name))}
+        for name in groups:
+            if name not in committed:
+                message = f"group {name} has committed no offsets of this topic"
+                yield finding("warning", "kafka-group-unknown", self.expected.path, message, "Check its name.")
+        if len(committed) > 1:
+            message = f"{len(committed)} groups read this topic: {', '.join(committed)}"
+            yield finding("info", "kafka-groups", self.expected.path, message)
+        for name, offsets in committed.items():
+            yield from examined("kafka", self.expected.path, f"group {name}", partial(self._group, name, offsets))
+
+    def _committed(self, group: str) -> dict[int, int]:
+        """Return a group's committed offsets by partition."""
+        request = _vendor().ConsumerGroupTopicPartitions(group)
+        result = self.admin.list_consumer_group_offsets([request], request_timeout=_SECONDS)[group].result()
+        places = [each for each in result.topic_partitions if each.topic == self.topic and each.error is None]
+        return {each.partition: each.offset for each in places if each.offset >= 0}
+
+    def _group(self, group: str, offsets: dict[int, int]) -> Iterator[Finding]:
+        earliest, latest = self._watermarks(offsets, "earliest"), self._watermarks(offsets, "latest")
+        lost = sum(max(0, earliest[partition] - offset) for partition, offset in offsets.items())
+        if lost:
+            message = f"retention deleted up to {lost:,} messages that group {group} had not read"
+            fix = "Raise retention.ms, or start more consumers."
+            yield finding("warning", "kafka-group-lost", self.expected.path, message, fix)
+        unread = {each: max(offset, earliest[each]) for each, offset in offsets.items()}
+        unread = {partition: offset for partition, offset in unread.items() if offset < latest[partition]}
+        if unread and (oldest := min(self._times(unread), default=None)) is not None:
+            age, who = self.clock() - oldest, f"group {group}"
+            yield from behind("kafka-group-lag", who, self.expected.path, age, self.expected.lifetime)
+
+    def _watermarks(self, offsets: dict[int, int], which: str) -> dict[int, int]:
+        spec = getattr(import_vendor("confluent_kafka.admin", extra="kafka").OffsetSpec, which)()
+        requests = {_vendor().TopicPartition(self.topic, partition): spec for partition in offsets}
+        results = self.admin.list_offsets(requests, request_timeout=_SECONDS)
+        return {place.partition: future.result().offset for place, future in results.items()}
+
+    def _times(self, offsets: dict[int, int]) -> list[float]:
+        """Return the time of the first message from each offset on, in seconds since 1970.
+
+        Raises:
+            TimeoutError: Not every partition returned a message in time.
+        """
+        vendor = _vendor()
+        left, found = set(offsets), []
+        with closing(vendor.Consumer({**self.settings, **_OWN}, logger=_quiet)) as consumer:
+            consumer.assign([vendor.TopicPartition(self.topic, *place) for place in offsets.items()])
+            deadline = time.monotonic() + _SECONDS
+            while left:
+                message = consumer.poll(max(0.0, deadline - time.monotonic()))
+                if message is None:
+                    raise TimeoutError(f"no message from partition {min(left)} within {_SECONDS:g} seconds")
+                if message.error() is not None and message.error().code() != vendor.KafkaError._PARTITION_EOF:
+                    raise vendor.KafkaException(message.error())
+                if message.partition() in left:
+                    left.remove(message.partition())
+                    consumer.pause([vendor.TopicPartition(self.topic, message.partition())])
+                    if message.error() is None:
+                        found.append(message.timestamp()[1] / _MS)
+        return found
+
+
+def _vendor() -> Any:
+    return import_vendor("confluent_kafka", extra="kafka")

@@ -1,0 +1,125 @@
+"""What can go wrong with a Redis that stores payloads: eviction, memory, restarts, failovers and its clock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from claimcheck._check import Finding
+from claimcheck._doctor._clock import skew
+from claimcheck._doctor._findings import duration, examined, finding, size
+from claimcheck.stores.redis import RedisStore
+
+__all__ = ["examine_redis"]
+
+_OLDEST_VERSION = (6, 2)
+_FULL = 0.8
+_SAMPLE_KEYS = 1000
+_SCANS = 50
+_LEAST_SHARE = 0.01  # of a lifetime: a shorter time of use does not predict the memory of a whole one
+
+
+def examine_redis(store: RedisStore, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
+    """Yield the findings about a server, a sentinel's master, or each master of a cluster."""
+    server = store._server
+    nodes = [(path, server.client)]
+    if server.is_cluster:
+        masters = server.client.get_primaries()
+        nodes = [(f"{path} ({node.name})", server.client.get_redis_connection(node)) for node in masters]
+    for place, client in nodes:
+        yield from examined("redis", place, "the clock", partial(_clock, place, client, clock))
+        yield from examined("redis", place, "INFO", partial(_server, store, place, client))
+
+
+def _clock(path: str, client: Any, clock: Callable[[], float]) -> Iterator[Finding]:
+    begin = clock()
+    seconds, microseconds = client.time()
+    yield from skew(path, "the server's", seconds + microseconds / 1e6, begin, clock())
+
+
+def _server(store: RedisStore, path: str, client: Any) -> Iterator[Finding]:
+    info = client.info()
+    yield from _version(path, str(info.get("redis_version", "")))
+    yield from _eviction(path, info)
+    yield from _replication(path, info)
+    yield from examined("redis", path, "the memory that payloads need", partial(_memory, store, path, client, info))
+    yield from examined("redis", path, "the setting save", partial(_persistence, path, client, info))
+
+
+def _version(path: str, version: str) -> Iterator[Finding]:
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers and numbers < _OLDEST_VERSION:
+        yield finding("error", "redis-version", path, f"the server is Redis {version}", "Install Redis 6.2 or newer.")
+
+
+def _eviction(path: str, info: dict[str, Any]) -> Iterator[Finding]:
+    policy = info.get("maxmemory_policy", "noeviction")
+    if info.get("maxmemory") and policy != "noeviction":
+        fix = "Set maxmemory-policy to noeviction, in the server's configuration file, too."
+        yield finding("warning", "redis-eviction", path, f"maxmemory-policy is {policy}", fix)
+
+
+def _replication(path: str, info: dict[str, Any]) -> Iterator[Finding]:
+    replicas = info.get("connected_slaves", 0)
+    if info.get("role") == "master" and replicas and "min_slaves_good_slaves" not in info:
+        message = (
+            f"there {'is 1 replica' if replicas == 1 else f'are {replicas} replicas'}, and min-replicas-to-write is 0"
+        )
+        fix = "Set min-replicas-to-write to 1 or more and min-replicas-max-lag to 10, which bounds the loss."
+        yield finding("warning", "redis-replication-unsafe", path, message, fix)
+
+
+def _persistence(path: str, client: Any, info: dict[str, Any]) -> Iterator[Finding]:
+    if not info.get("aof_enabled") and client.config_get("save").get("save") == "":
+        fix = "Set appendonly to yes; appendfsync everysec is a good compromise."
+        message = "the server writes no append-only file and no snapshots"
+        yield finding("warning", "redis-no-persistence", path, message, fix)
+
+
+def _memory(store: RedisStore, path: str, client: Any, info: dict[str, Any]) -> Iterator[Finding]:
+    used, most = info.get("used_memory", 0), info.get("maxmemory", 0)
+    if not most:
+        fix = "Set maxmemory to what the machine can spare, and maxmemory-policy to noeviction."
+        yield finding("warning", "redis-memory-unlimited", path, "maxmemory is not set", fix)
+        most = info.get("total_system_memory", 0)
+    fix = "Increase maxmemory, reduce ttl_seconds, or use a store on disk."
+    if most and used >= _FULL * most:
+        message = f"{used / most:.0%} of the memory is used ({size(used)} of {size(most)})"
+        yield finding("warning", "redis-memory-low", path, message, fix)
+    elif most and (age := _time_of_use(client, store.prefix, store.ttl_seconds)):
+        base = info.get("used_memory_startup", 0)
+        needed = base + (used - base) * (store.ttl_seconds or 0) / age
+        if needed >= _FULL * most:
+            message = f"payloads of the last {duration(age)} use {size(used)}; at this rate, those of a whole lifetime "
+            message += f"({duration(store.ttl_seconds or 0)}) need {size(needed)} of {size(most)}"
+            yield finding("warning", "redis-memory-low", path, message, fix)
+
+
+def _time_of_use(client: Any, prefix: str, lifetime: float | None) -> float | None:
+    """Return the age of the oldest payload in a sample; ``None`` if it predicts nothing.
+
+    A store that has been in use for a whole lifetime does not grow any more.
+    """
+    if lifetime is None:
+        return None
+    keys = _sample(client, prefix)
+    with client.pipeline(transaction=False) as pipeline:
+        for key in keys:
+            pipeline.pttl(key)
+        left = [each for each in pipeline.execute(raise_on_error=False) if isinstance(each, int) and each > 0]
+    age = lifetime - min(left, default=lifetime * 1000) / 1000
+    return age if _LEAST_SHARE * lifetime <= age < 0.9 * lifetime else None
+
+
+def _sample(client: Any, prefix: str) -> list[bytes]:
+    pattern = re.sub(r"([*?\[\]\\^-])", r"\\\1", prefix) + "*"
+    keys: list[bytes] = []
+    cursor = 0
+    for _ in range(_SCANS):
+        cursor, found = client.scan(cursor, match=pattern, count=1000)
+        keys += found
+        if not cursor or len(keys) >= _SAMPLE_KEYS:
+            break
+    return keys

@@ -1,0 +1,59 @@
+"""What can go wrong with the stores of a configuration, each with the examination that suits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from claimcheck._check import Finding, reason_of
+from claimcheck._client import ClaimCheck
+from claimcheck._doctor._filesystem import examine_filesystem
+from claimcheck._doctor._findings import examined, finding
+from claimcheck._doctor._redis import examine_redis
+from claimcheck._doctor._s3 import examine_s3
+from claimcheck._store import Store
+from claimcheck.errors import ClaimCheckError, ScanNotSupportedError
+from claimcheck.stores.filesystem import FilesystemStore
+from claimcheck.stores.obstore import ObstoreStore
+from claimcheck.stores.redis import RedisStore
+from claimcheck.stores.s3 import S3Store
+
+__all__ = ["examine_stores"]
+
+
+def examine_stores(cc: ClaimCheck, clock: Callable[[], float]) -> Iterator[Finding]:
+    """Yield the findings about all stores, except those that `claimcheck.ClaimCheck.check` reports."""
+    for name in cc.config.stores:
+        try:
+            store = cc.store(name)
+        except ClaimCheckError:  # which check reports
+            continue
+        yield from _listing(store, f"stores.{name}")
+        yield from _server(store, f"stores.{name}", clock)
+
+
+def _listing(store: Store, path: str) -> Iterator[Finding]:
+    """Read the first entry of the listing that a sweep needs; `check` has already deleted something."""
+    try:
+        next(store.scan(), None)
+    except ScanNotSupportedError:
+        message = f"a store of type {type(store).__name__} cannot list its payloads"
+        fix = "Let the medium delete payloads by age."
+        yield finding("info", "store-not-listable", path, message, fix)
+    except Exception as error:
+        message = f"payloads cannot be listed: {reason_of(error)}"
+        fix = "Grant the permission to list: s3:ListBucket, SCAN in Redis, read permission of the directory."
+        yield finding("warning", "store-not-listable", path, message, fix)
+
+
+def _server(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
+    if isinstance(store, RedisStore):
+        yield from examined("redis", path, "the server", partial(examine_redis, store, path, clock))
+    elif isinstance(store, S3Store):
+        yield from examined("s3", path, "the bucket", partial(examine_s3, store, path, clock))
+    elif isinstance(store, FilesystemStore):
+        yield from examine_filesystem(store, path)
+    elif isinstance(store, ObstoreStore):
+        message = "lifecycle rules, versioning and public access of the bucket: obstore has no access to them"
+        fix = "Look at them with the provider's own tools, or run the doctor with a store of type s3 on this bucket."
+        yield finding("info", "obstore-not-examined", path, message, fix)

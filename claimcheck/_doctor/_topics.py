@@ -1,0 +1,154 @@
+"""What the configuration promises for a topic, and what the operator wants to know about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from claimcheck._check import Finding
+from claimcheck._client import ClaimCheck
+from claimcheck._doctor._findings import duration, finding
+
+__all__ = ["DEAD_LETTERS", "Expectation", "KafkaTarget", "PulsarTarget", "behind", "outlives"]
+
+DEAD_LETTERS = re.compile(r"[._-](dlq|dlt|dead[._-]?letters?|errors?)", re.IGNORECASE)
+"""What follows a topic's name in the name of its dead-letter topic, by convention."""
+
+_LATE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaTarget:
+    """Topics of a Kafka cluster.
+
+    Attributes:
+        servers: Bootstrap servers.
+        topics: Names of topics.
+        groups: Consumer groups; empty for all that have committed offsets of the topics.
+        dead_letter_topics: In addition to those that are found by their names.
+        options: Further settings of the client; they may be secrets.
+    """
+
+    servers: str
+    topics: tuple[str, ...]
+    groups: tuple[str, ...] = ()
+    dead_letter_topics: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PulsarTarget:
+    """Topics of a Pulsar cluster.
+
+    Attributes:
+        url: The service URL; ``None`` if the admin API is enough.
+        admin_url: The web service; ``None`` if there is no access to it.
+        topics: Names of topics, with or without ``persistent://tenant/namespace/``.
+        subscriptions: Subscriptions; empty for all of the topics.
+        dead_letter_topics: In addition to those that are found by their names.
+        token: For the web service and the broker.
+        ca_file: CA certificates to trust; by default the system's.
+    """
+
+    url: str | None
+    admin_url: str | None
+    topics: tuple[str, ...]
+    subscriptions: tuple[str, ...] = ()
+    dead_letter_topics: tuple[str, ...] = ()
+    token: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the configuration promises for one topic.
+
+    Attributes:
+        path: The topic, for findings.
+        strategy: As in the configuration.
+        store: Where payloads of the topic are stored; ``None`` if they are not.
+        lifetime: Their ``ttl_seconds``; ``None`` if they are not stored, or have none.
+        threshold: Messages up to this size are sent unchanged; ``None`` for the producer's own limit.
+        chunk_bytes: The largest chunk; ``None`` for the producer's own limit.
+    """
+
+    path: str
+    strategy: str
+    store: str | None
+    lifetime: float | None
+    threshold: int | None
+    chunk_bytes: int | None
+
+    @classmethod
+    def of(cls, cc: ClaimCheck, topic: str) -> Expectation:
+        """Return what a configuration promises for a topic, by the name that the producer uses.
+
+        Raises:
+            ClaimCheckError: Its store cannot be built.
+        """
+        config = cc.config.for_destination(topic)
+        store = config.store if config.strategy not in ("chunking", "inline") else None
+        chunk = config.chunking.max_message_bytes
+        return cls(
+            path=f"topic {topic}",
+            strategy=config.strategy,
+            store=store,
+            lifetime=cc.store(store).ttl_seconds if store else None,
+            threshold=None if config.threshold_bytes == "auto" else config.threshold_bytes,
+            chunk_bytes=None if chunk == "auto" else chunk,
+        )
+
+    @property
+    def chunks(self) -> bool:
+        """Whether the writer may send chunks."""
+        return self.strategy in ("chunking", "hybrid")
+
+    def unset(self) -> Iterator[Finding]:
+        """Yield a finding if payloads are stored, but the configuration does not limit their lifetime."""
+        if self.store is not None and self.lifetime is None:
+            message = f"store {self.store!r} has no ttl_seconds, so the topic's settings are not compared with it"
+            fix = "Set ttl_seconds to the time after which the bucket or a cron job deletes payloads."
+            yield finding("info", "lifetime-unset", self.path, message, fix)
+
+    def too_large(self, limit: int, default: int) -> Iterator[tuple[Literal["error", "warning"], str]]:
+        """Yield what would be larger than a topic's limit: an error, or a warning if only the default is.
+
+        Args:
+            limit: Of one message, in bytes.
+            default: What ``auto`` means for a producer that does not know the topic's limit.
+        """
+        if (self.threshold or default) > limit:
+            yield self._too_large("threshold_bytes", self.threshold, default, limit)
+        if self.chunks and (self.chunk_bytes or default) > limit:
+            yield self._too_large("chunking.max_message_bytes", self.chunk_bytes, default, limit)
+
+    def _too_large(
+        self, option: str, value: int | None, default: int, limit: int
+    ) -> tuple[Literal["error", "warning"], str]:
+        if value is None:
+            return "warning", f"{option} is auto ({default:,} bytes by default), and the topic accepts {limit:,}"
+        return "error", f"{option} is {value:,} bytes, and the topic accepts {limit:,}"
+
+
+def outlives(seconds: float | None, lifetime: float | None) -> bool:
+    """Whether messages that are kept for a time (``None``: without limit) stay longer than their payloads."""
+    return lifetime is not None and (seconds is None or seconds > lifetime)
+
+
+def behind(id: str, who: str, path: str, age: float, lifetime: float | None) -> Iterable[Finding]:  # noqa: A002
+    """Yield a finding if a reader is so late that payloads expire, or soon will.
+
+    Args:
+        id: The finding's id.
+        who: The group or subscription.
+        path: The topic.
+        age: Of its oldest unread message, in seconds.
+        lifetime: Of the payloads.
+    """
+    if lifetime is None or age < _LATE * lifetime:
+        return
+    message = f"the oldest unread message of {who} is {duration(age)} old, and payloads live {duration(lifetime)}"
+    fix = "Start more consumers, or raise ttl_seconds: it applies to payloads that are written from then on."
+    yield finding("error" if age >= lifetime else "warning", id, path, message, fix)

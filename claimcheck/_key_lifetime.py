@@ -1,0 +1,120 @@
+"""Lifetimes in keys, so that a payload's expiry is known without opening it. No I/O.
+
+The last part of a key has one of three forms, told apart by the character before the uuid, so that no name of a
+destination can imitate another form:
+
+- ``{destination}-{created}-{lifetime}.{uuid}``: of a write with a fresh uuid.
+- ``{destination}-{lifetime}_{uuid}``: of a write with an identity. All attempts have to use the same key, so the time
+  is not part of it: the lifetime begins when the medium last stored the entry.
+- ``{destination}-{uuid}``: of earlier releases and of pointers of version 1; the key has no lifetime.
+
+``created`` is like ``20261122T113004Z``; ``lifetime`` is like ``604800s``, rounded up, or ``never``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+__all__ = ["UNLIMITED", "KeyLifetime", "parse_name", "with_lifetime"]
+
+UNLIMITED = "never"
+"""The lifetime of a payload that does not expire."""
+
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_SLUG = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_CREATED = re.compile(r"\d{8}T\d{6}Z")
+_LIFETIME = re.compile(r"(\d{1,11})s|never")
+_UUID_LENGTH = 36
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLifetime:
+    """What a key says about the lifetime of its payload.
+
+    Attributes:
+        created_ms: The end of the second in which it was written, milliseconds since 1970; ``None`` if the key does not
+            say.
+        lifetime_ms: How long it is kept from then on; ``None`` if it is unlimited, or if the key does not say.
+        is_known: Whether the key has a lifetime, which may be unlimited.
+    """
+
+    created_ms: int | None = None
+    lifetime_ms: int | None = None
+    is_known: bool = False
+
+
+def with_lifetime(
+    key: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool, max_bytes: int
+) -> str:
+    """Return a new key with a lifetime in front of its uuid.
+
+    Args:
+        key: Ends with ``-`` and the uuid, perhaps in braces; any other key is returned unchanged.
+        unique: The uuid.
+        created_ms: When the payload is written.
+        expires_ms: When it expires; ``None`` for never.
+        fresh: Whether the uuid is new; otherwise the time is left out.
+        max_bytes: A key that would be longer is returned unchanged.
+    """
+    tail = next((each for each in (f"-{unique}", f"-{{{unique}}}") if key.endswith(each)), None)
+    moment = _moment(created_ms)
+    if tail is None or moment is None:
+        return key
+    lifetime = UNLIMITED if expires_ms is None else f"{-(-(expires_ms - created_ms) // 1000)}s"
+    mark = f"-{moment}-{lifetime}." if fresh else f"-{lifetime}_"
+    marked = f"{key[: -len(tail)]}{mark}{tail[1:]}"
+    return marked if len(marked.encode()) <= max_bytes else key
+
+
+def parse_name(name: str) -> KeyLifetime | None:
+    """Return what the last part of a key says; ``None`` if this library did not create it.
+
+    Args:
+        name: The key without the store's prefix and without folders.
+    """
+    if name.endswith("}"):
+        head, _, unique = name[:-1].rpartition("{")
+    else:
+        head, unique = name[:-_UUID_LENGTH], name[-_UUID_LENGTH:]
+    if not _UUID.fullmatch(unique):
+        return None
+    joint, head = head[-1:], head[:-1]
+    if joint == ".":
+        head, _, lifetime = head.rpartition("-")
+        head, _, created = head.rpartition("-")
+        known = _parsed(lifetime, _milliseconds(created))
+        known = known if known is not None and known.created_ms is not None else None
+    elif joint == "_":
+        head, _, lifetime = head.rpartition("-")
+        known = _parsed(lifetime, None)
+    else:
+        known = KeyLifetime() if joint == "-" else None
+    return known if known is not None and _SLUG.fullmatch(head) else None
+
+
+def _parsed(lifetime: str, created_ms: int | None) -> KeyLifetime | None:
+    match = _LIFETIME.fullmatch(lifetime)
+    if match is None:
+        return None
+    return KeyLifetime(created_ms, None if match[1] is None else int(match[1]) * 1000, is_known=True)
+
+
+def _moment(ms: int) -> str | None:
+    try:
+        return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
+    except (ValueError, OverflowError, OSError):  # an injected clock may return any time
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _milliseconds(text: str) -> int | None:
+    if not _CREATED.fullmatch(text):
+        return None
+    try:
+        return int(datetime.fromisoformat(text).timestamp()) * 1000 + 999
+    except ValueError:
+        return None

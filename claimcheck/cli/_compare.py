@@ -1,0 +1,192 @@
+"""``claimcheck compare``: measure strategies on the user's own broker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from claimcheck import config as configuration
+from claimcheck.cli._files import STDIO, check_output, is_terminal
+from claimcheck.cli._help import COMMANDS
+
+if TYPE_CHECKING:
+    from claimcheck._compare._broker import BrokerAddress
+    from claimcheck._compare._runner import Progress
+
+__all__ = ["compare"]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|B|KB|MB|GB|KiB|MiB|GiB)", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+
+def _sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Parse sizes that are separated by commas."""
+    if value is None:
+        return None
+    sizes = []
+    for text in value.split(","):
+        match = _SIZE.fullmatch(text.strip())
+        if match is None:
+            raise click.BadParameter(f"{text.strip()!r} is not a size: use for example 64KiB,1MiB", ctx, param)
+        sizes.append(int(float(match[1]) * _UNITS[match[2].lower()]))
+    return tuple(sizes)
+
+
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Parse names of experiments that are separated by commas."""
+    if value is None:
+        return None
+    from claimcheck._compare._model import CompareError
+    from claimcheck._compare._schedule import selected
+
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    try:
+        selected(names)
+    except CompareError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+    return names
+
+
+_FILE = click.Path(exists=True, dir_okay=False)
+
+
+@click.command(short_help=COMMANDS["compare"])
+@click.option("--kafka", metavar="HOST:PORT", help="Kafka's bootstrap servers.  [default: an embedded broker]")
+@click.option("--pulsar", metavar="URL", help="Pulsar's service URL.")
+@click.option("--admin-url", metavar="URL", help="Pulsar's web service; without it some rows cannot be measured.")
+@click.option("--config", metavar="FILE", type=_FILE, help="The configuration.  [default: files in a temporary folder]")
+@click.option("--sizes", metavar="SIZES", callback=_sizes, help="Payload sizes, for example 64KiB,1MiB,10MiB.")
+@click.option(
+    "--payloads",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Use the sizes and contents of these files.",
+)
+@click.option("--sample-topic", metavar="TOPIC", help="Use the payload sizes of an existing topic.")
+@click.option("--only", metavar="NAMES", callback=_names, help="Run some experiments only, for example speed,seek.")
+@click.option("--rounds", type=click.IntRange(1, 1000), help="How often measurements are repeated.  [default: 5]")
+@click.option("--quick", is_flag=True, help="A trial run; its figures mean little.")
+@click.option("--prices", metavar="FILE", type=_FILE, help="Prices for the cost per month.  [default: an example]")
+@click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write a report with plots.")
+@click.option("--force", is_flag=True, help="Replace an existing report.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run.")
+def compare(
+    kafka: str | None,
+    pulsar: str | None,
+    admin_url: str | None,
+    config: str | None,
+    sizes: tuple[int, ...] | None,
+    payloads: str | None,
+    sample_topic: str | None,
+    only: tuple[str, ...] | None,
+    rounds: int | None,
+    quick: bool,
+    prices: str | None,
+    html: str | None,
+    force: bool,
+    as_json: bool,
+    resume: bool,
+) -> None:
+    """Measure which strategy, store and threshold fit, with your broker and store.
+
+    Sends the same payloads as pointers, as chunks and in the broker's own way, each through topics that are deleted
+    afterwards. Needs no server without --kafka and --pulsar. Creates topics named claimcheck-compare-..., and payloads
+    in a part of the store that is emptied. Passwords and tokens of brokers come from environment variables, such as
+    CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN.
+    """
+    from claimcheck._compare._model import as_json as as_values
+    from claimcheck._compare._report import check_packages, write_html
+    from claimcheck._compare._runner import Options
+    from claimcheck._compare._runner import compare as run
+    from claimcheck._compare._terminal import show
+
+    check_output(STDIO, force=False)
+    if html is not None:
+        check_output(html, force=force)
+        check_packages()
+    options = Options(
+        address=_address(kafka, pulsar, admin_url),
+        config=configuration.load(config) if config else None,
+        sizes=sizes,
+        payloads=payloads,
+        sample_topic=sample_topic,
+        only=only,
+        rounds=rounds,
+        quick=quick,
+        resume=resume,
+        prices=prices,
+    )
+    # Experiments make stores fail and consumers die: what the library logs about that is expected.
+    logging.getLogger("claimcheck").addHandler(logging.NullHandler())
+    try:
+        with _progress() as progress:
+            comparison = run(options, show=progress)
+    except (KeyboardInterrupt, SystemExit) as error:
+        for text in getattr(error, "__notes__", ()):
+            click.echo(f"claimcheck: {text}", err=True)
+        raise
+    if html is not None:
+        write_html(comparison, html)
+    if as_json:
+        click.echo(json.dumps(as_values(comparison), indent=2))
+    else:
+        show(comparison, Console(width=None if is_terminal(sys.stdout) else 100))
+
+
+def _address(kafka: str | None, pulsar: str | None, admin_url: str | None) -> BrokerAddress | None:
+    from claimcheck._compare._broker import BrokerAddress
+
+    if kafka and pulsar:
+        raise click.UsageError("use --kafka or --pulsar, not both")
+    if admin_url and not pulsar:
+        raise click.UsageError("--admin-url is an option of --pulsar")
+    if kafka:
+        return BrokerAddress("kafka", kafka)
+    return BrokerAddress("pulsar", pulsar, admin_url) if pulsar else None
+
+
+# Progress ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    """Show a bar on a terminal, else a line for each experiment; both on standard error."""
+    if not is_terminal(sys.stderr):
+        yield _line
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None, text="")
+
+        def show(progress: Progress) -> None:
+            done = progress.number - (progress.seconds is None)
+            text = f"{progress.text}, {_left(progress.seconds_left)}" if progress.text else _left(progress.seconds_left)
+            name = f"{progress.number}/{progress.count} {progress.name}"
+            bar.update(task, description=name, completed=done, total=progress.count, text=text)
+
+        yield show
+
+
+def _line(progress: Progress) -> None:
+    if progress.seconds is not None:
+        left = "" if progress.number == progress.count else f", {_left(progress.seconds_left)}"
+        name = f"{progress.number}/{progress.count} {progress.name}"
+        click.echo(f"{name:<16} done in {progress.seconds:.1f} s{left}", err=True)
+
+
+def _left(seconds: float) -> str:
+    if seconds < 10:
+        return "a few seconds left"
+    return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {round(seconds, -1):.0f} s left"

@@ -1,0 +1,167 @@
+"""``doctor``: what will go wrong with a configuration, its stores and its topics."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from claimcheck._check import CheckReport, Finding
+from claimcheck._doctor._findings import WHY, explained
+from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
+from claimcheck._validation import did_you_mean
+from claimcheck.cli._configuration import CONFIG, json_option, reported
+from claimcheck.cli._exit_codes import report_exit_code
+from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
+from claimcheck.cli._help import COMMANDS
+from claimcheck.cli._setup import summary
+from claimcheck.config import expand
+
+__all__ = ["doctor"]
+
+_TOKEN = "CLAIMCHECK_PULSAR_TOKEN"
+_COLORS = {"error": "red", "warning": "yellow", "info": "blue"}
+
+
+def _known_ids(context: click.Context, parameter: click.Parameter, ids: tuple[str, ...]) -> tuple[str, ...]:
+    for each in ids:
+        if each not in WHY:
+            raise click.BadParameter(f"there is no finding {each!r}{did_you_mean(each, WHY)}")
+    return ids
+
+
+@click.command(short_help=COMMANDS["doctor"])
+@click.argument("config", metavar="[FILE]", envvar="CLAIMCHECK_CONFIG", default=CONFIG)
+@click.option("--kafka", metavar="HOST:PORT", help="Bootstrap servers; with --topic.")
+@click.option(
+    "--kafka-config",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Settings of librdkafka as name=value lines, with ${NAME} for variables.",
+)
+@click.option("--pulsar", metavar="URL", help="Service URL; with --topic.")
+@click.option("--admin-url", metavar="URL", help="Pulsar's web service.")
+@click.option(
+    "--tls-ca-file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="CA certificates to trust, for Pulsar.",
+)
+@click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="A topic to examine; repeatable.")
+@click.option("--group", "groups", metavar="NAME", multiple=True, help="Only this group or subscription; repeatable.")
+@click.option(
+    "--dead-letter-topic",
+    "dead_letters",
+    metavar="TOPIC",
+    multiple=True,
+    help="In addition to those that are found by their names; repeatable.",
+)
+@click.option("--ignore", metavar="ID", multiple=True, callback=_known_ids, help="Leave out a finding; repeatable.")
+@click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
+@json_option
+def doctor(
+    config: str,
+    kafka: str | None,
+    kafka_config: Path | None,
+    pulsar: str | None,
+    admin_url: str | None,
+    tls_ca_file: str | None,
+    topics: tuple[str, ...],
+    groups: tuple[str, ...],
+    dead_letters: tuple[str, ...],
+    ignore: tuple[str, ...],
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Report what will go wrong with a configuration, its stores and its topics, why it matters and how to fix it.
+
+    Does what "check --open" does, and also examines the servers of the stores, the topics named with --topic, and the
+    groups that read them. Changes nothing, except that it writes a small payload into each store and deletes it.
+
+    FILE is claimcheck.yaml by default, or CLAIMCHECK_CONFIG. The token for Pulsar is in CLAIMCHECK_PULSAR_TOKEN. Exits
+    with 0 if there is no error; see the exit codes of "claimcheck --help".
+    """
+    from claimcheck._doctor._examination import examine
+
+    check_output(STDIO, force=False)
+    _check_usage(kafka, pulsar or admin_url, topics, groups + dead_letters)
+    kafka_target = pulsar_target = None
+    if kafka is not None:
+        kafka_target = KafkaTarget(kafka, topics, groups, dead_letters, _settings(kafka_config))
+    elif pulsar or admin_url:
+        token = os.environ.get(_TOKEN)
+        pulsar_target = PulsarTarget(pulsar, admin_url, topics, groups, dead_letters, token, tls_ca_file)
+    report = reported(config, lambda cc: examine(cc, kafka=kafka_target, pulsar=pulsar_target, ignore=ignore))
+    _show(CheckReport(tuple(explained(report.findings))), config, as_json=as_json)
+    sys.exit(report_exit_code(report, strict=strict))
+
+
+def _check_usage(kafka: str | None, pulsar: str | None, topics: tuple[str, ...], more: tuple[str, ...]) -> None:
+    if kafka and pulsar:
+        raise click.UsageError("--kafka and --pulsar exclude each other: run the command once for each broker")
+    if (kafka or pulsar) and not topics:
+        raise click.UsageError("name the topics to examine with --topic")
+    if (topics or more) and not (kafka or pulsar):
+        raise click.UsageError("--topic, --group and --dead-letter-topic need --kafka, --pulsar or --admin-url")
+
+
+def _settings(path: Path | None) -> Mapping[str, str]:
+    """Read settings of the Kafka client.
+
+    Raises:
+        ConfigError: A variable is not set.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines() if path else []
+    pairs = [line.partition("=") for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return {name.strip(): expand(value.strip(), path=f"{path}: {name.strip()}") for name, _, value in pairs}
+
+
+# Output --------------------------------------------------------------------------------------------------------
+
+
+def _show(report: CheckReport, config: str, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"ok": report.ok, "findings": [_json(each) for each in report.findings]}, indent=2))
+        return
+    if is_terminal(sys.stdout):
+        Console().print(_table(report))
+    else:
+        for finding in report.findings:
+            click.echo("\n".join(_lines(finding)))
+    click.echo(summary(report, config))
+
+
+def _json(finding: Finding) -> dict[str, str]:
+    return {name: getattr(finding, name) for name in ("id", "severity", "path", "message", "why", "fix")}
+
+
+def _lines(finding: Finding) -> list[str]:
+    first = f"{finding.severity:<8} {finding.id}  {_what(finding)}"
+    return [first, *(f"{'':8} {label}: {text}" for label, text in _advice(finding))]
+
+
+def _table(report: CheckReport) -> Table:
+    table = Table(box=None, padding=(0, 2, 1, 0), show_header=False)
+    for finding in report.findings:
+        text = Text(_what(finding), style="bold", overflow="fold")
+        for label, advice in _advice(finding):
+            text.append(f"\n{label}: ", style="not bold dim").append(advice, style="not bold")
+        color = _COLORS[finding.severity]
+        table.add_row(Text(f"{finding.severity}\n", style=color).append(finding.id, style="dim"), text)
+    return table
+
+
+def _what(finding: Finding) -> str:
+    return f"{printable(finding.path)}: {printable(finding.message)}" if finding.path else printable(finding.message)
+
+
+def _advice(finding: Finding) -> list[tuple[str, str]]:
+    texts = [("Why", finding.why), ("Fix", finding.fix)] if finding.id != "store-works" else []
+    return [(label, printable(text)) for label, text in texts if text]

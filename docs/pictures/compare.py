@@ -1,0 +1,95 @@
+"""Draw the pictures of "Choosing a strategy" and write its results, from the results in this folder.
+
+claimcheck compare --json > docs/pictures/compare-embedded.json
+python docs/pictures/compare.py
+
+The other results are ``compare-kafka.json`` and ``compare-pulsar.json``; those that are missing are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1]))
+
+from claimcheck._compare._model import Comparison, Series, from_json  # noqa: E402
+from claimcheck._compare._plots import draw  # noqa: E402
+
+IMAGES = HERE.parent / "images"
+PAGE = HERE.parent / "guides" / "strategies.md"
+BROKERS = ("embedded", "kafka", "pulsar")
+SHOWN = ("produce_throughput", "consume_throughput", "consumer_memory", "cost")
+STRATEGIES = ("external", "chunking")
+
+
+def results() -> dict[str, Comparison]:
+    """Return the results by broker."""
+    files = {name: HERE / f"compare-{name}.json" for name in BROKERS}
+    return {name: from_json(Comparison, json.loads(file.read_text())) for name, file in files.items() if file.exists()}
+
+
+def picture(comparison: Comparison, path: Path) -> None:
+    """Draw throughput, memory and cost side by side."""
+    from matplotlib.figure import Figure
+
+    found = {series.name: series for each in comparison.experiments for series in each.series}
+    shown = [found[name] for name in SHOWN if name in found]
+    figure = Figure(figsize=(10.6, 3.5 * -(-len(shown) // 2)))
+    figure.subplots_adjust(left=0.065, right=0.89, bottom=0.06, top=0.93, wspace=0.52, hspace=0.34)
+    for place, series in enumerate(shown, 1):
+        axes = figure.add_subplot(-(-len(shown) // 2), 2, place)
+        draw(axes, series)
+        axes.set_title(_title(series), loc="left", fontsize=11.5, fontweight="bold", pad=10)
+    figure.savefig(path, dpi=150, facecolor="white")
+
+
+def table(comparison: Comparison) -> Iterator[str]:
+    """Yield the lines of the table: what was published and what was measured of each strategy."""
+    yield "| | external: published | external: measured | chunking: published | chunking: measured | published is |"
+    yield "|---|---|---|---|---|---|"
+    for each in comparison.experiments:
+        if each.claimed:
+            texts = [text.get(name, "") for name in STRATEGIES for text in (each.claimed, each.measured)]
+            yield "| " + " | ".join([each.title, *map(_cell, texts), _JUDGED[each.verdict]]) + " |"
+
+
+_JUDGED = {"agrees": "right", "partly": "partly right", "disagrees": "not right", "not measured": "not measured"}
+
+
+def write_results(found: dict[str, Comparison]) -> None:
+    """Replace the results on the page, each between two comments."""
+    text = PAGE.read_text()
+    for name, comparison in found.items():
+        lines = [
+            f"### {comparison.broker}",
+            f"Store: {comparison.store}. {comparison.rounds} rounds.",
+            f"![{comparison.broker}: throughput, memory and cost by payload size](../images/compare-{name}.png)",
+            "\n".join(table(comparison)),
+        ]
+        block, made = rf"(<!-- compare: {name} -->\n).*?(<!-- end -->)", "\n\n".join(lines)
+        text, count = re.subn(
+            block, lambda match, made=made: f"{match[1]}\n{made}\n\n{match[2]}", text, flags=re.DOTALL
+        )
+        if not count:
+            raise SystemExit(f"{PAGE} has no place for {name}")
+    PAGE.write_text(text)
+
+
+def _title(series: Series) -> str:
+    return f"{series.title} ({series.y_label})"
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    known = results()
+    for broker, comparison in known.items():
+        picture(comparison, IMAGES / f"compare-{broker}.png")
+    write_results(known)

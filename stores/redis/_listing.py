@@ -1,0 +1,101 @@
+"""Lists the payloads in a Redis server or cluster: SCAN, with sizes and remaining lifetimes in one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from claimcheck.stores.redis._server import RedisServer
+
+__all__ = ["FirstSegment", "Keyspace"]
+
+_SCAN_KEYS = 1000
+_WINDOW = 100
+_FIRST = b"-0"
+_SPECIAL = "\\*?[]"
+
+
+class FirstSegment(NamedTuple):
+    """The first segment of a payload.
+
+    Attributes:
+        key: The payload's key.
+        size: Bytes of the segment.
+        ttl_ms: Milliseconds until it expires; ``None`` if it does not.
+        position: Where the listing can be continued.
+    """
+
+    key: str
+    size: int
+    ttl_ms: int | None
+    position: str
+
+
+class Keyspace:
+    """The keys below a prefix.
+
+    Args:
+        server: The server or cluster.
+        prefix: The beginning of keys.
+    """
+
+    def __init__(self, server: RedisServer, prefix: str) -> None:
+        self._server = server
+        self._pattern = "".join(f"\\{each}" if each in _SPECIAL else each for each in prefix) + "*-0"
+
+    def first_segments(self, after: str | None) -> Iterator[FirstSegment]:
+        """Yield the first segment of each payload, some perhaps twice, as SCAN does.
+
+        Args:
+            after: The position of a segment: its batch is listed again.
+        """
+        start, _, cursor = (after or "").rpartition(" ")
+        for name, client in self._server.nodes():
+            if name >= start:
+                yield from self._scan_node(name, client, int(cursor or 0) if name == start else 0)
+
+    def _scan_node(self, name: str, client: Any, cursor: int) -> Iterator[FirstSegment]:
+        while True:
+            following, names = client.scan(cursor, match=self._pattern, count=_SCAN_KEYS)
+            yield from self._described(client, list(names), f"{name} {cursor}")
+            cursor = int(following)
+            if not cursor:
+                return
+
+    def _described(self, client: Any, names: list[bytes], position: str) -> Iterator[FirstSegment]:
+        pipeline = client.pipeline(transaction=False)
+        for name in names:
+            pipeline.strlen(name)
+            pipeline.pttl(name)
+        replies = iter(pipeline.execute(raise_on_error=False) if names else ())
+        for name, size, ttl in zip(names, replies, replies, strict=False):
+            if isinstance(size, int) and isinstance(ttl, int) and ttl != -2:  # -2: it is gone; errors: no segment
+                key = _text(name).removesuffix("-0")
+                yield FirstSegment(key, size, None if ttl < 0 else ttl, position)
+
+    def segments(self, keys: Sequence[str]) -> list[int]:
+        """Return the number of segments of each payload: that of the last one that exists, plus one.
+
+        A gap of more than 100 segments, left by an eviction, ends the count.
+        """
+        counts, first = [0] * len(keys), 0
+        remaining = list(range(len(keys)))
+        while remaining:
+            window = 1 if not first else _WINDOW
+            pipeline = self._server.client.pipeline(transaction=False)
+            for index in remaining:
+                for i in range(first, first + window):
+                    pipeline.exists(f"{keys[index]}-{i}")
+            replies = pipeline.execute()
+            still = []
+            for place, index in enumerate(remaining):
+                found = replies[place * window : (place + 1) * window]
+                if any(found):
+                    counts[index] = first + window - found[::-1].index(1)
+                    still.append(index)
+            remaining, first = still, first + window
+        return counts
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name

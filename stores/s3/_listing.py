@@ -1,0 +1,140 @@
+"""Lists and deletes the objects and the incomplete multipart uploads below a prefix of a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from claimcheck.stores._common import NOT_KNOWN
+from claimcheck.stores.s3._client import client_error, code_of
+
+__all__ = ["Bucket", "StoredObject"]
+
+_THREADS = 16
+_GONE = {"NoSuchKey", "NotFound", "404", "NoSuchUpload"}
+
+
+class StoredObject(NamedTuple):
+    """One object in a bucket."""
+
+    key: str
+    size: int
+    stored_ms: int
+    version: str
+
+
+class Bucket:
+    """The part of a bucket below a prefix.
+
+    Args:
+        client: A boto3 client for S3; used from several threads.
+        name: The bucket.
+        prefix: The beginning of keys.
+    """
+
+    def __init__(self, client: Any, name: str, prefix: str) -> None:
+        self._client = client
+        self._name = name
+        self._prefix = prefix
+
+    def objects(self, after: str | None) -> Iterator[StoredObject]:
+        """Yield the objects with keys greater than ``after``, in the order of their keys."""
+        options = {"StartAfter": after} if after else {}
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._name, Prefix=self._prefix, **options
+        )
+        for page in pages:
+            for found in page.get("Contents", ()):
+                stored = found["LastModified"]
+                yield StoredObject(found["Key"], found["Size"], _milliseconds(stored), _version(found))
+
+    def uploads(self) -> Iterator[tuple[str, int, str]]:
+        """Yield each incomplete upload: its key, when its last part arrived, and its id."""
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._name, Prefix=self._prefix)
+        try:
+            found = [upload for page in pages for upload in page.get("Uploads", ())]
+        except client_error() as error:
+            if code_of(error) in NOT_KNOWN:
+                return
+            raise
+        for upload in found:
+            last = self._last_part(upload["Key"], upload["UploadId"])
+            if last is not None:
+                yield upload["Key"], max(last, _milliseconds(upload["Initiated"])), upload["UploadId"]
+
+    def _last_part(self, key: str, upload_id: str) -> int | None:
+        """Return when the last part of an upload arrived, 0 if none has; ``None`` if the upload is gone."""
+        last = 0
+        try:
+            for page in self._client.get_paginator("list_parts").paginate(
+                Bucket=self._name, Key=key, UploadId=upload_id
+            ):
+                for part in page.get("Parts", ()):
+                    last = max(last, _milliseconds(part["LastModified"]))
+        except client_error() as error:
+            if code_of(error) in _GONE:
+                return None
+            raise
+        return last
+
+    def versions(self, keys: Sequence[str]) -> list[str | None]:
+        """Return the version of each object as `objects` does; ``None`` for one that is gone."""
+        if not keys:
+            return []
+        with ThreadPoolExecutor(min(_THREADS, len(keys)), thread_name_prefix="claimcheck-s3") as threads:
+            return list(threads.map(self._version_of, keys))
+
+    def _version_of(self, key: str) -> str | None:
+        try:
+            return _version(self._client.head_object(Bucket=self._name, Key=key))
+        except client_error() as error:
+            if code_of(error) in _GONE:
+                return None
+            raise
+
+    def abort(self, key: str, upload_id: str) -> bool:
+        """Abort an upload; return whether it was there."""
+        try:
+            self._client.abort_multipart_upload(Bucket=self._name, Key=key, UploadId=upload_id)
+        except client_error() as error:
+            if code_of(error) in _GONE:
+                return False
+            raise
+        return True
+
+    def delete(self, keys: Sequence[str]) -> Iterator[tuple[str, Exception | None]]:
+        """Delete up to 1,000 objects in one request; yield each key, and an error if it could not be deleted."""
+        if not keys:
+            return
+        objects = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+        try:
+            answer = self._client.delete_objects(Bucket=self._name, Delete=objects)
+        except client_error() as error:
+            if code_of(error) not in NOT_KNOWN:
+                raise
+            yield from self._delete_singly(keys)
+            return
+        errors = {each["Key"]: each for each in answer.get("Errors", ()) if each.get("Code") not in _GONE}
+        for key in keys:
+            yield key, client_error()({"Error": errors[key]}, "DeleteObjects") if key in errors else None
+
+    def _delete_singly(self, keys: Sequence[str]) -> Iterator[tuple[str, Exception | None]]:
+        """For servers without that request."""
+        for key in keys:
+            try:
+                self._client.delete_object(Bucket=self._name, Key=key)
+            except client_error() as error:
+                yield key, error
+            else:
+                yield key, None
+
+
+def _version(found: dict[str, Any]) -> str:
+    """Return the time and the checksum of an object; a listing and a HEAD request have the same."""
+    return f"{_milliseconds(found['LastModified']) // 1000}/{found.get('ETag', '')}"
+
+
+def _milliseconds(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)

@@ -1,0 +1,120 @@
+"""An embedded broker whose producers and consumers can be replaced by faulty ones, for tests of the experiments."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from claimcheck import config
+from claimcheck._compare._broker import BrokerAddress, Consumer, Producer, Received
+from claimcheck._compare._journal import Journal
+from claimcheck._compare._lab import Lab
+from claimcheck._compare._local import EmbeddedBroker
+from claimcheck._compare._model import Mode
+from claimcheck._compare._store_space import StoreSpace
+
+IDLE_SECONDS = 1000.0
+
+
+class IdleClock:
+    """A clock by which time passes when a consumer receives nothing, and a little with each look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.05
+        return self.now
+
+
+class Proxy:
+    """Passes everything on. Tests override what is to be faulty."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class IdlingConsumer(Proxy):
+    """Moves a clock on when nothing arrives."""
+
+    clock: IdleClock
+
+    def receive(self, timeout: float) -> Received | None:
+        received = self.inner.receive(min(timeout, 0.05))
+        if received is None:
+            self.clock.now += IDLE_SECONDS
+        return received
+
+
+class FaultyBroker(Proxy):
+    """The embedded broker with wrapped clients in the modes of ``faulty``."""
+
+    def __init__(
+        self,
+        inner: EmbeddedBroker,
+        clock: IdleClock | None,
+        *,
+        producer: Callable[[Any], Any] = lambda producer: producer,
+        consumer: Callable[[Any], Any] = lambda consumer: consumer,
+        faulty: tuple[Mode, ...] = ("chunking",),
+    ) -> None:
+        super().__init__(inner)
+        self.clock = clock
+        self.wrappers = producer, consumer
+        self.faulty = faulty
+
+    def producer(self, mode: Mode, *args: Any, **options: Any) -> Producer:
+        producer = self.inner.producer(mode, *args, **options)
+        return self.wrappers[0](producer) if mode in self.faulty else producer
+
+    def consumer(self, mode: Mode, *args: Any, **options: Any) -> Consumer:
+        consumer = self.inner.consumer(mode, *args, **options)
+        consumer = self.wrappers[1](consumer) if mode in self.faulty else consumer
+        if self.clock is None:
+            return consumer
+        idling = IdlingConsumer(consumer)
+        idling.clock = self.clock
+        return idling
+
+
+class SmallLab(Lab):
+    """A lab for some modes only."""
+
+    chosen: tuple[Mode, ...]
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        return self.chosen
+
+
+@contextlib.contextmanager
+def lab(
+    folder: Path, *modes: Mode, real_time: bool = False, store: dict[str, Any] | None = None, **faults: Any
+) -> Iterator[Lab]:
+    """Open a lab on the embedded broker with a store of files; with ``real_time``, clock and consumers are normal."""
+    (folder / "broker").mkdir()
+    clock = None if real_time else IdleClock()
+    broker = FaultyBroker(EmbeddedBroker(BrokerAddress("local", str(folder / "broker"))), clock, **faults)
+    entry = {"type": "filesystem", "path": str(folder / "store"), "create": True}
+    journal = Journal(folder / "journal.json")
+    space = StoreSpace.of(config.from_dict({"stores": {"disk": entry}}), f"claimcheck-compare-{journal.run}")
+    made = SmallLab(broker=broker, space=space, journal=journal, sizes=(1 << 20,), quick=True)
+    made.chosen = modes
+    if clock is not None:
+        made.clock = clock
+    try:
+        yield made
+    finally:
+        made.clean_up()
+        assert broker.topics("") == [], "an experiment deletes its topics"
+
+
+def swapped(received: Received, payload: bytes) -> Received:
+    """Return the message with other bytes."""
+    return replace(received, payload=payload, error=None)

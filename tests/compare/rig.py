@@ -1,0 +1,44 @@
+"""A `Lab` for tests of brokers and their experiments."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from claimcheck import config
+from claimcheck._compare._broker import Broker, BrokerAddress
+from claimcheck._compare._journal import Journal
+from claimcheck._compare._lab import Lab
+from claimcheck._compare._store_space import StoreSpace
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@contextlib.contextmanager
+def lab_on(broker: Broker, folder: Path, *, store: dict[str, Any] | None = None, **more: Any) -> Iterator[Lab]:
+    """Open a lab on a broker, with a store of files by default; what it created is removed."""
+    entry = store or {"type": "filesystem", "path": str(folder / "store"), "create": True}
+    settings = config.from_dict({"strategy": "external", "stores": {"s": entry}})
+    journal = Journal(folder / "journal.json")
+    lab = Lab(
+        broker=broker,
+        space=StoreSpace.of(settings, f"claimcheck-compare-{journal.run}"),
+        journal=journal,
+        sizes=more.pop("sizes", (64 * KIB, MIB)),
+        **more,
+    )
+    try:
+        yield lab
+    finally:
+        lab.clean_up()
+        broker.close()
+
+
+def embedded(folder: Path) -> Broker:
+    """Return the embedded broker."""
+    from claimcheck._compare._local import connect
+
+    (folder / "broker").mkdir()
+    return connect(BrokerAddress("local", str(folder / "broker")))

@@ -1,0 +1,426 @@
+"""A run as a whole: its journal, what an interruption leaves, its summary, and the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+import claimcheck
+from claimcheck._compare import _schedule
+from claimcheck._compare._broker import BrokerAddress
+from claimcheck._compare._journal import Journal, locked
+from claimcheck._compare._lab import Lab
+from claimcheck._compare._local import EmbeddedBroker
+from claimcheck._compare._model import CompareError, Comparison, Experiment, as_json, from_json, size_text
+from claimcheck._compare._runner import Options, Progress, compare
+from claimcheck._compare._schedule import Plan, Schedule
+from claimcheck._compare._terminal import printable, show
+from claimcheck.cli._commands import commands
+from claimcheck.config import from_dict
+from tests.compare.comparisons import comparison, hostile
+from tests.real.process import wait_until
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = (64 * KIB,)
+
+
+def experiment(name: str) -> Experiment:
+    return Experiment(name, name, {}, {}, "agrees", "")
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path, monkeypatch):
+    """Temporary folders and journals are below the test's folder."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def plans(monkeypatch) -> Callable[..., None]:
+    """Replaces the experiments by functions."""
+
+    def replace(**functions: Callable[[Lab], Experiment]) -> None:
+        found = []
+        for name, function in functions.items():
+            module = ModuleType(f"claimcheck._compare._fake_{name}")
+            module.run = function  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+            found.append(Plan(name, f"_fake_{name}", 1, 1))
+        monkeypatch.setattr(_schedule, "_PLANS", tuple(found))
+        monkeypatch.setattr(_schedule, "NAMES", tuple(functions))
+
+    return replace
+
+
+def untidy(lab: Lab) -> Experiment:
+    """Leave a topic, a payload and a process behind."""
+    topic = lab.topic("external", "untidy")
+    lab.worker("producer", "external", topic).send(64 * KIB, 0, 1)
+    assert lab.store_objects() == 1
+    return experiment("untidy")
+
+
+class BoomError(Exception):
+    pass
+
+
+def failing(lab: Lab) -> Experiment:
+    untidy(lab)
+    raise BoomError
+
+
+def left(tmp_path: Path) -> list[str]:
+    return [str(path) for path in (tmp_path / "tmp").iterdir()]
+
+
+def journals(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "state" / "claimcheck").glob("*.json"))
+
+
+# A run ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_experiment_leaves_is_removed(plans, tmp_path):
+    seen: list[Any] = []
+
+    def after(lab: Lab) -> Experiment:
+        seen.append((lab.broker.topics(""), lab.store_objects(), lab._workers))
+        return experiment("after")
+
+    plans(untidy=untidy, after=after)
+    result = compare(Options(sizes=SIZES))
+
+    assert [each.name for each in result.experiments] == ["untidy", "after"]
+    assert seen == [([], 0, [])]
+    assert left(tmp_path) == []
+    assert journals(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [BoomError, KeyboardInterrupt, SystemExit])
+def test_an_interrupted_run_cleans_up_and_resumes(plans, tmp_path, error):
+    runs: list[str] = []
+
+    def first(lab: Lab) -> Experiment:
+        runs.append("first")
+        return experiment("first")
+
+    def second(lab: Lab) -> Experiment:
+        runs.append("second")
+        untidy(lab)
+        if runs.count("second") == 1:
+            raise error
+        return experiment("second")
+
+    plans(first=first, second=second)
+    with pytest.raises(error) as raised:
+        compare(Options(sizes=SIZES))
+    assert raised.value.__notes__ == ["1 of 2 experiments are finished; --resume continues this run"]
+    assert left(tmp_path) == []
+    assert json.loads(journals(tmp_path)[0].read_text())["topics"] == []
+
+    result = compare(Options(sizes=SIZES, resume=True))
+
+    assert runs == ["first", "second", "second"]
+    assert [each.name for each in result.experiments] == ["first", "second"]
+    assert journals(tmp_path) == []
+
+
+def test_without_resume_a_run_begins_anew(plans):
+    runs: list[str] = []
+    plans(first=lambda lab: runs.append("first") or experiment("first"), second=failing)
+    for _ in range(2):
+        with pytest.raises(BoomError):
+            compare(Options(sizes=SIZES))
+
+    assert runs == ["first", "first"]
+
+
+def test_resuming_with_other_options_is_refused(plans):
+    plans(first=lambda lab: experiment("first"), second=failing)
+    with pytest.raises(BoomError):
+        compare(Options(sizes=SIZES))
+
+    with pytest.raises(CompareError, match="other options"):
+        compare(Options(sizes=(KIB,), resume=True))
+
+
+def test_what_could_not_be_removed_is_removed_by_the_next_run(plans, tmp_path, monkeypatch):
+    """The broker and the store are gone while the first run cleans up; the store is not a temporary one."""
+    store = tmp_path / "store"
+    config = from_dict({"stores": {"s": {"type": "filesystem", "path": str(store), "create": True}}})
+    (tmp_path / "broker").mkdir()
+    address = BrokerAddress("local", str(tmp_path / "broker"))
+    with monkeypatch.context() as broken:
+
+        def fails(self: EmbeddedBroker, topic: str) -> None:
+            raise CompareError("the broker is gone")
+
+        broken.setattr(EmbeddedBroker, "delete_topic", fails)
+        plans(failing=failing)
+        with pytest.raises(BoomError) as raised:
+            compare(Options(address=address, config=config, sizes=SIZES))
+    assert "topics could not be removed" in raised.value.__notes__[0]
+    assert list(store.rglob("*64*")) or list(store.iterdir())
+
+    plans(fine=lambda lab: experiment("fine"))
+    compare(Options(address=address, config=config, sizes=SIZES))
+
+    assert list((tmp_path / "broker").iterdir()) == []
+    assert [path for path in store.rglob("*") if path.is_file()] == []
+
+
+def test_two_runs_on_one_broker_exclude_each_other(plans, tmp_path):
+    plans(fine=lambda lab: experiment("fine"))
+    path = Journal.of(tmp_path / "state" / "claimcheck", BrokerAddress("local", ""))
+    with locked(path), pytest.raises(CompareError, match="another comparison"):
+        compare(Options(sizes=SIZES))
+
+
+def test_a_journal_contains_no_address(tmp_path):
+    address = BrokerAddress("pulsar", "pulsar://user:hunter2@host:6650")
+    path = Journal.of(tmp_path, address)
+    Journal(path).write()
+
+    assert "hunter2" not in str(path) + path.read_text() + repr(address)
+
+
+def test_a_damaged_journal_is_reported(tmp_path):
+    path = tmp_path / "compare-local-x.json"
+    path.write_text('{"run": 1')
+
+    with pytest.raises(CompareError, match="cannot be read"):
+        Journal.read(path)
+
+
+def test_progress_names_the_experiment_and_the_rest(plans):
+    seen: list[Progress] = []
+    plans(one=lambda lab: lab.progress("half") or experiment("one"), two=lambda lab: experiment("two"))
+    compare(Options(sizes=SIZES), show=seen.append)
+
+    assert [(each.name, each.number, each.count, each.text) for each in seen] == [
+        ("one", 1, 2, ""),
+        ("one", 1, 2, "half"),
+        ("one", 1, 2, "done"),
+        ("two", 2, 2, ""),
+        ("two", 2, 2, "done"),
+    ]
+    assert seen[2].seconds is not None
+
+
+def test_the_rest_is_estimated_from_the_pace_so_far():
+    now = SimpleNamespace(seconds=0.0)
+    plans = [Plan("a", "", 10, 0), Plan("b", "", 20, 0), Plan("c", "", 30, 0)]
+    schedule = Schedule(plans, "local", lambda: now.seconds)
+    assert schedule.seconds_left(plans[0]) == 60
+
+    now.seconds = 20.0  # twice as long as expected
+    schedule.end(plans[0])
+    schedule.begin()
+    now.seconds = 30.0
+
+    assert schedule.seconds_left(plans[1]) == 2 * (20 + 30) - 10
+
+
+# Errors --------------------------------------------------------------------------------------------------------
+
+
+def config_of(tmp_path: Path, **store: Any) -> Any:
+    return from_dict({"stores": {"s": {"type": "filesystem", "path": str(tmp_path / "s"), "create": True, **store}}})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"sizes": (8,)}, "payloads must have 16 bytes to 256 MiB"),
+        ({"sizes": (300 * MIB,)}, "payloads must have 16 bytes to 256 MiB"),
+        ({"only": ("sped",)}, "no experiment 'sped'; choose from services"),
+        ({"config": from_dict({"stores": {"m": {"type": "memory"}}})}, "memory of one process"),
+        ({"sample_topic": "orders"}, "no topic orders"),
+    ],
+)
+def test_bad_input_is_one_sentence(options, text, tmp_path):
+    with pytest.raises(CompareError, match=text):
+        compare(Options(**options))
+
+    assert left(tmp_path) == []
+
+
+def test_a_store_that_takes_no_payload_is_found_before_the_run(tmp_path):
+    (tmp_path / "s").write_bytes(b"a file in the place of the folder")
+
+    with pytest.raises(CompareError, match="store 's' does not take a payload of 64 KiB"):
+        compare(Options(config=config_of(tmp_path), sizes=SIZES))
+
+    assert left(tmp_path) == []
+
+
+def test_a_full_disk_is_found_before_the_run(monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=MIB))
+
+    with pytest.raises(CompareError, match="embedded broker needs"):
+        compare(Options(sizes=SIZES))
+
+
+def test_without_a_store_only_chunks_and_whole_messages_are_compared():
+    result = compare(Options(config=from_dict({"strategy": "chunking"}), sizes=SIZES, quick=True, only=("speed",)))
+
+    assert result.experiments[0].measured.keys() == {"chunking", "native"}
+    assert result.recommendation is not None
+    assert result.recommendation.strategy == "chunking"
+
+
+def test_the_store_is_confined_to_a_part_of_the_run(tmp_path):
+    """A payload of the user's own stays where it is."""
+    config = config_of(tmp_path)
+    with claimcheck.ClaimCheck(config) as cc:
+        pointer = cc.store("s").write(b"mine")
+
+        compare(Options(config=config, sizes=SIZES, quick=True, only=("seek",)))
+
+        assert cc.store("s").read(pointer) == b"mine"
+        assert len([path for path in (tmp_path / "s").rglob("*") if path.is_file()]) == 1
+
+
+# Processes that end --------------------------------------------------------------------------------------------
+
+
+def _start(tmp_path: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "claimcheck", "compare", "--sizes", "64KiB", *options]
+    environment = {**os.environ, "PYTHONPATH": str(Path(claimcheck.__file__).parent.parent)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _is_measuring(tmp_path: Path) -> bool:
+    return bool(list((tmp_path / "tmp").glob("claimcheck-compare-*/*.sqlite")))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_and_removes_everything(tmp_path, number, status):
+    process = _start(tmp_path, "--only", "speed", "--rounds", "500")
+    wait_until(lambda: _is_measuring(tmp_path), "the run measures")
+
+    process.send_signal(number)
+
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+    assert left(tmp_path) == []
+
+
+def test_after_a_kill_the_next_run_removes_everything(tmp_path):
+    process = _start(tmp_path, "--only", "speed", "--rounds", "500")
+    wait_until(lambda: _is_measuring(tmp_path), "the run measures")
+    process.kill()
+    process.communicate(timeout=60)
+    assert left(tmp_path) != []
+
+    result = CliRunner().invoke(commands, ["compare", "--quick", "--only", "seek", "--sizes", "64KiB", "--json"])
+
+    assert result.exit_code == 0, result.output
+    assert left(tmp_path) == []
+    assert journals(tmp_path) == []
+
+
+# Results and texts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("result", [comparison(), hostile()], ids=["usual", "hostile"])
+def test_a_comparison_survives_json(result):
+    assert from_json(Comparison, json.loads(json.dumps(as_json(result)))) == result
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda values: values.pop("broker"),
+        lambda values: values.update(unknown=1),
+        lambda values: values["experiments"][0].update(verdict="perhaps"),
+        lambda values: values.update(experiments=3),
+    ],
+)
+def test_other_json_is_refused(change):
+    values = as_json(comparison())
+    change(values)
+
+    with pytest.raises(CompareError, match="not a Comparison"):
+        from_json(Comparison, values)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(16, "16 bytes"), (1000 * KIB, "1000 KiB"), (64 * KIB, "64 KiB"), (1.5 * MIB, "1.5 MiB"), (5 << 30, "5 GiB")],
+)
+def test_sizes_for_people(size, text):
+    assert size_text(size) == text
+
+
+@pytest.mark.parametrize("result", [comparison(), hostile()], ids=["usual", "hostile"])
+def test_the_summary_fits_one_screen_and_ends_with_the_configuration(result):
+    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file:
+        show(result, console)
+    text = console.export_text()
+
+    lines = text.rstrip("\n").split("\n")
+    assert len(lines) <= 40, text
+    assert max(map(len, lines)) <= 100, text
+    assert "\x1b" not in text
+    assert result.recommendation is not None
+    assert lines[-1].strip() == printable(result.recommendation.yaml.rstrip().split("\n")[-1]).strip()
+
+
+# The command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_json_and_writes_a_report(tmp_path):
+    html = tmp_path / "report.html"
+    arguments = ["compare", "--quick", "--only", "seek,speed", "--sizes", "64KiB,2MiB", "--html", str(html), "--json"]
+    result = CliRunner().invoke(commands, arguments)
+
+    assert result.exit_code == 0, result.output
+    made = from_json(Comparison, json.loads(result.stdout))
+    assert [each.name for each in made.experiments] == ["seek", "speed"]
+    assert made.sizes == (64 * KIB, 2 * MIB)
+    assert made.recommendation is not None
+    assert "speed" in result.stderr
+    assert "<html" in html.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--sizes", "64 potatoes"], 2, "is not a size"),
+        (["--only", "sped"], 2, "no experiment 'sped'"),
+        (["--kafka", "a:1", "--pulsar", "pulsar://b"], 2, "not both"),
+        (["--admin-url", "http://a"], 2, "option of --pulsar"),
+        (["--sizes", "8"], 1, "payloads must have 16 bytes"),
+        (["--html", "/dev/full/no/report.html"], 1, "does not exist"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments, code, text):
+    result = CliRunner().invoke(commands, ["compare", *arguments])
+
+    assert (result.exit_code, text in result.stderr) == (code, True), result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_broker_that_is_not_there_is_one_line(tmp_path):
+    result = CliRunner().invoke(commands, ["compare", "--kafka", "localhost:1"])
+
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert left(tmp_path) == []

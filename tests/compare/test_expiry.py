@@ -1,0 +1,116 @@
+"""What expires first: payloads or their messages."""
+
+import pytest
+
+from claimcheck._compare import _expiry, _kafka, _pulsar
+from claimcheck._compare._broker import BrokerAddress
+from claimcheck._compare._expiry import SHORT_SECONDS, Watch, judge, result
+from claimcheck._sweep import Sweep
+from tests.compare.rig import embedded, lab_on
+
+LATER = SHORT_SECONDS + 1
+END = SHORT_SECONDS + 7
+
+
+def redis(url):
+    return {"type": "redis", "url": url}
+
+
+def test_a_pointer_outlives_its_payload(tmp_path, fake_redis_url):
+    with lab_on(embedded(tmp_path), tmp_path, store=redis(fake_redis_url)) as lab:
+        found = _expiry.run(lab)
+        assert lab.journal.topics == []
+    assert found.verdict == "partly"  # nothing is known about the retention
+    assert "pointer was still readable when its payload expired" in found.explanation
+    assert "cannot be given a retention" in found.explanation
+    assert set(found.measured) == {"external", "hybrid"}
+    assert SHORT_SECONDS - 0.25 <= found.facts["payload_lost_seconds/external/short_lifetime"] < LATER + 1
+    assert "messages_lost_seconds/external/short_lifetime" not in found.facts
+
+
+def test_a_store_that_deletes_nothing_by_itself_is_swept(tmp_path):
+    with lab_on(embedded(tmp_path), tmp_path) as lab:
+        found = _expiry.run(lab)
+    assert found.verdict == "partly"
+    assert "kept the payload until it was swept" in found.explanation
+    assert "by a sweep" in found.measured["external"]
+    assert found.facts["payload_lost_seconds/external/short_lifetime"] >= SHORT_SECONDS
+    assert found.facts["stored_without_message"] == 0
+
+
+def test_a_store_that_keeps_payloads_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(_expiry, "Sweep", lambda **options: Sweep(**options | {"grace_seconds": 3600}))
+    with lab_on(embedded(tmp_path), tmp_path) as lab:
+        found = _expiry.run(lab)
+    assert found.verdict == "not measured"
+    assert "kept the payload beyond its lifetime" in found.explanation
+
+
+def test_a_broker_that_loses_pointers_is_seen(tmp_path, fake_redis_url):
+    class Forgetful:
+        def __init__(self, broker):
+            self._broker = broker
+
+        def __getattr__(self, name):
+            return getattr(self._broker, name)
+
+        def readable_messages(self, topic):
+            return 0
+
+    with lab_on(Forgetful(embedded(tmp_path)), tmp_path, store=redis(fake_redis_url)) as lab:
+        found = _expiry.run(lab)
+    assert found.verdict == "disagrees"
+
+
+def watches(payload=LATER, pointer=None, chunks=LATER, chunked=LATER):
+    return (
+        Watch("external", "short lifetime", payload, pointer, END),
+        Watch("chunking", "short retention", chunked, chunks, END),
+    )
+
+
+@pytest.mark.parametrize(
+    ("observed", "verdict"),
+    [
+        (watches(), "agrees"),
+        (watches(pointer=LATER - 0.5), "partly"),  # the pointer was lost first
+        (watches(payload=0.5), "partly"),  # the payload was lost too early
+        (watches(payload=None), "partly"),  # the store deletes nothing
+        (watches(chunks=None), "partly"),  # a payload was lost while all of its chunks were there
+        (watches(chunked=None), "partly"),  # a payload was read without its chunks
+        (watches(pointer=LATER - 0.5, chunks=None), "disagrees"),
+        (watches(payload=None, chunks=None, chunked=None), "not measured"),
+        ((), "not measured"),
+    ],
+)
+def test_verdicts(observed, verdict):
+    assert judge(observed)[0] == verdict
+
+
+def test_payloads_that_outlive_their_messages_are_counted():
+    observed = (
+        Watch("external", "short lifetime", LATER, None, END),  # expired
+        Watch("hybrid", "short lifetime", None, None, END),  # there, with its message
+        Watch("external", "short retention", LATER, LATER, END),
+    )
+    assert result(observed, has_retention=True, stored=2).facts["stored_without_message"] == 1
+    assert "stored_without_message" not in result(observed, has_retention=True, stored=None).facts
+
+
+def test_kafka(kafka_broker, redis_url, tmp_path):
+    check(_kafka.connect(BrokerAddress("kafka", kafka_broker.bootstrap_servers)), redis_url, tmp_path)
+
+
+def test_pulsar(pulsar_broker, redis_url, tmp_path):
+    address = BrokerAddress("pulsar", pulsar_broker.service_url, pulsar_broker.admin_url)
+    check(_pulsar.connect(address), redis_url, tmp_path)
+
+
+def check(broker, redis_url, folder):
+    with lab_on(broker, folder, store=redis(redis_url)) as lab:
+        found = _expiry.run(lab)
+    assert found.verdict == "agrees", found
+    assert set(found.measured) == {"external", "chunking", "hybrid", "native"}
+    lost_first = {(row[0], row[1]): row[-1] for row in found.rows}
+    assert lost_first["external", "short lifetime"] == "payload"
+    assert all(lost_first[mode, "short retention"] == "both" for mode in found.measured)

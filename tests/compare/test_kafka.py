@@ -1,0 +1,144 @@
+"""Kafka as a broker under test, on a real broker."""
+
+import dataclasses
+import uuid
+
+import confluent_kafka as kafka
+import pytest
+
+from claimcheck._compare import _kafka
+from claimcheck._compare._broker import BrokerAddress, TopicSettings
+from claimcheck._compare._model import MODES, CompareError
+from tests.compare import broker_checks as checks
+from tests.compare.rig import lab_on
+from tests.real.process import wait_until
+
+
+@pytest.fixture
+def broker(kafka_broker):
+    return _kafka.connect(BrokerAddress("kafka", kafka_broker.bootstrap_servers))
+
+
+@pytest.fixture
+def lab(broker, tmp_path):
+    with lab_on(broker, tmp_path) as lab:
+        yield lab
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_delivery_and_commit(lab, mode):
+    checks.check_delivery_and_commit(lab, mode)
+
+
+@pytest.mark.parametrize(("mode", "skips"), [("external", False), ("chunking", True), ("native", False)])
+def test_seek(lab, mode, skips):
+    checks.check_seek(lab, mode, skips=skips)
+
+
+def test_partitions(lab):
+    checks.check_partitions(lab)
+
+
+def test_topics(broker):
+    checks.check_topics(broker, f"claimcheck-compare-{uuid.uuid4().hex}")
+
+
+def test_bytes_are_those_of_the_log_directories(lab, broker):
+    assert broker.bytes_source == "the brokers' log directories"
+    checks.check_bytes(lab)
+
+
+def test_bytes_without_log_directories(lab, broker):
+    broker._reads_log_dirs = False
+    assert "records" in broker.bytes_source
+    checks.check_bytes(lab)
+    assert "records" in broker.bytes_source
+
+
+def test_a_listener_with_tls_is_not_asked_for_its_log_directories(kafka_broker):
+    options = (("security.protocol", "plaintext"),)
+    address = BrokerAddress("kafka", kafka_broker.bootstrap_servers, options=options)
+    assert _kafka.connect(address)._reads_log_dirs
+    assert not _kafka.reads_log_dirs({"security.protocol": "SASL_SSL"})
+
+
+def test_a_sample_joins_no_group(lab, broker):
+    before = _groups(broker)
+    checks.check_sample(lab)
+    assert _groups(broker) == before
+
+
+def _groups(broker):
+    return {each.group_id for each in broker._admin.list_consumer_groups().result().valid}
+
+
+def test_retention_deletes(lab, broker):
+    with checks.traffic(lab, "chunking", 3 * broker.limit_bytes, retention=1) as lane:
+        lane.send(*checks.large(lab, 0))
+        assert broker.readable_messages(lane.topic) > 3
+        wait_until(lambda: broker.readable_messages(lane.topic) == 0, "the messages are deleted")
+
+
+def test_a_seek_waits_for_the_assignment(lab, broker):
+    with checks.traffic(lab, "external", 1000) as lane:
+        sent = [lab.payload(1000, number) for number in range(3)]
+        lane.send(*sent)
+        consumer = lane.consumer()
+        consumer.seek(0, 2)
+        assert checks.payloads_of(checks.receive(consumer, 1)) == sent[2:]
+
+
+def test_errors_of_a_send_reach_flush(lab, broker):
+    with checks.traffic(lab, "native", 1000) as lane:
+        producer = broker.producer("native", lane.topic, lane.cc)
+        producer.send(bytes(2 * broker.limit_bytes))
+        with pytest.raises(kafka.KafkaException, match="MSG_SIZE_TOO_LARGE"):
+            producer.flush(checks.SECONDS)
+        producer.close()
+
+
+def test_the_group_waits_as_long_as_requested_for_a_dead_member(lab, broker):
+    assert broker._min_session_seconds() <= 6
+    with checks.traffic(lab, "external", 1000) as lane:
+        lane.send(lab.payload(1000, 0))
+        options = {"group": lane.topic, "session_seconds": 0.001}  # below every broker's minimum
+        consumer = broker.consumer("external", lane.topic, lane.cc, **options)
+        checks.receive(consumer, 1)
+        consumer.close()
+
+
+def test_a_limit_that_the_broker_cannot_have(lab, broker):
+    with pytest.raises(CompareError, match=r"socket.request.max.bytes"):
+        broker.create_topic(f"claimcheck-compare-{uuid.uuid4().hex}", TopicSettings(max_message_bytes=200 << 20))
+
+
+def test_no_broker(monkeypatch):
+    monkeypatch.setattr(_kafka, "_SECONDS", 0.5)
+    options = (("sasl.password", "hunter2"), ("sasl.username", "u"))
+    address = BrokerAddress("kafka", "127.0.0.1:1", options=options)
+    assert "hunter2" not in repr(address)
+    with pytest.raises(CompareError, match="no Kafka broker answered") as caught:
+        _kafka.connect(address)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_setting_that_the_client_does_not_know():
+    with pytest.raises(CompareError, match="does not accept"):
+        _kafka.connect(BrokerAddress("kafka", "127.0.0.1:1", options=(("sasl.pasword", "hunter2"),)))
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED, "not permitted to create topic t: permit Create"),
+        (kafka.KafkaError.POLICY_VIOLATION, "did not create topic t .POLICY_VIOLATION.: too many"),
+    ],
+)
+def test_refused_topics(code, text):
+    with pytest.raises(CompareError, match=text):
+        raise _kafka.not_created("t", kafka.KafkaException(kafka.KafkaError(code, "too many")))
+
+
+def test_a_worker_can_connect_with_the_address(broker):
+    again = _kafka.connect(dataclasses.replace(broker.address))
+    assert again.label == broker.label

@@ -1,0 +1,214 @@
+"""Speed and memory: figures follow from the reports of the workers, and wrong payloads end the experiment."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from claimcheck._compare import _memory, _speed
+from claimcheck._compare._lab import Lab
+from claimcheck._compare._memory import Peak
+from claimcheck._compare._model import CompareError, Mode
+from claimcheck._compare._payloads import MIN_BYTES, Payloads, number_of, representative
+from claimcheck._compare._process import Report, Role, Worker
+from claimcheck._compare._speed import Samples, amount
+from claimcheck._compare._stats import interval, median_point, percentile
+from tests.compare.rig import KIB, MIB, embedded, lab_on
+
+MB = 1_000_000
+
+
+class TwoModes(Lab):
+    """A lab for two modes, whose workers can be made wrong."""
+
+    broken: dict[tuple[Role, Mode], Callable[[Lab, dict[str, Any]], None]] = {}
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        return ("external", "chunking")
+
+    def worker(self, role: Role, mode: Mode, topic: str, **options: Any) -> Worker:
+        if (role, mode) in self.broken:
+            self.broken[role, mode](self, options)
+        return super().worker(role, mode, topic, **options)
+
+
+@pytest.fixture
+def lab(tmp_path):
+    with lab_on(embedded(tmp_path), tmp_path, sizes=(64 * KIB, 2 * MIB), rounds=2, quick=True) as plain:
+        made = TwoModes(**{each.name: getattr(plain, each.name) for each in fields(plain) if each.name[0] != "_"})
+        yield made
+        made.clean_up()
+
+
+def report(size: int, count: int, seconds: float, *, latencies: tuple[float, ...] = (), cpu: float = 0.0) -> Report:
+    return Report(count, size * count, seconds, cpu, 0, latencies or (seconds / count,) * count)
+
+
+# Speed ---------------------------------------------------------------------------------------------------------
+
+
+def test_throughput_latency_and_processor_time_by_hand():
+    """10 payloads of 1 MB in 0.1 s are 100 MB/s; 0.02 s of processor time for 10 MB are 2 s per GB."""
+    produce = [report(MB, 10, seconds, cpu=0.02) for seconds in (0.1, 0.2, 0.05)]
+    single = [report(MB, 4, 1.0, latencies=(0.001, 0.002, 0.003, 0.100))] * 3
+    consume = [report(MB, 11, 1.05, latencies=(1.0, *(0.005,) * 10), cpu=0.011)] * 3  # the first one is not counted
+    samples = Samples("chunking", MB, produce, single, consume)
+
+    experiment = _speed.judge([samples], limit_bytes=MB)
+
+    series = {each.name: each.points["chunking"][0] for each in experiment.series}
+    assert series["produce_throughput"].y == pytest.approx(100)
+    assert (series["produce_throughput"].low, series["produce_throughput"].high) == pytest.approx((50, 200))
+    assert series["consume_throughput"].y == pytest.approx(200)
+    assert series["produce_latency"].y == pytest.approx(2.5)
+    assert series["cpu"].y == pytest.approx(3)
+    facts = experiment.facts or {}
+    assert facts[f"produce_seconds/chunking/{MB}/1"] == pytest.approx(0.02)
+    assert facts[f"consume_mb_per_second/chunking/{MB}"] == pytest.approx(200)
+    row = dict(zip(experiment.columns, experiment.rows[0], strict=True))
+    assert (row["size"], row["mode"], row["produce MB/s"]) == ("976.6 KiB", "chunking", 100.0)
+
+
+def test_every_mode_and_size_is_measured_and_nothing_stays_behind(lab):
+    experiment = _speed.run(lab)
+
+    assert experiment.measured.keys() == {"external", "chunking"}
+    for series in experiment.series:
+        for points in series.points.values():
+            assert [point.x for point in points] == [64 * KIB, 2 * MIB]
+            assert all(0 < point.low <= point.y <= point.high for point in points)
+    rounds = [name for name in experiment.facts or {} if name.startswith(f"consume_seconds/external/{2 * MIB}/")]
+    assert len(rounds) == 2
+    assert lab.journal.topics == []
+    assert lab.store_objects() == 0
+
+
+def test_wrong_payloads_end_the_experiment(lab, tmp_path):
+    """The consumer of one mode expects other contents than its producer sends."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "f").write_bytes(bytes(1000))
+
+    def other_contents(lab: Lab, options: dict[str, Any]) -> None:
+        lab.payloads = Payloads(str(tmp_path / "files"))
+
+    lab.broken = {("consumer", "chunking"): other_contents}
+    lab.payloads = Payloads()
+    with pytest.raises(CompareError, match=r"external: 0 of 3 payloads .* unchanged \(damaged\)|chunking: 0 of 3"):
+        _speed.run(lab)
+
+
+def test_a_failed_send_ends_the_experiment(lab):
+    """The producer's store does not exist."""
+
+    def no_store(lab: Lab, options: dict[str, Any]) -> None:
+        options["config"] = lab.config("external", path="/dev/null/nowhere")
+
+    lab.broken = {("producer", "external"): no_store}
+    with pytest.raises(CompareError, match="external: 1 of 1 payloads of 64 KiB failed"):
+        _speed.run(lab)
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds", "count"),
+    [(64 * KIB, 0.0001, 400), (64 * KIB, 0.01, 25), (10 * MIB, 0.001, 4), (100 * MIB, 0.5, 1), (64 * KIB, 0.0, 400)],
+)
+def test_a_round_takes_neither_too_long_nor_too_many_bytes(size, seconds, count):
+    assert amount(size, seconds) == count
+
+
+# Memory --------------------------------------------------------------------------------------------------------
+
+
+def peaks(chunking: float, external: float) -> list[Peak]:
+    """Return measurements in which each further payload takes so many payloads of memory."""
+    lines: tuple[tuple[Mode, float], ...] = (("chunking", chunking), ("external", external))
+    found = [Peak(mode, MB, 1, 0, 2 * MB) for mode, _ in lines]
+    return found + [Peak(mode, 4 * MB, n, 0, 4 * MB * (1 + (n - 1) * held)) for mode, held in lines for n in (1, 4, 8)]
+
+
+@pytest.mark.parametrize(
+    ("chunking", "external", "verdict"),
+    [(1.0, 0.0, "agrees"), (0.1, 0.0, "partly"), (1.0, 1.0, "partly"), (0.0, 1.0, "disagrees")],
+)
+def test_the_verdict_on_memory(chunking, external, verdict):
+    experiment = _memory.judge(peaks(chunking, external), sizes=[MB], several=4 * MB)
+
+    assert experiment.verdict == verdict
+    assert (experiment.facts or {})["buffered/chunking"] == pytest.approx(chunking)
+
+
+def test_memory_is_measured_and_a_buffering_store_mode_would_be_seen(lab):
+    """Both workers of ``external`` send chunks instead: the verdict shows that they buffer."""
+
+    def chunks(lab: Lab, options: dict[str, Any]) -> None:
+        options["config"] = lab.config("chunking")
+
+    lab.sizes = (2 * MIB,)
+    right = _memory.run(lab)
+    lab.broken = {("producer", "external"): chunks, ("consumer", "external"): chunks}
+    wrong = _memory.run(lab)
+
+    assert (right.verdict, wrong.verdict) == ("agrees", "partly")
+    assert (right.facts or {})["buffered/external"] < 0.5 < (wrong.facts or {})["buffered/external"]
+
+
+# Payloads and statistics ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [MIN_BYTES, 1000, 1_000_003, 3_000_000])
+def test_every_changed_byte_of_a_payload_is_found(size):
+    payloads = Payloads()
+    payload = payloads.make(size, 5)
+    assert (len(payload), number_of(payload), payloads.verify(payload)) == (size, 5, True)
+
+    for place in (8, size // 2, size - 1):
+        damaged = bytearray(payload)
+        damaged[place] ^= 1
+        assert not payloads.verify(damaged)
+    assert not payloads.verify(payload[:-1] + b"xx") or size == MIN_BYTES
+
+
+def test_exchanged_chunks_of_a_payload_are_found():
+    payload = Payloads().make(4 * MIB, 1)
+    a, b, c, d = (payload[i * MIB : (i + 1) * MIB] for i in range(4))
+
+    assert not Payloads().verify(a + c + b + d)
+
+
+def test_payloads_of_a_folder_have_its_contents_and_sizes(tmp_path: Path):
+    for size in (1000, 2000, 9000):
+        (tmp_path / f"{size}.txt").write_bytes(b"A" * size)
+    payloads = Payloads(str(tmp_path))
+
+    assert payloads.sizes() == (1000, 2000, 9000)
+    assert payloads.make(2000, 3)[8:] == b"A" * 1992
+    assert payloads.verify(payloads.make(2000, 3))
+
+
+def test_an_empty_folder_is_an_error(tmp_path: Path):
+    with pytest.raises(CompareError, match="no file"):
+        Payloads(str(tmp_path)).sizes()
+
+
+def test_the_representative_sizes_include_the_largest():
+    assert representative(range(100, 1100), "here") == (200, 600, 999, 1099)
+    with pytest.raises(CompareError, match="here"):
+        representative([1, 2], "here")
+
+
+def test_the_interval_is_narrow_for_equal_rounds_and_covers_the_median():
+    rng = random.Random(1)
+    covered = 0
+    for _ in range(100):
+        point = median_point(0, [rng.gauss(100, 10) for _ in range(9)])
+        covered += point.low <= 100 <= point.high
+
+    assert covered >= 85
+    assert interval([[5.0]] * 7, max) == (5.0, 5.0)
+    assert percentile([1, 2, 3, 4], 0.5) == 2.5

@@ -1,0 +1,41 @@
+"""Shared by the tests of the doctor: run it, and look at what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import claimcheck
+from claimcheck import CheckReport
+from claimcheck._doctor._examination import examine
+from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
+
+LIFETIME = 86_400
+
+
+def configuration(store: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"strategy": "external", "store": "hot", "stores": {"hot": {"ttl_seconds": LIFETIME, **store}}, **more}
+
+
+def diagnosed(
+    raw: dict[str, Any],
+    *,
+    kafka: KafkaTarget | None = None,
+    pulsar: PulsarTarget | None = None,
+    clock: Callable[[], float] | None = None,
+) -> CheckReport:
+    """Return what the doctor finds."""
+    options = {"clock": clock} if clock else {}
+    with claimcheck.from_dict(raw) as cc:
+        return examine(cc, kafka=kafka, pulsar=pulsar, **options)
+
+
+def ids(report: CheckReport, *prefixes: str) -> list[str]:
+    """Return the ids of the findings that begin with one of these prefixes, sorted."""
+    return sorted(each.id for each in report.findings if each.id.startswith(prefixes or ("",)))
+
+
+def text(report: CheckReport, id: str) -> str:  # noqa: A002 - the name of the field
+    """Return the severity, path and message of the only finding with an id."""
+    (found,) = [each for each in report.findings if each.id == id]
+    return f"{found.severity} {found.path}: {found.message}"

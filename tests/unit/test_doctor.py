@@ -1,0 +1,193 @@
+"""The doctor's findings that need no server, and how they are reported."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+
+import pytest
+
+from claimcheck._doctor._clock import http_skew
+from claimcheck._doctor._filesystem import kind_of
+from claimcheck._doctor._findings import WHY, duration, examined, finding
+from claimcheck._doctor._kafka import TopicConfig, examine_config
+from claimcheck._doctor._topics import DEAD_LETTERS, Expectation
+from tests.docs_pages import ROOT
+from tests.doctor_rig import configuration, diagnosed, ids, text
+
+DAY = 86_400
+FULL = [("1m", 1000, "KiB of 1.0 MiB are free"), ("64m", 200, "of 200 files (inodes) are free")]
+
+
+# Filesystem ------------------------------------------------------------------------------------------------------
+
+
+def disk(path, **more):
+    return configuration({"type": "filesystem", "path": str(path), "create": True, **more})
+
+
+def test_a_good_directory_has_no_finding_and_nothing_is_left_in_it(tmp_path):
+    report = diagnosed(disk(tmp_path / "claims"))
+    assert set(ids(report, "filesystem-", "store-")) <= {"filesystem-temporary", "store-works", "store-no-expiry"}
+    assert list((tmp_path / "claims").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("directory", "files", "words"),
+    [
+        (0o777, "0600", "can replace and delete payloads (mode 0777)"),
+        (0o1777, "0600", "can add files (mode 1777)"),
+        (0o755, "0644", "can read payloads (mode 0755)"),
+        (0o755, "0600", None),
+        (0o770, "0660", None),
+    ],
+)
+def test_permissions_of_others_are_a_warning(tmp_path, directory, files, words):
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims").chmod(directory)
+    report = diagnosed(disk(tmp_path / "claims", mode=files))
+    assert ids(report, "filesystem-permissions") == (["filesystem-permissions"] if words else [])
+    assert words is None or words in text(report, "filesystem-permissions")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/shm"), reason="no /dev/shm here")
+def test_a_directory_in_memory_is_a_warning():
+    path = f"/dev/shm/claimcheck-doctor-{os.getpid()}"
+    os.mkdir(path)
+    try:
+        assert f"{path} is in memory (tmpfs)" in text(diagnosed(disk(path)), "filesystem-in-memory")
+    finally:
+        os.rmdir(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a volume")
+@pytest.mark.parametrize(("size", "inodes", "words"), FULL)
+def test_a_volume_that_is_almost_full_is_a_warning(tmp_path, size, inodes, words):
+    options = f"size={size},nr_inodes={inodes}"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)], check=False).returncode:
+        pytest.skip("mounting is not permitted")
+    try:
+        assert ids(diagnosed(disk(tmp_path)), "filesystem-full") == []
+        (tmp_path / "payload").write_bytes(bytes(950 << 10))
+        for number in range(185):
+            (tmp_path / f"{number}").touch()
+        assert words in text(diagnosed(disk(tmp_path)), "filesystem-full")
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_the_kind_of_file_system():
+    mounts = (
+        "/dev/a / ext4 rw 0 0\nhost:/x /data nfs4 rw 0 0\ntmpfs /data/a\\040b tmpfs rw 0 0\n/dev/b /dat xfs rw 0 0\n"
+    )
+    mounts += "/dev/c /data ext4 rw 0 0\n"
+    places = {
+        "/": "ext4",
+        "/srv/x": "ext4",
+        "/data": "ext4",
+        "/data/x": "ext4",
+        "/data/a b/c": "tmpfs",
+        "/dat/x": "xfs",
+    }
+    assert {place: kind_of(mounts, place) for place in places} == places
+
+
+def test_a_network_file_system_is_named(tmp_path, monkeypatch):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/a / ext4 rw 0 0\nhost:/x {tmp_path} nfs4 rw 0 0\n")
+    monkeypatch.setattr("claimcheck._doctor._filesystem._MOUNTS", mounts)
+    assert "is on a network file system (nfs4)" in text(diagnosed(disk(tmp_path)), "filesystem-network")
+    mounts.unlink()
+    assert "the kind of file system" in text(diagnosed(disk(tmp_path)), "filesystem-not-examined")
+
+
+def test_a_directory_that_is_missing_is_one_error_and_what_could_not_be_examined(tmp_path):
+    report = diagnosed(configuration({"type": "filesystem", "path": str(tmp_path / "none")}))
+    assert [each.id for each in report.findings if each.severity == "error"] == ["store-failed"]
+    assert set(ids(report, "filesystem-")) == {"filesystem-not-examined", "filesystem-temporary"}
+
+
+# Values ----------------------------------------------------------------------------------------------------------
+
+
+def expectation(**more):
+    values = {"path": "topic t", "strategy": "external", "store": "hot", "lifetime": 7.0 * DAY}
+    return Expectation(**{**values, "threshold": None, "chunk_bytes": None, **more})
+
+
+def settings(**values):
+    defaults = {"retention_ms": 3 * DAY * 1000, "segment_ms": DAY * 1000, "max_message_bytes": 1_048_588}
+    named = {**defaults, **values}
+    config = TopicConfig.of({name.replace("_", "."): str(value) for name, value in named.items()})
+    return [(each.severity, each.id) for each in examine_config(config, expectation())]
+
+
+def test_tiered_storage_counts_as_retention():
+    """A real broker needs a plug-in for it."""
+    tiered = {"remote_storage_enable": "true", "local_retention_ms": 3600 * 1000}
+    assert settings(**tiered) == []
+    assert settings(retention_ms=30 * DAY * 1000, **tiered) == [("warning", "kafka-retention")]
+    config = TopicConfig.of(
+        {"remote.storage.enable": "true", "local.retention.ms": "3600000", "retention.ms": "86400000"}
+    )
+    assert config.retention_text == "1 day (local.retention.ms, 1 hour, applies to the brokers' disks only)"
+
+
+def test_a_payload_must_outlive_its_message_and_not_longer():
+    assert settings(retention_ms=7 * DAY * 1000, segment_ms=0) == []
+    assert settings(retention_ms=7 * DAY * 1000 + 1, segment_ms=0) == [("warning", "kafka-retention")]
+    assert settings(retention_ms=6 * DAY * 1000 + 1) == [("info", "kafka-segment-roll")]
+    assert settings(retention_ms=-1, retention_bytes=10) == [("warning", "kafka-retention")]
+
+
+@pytest.mark.parametrize("suffix", ["-dlq", ".DLT", "_dead_letter", "-dead-letters", ".deadletter", "-errors"])
+def test_names_of_dead_letter_topics(suffix):
+    assert DEAD_LETTERS.fullmatch(suffix)
+    assert not DEAD_LETTERS.fullmatch(f"-v2{suffix}")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(1, "1 second"), (0.25, "0.2 seconds"), (59.98, "1 minute"), (5400, "1.5 hours"), (DAY, "1 day"),
+     (604_800, "7 days"), (86_400 * 3650, "3,650 days")],
+)  # fmt: skip
+def test_time_spans(seconds, expected):
+    assert duration(seconds) == expected
+
+
+def test_the_date_of_a_response_has_no_fractions():
+    at = 784_111_777  # Sun, 06 Nov 1994 08:49:37 GMT
+    date = "Sun, 06 Nov 1994 08:49:37 GMT"
+    assert list(http_skew("p", "the server's", date, at + 5.9, at + 5.9)) == []
+    assert [each.id for each in http_skew("p", "the server's", date, at + 6.1, at + 6.1)] == ["clock-skew"]
+    assert [each.id for each in http_skew("p", "the server's", date, at - 20, at - 5.1)] == ["clock-skew"]
+
+
+def test_what_was_found_before_a_look_fails_is_kept():
+    def look():
+        yield finding("warning", "redis-eviction", "p", "m")
+        raise ConnectionError("redis://me:hunter2@host refused")
+
+    found = examined("redis", "p", "INFO", look)
+    assert [each.id for each in found] == ["redis-eviction", "redis-not-examined"]
+    assert found[1].message.startswith("could not examine INFO: ConnectionError: ")
+    assert "hunter2" not in found[1].message
+
+
+def test_every_id_is_documented_and_every_documented_id_exists():
+    page = (ROOT / "docs/guides/operations.md").read_text()
+    rows = re.findall(r"^\| `([a-z0-9]+(?:-[a-z0-9]+)+)` \| (?:error|warning|info)", page, re.MULTILINE)
+    assert sorted(rows) == sorted(WHY)
+
+
+def test_every_id_is_used():
+    sources = [*(ROOT / "claimcheck/_doctor").glob("*.py"), ROOT / "claimcheck/_check.py"]
+    texts = [path.read_text() for path in sources if path.name != "_findings.py"]
+    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
+    code = "".join(texts)
+    used = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    used |= {f"{vendor}-not-examined" for vendor in re.findall(r'examined\("(\w+)"', code)}
+    assert set(WHY) - used == set()
+    assert set(re.findall(r'\bid="([\w-]+)"', code)) - set(WHY) == set()
