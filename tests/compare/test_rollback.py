@@ -132,3 +132,10 @@ def test_a_store_that_cannot_be_listed_is_reported() -> None:
     assert "stored payloads cannot be counted" in result.measured["external"]
     assert "objects_left/external" not in facts(result)
     assert "3 messages (300 bytes) left until the topic is deleted" in result.measured["chunking"]
+
+
+def test_a_client_that_splits_payloads_over_the_limit_does_not_fail() -> None:
+    sent = replace(REFUSED, mode="native", sent=True)
+    result = judge([sent], {"native": Reading(2, 2, 0)}, has_retention=True)
+
+    assert result.measured["native"] == "no send failed: the client splits payloads over the limit"
