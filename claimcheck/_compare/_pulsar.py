@@ -44,6 +44,7 @@ _POLL_SECONDS = 0.01
 _ACK_GROUPING_SECONDS = 0.2  # twice the time for which the client holds acknowledgements back
 _QUEUE_BYTES = 16 << 20
 _MAX_QUEUE = 1000
+_UNLOADING = {"NotConnected", "BrokerMetadataError", "ServiceUnitNotReady", "Disconnected"}
 _PARTITION = re.compile(r"-partition-(\d+)$")
 _RANGE = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
 
@@ -345,8 +346,8 @@ class _PulsarTestConsumer:
             try:
                 self._client.seek(target)
                 return
-            except vendor().NotConnected:
-                if time.monotonic() > end:
+            except vendor().PulsarException as error:
+                if type(error).__name__ not in _UNLOADING or time.monotonic() > end:
                     raise
                 time.sleep(_POLL_SECONDS)
 

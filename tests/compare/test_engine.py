@@ -141,7 +141,7 @@ def test_an_interrupted_run_cleans_up_and_resumes(plans, tmp_path, error):
 
 def test_without_resume_a_run_begins_anew(plans):
     runs: list[str] = []
-    plans(first=lambda lab: runs.append("first") or experiment("first"), second=failing)  # type: ignore[func-returns-value]
+    plans(first=lambda lab: runs.append("first") or experiment("first"), second=failing)
     for _ in range(2):
         with pytest.raises(BoomError):
             compare(Options(sizes=SIZES))

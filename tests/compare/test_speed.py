@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ MB = 1_000_000
 class TwoModes(Lab):
     """A lab for two modes, whose workers can be made wrong."""
 
-    broken: dict[str, Any] = {}
+    broken: dict[tuple[Role, Mode], Callable[[Lab, dict[str, Any]], None]] = {}
 
     @property
     def modes(self) -> tuple[Mode, ...]:
