@@ -108,9 +108,9 @@ def lab(folder: Path, *modes: Mode, real_time: bool = False, **faults: Any) -> I
         made.clock = clock
     try:
         yield made
+        assert broker.topics("") == [], "an experiment deletes its topics"
     finally:
         made.clean_up()
-        assert broker.topics("") == [], "an experiment deletes its topics"
 
 
 def swapped(received: Received, payload: bytes) -> Received:
