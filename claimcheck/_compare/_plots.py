@@ -41,7 +41,7 @@ _MARKERS = dict(zip(MODES, "osDv", strict=True))
 _DASHES: dict[str, Any] = {**dict.fromkeys(MODES, "solid"), "hybrid": (0, (4, 2))}
 _WIDTH, _HEIGHT = 400, 240  # points; the page scales it
 _FONT, _NAME_FONT = 11.5, 10.8
-_AREA = {"left": 0.14, "right": 0.74, "bottom": 0.125, "top": 0.955}
+_AREA = {"left": 0.14, "right": 0.735, "bottom": 0.125, "top": 0.955}
 _NAME_LENGTH = 16  # of a line, in the space at the right
 _NAME_HEIGHT = 13
 _STYLE = {"svg.fonttype": "none", "font.size": _FONT, "text.parse_math": False, "path.simplify": False}
@@ -202,8 +202,8 @@ def _name_lines(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
     for name, y in zip(names, _spread([ends[name] for name in names], _NAME_HEIGHT / height), strict=True):
         text = printable(name).replace("\n", " ")
         short = text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "\N{HORIZONTAL ELLIPSIS}"
-        color = _color(numbers[name], name)
-        axes.text(1.03, y, short, transform=axes.transAxes, va="center", color=color, weight="bold", size=_NAME_FONT)
+        color, weight = _color(numbers[name], name), "bold" if name in MODES else "normal"
+        axes.text(1.03, y, short, transform=axes.transAxes, va="center", color=color, weight=weight, size=_NAME_FONT)
 
 
 def _spread(wanted: Sequence[float], gap: float) -> list[float]:
