@@ -6,6 +6,7 @@
 # make bench-pulsar        Pulsar through the wrappers, compared with the native producer and consumer
 # make bench-kafka         Kafka through the wrappers, compared with the native producer and consumer
 # make bench-spark         Spark jobs, compared with hand-written ones
+# make compare             strategies measured on the embedded broker, and on Kafka and Pulsar where they are found
 # make bench-peers         the same payloads through claimcheck and through other Python libraries
 # make structure           size of the library: lines, files, functions, imports
 # make spark-versions      which features run on which pyspark, each in its own environment (about 500 MB at a time)
@@ -15,13 +16,14 @@
 PYTHON      ?= python3
 PYTEST_ARGS ?= -q --instafail --maxfail=12 --durations=20 --durations-min=3
 BENCH_ARGS  ?=
+COMPARE_ARGS ?=
 VENV        := .venv
 BIN         := $(VENV)/bin
 
 # Files keep their order: tests/conftest.py puts the longest first.
 PYTEST      := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all lint docs structure spark-versions bench bench-peers bench-pulsar bench-kafka bench-spark clean
+.PHONY: demo test test-all lint docs structure spark-versions bench bench-peers bench-pulsar bench-kafka bench-spark compare clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -69,8 +71,12 @@ bench-kafka: $(VENV)/.bench
 bench-spark: $(VENV)/.bench $(VENV)/.demo
 	$(BIN)/python tests/benchmarks/bench.py --only spark,spark-source --out bench-results/spark $(BENCH_ARGS)
 
+# Kafka and Pulsar: those of the environment, or started from the jars, see tests/servers.py. Writes into compare-results/.
+compare: $(VENV)/.bench
+	exec $(BIN)/python tests/servers.py $(BIN)/python tests/compare/everywhere.py $(COMPARE_ARGS)
+
 clean:
-	rm -rf $(VENV) .venv-peers bench-results site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers bench-results compare-results site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,11 +29,13 @@ Case = Literal["short lifetime", "short retention"]
 
 _WATCH_SECONDS: dict[Case, float] = {"short lifetime": 3.0, "short retention": 7.0}  # beyond that
 _KEPT_SECONDS = 1.0  # beyond the lifetime; a store that still has the payload then does not delete by itself
+_EXPIRE_SECONDS = 2.0  # between requests to the broker
 _PAUSE_SECONDS = 0.25
+_TOGETHER_SECONDS = 3.0  # two looks can be so far apart
 _FLUSH_SECONDS = 60.0
 _FIRST_SECONDS = 30.0
 _JOIN_SECONDS = 60.0
-_AGAIN_SECONDS = 1.0  # how long to wait for a payload that was readable before
+_AGAIN_SECONDS = 4.0  # how long to wait for a payload that was readable before; Pulsar pauses after a seek
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +68,14 @@ def run(lab: Lab) -> Experiment:
     with contextlib.ExitStack() as stack:
         lab.progress("expiry: connecting")
         watchers = [_Watcher(lab, mode, case, stack) for mode, case in cases]
-        _repeat(lab, watchers, lambda watcher: watcher.join(), _JOIN_SECONDS)
+        pool = stack.enter_context(ThreadPoolExecutor(max(1, len(watchers))))  # so that none waits for another
+        list(pool.map(_Watcher.join, watchers))
         lab.progress(f"expiry: reading again and again for {SHORT_SECONDS + max(_WATCH_SECONDS.values()):g} s")
-        for watcher in watchers:
-            watcher.send()
-        _repeat(lab, watchers, lambda watcher: watcher.look())
+        list(pool.map(_Watcher.observe, watchers))
         watches = [watcher.watch for watcher in watchers]
         after = lab.store_objects()
         stored = None if after is None or before is None else after - before
         return result(watches, has_retention=lab.broker.has_retention, stored=stored)
-
-
-def _repeat(
-    lab: Lab, watchers: Sequence[_Watcher], step: Callable[[_Watcher], bool], seconds: float | None = None
-) -> None:
-    """Call ``step`` for each watcher, in turns, until it returns true for each."""
-    left, end = list(watchers), None if seconds is None else lab.clock() + seconds
-    while left := [watcher for watcher in left if not step(watcher)]:
-        if end is not None and lab.clock() > end:
-            raise CompareError(f"a consumer of {left[0].topic} received nothing within {seconds:g} s")
-        time.sleep(_PAUSE_SECONDS)
 
 
 class _Watcher:
@@ -96,7 +87,7 @@ class _Watcher:
 
     def __init__(self, lab: Lab, mode: Mode, case: Case, stack: contextlib.ExitStack) -> None:
         self.watch = Watch(mode, case, None, None, 0.0)
-        self._lab = lab
+        self._lab, self._expire_at = lab, SHORT_SECONDS
         size = 2 * lab.broker.limit_bytes + 1  # so that every mode has to do something
         settings = lab.settings(mode, size)
         if case == "short retention":
@@ -113,17 +104,28 @@ class _Watcher:
         self._small = lab.broker.producer("native", self.topic, cc)
         stack.callback(self._small.close)
 
-    def join(self) -> bool:
-        """Send a small message; returns whether one arrived."""
-        self._small.send(self._lab.payload(MIN_BYTES, 0))
-        self._small.flush(_FLUSH_SECONDS)
-        return self._consumer.receive(_PAUSE_SECONDS) is not None
+    def join(self) -> None:
+        """Send small messages until one arrives."""
+        end = self._lab.clock() + _JOIN_SECONDS
+        while True:
+            self._small.send(self._lab.payload(MIN_BYTES, 0))
+            self._small.flush(_FLUSH_SECONDS)
+            if self._consumer.receive(_PAUSE_SECONDS) is not None:
+                return
+            if self._lab.clock() > end:
+                raise CompareError(f"a consumer of {self.topic} received nothing within {_JOIN_SECONDS:g} s")
 
-    def send(self) -> None:
+    def observe(self) -> None:
+        """Send the payload, and look at it until something is missing, or nothing will be."""
+        self._send()
+        while not self._look():
+            time.sleep(_PAUSE_SECONDS)
+
+    def _send(self) -> None:
         """Send the payload, and read it for the first time."""
+        self._began = self._lab.clock()
         self._producer.send(self._payload)
         self._producer.flush(_FLUSH_SECONDS)
-        self._began = self._lab.clock()
         first = self._consumer.receive(_FIRST_SECONDS)
         while first is not None and first.payload is not None and len(first.payload) == MIN_BYTES:
             first = self._consumer.receive(_FIRST_SECONDS)
@@ -132,20 +134,23 @@ class _Watcher:
             raise CompareError(f"a payload that was just sent to {self.topic} could not be read: {error}")
         self._partition, self._position = first.partition, first.position
 
-    def look(self) -> bool:
-        """Note what is readable now; returns whether something is missing, or nothing will be."""
-        watch = self.watch
-        if watch.case == "short retention" and self._elapsed() > SHORT_SECONDS:
+    def _look(self) -> bool:
+        """Note what is readable now; returns whether everything is known."""
+        watch, now = self.watch, self._elapsed()
+        if watch.case == "short retention" and now > self._expire_at:
             self._lab.broker.expire(self.topic)
-        payload_lost, messages_lost = watch.payload_lost, watch.messages_lost
-        if messages_lost is None and not self._lab.broker.readable_messages(self.topic):
-            messages_lost = self._elapsed()
-        if payload_lost is None and not self._is_readable():
-            payload_lost = self._elapsed()
-        swept = watch.swept or (payload_lost is None and self._sweeps())
-        self.watch = Watch(watch.mode, watch.case, payload_lost, messages_lost, self._elapsed(), swept)
-        lost = payload_lost if watch.case == "short lifetime" else messages_lost
-        return lost is not None or self._elapsed() >= SHORT_SECONDS + _WATCH_SECONDS[watch.case]
+            self._expire_at = self._elapsed() + _EXPIRE_SECONDS
+        payload_lost, messages_lost, swept = watch.payload_lost, watch.messages_lost, watch.swept
+        is_empty = not self._lab.broker.readable_messages(self.topic)
+        if messages_lost is None and is_empty:
+            messages_lost = now
+        if payload_lost is None:
+            payload_lost = now if is_empty else self._lost_at()
+        if payload_lost is None and not swept:
+            swept = self._sweeps()
+        self.watch = Watch(watch.mode, watch.case, payload_lost, messages_lost, now, swept)
+        needed = (payload_lost,) if watch.case == "short lifetime" else (payload_lost, messages_lost)
+        return None not in needed or now >= SHORT_SECONDS + _WATCH_SECONDS[watch.case]
 
     def _elapsed(self) -> float:
         return self._lab.clock() - self._began
@@ -160,10 +165,14 @@ class _Watcher:
             return True
         return False
 
-    def _is_readable(self) -> bool:
+    def _lost_at(self) -> float | None:
+        """Read the payload again; returns since when it is lost, ``None`` if it is not."""
+        begin = self._elapsed()
         self._consumer.seek(self._partition, self._position)
         received = self._consumer.receive(_AGAIN_SECONDS)
-        return received is not None and received.payload == self._payload
+        if received is None:
+            return begin
+        return None if received.payload == self._payload else self._elapsed()
 
 
 def result(watches: Sequence[Watch], *, has_retention: bool, stored: int | None = None) -> Experiment:
@@ -273,7 +282,9 @@ def _first(watch: Watch) -> str:
         return "payload"
     if watch.payload_lost is None:
         return "messages"
-    return "payload" if watch.payload_lost < watch.messages_lost else "both"
+    if abs(watch.payload_lost - watch.messages_lost) <= _TOGETHER_SECONDS:
+        return "both"
+    return "payload" if watch.payload_lost < watch.messages_lost else "messages"
 
 
 def _round(seconds: float | None) -> float | None:

@@ -28,11 +28,6 @@ _NETWORK_SCHEMES = ("redis", "http")
 Interceptor = Callable[[int, Envelope], Envelope]
 
 
-def kill() -> None:
-    """End this process as ``kill -9`` does."""
-    os.kill(os.getpid(), signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
-
-
 # Stores --------------------------------------------------------------------------------------------------------
 
 
@@ -54,7 +49,7 @@ class KillingStore(FaultyStore):
 
     def _strike(self, operation: Operation, when: When) -> None:
         if (operation, when) == ("write", "during"):
-            kill()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def with_faulty_stores(config: Config) -> Config:

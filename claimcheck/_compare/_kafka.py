@@ -42,7 +42,6 @@ _ROOM_SECONDS = 60.0
 _MIN_SESSION_SECONDS = 6.0  # of brokers that do not tell
 _MIN_SEGMENT_BYTES = 1 << 20  # since Kafka 4.0
 _MAX_REQUEST_BYTES = 1_000_000_000
-_RECORDS_AT_ONCE = 100
 _PASSING = {"_PARTITION_EOF", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "UNKNOWN_TOPIC_OR_PART"}
 _PROPERTY = re.compile(r'property:? "?([\w.]+)')  # the rest of the client's text may contain a secret
 _MISSING = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}
@@ -86,7 +85,7 @@ class KafkaBroker:
     def label(self) -> str:
         """Kind, size, and version of the client; clients cannot ask a broker for its version."""
         brokers = "1 broker" if self._brokers == 1 else f"{self._brokers} brokers"
-        return f"Kafka ({brokers}, confluent-kafka {vendor().version()[0]})"
+        return f"Kafka ({brokers}, confluent-kafka {vendor().__version__})"
 
     @property
     def limit_bytes(self) -> int:
@@ -270,13 +269,16 @@ class KafkaBroker:
 
     def _log_bytes(self, topic: str) -> list[int]:
         found = self._described(topic).partitions
-        leaders = {(each.leader.host, each.leader.port) for each in found if each.leader is not None}
         sizes: dict[int, int] = {}
-        for host, port in leaders:
-            own = [each.id for each in found if each.leader and (each.leader.host, each.leader.port) == (host, port)]
-            sizes |= partition_bytes(host, port, topic, own)
-        if len(sizes) < len(found):
-            raise LogDirsError("a partition is missing")
+        end = time.monotonic() + _SECONDS
+        while len(sizes) < len(found):
+            for each in found:
+                if each.leader is not None and each.id not in sizes:
+                    sizes |= partition_bytes(each.leader.host, each.leader.port, topic, [each.id])
+            if len(sizes) < len(found):  # a new partition has a leader before it has a directory
+                if time.monotonic() > end:
+                    raise LogDirsError("a partition is missing")
+                time.sleep(_POLL_SECONDS)
         return [sizes[partition] for partition in sorted(sizes)]
 
     def _offsets(self, topic: str) -> dict[int, tuple[int, int]]:
@@ -302,13 +304,12 @@ class KafkaBroker:
         try:
             consumer.assign([vendor().TopicPartition(topic, partition, at)])
             while at < high:
-                records = consumer.consume(_RECORDS_AT_ONCE, _SECONDS)
-                if not records:
+                record = consumer.poll(_SECONDS)
+                if record is None:
                     raise CompareError(f"topic {topic} cannot be read: no record arrived within {_SECONDS:g} s")
-                for record in filter(_is_record, records):
+                if _is_record(record):
                     at = record.offset() + 1
-                    if at <= high:
-                        yield record
+                    yield record
         finally:
             consumer.close()
 

@@ -81,7 +81,7 @@ def representative(sizes: Sequence[int], where: str) -> tuple[int, ...]:
     """Return the 10th, 50th and 90th percentile and the largest of the sizes, without repetitions.
 
     Raises:
-        CompareError: There are no sizes, or all are too small; names ``where``.
+        CompareError: The sample is empty, or all sizes are too small; the message ends with ``where``.
     """
     ordered = sorted(size for size in sizes if size >= MIN_BYTES)
     if not ordered:

@@ -47,7 +47,7 @@ class WorkerSpec:
         max_message_bytes: The raised limit of ``native``.
         session_seconds: See `Broker.consumer`.
         kill_after: The worker kills itself (SIGKILL) when the wrapper has got this many messages: chunks and envelopes
-            from the broker, or on their way to it; they are flushed before. Without a wrapper (``native``) payloads
+            from the broker, or for it; the latter are flushed before. Without a wrapper (``native``) payloads
             count.
         payloads: Folder of the payloads' contents.
     """

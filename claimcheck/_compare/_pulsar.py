@@ -38,14 +38,13 @@ if TYPE_CHECKING:
 __all__ = ["PulsarBroker", "connect"]
 
 _log = logging.getLogger(__name__)
-_quiet = logging.getLogger(f"{__name__}.client")  # the client would write to standard output
-_quiet.setLevel(logging.CRITICAL + 1)
 
 _SECONDS = 15.0
 _POLL_SECONDS = 0.01
 _ACK_GROUPING_SECONDS = 0.2  # twice the time for which the client holds acknowledgements back
 _QUEUE_BYTES = 16 << 20
 _MAX_QUEUE = 1000
+_UNLOADING = {"NotConnected", "BrokerMetadataError", "ServiceUnitNotReady", "Disconnected"}
 _PARTITION = re.compile(r"-partition-(\d+)$")
 _RANGE = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
 
@@ -308,6 +307,7 @@ class _PulsarTestConsumer:
 
     def __init__(self, client: Any, names: list[str], group: str, admin: TopicAdmin | None) -> None:
         self._client, self._names, self._group, self._admin = client, names, group, admin
+        self._closed = False
         self._position = _position if isinstance(client, PulsarConsumer) else _serialized
 
     def receive(self, timeout: float) -> Received | None:
@@ -340,19 +340,29 @@ class _PulsarTestConsumer:
             time.sleep(_POLL_SECONDS)
 
     def seek(self, partition: int, position: int | str) -> None:
-        """Continue at a message, which may be a chunk."""
-        name = self._names[partition]
-        text = str(position)
-        if ":" in text:
-            ledger, entry, *batch = map(int, text.split(":"))
-            number = partition if len(self._names) > 1 else -1
-            self._client.seek(native_id(name, number, ledger, entry, batch[0] if batch else -1))
-        else:
-            self._client.seek(vendor().MessageId.deserialize(bytes.fromhex(text), topic=name))
+        """Continue at a message, which may be a chunk; waits while the topic is being unloaded."""
+        target, end = self._target(self._names[partition], partition, str(position)), time.monotonic() + _SECONDS
+        while True:
+            try:
+                self._client.seek(target)
+                return
+            except vendor().PulsarException as error:
+                if type(error).__name__ not in _UNLOADING or time.monotonic() > end:
+                    raise
+                time.sleep(_POLL_SECONDS)
+
+    def _target(self, name: str, partition: int, position: str) -> pulsar.MessageId:
+        if ":" not in position:
+            return vendor().MessageId.deserialize(bytes.fromhex(position), topic=name)
+        ledger, entry, *batch = map(int, position.split(":"))
+        number = partition if len(self._names) > 1 else -1
+        return native_id(name, number, ledger, entry, batch[0] if batch else -1)
 
     def close(self) -> None:
-        """Close the consumer; its subscription stays."""
-        self._client.close()
+        """Close the consumer; its subscription stays. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._client.close()
 
     def _cursor(self, name: str) -> dict[str, Any]:
         assert self._admin is not None
@@ -371,7 +381,9 @@ def _client(url: str, options: dict[str, str]) -> pulsar.Client:
             tls_trust_certs_file_path=options.get("tls_trust_certs_file_path"),
             tls_validate_hostname=True,
             listener_name=options.get("listener_name"),
-            logger=_quiet,
+            # By default the client writes to standard output. It passes messages of every level to a Python logger, and
+            # writes those that are not text, for example with a payload, to standard output nevertheless.
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
         )
     except (pulsar.PulsarException, ValueError, RuntimeError) as error:
         raise CompareError(

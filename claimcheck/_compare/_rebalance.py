@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._broker import Consumer
 from claimcheck._compare._model import Experiment, Mode, Verdict
 from claimcheck._compare._process import Worker
-from claimcheck._compare._trial import Delivery, Trial
+from claimcheck._compare._trial import Delivery, Trial, until_killed
 
 if TYPE_CHECKING:
     from claimcheck._compare._lab import Lab
@@ -133,7 +135,8 @@ def _killed(trial: Trial) -> list[_Group]:
     """Send payloads, and kill one consumer in each of several groups."""
     with ClaimCheck(trial.config) as cc:
         trial.send_all(cc, range(_PAYLOADS))
-    messages = len(trial.lab.broker.positions(trial.topic, 0))
+    # Where no wrapper sees the messages, the process can be killed between payloads only.
+    messages = _PAYLOADS if trial.mode == "native" else len(trial.lab.broker.positions(trial.topic, 0))
     chunked = messages > _PAYLOADS
     count = _QUICK_KILLS if trial.lab.quick else _KILLS if chunked else _OTHER_KILLS
     points = list(enumerate(kill_points(messages, _PAYLOADS, count, trial.lab.rng)))
@@ -141,13 +144,14 @@ def _killed(trial: Trial) -> list[_Group]:
     for begin in range(0, len(points), _WORKERS):
         if groups and trial.lab.is_late:
             break
-        workers = [(point, _started(trial, number, point)) for number, point in points[begin : begin + _WORKERS]]
-        groups += [_ended(trial, worker, point, inside=chunked) for point, worker in workers]
+        workers = [_started(trial, number, point) for number, point in points[begin : begin + _WORKERS]]
+        with ThreadPoolExecutor(_WORKERS) as threads:
+            groups += threads.map(partial(_killed_one, trial, chunked), workers)
     return groups
 
 
 def _started(trial: Trial, number: int, point: int) -> Worker:
-    worker = trial.lab.worker(
+    return trial.lab.worker(
         "consumer",
         trial.mode,
         trial.topic,
@@ -157,16 +161,15 @@ def _started(trial: Trial, number: int, point: int) -> Worker:
         config=trial.config,
         wait=False,
     )
-    worker.start("receive", count=_PAYLOADS, idle=_KILL_SECONDS, commit="each", verify=True)
-    return worker
 
 
-def _ended(trial: Trial, worker: Worker, point: int, *, inside: bool) -> _Group:
-    """Wait until the consumer is dead, and note what it had delivered."""
-    worker.wait(_KILL_SECONDS)
+def _killed_one(trial: Trial, inside: bool, worker: Worker) -> _Group:
+    """Receive until the consumer is killed; return what it had delivered."""
+    worker.ready()
+    until_killed(worker, partial(worker.receive, _PAYLOADS, idle=_KILL_SECONDS, commit="each"))
     numbers = [each.number for each in worker.delivered if each.correct and each.number is not None]
     wrong = len(worker.delivered) - len(numbers)
-    return _Group(trial, worker.spec.group, point, inside, tuple(numbers), wrong)
+    return _Group(trial, worker.spec.group, worker.spec.kill_after or 0, inside, tuple(numbers), wrong)
 
 
 # The consumers that take over ----------------------------------------------------------------------------------

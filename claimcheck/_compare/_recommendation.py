@@ -85,16 +85,29 @@ def recommend(experiments: Sequence[Experiment], setting: Setting) -> Recommenda
     if not sizes:
         return None
     choice, votes = _decide(times, sizes, setting)
+    lost = {mode: _lost(experiments, mode) for mode in ("external", "chunking")}
+    if lost["chunking"] and not lost["external"] and setting.store is not None:
+        choice = Choice("external", choice.threshold_bytes)
     rounds = min(len(values) for values in times.values())
     return Recommendation(
         strategy=choice.strategy,
         store=None if choice.strategy == "chunking" else setting.store,
         threshold_bytes=setting.limit_bytes if choice.threshold_bytes is None else choice.threshold_bytes,
         yaml=_yaml(choice, setting),
-        reasons=tuple(_reasons(choice, times, sizes, setting, facts)),
+        reasons=(*_loss_reasons(lost), *_reasons(choice, times, sizes, setting, facts)),
         crossovers=tuple(_crossovers(times, sizes)),
         confidence=_confidence(votes, rounds),
     )
+
+
+def _lost(experiments: Sequence[Experiment], mode: str) -> dict[str, int]:
+    """Return how many payloads of a mode were lost or wrong, by experiment."""
+    found = {}
+    for each in experiments:
+        count = sum(int((each.facts or {}).get(f"{kind}/{mode}", 0)) for kind in ("lost", "wrong"))
+        if count:
+            found[each.title] = count
+    return found
 
 
 # The decision --------------------------------------------------------------------------------------------------
@@ -218,6 +231,12 @@ def _reasons(
     yield from _resource_reasons(sizes[-1], facts)
 
 
+def _loss_reasons(lost: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    for mode, found in lost.items():
+        for title, count in found.items():
+            yield f"{count} payloads of mode {mode} were lost or wrong in the experiment {title!r}."
+
+
 def _choice_reasons(choice: Choice, largest: int, setting: Setting) -> Iterator[str]:
     limit = size_text(setting.limit_bytes)
     if _fits(largest, setting):
@@ -229,7 +248,7 @@ def _choice_reasons(choice: Choice, largest: int, setting: Setting) -> Iterator[
         yield f"Up to {size_text(choice.chunk_below_bytes)}, chunks are at least {MARGIN:g} times as fast as the store."
     if choice.strategy == "hybrid":
         yield "hybrid sends chunks while the store is down; external fails then."
-    if choice.strategy == "external":
+    if choice.strategy == "external" and largest > setting.max_chunked_bytes:
         largest_text = size_text(setting.max_chunked_bytes)
         yield f"Payloads above {largest_text} (chunking.max_payload_bytes) cannot be sent as chunks."
 

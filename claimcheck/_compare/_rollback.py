@@ -12,7 +12,7 @@ from claimcheck._client import ClaimCheck
 from claimcheck._compare._faults import KillingStore, SendingClaimCheck, with_faulty_stores
 from claimcheck._compare._model import Experiment, Mode, Verdict, size_text
 from claimcheck._compare._process import Worker
-from claimcheck._compare._trial import Trial
+from claimcheck._compare._trial import Trial, until_killed
 from claimcheck._envelope import Envelope
 from claimcheck.testing._faults import FaultyStore, When
 
@@ -26,7 +26,6 @@ CLAIMED = {
     "chunking": "incomplete chunks stay in the topic until retention",
 }
 _ROLLBACK_SECONDS = 3.0
-_KILL_SECONDS = 60.0
 _READ_SECONDS = 20.0
 _LATE_SECONDS = 0.2
 _STEP_SECONDS = 0.005
@@ -195,17 +194,13 @@ class _Bench:
         if kill_after is None:
             stores = {name: KillingStore.around(store) for name, store in config.stores.items()}
             config = replace(config, stores=stores)
-        trial = self._trial
-        return trial.lab.worker(
-            "producer", trial.mode, trial.topic, kill_after=kill_after, config=config, wait=False
-        )  # fmt: skip
+        mode, topic = self._trial.mode, self._trial.topic
+        return self._trial.lab.worker("producer", mode, topic, kill_after=kill_after, config=config, wait=False)
 
     def _send_killed(self, worker: Worker) -> object:
-        worker.start(
-            "send", size=self._trial.size, first=self._next(), count=1, keys=False, one_by_one=True, clients=1
-        )  # fmt: skip
-        status = worker.wait(_KILL_SECONDS)
-        return RuntimeError("killed") if status < 0 else None
+        send = partial(worker.send, self._trial.size, self._next(), 1, one_by_one=True)
+        until_killed(worker, send)
+        return RuntimeError("the process was killed")
 
     # Before and after ------------------------------------------------------------------------------------------
 

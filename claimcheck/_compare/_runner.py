@@ -121,7 +121,8 @@ def compare(options: Options, *, show: Show = lambda progress: None) -> Comparis
         broker = stack.enter_context(contextlib.closing(connect(options.address or BrokerAddress("local", folder))))
         _remove_leftovers(broker, old, options)
         lab = _lab(broker, journal, options, folder)
-        _run(lab, plans, options, show)
+        with _noting(journal, len(plans)):
+            _run(lab, plans, show)
         experiments = _with_cost(journal.finished, prices, lab)
         comparison = _comparison(lab, experiments, options)
         stack.callback(journal.remove)
@@ -237,7 +238,20 @@ def _check_room(lab: Lab) -> None:
 # The run -------------------------------------------------------------------------------------------------------
 
 
-def _run(lab: Lab, plans: Sequence[Plan], options: Options, show: Show) -> None:
+@contextlib.contextmanager
+def _noting(journal: Journal, count: int) -> Iterator[None]:
+    """Keep the journal of a run that fails if there is something to resume or to remove, and add a note about it."""
+    try:
+        yield
+    except BaseException as error:
+        if journal.finished:
+            error.add_note(f"{len(journal.finished)} of {count} experiments are finished; --resume continues this run")
+        elif not journal.topics and not journal.stored:
+            journal.remove()
+        raise
+
+
+def _run(lab: Lab, plans: Sequence[Plan], show: Show) -> None:
     done = {each.name for each in lab.journal.finished}
     waiting = [plan for plan in plans if plan.name not in done]
     schedule = Schedule(waiting, lab.broker.address.kind, lab.clock)
@@ -284,8 +298,8 @@ def _cleaned(lab: Lab) -> Iterator[None]:
             with _deaf():
                 lab.clean_up()
         except Exception as second:
-            topics = f"{len(lab.journal.topics)} topics" if lab.journal.topics else "payloads in the store"
-            error.add_note(f"{topics} could not be removed ({second}); the next comparison of this broker removes them")
+            what = "topics" if lab.journal.topics else "payloads in the store"
+            error.add_note(f"{what} could not be removed ({second}); the next comparison of this broker removes them")
         raise
     with _deaf():
         lab.clean_up()
@@ -308,7 +322,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _with_cost(finished: Sequence[Experiment], prices: Prices, lab: Lab) -> tuple[Experiment, ...]:
-    """Add the cost, which is computed, before or after ``speed``: the table's rows come first."""
+    """Add the cost, which is computed from what a payload takes up in the broker."""
     partition = next((each for each in finished if each.name == "partition"), None)
     if partition is None:
         return tuple(finished)

@@ -22,7 +22,7 @@ CLAIMED = {
     "external": "unproblematic: each message is whole",
     "chunking": "a jump into the middle of a payload loses it, or needs care",
 }
-_PAYLOADS = 6
+_PAYLOADS = 4
 _SECONDS = 10.0
 _LATE_SECONDS = 0.05
 
@@ -115,7 +115,7 @@ def _jumps(trial: Trial) -> list[Jump]:
 
 
 def plan(positions: Sequence[Position], ends: Sequence[int]) -> list[Target]:
-    """Return where to move: into the middle and to the last message of each payload, each time back to its beginning.
+    """Return where to move: into the middle of each payload, to its last message, and back to its beginning.
 
     The last payload is not a target: receiving it shows that nothing else follows.
 
@@ -125,12 +125,9 @@ def plan(positions: Sequence[Position], ends: Sequence[int]) -> list[Target]:
     """
     targets = []
     for number, (place, following) in enumerate(pairwise([0, *ends[:-1]])):
-        beginning = Target(positions[place], number, inside=False)
         inside = sorted({(place + following) // 2, following - 1} - {place})
-        for at in inside:
-            targets += [Target(positions[at], number, inside=True), beginning]
-        if not inside:
-            targets.append(beginning)
+        targets += [Target(positions[at], number, inside=True) for at in inside]
+        targets.append(Target(positions[place], number, inside=False))
     return targets
 
 

@@ -90,8 +90,7 @@ def _measure(lab: Lab, size: int) -> list[Samples]:
             _warm_up(lane, quick=lab.quick)
         for number, lane in _rounds(lab, lanes):
             lab.progress(f"{size_text(size)}: produce, round {number} of {lab.rounds}")
-            lane.samples.produce.append(lane.send(lane.count))
-            lane.samples.single.append(lane.send(min(lane.count, _MOST_SINGLE), one_by_one=True))
+            _produce(lane)
         for lane in lanes:
             _read_first(lane)
         for number, lane in _rounds(lab, lanes):
@@ -133,6 +132,14 @@ def _rounds(lab: Lab, lanes: Sequence[_Lane]) -> Iterator[tuple[int, _Lane]]:
     for number in range(1, lab.rounds + 1):
         for lane in lab.rng.sample(lanes, len(lanes)):
             yield number, lane
+
+
+def _produce(lane: _Lane) -> None:
+    """Send many payloads, then some one after the other; one payload is both."""
+    report = lane.send(lane.count)
+    lane.samples.produce.append(report)
+    single = lane.send(min(lane.count, _MOST_SINGLE), one_by_one=True) if lane.count > 1 else report
+    lane.samples.single.append(single)
 
 
 def _read_first(lane: _Lane) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from claimcheck._compare._model import MODES, Comparison, Experiment, Mode, Recommendation, Series, size_text
 
-__all__ = ["show"]
+__all__ = ["printable", "show"]
 
 _WIDTH, _TITLE, _VERDICT, _CELL = 100, 18, 9, 32
 _MOST_LINES, _MOST_SIZES, _MOST_REASONS, _MOST_CROSSOVERS = 2, 4, 2, 1
@@ -94,7 +94,8 @@ def _recommendation(recommendation: Recommendation) -> Group:
     for sentence in sentences:
         reasons.add_row("-", _two_lines(sentence, _WIDTH - 2))
     confidence = _two_lines(f"Recommendation, confidence {recommendation.confidence}", _WIDTH)
-    yaml = Text(recommendation.yaml.rstrip(), style="bold", no_wrap=True, overflow="ignore")
+    lines = (printable(line) for line in recommendation.yaml.rstrip().split("\n"))
+    yaml = Text("\n".join(lines), style="bold", no_wrap=True, overflow="ignore")
     return Group(Text.from_markup(confidence), reasons, yaml)
 
 

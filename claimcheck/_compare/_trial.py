@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from claimcheck._compare._broker import Consumer, Producer, Received, TopicSettings
 from claimcheck._compare._lab import Lab
-from claimcheck._compare._model import Mode
+from claimcheck._compare._model import CompareError, Mode
 from claimcheck._compare._payloads import number_of
+from claimcheck._compare._process import Worker, WorkerDiedError
 from claimcheck.config import Config
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
 
-__all__ = ["CHUNKS", "Delivery", "Trial", "payload_bytes", "with_small_chunks"]
+__all__ = ["CHUNKS", "Delivery", "Trial", "payload_bytes", "until_killed", "with_small_chunks"]
 
 CHUNKS = 8
 """Into how many chunks a payload is split, at least."""
 
 _SEND_SECONDS = 30.0
 _STEP_SECONDS = 0.2
+_END_SECONDS = 10.0
 _LARGEST_BYTES = 1 << 20
-
-T = TypeVar("T")
 
 
 def payload_bytes(limit_bytes: int, mode: Mode) -> int:
@@ -164,6 +165,25 @@ class Trial:
             if received is not None:
                 deliveries.append(self.identify(received))
         return deliveries
+
+
+def until_killed(worker: Worker, command: Callable[[], object]) -> None:
+    """Run a command of a worker that is killed in its middle.
+
+    Raises:
+        CompareError: The worker was not killed: the command failed, or ended.
+    """
+    try:
+        command()
+    except WorkerDiedError as error:
+        status = worker.wait(_END_SECONDS)
+        if status != -signal.SIGKILL:
+            raise CompareError(f"a {worker.spec.role} was to be killed, and ended with status {status}") from error
+    else:
+        worker.close()
+        raise CompareError(
+            f"a {worker.spec.role} was to be killed after {worker.spec.kill_after} messages, and was not"
+        )
 
 
 @contextmanager

@@ -8,159 +8,30 @@ process ends when standard input does, and with it the parent.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import json
 import os
-import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, TextIO
 
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._broker import Broker, Consumer, Producer, Received
 from claimcheck._compare._connect import connect
+from claimcheck._compare._meter import Meter
 from claimcheck._compare._payloads import Payloads, number_of
 from claimcheck._compare._process import Delivered, Report, WorkerSpec
-from claimcheck._decorator import OutboundBlock
-from claimcheck._envelope import Envelope
-from claimcheck._outbound import Outbound
-from claimcheck._pointer import Pointer
-from claimcheck._resolver import Outcome, Resolver
+from claimcheck._compare._watched import KillPoint, WatchedClaimCheck
 
 __all__ = ["main"]
 
 _FLUSH_SECONDS = 120.0
+_KILL_SECONDS = 0.5
 _STEP_SECONDS = 1.0
-
-
-# Killed at an exact point --------------------------------------------------------------------------------------
-
-
-class _KillPoint:
-    """Kills this process when a number of messages has passed."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self._passed = 0
-        self.flush: Callable[[], object] = lambda: None
-
-    def check(self) -> None:
-        if self._limit is not None and self._passed >= self._limit:
-            self.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def passed(self) -> None:
-        self._passed += 1
-        self.check()
-
-
-class _WatchedClaimCheck(ClaimCheck):
-    """Calls functions before and after each message that passes between the wrapper and the client."""
-
-    before: Callable[[], None]
-    after: Callable[[], None]
-    _is_feeding = False
-
-    @classmethod
-    def of(cls, spec: WorkerSpec, before: Callable[[], None], after: Callable[[], None]) -> _WatchedClaimCheck:
-        cc = cls(spec.config)
-        cc.before, cc.after = before, after
-        return cc
-
-    def resolver(self, **options: Any) -> Resolver:
-        resolver = super().resolver(**options)
-        feed = resolver.feed
-
-        def watched(*args: Any, **kwargs: Any) -> list[Outcome]:
-            self.before()
-            self._is_feeding = True
-            outcomes = feed(*args, **kwargs)
-            self._is_feeding = False
-            self.after()
-            return outcomes
-
-        resolver.feed = watched  # type: ignore[method-assign]
-        return resolver
-
-    def read(self, pointer: Pointer) -> bytes:
-        """Count a pointer that was not passed to the resolver: only the embedded broker's consumer does that."""
-        if self._is_feeding:
-            return super().read(pointer)
-        self.before()
-        payload = super().read(pointer)
-        self.after()
-        return payload
-
-    def outbound(self, *args: Any, **kwargs: Any) -> OutboundBlock:
-        block = super().outbound(*args, **kwargs)
-        return _WatchedBlock(block, self._watched)
-
-    def _watched(self, messages: Iterable[Envelope]) -> Iterator[Envelope]:
-        for message in messages:
-            self.before()
-            yield message
-            self.after()
-
-
-class _WatchedBlock(OutboundBlock):
-    def __init__(self, block: OutboundBlock, watched: Callable[[Iterable[Envelope]], Iterator[Envelope]]) -> None:
-        super().__init__(block._strategy, block._message, block._classify)
-        self._watched = watched
-
-    def __enter__(self) -> Outbound:
-        out = super().__enter__()
-        out._messages = self._watched(out._messages)
-        return out
-
-
-# Time and memory -----------------------------------------------------------------------------------------------
-
-
-class _Meter:
-    """Measures a block: time, processor time of all threads, and the peak of resident memory beyond its beginning."""
-
-    seconds = 0.0
-    cpu_seconds = 0.0
-    peak_bytes = 0
-
-    def __enter__(self) -> _Meter:
-        gc.collect()
-        self._before = _reset_peak()
-        self._cpu, self._begin = time.process_time(), time.perf_counter()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.seconds = time.perf_counter() - self._begin
-        self.cpu_seconds = time.process_time() - self._cpu
-        self.peak_bytes = max(0, _peak() - self._before)
-
-
-def _reset_peak() -> int:
-    """Return the resident bytes; on Linux the high-water mark begins there again."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed returns to the system, so that using it again is seen
-        Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS") or _peak()
-
-
-def _peak() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _status(key: str) -> int:
-    try:
-        text = Path("/proc/self/status").read_text()
-    except OSError:
-        return 0
-    return int(text.partition(f"{key}:")[2].split()[0]) * 1024
 
 
 # The two roles -------------------------------------------------------------------------------------------------
@@ -169,28 +40,33 @@ def _status(key: str) -> int:
 class _Sending:
     """The commands of a producer."""
 
-    def __init__(self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck, point: _KillPoint) -> None:
+    def __init__(self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck, point: KillPoint) -> None:
         self._spec = spec
         self._broker = broker
         self._producer = self._new(cc)
         self._payloads = Payloads(spec.payloads)
         self._point = point
-        point.flush = lambda: self._producer.flush(_FLUSH_SECONDS)
+        point.flush = self._flush_messages
 
     def send(self, *, size: int, first: int, count: int, keys: bool, one_by_one: bool, interleaved: bool) -> Report:
         numbers = range(first, first + count)
         if interleaved:
             return self._send_interleaved([_Batch(self._payloads, size, [number], keys=keys) for number in numbers])
         batch = _Batch(self._payloads, size, numbers, keys=keys)
-        with _Meter() as meter:
+        with Meter() as meter:
             batch.send(self._producer, self._sent, one_by_one=one_by_one)
         return _sent_report([batch], meter)
+
+    def _flush_messages(self) -> None:
+        """Wait until the messages so far are acknowledged; some producers wait for their payload, which never ends."""
+        with contextlib.suppress(TimeoutError):
+            self._producer.flush(_KILL_SECONDS)
 
     def _send_interleaved(self, batches: list[_Batch]) -> Report:
         """Send each batch with a producer of its own; each waits for the others after each message."""
         turn = threading.Barrier(len(batches))
-        with contextlib.ExitStack() as stack, _Meter() as meter:
-            cc = stack.enter_context(_WatchedClaimCheck.of(self._spec, lambda: None, partial(_wait, turn)))
+        with contextlib.ExitStack() as stack, Meter() as meter:
+            cc = stack.enter_context(WatchedClaimCheck.of(self._spec.config, lambda: None, partial(_wait, turn)))
             producers = [stack.enter_context(contextlib.closing(self._new(cc))) for _ in batches]
             threads = [
                 threading.Thread(target=batch.send_and_leave, args=(producer, turn))
@@ -219,7 +95,7 @@ def _wait(turn: threading.Barrier) -> None:
         turn.wait(_FLUSH_SECONDS)
 
 
-def _sent_report(batches: Sequence[_Batch], meter: _Meter) -> Report:
+def _sent_report(batches: Sequence[_Batch], meter: Meter) -> Report:
     return Report(
         count=sum(len(batch.latencies) for batch in batches),
         size=sum(batch.size for batch in batches),
@@ -275,7 +151,7 @@ class _Receiving:
     """The commands of a consumer."""
 
     def __init__(
-        self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck, point: _KillPoint, deliver: Callable[[Delivered], None]
+        self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck, point: KillPoint, deliver: Callable[[Delivered], None]
     ) -> None:
         self._consumer: Consumer = broker.consumer(
             spec.mode, spec.topic, cc, group=spec.group, session_seconds=spec.session_seconds
@@ -288,7 +164,7 @@ class _Receiving:
     def receive(self, *, count: int, idle: float, commit: str, verify: bool) -> Report:
         latencies: list[float] = []
         total = received_count = 0
-        with _Meter() as meter:
+        with Meter() as meter:
             for received in self._received(count, idle, latencies):
                 received_count += 1
                 total += len(received.payload or b"")
@@ -337,7 +213,7 @@ class _Receiving:
         return Delivered(number=number, size=size, correct=correct, **place)  # type: ignore[arg-type]
 
     def seek(self, *, partition: int, position: int | str) -> Report:
-        with _Meter() as meter:
+        with Meter() as meter:
             self._consumer.seek(partition, position)
         return Report(0, 0, meter.seconds, meter.cpu_seconds, meter.peak_bytes, ())
 
@@ -372,9 +248,9 @@ def main() -> None:
 
 
 def _opened(spec: WorkerSpec, stack: contextlib.ExitStack, out: TextIO) -> _Sending | _Receiving:
-    point = _KillPoint(spec.kill_after)
+    point = KillPoint(spec.kill_after)
     watched = spec.kill_after is not None
-    cc = _WatchedClaimCheck.of(spec, point.check, point.passed) if watched else ClaimCheck(spec.config)
+    cc = WatchedClaimCheck.of(spec.config, point.check, point.passed) if watched else ClaimCheck(spec.config)
     stack.enter_context(cc)
     broker = stack.enter_context(contextlib.closing(connect(spec.address)))
     if spec.role == "producer":

@@ -8,7 +8,6 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +16,6 @@ from rich.console import Console
 from claimcheck import config as configuration
 from claimcheck.cli._files import STDIO, check_output, is_terminal
 from claimcheck.cli._help import COMMANDS
-from claimcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from claimcheck._compare._broker import BrokerAddress
@@ -64,7 +62,6 @@ _FILE = click.Path(exists=True, dir_okay=False)
 @click.option("--kafka", metavar="HOST:PORT", help="Kafka's bootstrap servers.  [default: an embedded broker]")
 @click.option("--pulsar", metavar="URL", help="Pulsar's service URL.")
 @click.option("--admin-url", metavar="URL", help="Pulsar's web service; without it some rows cannot be measured.")
-@click.option("--client-config", metavar="FILE", type=_FILE, help="Further client settings, a name=value per line.")
 @click.option("--config", metavar="FILE", type=_FILE, help="The configuration.  [default: files in a temporary folder]")
 @click.option("--sizes", metavar="SIZES", callback=_sizes, help="Payload sizes, for example 64KiB,1MiB,10MiB.")
 @click.option(
@@ -86,7 +83,6 @@ def compare(
     kafka: str | None,
     pulsar: str | None,
     admin_url: str | None,
-    client_config: str | None,
     config: str | None,
     sizes: tuple[int, ...] | None,
     payloads: str | None,
@@ -104,7 +100,8 @@ def compare(
 
     Sends the same payloads as pointers, as chunks and in the broker's own way, each through topics that are deleted
     afterwards. Needs no server without --kafka and --pulsar. Creates topics named claimcheck-compare-..., and payloads
-    in a part of the store that is emptied.
+    in a part of the store that is emptied. Passwords and tokens of brokers come from environment variables, such as
+    CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN.
     """
     from claimcheck._compare._model import as_json as as_values
     from claimcheck._compare._report import check_packages, write_html
@@ -117,7 +114,7 @@ def compare(
         check_output(html, force=force)
         check_packages()
     options = Options(
-        address=_address(kafka, pulsar, admin_url, client_config),
+        address=_address(kafka, pulsar, admin_url),
         config=configuration.load(config) if config else None,
         sizes=sizes,
         payloads=payloads,
@@ -130,8 +127,13 @@ def compare(
     )
     # Experiments make stores fail and consumers die: what the library logs about that is expected.
     logging.getLogger("claimcheck").addHandler(logging.NullHandler())
-    with _progress() as progress:
-        comparison = run(options, show=progress)
+    try:
+        with _progress() as progress:
+            comparison = run(options, show=progress)
+    except (KeyboardInterrupt, SystemExit) as error:
+        for text in getattr(error, "__notes__", ()):
+            click.echo(f"claimcheck: {text}", err=True)
+        raise
     if html is not None:
         write_html(comparison, html)
     if as_json:
@@ -140,34 +142,16 @@ def compare(
         show(comparison, Console(width=None if is_terminal(sys.stdout) else 100))
 
 
-def _address(
-    kafka: str | None, pulsar: str | None, admin_url: str | None, client_config: str | None
-) -> BrokerAddress | None:
+def _address(kafka: str | None, pulsar: str | None, admin_url: str | None) -> BrokerAddress | None:
     from claimcheck._compare._broker import BrokerAddress
 
     if kafka and pulsar:
         raise click.UsageError("use --kafka or --pulsar, not both")
     if admin_url and not pulsar:
         raise click.UsageError("--admin-url is an option of --pulsar")
-    options = tuple(_settings(client_config)) if client_config else ()
     if kafka:
-        return BrokerAddress("kafka", kafka, options=options)
-    if pulsar:
-        return BrokerAddress("pulsar", pulsar, admin_url, options)
-    if options:
-        raise click.UsageError("--client-config is an option of --kafka and --pulsar")
-    return None
-
-
-def _settings(path: str) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a file as Kafka's own tools read it; it may contain secrets, which are never printed."""
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        name, equals, value = line.strip().partition("=")
-        if not name or name.startswith("#"):
-            continue
-        if not equals:
-            raise ConfigError(f"{path}, line {number}: expected name=value", path=path, expected="name=value")
-        yield name.strip(), value.strip()
+        return BrokerAddress("kafka", kafka)
+    return BrokerAddress("pulsar", pulsar, admin_url) if pulsar else None
 
 
 # Progress ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ MB = 1_000_000
 class TwoModes(Lab):
     """A lab for two modes, whose workers can be made wrong."""
 
-    broken: dict[str, Any] = {}
+    broken: dict[tuple[Role, Mode], Callable[[Lab, dict[str, Any]], None]] = {}
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -38,9 +40,10 @@ class TwoModes(Lab):
 
 @pytest.fixture
 def lab(tmp_path):
-    with lab_on(embedded(tmp_path), tmp_path, sizes=(64 * KIB, 2 * MIB), rounds=2, quick=True) as made:
-        made.__class__ = TwoModes
+    with lab_on(embedded(tmp_path), tmp_path, sizes=(64 * KIB, 2 * MIB), rounds=2, quick=True) as plain:
+        made = TwoModes(**{each.name: getattr(plain, each.name) for each in fields(plain) if each.name[0] != "_"})
         yield made
+        made.clean_up()
 
 
 def report(size: int, count: int, seconds: float, *, latencies: tuple[float, ...] = (), cpu: float = 0.0) -> Report:
