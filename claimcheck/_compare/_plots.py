@@ -41,7 +41,7 @@ _MARKERS = dict(zip(MODES, "osDv", strict=True))
 _DASHES: dict[str, Any] = {**dict.fromkeys(MODES, "solid"), "hybrid": (0, (4, 2))}
 _WIDTH, _HEIGHT = 400, 240  # points; the page scales it
 _FONT, _NAME_FONT = 11.5, 10.8
-_AREA = {"left": 0.14, "right": 0.735, "bottom": 0.125, "top": 0.955}
+_AREA = {"left": 0.14, "right": 0.735, "bottom": 0.135, "top": 0.955}
 _NAME_LENGTH = 16  # of a line, in the space at the right
 _NAME_HEIGHT = 13
 _STYLE = {"svg.fonttype": "none", "font.size": _FONT, "text.parse_math": False, "path.simplify": False}
@@ -130,7 +130,7 @@ def _scale(axes: Axes, series: Series, points: Sequence[Point]) -> None:
     axes.set_xscale("log" if logs["x"] else "linear")
     axes.set_yscale("log" if logs["y"] else "linear")
     if points:
-        axes.set_xlim(*_padded(min(x), max(x), 0.03, log=logs["x"]))
+        axes.set_xlim(*_padded(min(x), max(x), 0.07, log=logs["x"]))
         axes.set_ylim(*(_padded(min(y), max(y), 0.06, log=True) if logs["y"] else _from_zero(y)))
         _x_ticks(axes, series, sorted(set(x)), log=logs["x"])
         _y_ticks(axes, in_bytes=series.y_label.startswith("bytes"), log=logs["y"])
@@ -138,6 +138,7 @@ def _scale(axes: Axes, series: Series, points: Sequence[Point]) -> None:
     axes.grid(axis="y", color=PALETTE["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, pad=5, labelcolor=PALETTE["ink"])
+    axes.tick_params(axis="x", pad=8)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(PALETTE["grid"])
