@@ -200,7 +200,10 @@ def _name_lines(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
     numbers = {name: number for number, name in enumerate(lines)}
     names = sorted(ends, key=lambda name: (ends[name], -numbers[name]))
     height = axes.get_window_extent().height * 72 / axes.get_figure().dpi
-    for name, y in zip(names, _spread([ends[name] for name in names], _NAME_HEIGHT / height), strict=True):
+    gap = _NAME_HEIGHT / height
+    spread = enumerate(_spread([ends[name] for name in names], gap))
+    places = [max(place, index * gap) for index, place in spread]  # above the labels of the horizontal axis
+    for name, y in zip(names, places, strict=True):
         text = printable(name).replace("\n", " ")
         short = text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "\N{HORIZONTAL ELLIPSIS}"
         color, weight = _color(numbers[name], name), "bold" if name in MODES else "normal"
