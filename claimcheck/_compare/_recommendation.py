@@ -303,7 +303,8 @@ def _crossover_text(times: Times, sizes: Sequence[int], first: str, second: str)
     resampled = [_crossover(each, sizes, first, second) for each in _resampled(times)]
     places = [place for place in resampled if place is not None]
     low, high = (percentile(places or [found], fraction) for fraction in (0.025, 0.975))
-    text = f"{faster} is faster than {slower} from {size_text(found)} on (95 %: {size_text(low)} to {size_text(high)})"
+    about, least, most = (size_text(place, digits=2) for place in (found, low, high))
+    text = f"{faster} is faster than {slower} from {about} on (95 %: {least} to {most})"
     missing = 1 - len(places) / len(resampled)
     return f"{text}; {missing:.0%} of the resampled rounds have no single crossover." if missing > 0.05 else f"{text}."
 

@@ -132,10 +132,10 @@ def test_what_is_not_clear_stays_at_the_default():
 
 
 def test_a_crossover_is_interpolated():
-    """From a ratio of 2 at 256 KiB to 1/2 at 1 MiB: equal in the middle of the logarithms, at 512 KiB."""
+    """From a ratio of 2 at 256 KiB to 1/2 at 1 MiB: equal in the middle of the logarithms, at 512 KiB, rounded."""
     text = found(FAST_STORE).crossovers[0]
 
-    assert text == "external is faster than chunking from 512 KiB on (95 %: 512 KiB to 512 KiB)."
+    assert text == "external is faster than chunking from 510 KiB on (95 %: 510 KiB to 510 KiB)."
 
 
 def test_the_interval_of_a_crossover_contains_it():

@@ -57,7 +57,7 @@ def test_throughput_latency_and_processor_time_by_hand():
     """10 payloads of 1 MB in 0.1 s are 100 MB/s; 0.02 s of processor time for 10 MB are 2 s per GB."""
     produce = [report(MB, 10, seconds, cpu=0.02) for seconds in (0.1, 0.2, 0.05)]
     single = [report(MB, 4, 1.0, latencies=(0.001, 0.002, 0.003, 0.100))] * 3
-    consume = [report(MB, 10, 0.05, cpu=0.01)] * 3
+    consume = [report(MB, 11, 1.05, latencies=(1.0, *(0.005,) * 10), cpu=0.011)] * 3  # the first one is not counted
     samples = Samples("chunking", MB, produce, single, consume)
 
     experiment = _speed.judge([samples], limit_bytes=MB)
