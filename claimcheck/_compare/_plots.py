@@ -36,7 +36,7 @@ PALETTE = {
     "grid": "#e2e5e9",
     "paper": "#fefefe",
 }
-_MARKERS = dict(zip(MODES, "osDv", strict=True))
+_MARKERS: dict[str, str] = dict(zip(MODES, "osDv", strict=True))
 # The line of hybrid is often that of external.
 _DASHES: dict[str, Any] = {**dict.fromkeys(MODES, "solid"), "hybrid": (0, (4, 2))}
 _WIDTH, _HEIGHT = 400, 240  # points; the page scales it
@@ -44,7 +44,7 @@ _FONT, _NAME_FONT = 11.5, 10.8
 _AREA = {"left": 0.14, "right": 0.735, "bottom": 0.135, "top": 0.955}
 _NAME_LENGTH = 16  # of a line, in the space at the right
 _NAME_HEIGHT = 13
-_STYLE = {"svg.fonttype": "none", "font.size": _FONT, "text.parse_math": False, "path.simplify": False}
+_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "font.size": _FONT, "text.parse_math": False, "path.simplify": False}
 
 
 def svg(series: Series, prefix: str) -> str:
@@ -199,7 +199,7 @@ def _name_lines(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
     ends = {name: float(to_area.transform((points[-1].x, points[-1].y))[1]) for name, points in lines.items()}
     numbers = {name: number for number, name in enumerate(lines)}
     names = sorted(ends, key=lambda name: (ends[name], -numbers[name]))
-    height = axes.get_window_extent().height * 72 / axes.get_figure().dpi
+    height = axes.get_window_extent().height * 72 / axes.figure.dpi
     gap = _NAME_HEIGHT / height
     spread = enumerate(_spread([ends[name] for name in names], gap))
     places = [max(place, index * gap) for index, place in spread]  # above the labels of the horizontal axis
