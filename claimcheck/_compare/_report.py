@@ -102,6 +102,7 @@ def _text(name: str) -> str:
 def _run_facts(comparison: Comparison) -> dict[str, str]:
     sizes = [size_text(size) for size in comparison.sizes]
     return {
+        "Broker": comparison.broker,
         "Store": comparison.store,
         "Payloads": ", ".join(sizes) if len(sizes) <= 6 else f"{len(sizes)} sizes, {sizes[0]} to {sizes[-1]}",
         "Rounds": str(comparison.rounds),
@@ -132,11 +133,11 @@ def _plots(experiments: Sequence[Experiment]) -> Iterator[tuple[Series, str]]:
 
 def _by(series: Series) -> str:
     """The name of the horizontal axis, whose ticks have units."""
-    return re.sub(r" (\(bytes\)|in bytes)$", "", series.x_label)
+    return re.sub(r"^payload( size)? (\(bytes\)|in bytes)$", "payload size", series.x_label)
 
 
 def _summary(rows: Sequence[Experiment]) -> str:
-    counts = Counter(each.verdict for each in rows)
+    counts = Counter[str](each.verdict for each in rows)
     parts = [
         f"{counts[verdict]} of {len(rows)} rows {text}"
         for verdict, text in (

@@ -68,6 +68,12 @@ def test_each_series_is_a_plot_with_the_names_of_its_lines(tree):
         assert len(titles) == sum(map(len, each.points.values()))
 
 
+def test_captions_name_both_axes(tree):
+    captions = {text_of(each) for each in section(tree, "plots").iter("figcaption")}
+    assert "Produce throughputMB per second, by payload size" in captions
+    assert "What is readable over timepercent, by seconds" in captions
+
+
 def test_a_point_shows_its_value_and_interval(tree):
     titles = [title.text for title in section(tree, "plots").iter("title")]
     speed = next(each for each in comparison().experiments if each.name == "speed")
@@ -147,7 +153,8 @@ def test_hostile_names_are_text():
     assert "\u202e" not in shown
     for where in ("recommendation", "plots", "published", "details"):
         assert shown in text_of(section(tree, where)), where
-    assert shown in text_of(next(tree.iter("h1")))
+    assert shown in text_of(next(tree.iter("header")))
+    assert shown in text_of(next(tree.iter("title")))
 
 
 # Plots ---------------------------------------------------------------------------------------------------------
