@@ -22,7 +22,11 @@ from tests.hypothesis_examples import examples
 
 GRACE = 5
 LIFETIMES = st.sampled_from([None, 1, 10, 100])
-IDENTITIES = [uuid.UUID(int=number) for number in range(3)]
+IDENTITIES = [uuid.UUID(int=number) for number in range(2)]
+
+
+Events = Iterator[Callable[[], object]]
+SCRIPT = st.lists(st.sampled_from("--wrtk"), max_size=6)
 
 
 class Killed(BaseException):
@@ -30,25 +34,21 @@ class Killed(BaseException):
 
 
 class Interleaved:
-    """Between the steps of a sweep, something else happens: before each listed entry goes to the sweep, before each
-    batch is deleted, and before each entry is deleted."""
+    """Something else happens before each listed entry is returned, and before each one is deleted."""
 
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)
-        self.events: Iterator[Callable[[], object]] = iter(())
-
-    def happen(self) -> None:
-        next(self.events, lambda: None)()
+        self.while_listing: Events = iter(())
+        self.while_deleting: Events = iter(())
 
     def _scan(self, after):
         for entry in super()._scan(after):
-            self.happen()
+            next(self.while_listing, lambda: None)()
             yield entry
 
     def _discard(self, entries):
-        self.happen()
         for entry in entries:
-            self.happen()
+            next(self.while_deleting, lambda: None)()
             yield from super()._discard([entry])
 
 
@@ -89,10 +89,10 @@ class Life(RuleBasedStateMachine):
         self.readable[pointer.key] = pointer, payload
         return pointer
 
-    @rule(lifetime=LIFETIMES, identity=st.sampled_from(IDENTITIES))
-    def write_again(self, lifetime: int | None, identity: uuid.UUID) -> None:
+    @rule(identity=st.sampled_from(IDENTITIES))
+    def write_again(self, identity: uuid.UUID) -> None:
         """A task that may have run before; its destination looks like a time in a key."""
-        self.store.ttl_seconds = lifetime
+        self.store.ttl_seconds = 10
         pointer = self.store.write(b"task", destination="orders-20010101T000000Z-1s", identity=identity)
         self.readable[pointer.key] = pointer, b"task"
 
@@ -105,27 +105,29 @@ class Life(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.clock.sleep(seconds)
 
-    @rule(target=pointers, script=st.lists(st.sampled_from("-----wwrrtk"), max_size=12), lifetime=LIFETIMES)
-    def sweep(self, script: list[str], lifetime: int | None) -> object:
+    @rule(target=pointers, listing=SCRIPT, deleting=SCRIPT, lifetime=LIFETIMES)
+    def sweep(self, listing: list[str], deleting: list[str], lifetime: int | None) -> object:
         """Sweep while others write (w), repeat tasks (r), sweep (t) or kill it (k)."""
         written: list[Pointer] = []
         steps = {
             "-": lambda: None,
             "w": lambda: written.append(self.write(lifetime, b"meanwhile")),
-            "r": lambda: self.write_again(lifetime, IDENTITIES[0]),
+            "r": lambda: self.write_again(IDENTITIES[0]),
             "t": self.sweep_to_the_end,
             "k": self.die,
         }
-        self.store.events = iter([steps[each] for each in script])
+        self.store.while_listing = iter([steps[each] for each in listing])
+        self.store.while_deleting = iter([steps[each] for each in deleting])
         with contextlib.suppress(Killed):
             Sweep(grace_seconds=GRACE, dry_run=False, clock=self.clock).run(self.store)
-        self.store.events = iter(())
+        self.store.while_listing = self.store.while_deleting = iter(())
         return multiple(*written)
 
     def sweep_to_the_end(self) -> None:
-        events, self.store.events = self.store.events, iter(())
+        events = self.store.while_listing, self.store.while_deleting
+        self.store.while_listing = self.store.while_deleting = iter(())
         Sweep(grace_seconds=GRACE, dry_run=False, clock=self.clock).run(self.store)
-        self.store.events = events
+        self.store.while_listing, self.store.while_deleting = events
 
     def die(self) -> None:
         raise Killed
@@ -159,6 +161,6 @@ class LifeInAFolder(Life):
 
 
 TestInMemory = LifeInMemory.TestCase
-TestInMemory.settings = examples(200, stateful_step_count=30)
+TestInMemory.settings = examples(1000, stateful_step_count=30)
 TestInAFolder = LifeInAFolder.TestCase
-TestInAFolder.settings = examples(100, stateful_step_count=30)
+TestInAFolder.settings = examples(500, stateful_step_count=30)
