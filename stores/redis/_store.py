@@ -39,7 +39,7 @@ _V1_PREFIX = "kafka-over-redis-"
 _IN_FLIGHT = 2
 _CHECK_KEYS = 100  # per command
 _ANY = "-"  # there is no version: the expiry is compared
-_SAME_MS = 1000  # the remaining time is asked for, not the moment
+_SAME_MS = 1000  # the server returns the remaining time, which passes meanwhile
 _REDIRECTS = ("MovedError", "AskError", "TryAgainError")
 
 # Error classes by redis-py's, first match wins; any other error is a StoreError.
