@@ -28,7 +28,8 @@ _LIFETIME = r"\d{1,11}s|never"
 _NAME = re.compile(
     r"[A-Za-z0-9._-]{1,64}-"
     rf"(?:(?P<created>\d{{8}}T\d{{6}}Z)-(?P<lifetime>{_LIFETIME})\.|(?P<relative>{_LIFETIME})_|(?<=-))"
-    r"(?P<open>\{)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?P<close>\})?"
+    r"(?P<open>\{)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?P<close>\})?",
+    re.ASCII,
 )
 
 
