@@ -155,7 +155,7 @@ class TestCommand:
         monkeypatch.chdir(tmp_path)
         bucket.LifecycleConfiguration().put(LifecycleConfiguration={"Rules": [OTHER]})
         cold = "cold: {type: s3, bucket: payloads, prefix: claims/, ttl_seconds: 604800}"
-        (tmp_path / "claimcheck.yaml").write_text(f"stores: {{{cold}, m: {{type: memory}}}}")
+        (tmp_path / "claimcheck.yaml").write_text(f"store: cold\nstores: {{{cold}, m: {{type: memory}}}}")
 
     def test_shows_and_applies(self, open_store):
         shown = ok("lifecycle").stdout.splitlines()
