@@ -18,7 +18,7 @@ _OLDEST_VERSION = (6, 2)
 _FULL = 0.8
 _SAMPLE_KEYS = 1000
 _SCANS = 50
-_LEAST_SHARE = 0.01  # of a lifetime: a shorter time of use does not predict the memory of a whole one
+_LEAST_SHARE = 0.01  # of a lifetime: less does not predict the memory of a whole one
 
 
 def examine_redis(store: RedisStore, path: str, clock: Callable[[], float]) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from claimcheck._doctor._findings import examined, finding
 from claimcheck._doctor._redis import examine_redis
 from claimcheck._doctor._s3 import examine_s3
 from claimcheck._store import Store
-from claimcheck.errors import ClaimCheckError, ScanNotSupportedError
+from claimcheck.errors import ClaimCheckError, ScanNotSupportedError, StoreUnavailableError
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.obstore import ObstoreStore
 from claimcheck.stores.redis import RedisStore
@@ -40,6 +40,8 @@ def _listing(store: Store, path: str) -> Iterator[Finding]:
         message = f"a store of type {type(store).__name__} cannot list its payloads"
         fix = "Let the medium delete payloads by age."
         yield finding("info", "store-not-listable", path, message, fix)
+    except StoreUnavailableError:  # which check reports
+        return
     except Exception as error:
         message = f"payloads cannot be listed: {reason_of(error)}"
         fix = "Grant the permission to list: s3:ListBucket, SCAN in Redis, read permission of the directory."
