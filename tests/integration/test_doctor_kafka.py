@@ -157,9 +157,9 @@ def test_timestamps_in_the_future_are_a_warning(lab):
     lab.create(2, **GOOD)
     lab.send_raw(b"x", timestamp=NOW)
     assert found(seen(lab)) == []
-    lab.send_raw(b"x", timestamp=NOW + 2 * HOUR_MS - 1000, partition=1)
+    lab.send_raw(b"x", timestamp=NOW + HOUR_MS // 2, partition=1)
     lab.send_raw(b"x", timestamp=NOW, partition=1)
-    assert "dated 2 hours in the future" in text(seen(lab), "kafka-timestamp")
+    assert "minutes in the future" in text(seen(lab), "kafka-timestamp")
 
 
 def test_dead_letter_topics_are_found_by_their_names_or_named(lab):
