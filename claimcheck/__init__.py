@@ -14,6 +14,7 @@ from claimcheck._pointer import Pointer
 from claimcheck._resolver import Dropped, Failed, Resolved, Resolver
 from claimcheck._store import RangeStore, Store
 from claimcheck._strategy import Strategy
+from claimcheck._sweep import SweepReport
 from claimcheck._wire_size import WireLimit
 from claimcheck.config import Config
 from claimcheck.errors import (
@@ -58,6 +59,7 @@ __all__ = [
     "Resolved",
     "Resolver",
     "StoreEntry",
+    "SweepReport",
     # extension points
     "HEADER",
     "RangeStore",

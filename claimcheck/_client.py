@@ -27,6 +27,7 @@ from claimcheck._sending import Classifier
 from claimcheck._signing import Seal
 from claimcheck._store import Store, StoreContext
 from claimcheck._strategy import Breaker, Message, Strategy, StrategyContext
+from claimcheck._sweep import GRACE_SECONDS, Sweep, SweepReport
 from claimcheck._threads import in_thread
 from claimcheck._validation import Problems, check_int, check_type, fail
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
@@ -348,6 +349,48 @@ class ClaimCheck:
             open: Whether to resolve the signing keys, and to write, read and delete a small payload in every store.
         """
         return check(self, open=open)
+
+    def sweep(
+        self,
+        store: str,
+        *,
+        dry_run: bool = True,
+        grace_seconds: float = GRACE_SECONDS,
+        limit: int | None = None,
+        rate: float | None = None,
+        unmarked_lifetime_seconds: float | None = None,
+        after: str | None = None,
+        on_batch: Callable[[SweepReport], None] | None = None,
+    ) -> SweepReport:
+        """Delete the payloads of one store whose lifetime has passed, and what interrupted writes left behind.
+
+        Safe beside writers, readers and other sweeps. Payloads without a known lifetime stay.
+
+        Args:
+            store: The store's name in the configuration.
+            dry_run: Whether to delete nothing and only count.
+            grace_seconds: How long entries are kept after their lifetime; longer than the longest write, and than the
+                clocks of writers, store and this machine differ.
+            limit: The most entries to delete.
+            rate: The most deletions per second.
+            unmarked_lifetime_seconds: The lifetime of payloads whose keys have none, because an earlier release wrote
+                them; it counts from the time at which the medium stored them. By default they stay.
+            after: The ``position`` of an earlier report, to continue there.
+            on_batch: Called with the state so far after each batch.
+
+        Raises:
+            ConfigError: No such store, or an argument is invalid.
+            ScanNotSupportedError: The store cannot list its payloads.
+            StoreError: The store failed. Everything that was deleted had expired; the sweep can be repeated.
+        """
+        options = Sweep(
+            grace_seconds=grace_seconds,
+            dry_run=dry_run,
+            limit=limit,
+            rate=rate,
+            unmarked_lifetime_seconds=unmarked_lifetime_seconds,
+        )
+        return options.run(self.store(store), after=after, on_batch=on_batch)
 
     def close(self) -> None:
         """Close all connections. Payloads are kept, and the next use opens new connections."""

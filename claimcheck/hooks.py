@@ -23,6 +23,7 @@ __all__ = [
     "Hooks",
     "OperationEvent",
     "SendEvent",
+    "SweepEvent",
 ]
 
 _log = logging.getLogger(__name__)
@@ -144,6 +145,35 @@ class SendEvent(Event):
     outcome: Literal["sent", "failed", "unknown", "partial"]
     messages: int
     uuid: str | None = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepEvent(Event):
+    """A sweep of one store ended.
+
+    Attributes:
+        store: The store's name in the configuration.
+        dry_run: Whether nothing was deleted.
+        scanned: Entries that were listed.
+        expired: Payloads whose lifetime and grace have passed.
+        expired_bytes: Bytes of these payloads and of the leftovers.
+        leftovers: What interrupted writes left behind, older than the grace.
+        deleted: Entries that were deleted.
+        failed: Entries that could not be deleted.
+        duration_seconds: How long it took.
+        error: The error that ended the sweep; ``None`` if it ended normally.
+    """
+
+    store: str
+    dry_run: bool
+    scanned: int
+    expired: int
+    expired_bytes: int
+    leftovers: int
+    deleted: int
+    failed: int
+    duration_seconds: float
     error: BaseException | None = None
 
 

@@ -14,6 +14,8 @@ COMMANDS = {
     "init": "Write a configuration file.",
     "check": "Check a configuration file.",
     "doctor": "Find what will go wrong with the configuration, its stores and topics.",
+    "sweep": "Delete expired payloads, and what interrupted writes left behind.",
+    "lifecycle": "Make a bucket delete expired payloads.",
     "put": "Store a payload and write its envelope.",
     "get": "Write the payload of an envelope.",
     "inspect": "Describe an envelope.",
@@ -22,7 +24,7 @@ COMMANDS = {
 
 EXIT_CODES = """Exit codes:
   0    done
-  1    any other error, or Ctrl-C; a demo whose payloads came back wrong
+  1    any other error, or Ctrl-C; a demo whose payloads came back wrong; a sweep that could not delete an entry
   2    wrong usage
   3    the configuration is wrong, or a package that it needs is missing
   4    the payload is no longer in its store
@@ -48,5 +50,5 @@ def version() -> str:
 
 def plain_help() -> str:
     """Return the help for a machine without the packages that the commands need."""
-    commands = "".join(f"  {name:<9}{text}\n" for name, text in COMMANDS.items())
+    commands = "".join(f"  {name:<11}{text}\n" for name, text in COMMANDS.items())
     return f"Usage: claimcheck [OPTIONS] COMMAND [ARGS]...\n\n  {SUMMARY}\n\nCommands:\n{commands}\n{EXIT_CODES}"

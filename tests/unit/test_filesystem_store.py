@@ -99,7 +99,9 @@ def test_what_is_no_file_is_refused_at_once(store, tmp_path, make):
         store.read(pointer_to("odd"))
 
 
-@pytest.mark.parametrize("key", ["a/b", ".hidden", ".orders-1.partial", "ab/.hidden", "2026-01-01/b", "ab/cd/ef", "ab/"])
+@pytest.mark.parametrize(
+    "key", ["a/b", ".hidden", ".orders-1.partial", "ab/.hidden", "2026-01-01/b", "ab/cd/ef", "ab/"]
+)
 def test_only_names_of_finished_payloads_are_keys(store, key):
     with pytest.raises(PointerRejectedError, match="plain file name"):
         store.read(pointer_to(key))

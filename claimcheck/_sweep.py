@@ -1,0 +1,226 @@
+"""Deletes expired payloads, and what interrupted writes left behind, from a store that can be listed.
+
+What is deleted is decided from the listing alone: no payload is opened. An entry goes only when its lifetime and the
+grace have both passed; an entry without a known lifetime stays. `claimcheck.Store.delete` compares entries that can be
+written again under the same key once more before they go.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from claimcheck._listing import Deletion, StoreEntry
+from claimcheck._store import Store
+from claimcheck._validation import MAX_SECONDS, Range, check_int, check_value
+from claimcheck.hooks import SweepEvent
+
+__all__ = ["GRACE_SECONDS", "Sweep", "SweepReport"]
+
+GRACE_SECONDS = 3600.0
+"""The default grace: longer than any write takes, and than clocks differ."""
+
+_BATCH = 1000
+_ERRORS = 5
+_SECONDS = Annotated[float, Range(0, MAX_SECONDS)]
+
+Verdict = Literal["expired", "leftover", "alive", "unlimited", "unknown", "recent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepReport:
+    """The result of a sweep of one store, or its state so far.
+
+    Attributes:
+        store: The store's name in the configuration.
+        dry_run: Whether nothing was deleted.
+        scanned: Entries that were listed.
+        expired: Payloads whose lifetime and grace have passed.
+        expired_bytes: Their size, as far as the medium tells.
+        leftovers: Temporary files, incomplete uploads and empty folders that are older than the grace.
+        deleted: Entries that were deleted; 0 in a dry run.
+        skipped: Expired entries that were gone or written again before they could be deleted.
+        failed: Expired entries that could not be deleted.
+        kept: Entries that stay, by reason: ``alive`` (the lifetime or the grace has not passed), ``unlimited`` (written
+            without ``ttl_seconds``), ``unknown`` (the key has no lifetime: it was written by an earlier release),
+            ``recent`` (a leftover that is younger than the grace).
+        errors: The first few errors of entries that could not be deleted.
+        finished: Whether the whole store was listed; false after a limit.
+        position: Where a next sweep can continue; ``None`` for the beginning.
+        duration_seconds: How long it took.
+    """
+
+    store: str
+    dry_run: bool
+    scanned: int = 0
+    expired: int = 0
+    expired_bytes: int = 0
+    leftovers: int = 0
+    deleted: int = 0
+    skipped: int = 0
+    failed: int = 0
+    kept: Mapping[str, int] = field(default_factory=dict)
+    errors: tuple[Exception, ...] = ()
+    finished: bool = False
+    position: str | None = None
+    duration_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """The options of a sweep; `run` may be called more than once.
+
+    Attributes:
+        grace_seconds: How long entries are kept after their lifetime. It must exceed the longest write and the
+            difference between the clocks of writers, store and sweep.
+        dry_run: Whether to delete nothing.
+        limit: The most entries to delete.
+        rate: The most deletions per second.
+        unmarked_lifetime_seconds: The lifetime of payloads whose keys have none; by default they stay.
+        clock: Seconds since 1970.
+        sleep: Waits for seconds.
+    """
+
+    grace_seconds: float = GRACE_SECONDS
+    dry_run: bool = True
+    limit: int | None = None
+    rate: float | None = None
+    unmarked_lifetime_seconds: float | None = None
+    clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        check_value("grace_seconds", self.grace_seconds, _SECONDS)
+        if self.limit is not None:
+            check_int("limit", self.limit, minimum=1)
+        if self.rate is not None:
+            check_value("rate", self.rate, Annotated[float, Range(0.001, 1_000_000)])
+        if self.unmarked_lifetime_seconds is not None:
+            check_value("unmarked_lifetime_seconds", self.unmarked_lifetime_seconds, _SECONDS)
+
+    def run(
+        self, store: Store, *, after: str | None = None, on_batch: Callable[[SweepReport], None] | None = None
+    ) -> SweepReport:
+        """Sweep a store, and emit a `SweepEvent`.
+
+        Args:
+            store: The store.
+            after: The position of an earlier report.
+            on_batch: Called with the state so far after each batch; all entries before its position are done.
+        """
+        run, begin = _Run(self, store, after), time.perf_counter()
+        error: BaseException | None = None
+        try:
+            for _ in run.batches():
+                if on_batch is not None:
+                    on_batch(run.report(time.perf_counter() - begin))
+        except BaseException as exc:
+            error = exc
+            raise
+        finally:
+            report = run.report(time.perf_counter() - begin)
+            store.context.hooks.emit(_event(report, error))
+        return report
+
+    def verdict(self, entry: StoreEntry, now_ms: int) -> Verdict:
+        """Return why an entry goes or stays."""
+        grace = math.ceil(self.grace_seconds * 1000)
+        if entry.kind == "leftover":
+            return "leftover" if entry.created_ms is not None and entry.created_ms + grace <= now_ms else "recent"
+        expires = entry.expires_ms
+        if not entry.has_lifetime:
+            if self.unmarked_lifetime_seconds is None or entry.created_ms is None:
+                return "unknown"
+            expires = entry.created_ms + math.ceil(self.unmarked_lifetime_seconds * 1000)
+        if expires is None:
+            return "unlimited"
+        return "expired" if expires + grace <= now_ms else "alive"
+
+
+class _Run:
+    """One sweep of one store."""
+
+    def __init__(self, options: Sweep, store: Store, after: str | None) -> None:
+        self._options = options
+        self._store = store
+        self._position = after
+        self._room = math.inf if options.limit is None else options.limit
+        self._size = _BATCH if options.rate is None else max(1, min(_BATCH, int(options.rate)))
+        self._batch: list[StoreEntry] = []
+        self._verdicts: Counter[str] = Counter()
+        self._outcomes: Counter[str] = Counter()
+        self._bytes = 0
+        self._errors: list[Exception] = []
+        self._finished = False
+
+    def batches(self) -> Iterator[None]:
+        """List and delete; yields after each batch."""
+        for number, entry in enumerate(self._store.scan(self._position), 1):
+            verdict = self._options.verdict(entry, int(self._options.clock() * 1000))
+            self._verdicts[verdict] += 1
+            if verdict in ("expired", "leftover"):
+                self._bytes += entry.size or 0
+                self._batch.append(entry)
+            if len(self._batch) >= min(self._size, self._room) or number % _BATCH == 0:
+                self._delete_batch()
+                self._position = entry.position  # everything before it is done
+                yield
+            if not self._room:
+                return
+        self._delete_batch()
+        self._position, self._finished = None, True
+        yield
+
+    def _delete_batch(self) -> None:
+        batch, self._batch = self._batch, []
+        self._room -= len(batch)
+        if not batch or self._options.dry_run:
+            return
+        for deletion in self._store.delete(batch):
+            self._count(deletion)
+        if self._options.rate is not None:
+            self._options.sleep(len(batch) / self._options.rate)
+
+    def _count(self, deletion: Deletion) -> None:
+        self._outcomes[deletion.outcome] += 1
+        if deletion.error is not None and len(self._errors) < _ERRORS:
+            self._errors.append(deletion.error)
+
+    def report(self, seconds: float) -> SweepReport:
+        """Return the state so far."""
+        kept = {name: self._verdicts[name] for name in ("alive", "unlimited", "unknown", "recent")}
+        return SweepReport(
+            store=self._store.name,
+            dry_run=self._options.dry_run,
+            scanned=self._verdicts.total(),
+            expired=self._verdicts["expired"],
+            expired_bytes=self._bytes,
+            leftovers=self._verdicts["leftover"],
+            deleted=self._outcomes["deleted"],
+            skipped=self._outcomes["gone"] + self._outcomes["changed"],
+            failed=self._outcomes["failed"],
+            kept={name: count for name, count in kept.items() if count},
+            errors=tuple(self._errors),
+            finished=self._finished,
+            position=self._position,
+            duration_seconds=seconds,
+        )
+
+
+def _event(report: SweepReport, error: BaseException | None) -> SweepEvent:
+    return SweepEvent(
+        store=report.store,
+        dry_run=report.dry_run,
+        scanned=report.scanned,
+        expired=report.expired,
+        expired_bytes=report.expired_bytes,
+        leftovers=report.leftovers,
+        deleted=report.deleted,
+        failed=report.failed,
+        duration_seconds=report.duration_seconds,
+        error=error,
+    )
