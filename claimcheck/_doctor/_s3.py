@@ -114,10 +114,10 @@ def _lifecycle(bucket: _Bucket, path: str, store: S3Store) -> Iterator[Finding]:
     covering = [rule for rule in rules if rule.covers(store.prefix)]
     where = f"objects below {store.prefix!r}" if store.prefix else "the objects of this bucket"
     if not any(rule.days for rule in covering):
-        fix = "Add a lifecycle rule that deletes them after ttl_seconds plus a day."
+        fix = "Run 'claimcheck lifecycle --apply': it adds a rule for the prefix, after ttl_seconds plus a day."
         yield finding("warning", "s3-no-expiry", path, f"no lifecycle rule deletes {where}", fix)
     if not any(rule.aborts for rule in covering):
-        fix = "Add a lifecycle rule with AbortIncompleteMultipartUpload after one day."
+        fix = "Run 'claimcheck lifecycle --apply', or add AbortIncompleteMultipartUpload to the rule."
         yield finding("warning", "s3-no-abort", path, "no lifecycle rule aborts incomplete multipart uploads", fix)
     for rule in rules:
         if rule.touches(store.prefix) and store.ttl_seconds is not None:

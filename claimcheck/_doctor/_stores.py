@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 
 from claimcheck._check import Finding, reason_of
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._filesystem import examine_filesystem
-from claimcheck._doctor._findings import examined, finding
+from claimcheck._doctor._findings import duration, examined, finding
 from claimcheck._doctor._redis import examine_redis
 from claimcheck._doctor._s3 import examine_s3
 from claimcheck._store import Store
@@ -20,6 +22,9 @@ from claimcheck.stores.s3 import S3Store
 
 __all__ = ["examine_stores"]
 
+_ENTRIES = 1000
+_SWEPT_WITHIN = 3 * 86_400  # a daily sweep, or a lifecycle rule, which waits for midnight and a day of grace
+
 
 def examine_stores(cc: ClaimCheck, clock: Callable[[], float]) -> Iterator[Finding]:
     """Yield the findings about all stores, except those that `claimcheck.ClaimCheck.check` reports."""
@@ -28,14 +33,20 @@ def examine_stores(cc: ClaimCheck, clock: Callable[[], float]) -> Iterator[Findi
             store = cc.store(name)
         except ClaimCheckError:  # which check reports
             continue
-        yield from _listing(store, f"stores.{name}")
+        yield from _listing(store, f"stores.{name}", clock)
         yield from _server(store, f"stores.{name}", clock)
 
 
-def _listing(store: Store, path: str) -> Iterator[Finding]:
-    """Read the first entry of the listing that a sweep needs; `check` has already deleted something."""
+def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
+    """Look at the first entries of the listing that a sweep needs; `check` has already deleted something."""
     try:
-        next(store.scan(), None)
+        entries = list(islice(store.scan(), _ENTRIES))
+        ends = [entry.expires_ms / 1000 for entry in entries if entry.expires_ms is not None]
+        late = clock() - min(ends, default=math.inf)
+        if late > _SWEPT_WITHIN:
+            message = f"there are payloads that expired up to {duration(late)} ago"
+            fix = "Run 'claimcheck sweep --yes' every day, and look at the log of its last run."
+            yield finding("warning", "store-not-swept", path, message, fix)
     except ScanNotSupportedError:
         message = f"a store of type {type(store).__name__} cannot list its payloads"
         fix = "Let the medium delete payloads by age."

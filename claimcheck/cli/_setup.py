@@ -57,7 +57,7 @@ STORES = {
     # All writers and readers need this directory, for example on a shared volume.
     path: %(directory)s
     create: true
-    # Files are not deleted automatically: delete older ones with a cron job.
+    # Files are not deleted automatically: run 'claimcheck sweep --yes' every day.
     ttl_seconds: 604800
 """,
     "memory": """\

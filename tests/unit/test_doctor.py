@@ -6,16 +6,20 @@ import ast
 import os
 import re
 import subprocess
+import time
 
 import pytest
 
+import claimcheck
+from claimcheck import Store
 from claimcheck._doctor._clock import http_skew
 from claimcheck._doctor._filesystem import kind_of
 from claimcheck._doctor._findings import WHY, duration, examined, finding
 from claimcheck._doctor._kafka import TopicConfig, examine_config
 from claimcheck._doctor._topics import DEAD_LETTERS, Expectation
+from claimcheck.testing import FaultyStore
 from tests.docs_pages import ROOT
-from tests.doctor_rig import configuration, diagnosed, ids, text
+from tests.doctor_rig import LIFETIME, configuration, diagnosed, ids, text
 
 DAY = 86_400
 FULL = [("1m", 1000, "KiB of 1.0 MiB are free"), ("64m", 200, "of 200 files (inodes) are free")]
@@ -101,6 +105,29 @@ def test_a_network_file_system_is_named(tmp_path, monkeypatch):
     assert "is on a network file system (nfs4)" in text(diagnosed(disk(tmp_path)), "filesystem-network")
     mounts.unlink()
     assert "the kind of file system" in text(diagnosed(disk(tmp_path)), "filesystem-not-examined")
+
+
+def test_expired_payloads_that_no_sweep_deleted_are_a_warning(tmp_path):
+    raw = disk(tmp_path / "claims")
+    with claimcheck.from_dict(raw) as cc:
+        cc.store("hot").write(b"payload", destination="orders")
+    later = time.time() + LIFETIME
+    assert ids(diagnosed(raw, clock=lambda: later + 2 * DAY), "store-not-swept") == []
+    report = diagnosed(raw, clock=lambda: later + 5 * DAY)
+    assert text(report, "store-not-swept") == "warning stores.hot: there are payloads that expired up to 5 days ago"
+
+
+def test_a_store_that_cannot_be_listed_is_named():
+    raw = {"stores": {"hot": {"type": "tests.unit.test_doctor:Unlisted", "store": {"type": "memory"}}}}
+    report = diagnosed(raw)
+    assert text(report, "store-not-listable").startswith("info stores.hot: ")
+
+
+class Unlisted(FaultyStore):
+    """A third-party store without a listing."""
+
+    def _scan(self, after):
+        return Store._scan(self, after)
 
 
 def test_a_directory_that_is_missing_is_one_error_and_what_could_not_be_examined(tmp_path):
