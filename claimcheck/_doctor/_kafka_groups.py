@@ -77,8 +77,9 @@ class GroupReader:
             yield finding("warning", "kafka-group-lost", self.expected.path, message, fix)
         unread = {each: max(offset, earliest[each]) for each, offset in offsets.items()}
         unread = {partition: offset for partition, offset in unread.items() if offset < latest[partition]}
-        if unread and (oldest := min(self._times(unread), default=None)) is not None:
-            age, who = self.clock() - oldest, f"group {group}"
+        times = self._times(unread) if unread and self.expected.lifetime is not None else []
+        if times:
+            age, who = self.clock() - min(times), f"group {group}"
             yield from behind("kafka-group-lag", who, self.expected.path, age, self.expected.lifetime)
 
     def _watermarks(self, offsets: dict[int, int], which: str) -> dict[int, int]:

@@ -17,6 +17,7 @@ from claimcheck._store import Store
 from claimcheck.errors import ClaimCheckError, ScanNotSupportedError, StoreUnavailableError
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.obstore import ObstoreStore
+from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.s3 import S3Store
 
@@ -70,3 +71,7 @@ def _server(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Fin
         message = "lifecycle rules, versioning and public access of the bucket: obstore has no access to them"
         fix = "Look at them with the provider's own tools, or run the doctor with a store of type s3 on this bucket."
         yield finding("info", "obstore-not-examined", path, message, fix)
+    elif isinstance(store, PulsarTopicStore) and store._admin_url is None:
+        message = "could not examine the retention of the side topic: the store has no admin_url"
+        fix = "Set admin_url: then the store itself refuses a retention that is shorter than ttl_seconds."
+        yield finding("info", "pulsar-not-examined", path, message, fix)

@@ -92,6 +92,8 @@ def doctor(
 
     check_output(STDIO, force=False)
     _check_usage(kafka, pulsar or admin_url, topics, groups + dead_letters)
+    if kafka_config and not kafka:
+        raise click.UsageError("--kafka-config needs --kafka")
     kafka_target = pulsar_target = None
     if kafka is not None:
         kafka_target = KafkaTarget(kafka, topics, groups, dead_letters, _settings(kafka_config))

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import subprocess
+import tempfile
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from claimcheck._doctor._clock import http_skew
 from claimcheck._doctor._filesystem import kind_of
 from claimcheck._doctor._findings import WHY, duration, examined, finding
 from claimcheck._doctor._kafka import TopicConfig, examine_config
+from claimcheck._doctor._stores import _server
 from claimcheck._doctor._topics import DEAD_LETTERS, Expectation
 from claimcheck.testing import FaultyStore
 from tests.docs_pages import ROOT
@@ -48,12 +50,16 @@ def test_a_good_directory_has_no_finding_and_nothing_is_left_in_it(tmp_path):
         (0o770, "0660", None),
     ],
 )
-def test_permissions_of_others_are_a_warning(tmp_path, directory, files, words):
-    (tmp_path / "claims").mkdir()
-    (tmp_path / "claims").chmod(directory)
-    report = diagnosed(disk(tmp_path / "claims", mode=files))
-    assert ids(report, "filesystem-permissions") == (["filesystem-permissions"] if words else [])
-    assert words is None or words in text(report, "filesystem-permissions")
+def test_permissions_of_others_are_a_warning(directory, files, words):
+    with tempfile.TemporaryDirectory() as parent:  # pytest's own folders are closed to others
+        os.chmod(parent, 0o755)
+        os.mkdir(f"{parent}/claims")
+        os.chmod(f"{parent}/claims", directory)
+        report = diagnosed(disk(f"{parent}/claims", mode=files))
+        assert ids(report, "filesystem-permissions") == (["filesystem-permissions"] if words else [])
+        assert words is None or words in text(report, "filesystem-permissions")
+        os.chmod(parent, 0o700)
+        assert ids(diagnosed(disk(f"{parent}/claims", mode=files)), "filesystem-permissions") == []
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/shm"), reason="no /dev/shm here")
@@ -115,6 +121,19 @@ def test_expired_payloads_that_no_sweep_deleted_are_a_warning(tmp_path):
     assert ids(diagnosed(raw, clock=lambda: later + 2 * DAY), "store-not-swept") == []
     report = diagnosed(raw, clock=lambda: later + 5 * DAY)
     assert text(report, "store-not-swept") == "warning stores.hot: there are payloads that expired up to 5 days ago"
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"type": "pulsar-topic", "url": "pulsar://localhost", "topic": "t"}, ["pulsar-not-examined"]),
+        ({"type": "pulsar-topic", "url": "pulsar://localhost", "topic": "t", "admin_url": "http://localhost"}, []),
+        ({"type": "obstore", "url": "s3://bucket"}, ["obstore-not-examined"]),
+    ],
+)
+def test_what_a_type_of_store_does_not_tell_is_named(options, found):
+    with claimcheck.from_dict({"stores": {"hot": options}}) as cc:
+        assert [each.id for each in _server(cc.store("hot"), "stores.hot", time.time)] == found
 
 
 def test_a_store_that_cannot_be_listed_is_named():
