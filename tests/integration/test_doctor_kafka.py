@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+import claimcheck
 from claimcheck._doctor._topics import KafkaTarget
 from tests.doctor_rig import configuration, diagnosed, ids, text
 from tests.integration.kafka_rig import Rig, rig
@@ -31,8 +32,8 @@ def target(lab: Rig, **more) -> KafkaTarget:
     return replace(KafkaTarget(lab.servers["bootstrap.servers"], (lab.topic,)), **more)
 
 
-def seen(lab: Rig, raw=None, **more):
-    return diagnosed(raw or stored(), kafka=target(lab, **more))
+def seen(lab: Rig, raw=None, *, clock=time.time, **more):
+    return diagnosed(raw or stored(), kafka=target(lab, **more), clock=clock)
 
 
 def found(report) -> list[str]:
@@ -118,6 +119,20 @@ def test_a_group_that_is_behind(lab, hours, severity):
     if severity:
         words = f"{severity} topic {lab.topic}: the oldest unread message of group {lab.group} is"
         assert text(report, "kafka-group-lag").startswith(words)
+
+
+def test_an_unread_message_whose_payload_has_expired_is_an_error_although_the_lifetime_was_raised(lab):
+    lab.create(**GOOD)
+    brief = stored(threshold_bytes=1000)
+    brief["stores"]["hot"]["ttl_seconds"] = HOUR_MS / 1000
+    with claimcheck.from_dict(brief) as cc:
+        producer = lab.producer(cc)
+        producer.produce(lab.topic, bytes(3000))
+        assert producer.flush(30) == 0
+    lab.commit(0)
+    assert found(seen(lab)) == []
+    report = seen(lab, clock=lambda: time.time() + 2 * HOUR_MS / 1000)
+    assert "points at a payload that expired 1 hour ago" in text(report, "kafka-group-lag")
 
 
 def test_messages_of_transactions_count_and_their_markers_do_not(lab):
