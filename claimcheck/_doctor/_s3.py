@@ -19,6 +19,7 @@ __all__ = ["examine_s3"]
 _DAY = 86_400
 _ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}  # GLACIER_IR can be read at once
 _EVERYONE = ("/global/AllUsers", "/global/AuthenticatedUsers")
+_NO_RULES = ("NoSuchLifecycleConfiguration", "NoSuchLifecycleConfigurationError")
 _NOT_THERE = ("NotImplemented", "MethodNotAllowed", "XNotImplemented")
 
 
@@ -109,7 +110,7 @@ class _Rule:
 
 
 def _lifecycle(bucket: _Bucket, path: str, store: S3Store) -> Iterator[Finding]:
-    raw = bucket.get("get_bucket_lifecycle_configuration", "NoSuchLifecycleConfiguration").get("Rules", [])
+    raw = bucket.get("get_bucket_lifecycle_configuration", *_NO_RULES).get("Rules", [])
     rules = [_Rule.of(each) for each in raw if each.get("Status") == "Enabled"]
     covering = [rule for rule in rules if rule.covers(store.prefix)]
     where = f"objects below {store.prefix!r}" if store.prefix else "the objects of this bucket"
