@@ -180,8 +180,8 @@ class Store(ABC):
         Create entries with `StoreEntry.of`, and only for keys for which `_lifetime_of` returns a value.
         """
         raise ScanNotSupportedError(
-            f"store {self.name!r}: {type(self).__name__} cannot list its payloads, so they cannot be swept: let the "
-            "medium delete them by age, or implement _scan",
+            f"store {self.name!r}: {type(self).__name__} cannot list its payloads, so they cannot be swept: the medium "
+            "has to delete them by age",
             store=self.name,
         )
 

@@ -11,7 +11,7 @@ import secrets
 import stat
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -120,7 +120,7 @@ class FilesystemStore(Store):
 
     def _write(self, pointer: Pointer, source: Source) -> None:
         folder, name = _split(pointer.key)
-        partial = f".{name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
+        partial = _partial_name(name)
         with contextlib.ExitStack() as stack:
             directory, descriptor = self._create(stack, folder, partial)
             try:
@@ -311,16 +311,9 @@ class FilesystemStore(Store):
             return None
         return _leftover(key, status, folder) if known is None else _payload(key, known, status, folder)
 
-    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
-        folder, known = os.path.dirname(entry.key), self._lifetime_of(entry.key)
-        try:
-            status = os.lstat(self._root / entry.key)
-        except FileNotFoundError as error:
-            self._check_mounted(error)
-            return None
-        if entry.kind == "leftover" or known is None:
-            return _leftover(entry.key, status, folder)
-        return _payload(entry.key, known, status, folder)
+    def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
+        """Compare nothing yet: `_discard` does that for each file at the last moment."""
+        return ((entry, entry) for entry in entries)
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         for folder, group in itertools.groupby(entries, key=lambda entry: os.path.dirname(entry.key.rstrip("/"))):
@@ -336,9 +329,13 @@ class FilesystemStore(Store):
 
     def _discard_one(self, entry: StoreEntry, directory: int) -> Deletion:
         name = os.path.basename(entry.key.rstrip("/"))
-        delete = os.rmdir if entry.key.endswith("/") else os.unlink
         try:
-            delete(name, dir_fd=directory)
+            if entry.key.endswith("/"):
+                os.rmdir(name, dir_fd=directory)
+            elif entry.is_immutable:
+                os.unlink(name, dir_fd=directory)
+            elif not self._unlink_unchanged(entry, name, directory):
+                return Deletion(entry, "changed")
         except FileNotFoundError:
             return Deletion(entry, "gone")
         except OSError as error:
@@ -346,6 +343,25 @@ class FilesystemStore(Store):
                 return Deletion(entry, "changed")
             return self._failed(entry, error)
         return Deletion(entry, "deleted")
+
+    def _unlink_unchanged(self, entry: StoreEntry, name: str, directory: int) -> bool:
+        """Delete a file if no other was renamed to its name since it was listed; return whether it was deleted.
+
+        It is renamed first: if another one arrives after the comparison, that one gets its name back.
+        """
+        if _version(os.stat(name, dir_fd=directory, follow_symlinks=False)) != entry.version:
+            return False
+        if entry.kind == "leftover":
+            os.unlink(name, dir_fd=directory)
+            return True
+        aside = _partial_name(name)
+        os.rename(name, aside, src_dir_fd=directory, dst_dir_fd=directory)
+        is_unchanged = _version(os.stat(aside, dir_fd=directory, follow_symlinks=False)) == entry.version
+        if not is_unchanged:
+            with contextlib.suppress(FileExistsError):  # a still newer one
+                os.link(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
+        os.unlink(aside, dir_fd=directory)
+        return is_unchanged
 
     def _check_mounted(self, error: Exception) -> None:
         """Raise an error if the directory does not exist: its payloads may not be gone, but not mounted."""
@@ -390,6 +406,14 @@ def _split(key: str) -> tuple[str, str]:
     return folder, name
 
 
+def _partial_name(name: str) -> str:
+    return f".{name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
+
+
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns}/{status.st_ino}"
+
+
 def _is_partial(name: str) -> bool:
     """Whether a name is that of a file that an interrupted write left behind."""
     if not (name.startswith(".") and name.endswith(PARTIAL_SUFFIX)):
@@ -399,8 +423,8 @@ def _is_partial(name: str) -> bool:
 
 
 def _payload(key: str, known: KeyLifetime, status: os.stat_result, folder: str) -> StoreEntry:
-    stored_ms, version = status.st_mtime_ns // 1_000_000, f"{status.st_mtime_ns}/{status.st_ino}"
-    return StoreEntry.of(key, known, size=status.st_size, stored_ms=stored_ms, position=folder or None, version=version)
+    position, stored_ms, version = folder or None, -(-status.st_mtime_ns // 1_000_000), _version(status)
+    return StoreEntry.of(key, known, size=status.st_size, stored_ms=stored_ms, position=position, version=version)
 
 
 def _leftover(key: str, status: os.stat_result, folder: str) -> StoreEntry:
@@ -408,9 +432,9 @@ def _leftover(key: str, status: os.stat_result, folder: str) -> StoreEntry:
         kind="leftover",
         key=key,
         size=0 if stat.S_ISDIR(status.st_mode) else status.st_size,
-        created_ms=status.st_mtime_ns // 1_000_000,
+        created_ms=-(-status.st_mtime_ns // 1_000_000),
         position=folder or None,
-        version=f"{status.st_mtime_ns}/{status.st_ino}",
+        version=_version(status),
     )
 
 

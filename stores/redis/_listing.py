@@ -73,6 +73,10 @@ class Keyspace:
                 key = _text(name).removesuffix("-0")
                 yield FirstSegment(key, size, None if ttl < 0 else ttl, position)
 
+    def first_segment(self, key: str) -> FirstSegment | None:
+        """Return the first segment of one payload; ``None`` if it is gone."""
+        return next(self._described(self._server.client, [f"{key}-0".encode()], ""), None)
+
     def segments(self, keys: Sequence[str]) -> list[int]:
         """Return the number of segments of each payload: that of the last one that exists, plus one.
 
