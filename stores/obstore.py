@@ -437,9 +437,10 @@ class ObstoreStore(Store):
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
         resumes = self._place.scheme in _SORTED
-        options = {"offset": after} if after and resumes else {}
-        pages = _obstore().list(self._objects(), self.prefix.rstrip("/") or None, chunk_size=_LIST_KEYS, **options)
-        for page in _in_this_process(pages):
+        offset, prefix = after if resumes else None, self.prefix.rstrip("/") or None
+        pages: Any = _obstore().list(self._objects(), prefix, offset=offset, chunk_size=_LIST_KEYS)
+        listed: Iterator[Any] = _in_this_process(pages)
+        for page in listed:
             for found in page:
                 key, known = found["path"], self._lifetime_of(found["path"])
                 if known is not None:

@@ -80,7 +80,7 @@ def main(kind: str, count: int, address: str = "") -> None:
     from claimcheck._registry import build_store
     from claimcheck.config import StoreConfig
 
-    with tempfile.TemporaryDirectory(prefix="claimcheck-sweep-") as folder:
+    with tempfile.TemporaryDirectory(prefix="claimcheck-bench-") as folder:
         place: dict[str, tuple[dict[str, Any], Callable[..., None], str]] = {
             "filesystem": ({"path": folder}, fill_folder, folder),
             "redis": ({"url": address, "key_prefix": f"bench-{uuid.uuid4().hex}:"}, fill_redis, address),

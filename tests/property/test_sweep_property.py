@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from claimcheck._pointer import Pointer
-from claimcheck._store import Store, StoreContext
+from claimcheck._store import StoreContext
 from claimcheck._sweep import Sweep
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.memory import MemoryStore
@@ -79,11 +79,14 @@ class Life(RuleBasedStateMachine):
         self.store = self.new_store()
         self.store.context = StoreContext(clock=self.clock)
 
-    def new_store(self) -> Store:
+    def new_store(self) -> InMemory | InFolder:
         raise NotImplementedError
 
     @rule(target=pointers, lifetime=LIFETIMES, payload=st.binary(max_size=3))
     def write(self, lifetime: int | None, payload: bytes) -> Pointer:
+        return self.written(lifetime, payload)
+
+    def written(self, lifetime: int | None, payload: bytes) -> Pointer:
         self.store.ttl_seconds = lifetime
         pointer = self.store.write(payload, destination="orders-20010101T000000Z")
         self.readable[pointer.key] = pointer, payload
@@ -111,7 +114,7 @@ class Life(RuleBasedStateMachine):
         written: list[Pointer] = []
         steps = {
             "-": lambda: None,
-            "w": lambda: written.append(self.write(lifetime, b"meanwhile")),
+            "w": lambda: written.append(self.written(lifetime, b"meanwhile")),
             "r": lambda: self.write_again(IDENTITIES[0]),
             "t": self.sweep_to_the_end,
             "k": self.die,
@@ -151,12 +154,12 @@ class Life(RuleBasedStateMachine):
 
 
 class LifeInMemory(Life):
-    def new_store(self) -> Store:
+    def new_store(self):
         return InMemory(space=str(self.folder))
 
 
 class LifeInAFolder(Life):
-    def new_store(self) -> Store:
+    def new_store(self):
         return InFolder(path=str(self.folder))
 
 

@@ -133,6 +133,26 @@ class TestRuns:
         assert (report.scanned, report.deleted) == (500, 500)
         assert list(memory.scan()) == []
 
+    @pytest.mark.parametrize("delete", ["delete", "_discard"], ids=["before the comparison", "after it"])
+    def test_an_entry_that_is_written_again_before_it_goes_stays(self, memory, clock, delete):
+        identity = uuid.uuid4()
+        memory.write(b"payload", identity=identity)
+        clock.sleep(100)
+        entries = list(memory.scan())
+
+        pointer = memory.write(b"payload", identity=identity)
+
+        assert [each.outcome for each in getattr(memory, delete)(entries)] == ["changed"]
+        assert memory.read(pointer) == b"payload"
+
+    def test_nothing_is_deleted_that_is_not_in_a_listing(self, memory, disk, tmp_path):
+        (tmp_path / "notes.txt").write_text("kept")
+
+        for store, key in ((memory, "notes"), (disk, "notes.txt"), (disk, f"../{tmp_path.name}/notes.txt")):
+            with pytest.raises(claimcheck.PointerRejectedError):
+                list(store.delete([claimcheck.StoreEntry(key=key)]))
+        assert files(tmp_path) == ["notes.txt"]
+
     def test_the_rate_is_kept(self, memory, clock):
         for _ in range(10):
             memory.write(b"")
