@@ -24,7 +24,7 @@ from claimcheck.stores.s3 import S3Store
 __all__ = ["examine_stores"]
 
 _ENTRIES = 1000
-_SWEPT_WITHIN = 3 * 86_400  # a daily sweep, or a lifecycle rule, which waits for midnight and a day of grace
+_SWEPT_WITHIN = 4 * 86_400  # lifecycle rules count in whole days, have a grace, and run with a delay
 
 
 def examine_stores(cc: ClaimCheck, clock: Callable[[], float]) -> Iterator[Finding]:
