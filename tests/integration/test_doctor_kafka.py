@@ -109,11 +109,13 @@ def test_the_lifetime_is_that_of_the_store_which_the_topic_uses(lab):
 
 @pytest.mark.parametrize(("hours", "severity"), [(13, "warning"), (25, "error"), (2, None)])
 def test_a_group_that_is_behind(lab, hours, severity):
-    lab.create(2, retention_ms=-1)
+    lab.create(3, retention_ms=-1)
     lab.send_raw(b"read", timestamp=NOW - 40 * HOUR_MS)
     lab.send_raw(b"unread", b"newer", timestamp=NOW - hours * HOUR_MS)
     lab.send_raw(b"not read by another group", timestamp=NOW - 40 * HOUR_MS, partition=1)
+    lab.send_raw(b"also unread", timestamp=NOW, partition=2)
     lab.commit(1)
+    lab.commit(0, partition=2)
     report = seen(lab, groups=(lab.group,))
     assert [each for each in found(report) if each != "kafka-retention"] == (["kafka-group-lag"] if severity else [])
     if severity:

@@ -36,13 +36,15 @@ def test_a_good_server_has_no_finding_and_nothing_is_left_on_it():
         (("--maxmemory-policy", "volatile-ttl"), "redis-eviction", "maxmemory-policy is volatile-ttl"),
         (("--appendonly", "no"), "redis-no-persistence", "no append-only file and no snapshots"),
         (("--maxmemory", "0"), "redis-memory-unlimited", "maxmemory is not set"),
+        (("--maxmemory", "0", "--maxmemory-policy", "allkeys-lru"), "redis-memory-unlimited", "maxmemory is not set"),
     ],
 )
 def test_a_bad_setting_is_a_warning(setting, found, words):
     with servers.redis(*GOOD, *setting) as url:
         report = diagnosed(hot(url))
     assert ids(report, *OURS) == [found]
-    assert text(report, found) == f"warning stores.hot: {words}" or words in text(report, found)
+    assert text(report, found).startswith("warning stores.hot: ")
+    assert words in text(report, found)
 
 
 def test_snapshots_alone_are_persistence():
