@@ -67,6 +67,8 @@ def test_memory_is_compared_with_what_a_whole_lifetime_needs(mebibytes, age, wor
         store.context = replace(store.context, clock=lambda: time.time() - age * LIFETIME)
         for number in range(mebibytes):
             store.write(bytes((1 << 20) - 64), destination=f"orders-{number}")
+        store.context = replace(store.context, clock=time.time)
+        store.write(b"new", destination="orders")
         report = diagnosed(hot(url))
         assert ids(report, *OURS) == (["redis-memory-low"] if words else [])
         assert words is None or words in text(report, "redis-memory-low")
