@@ -417,8 +417,8 @@ class Store(ABC):
         with self._translated(Pointer(key=self.prefix), "scan"):
             yield from self._scan(after)
 
-    def delete(self, entries: Iterable[StoreEntry]) -> Iterator[Deletion]:
-        """Delete entries that `scan` returned, in batches, and yield the result of each, in any order.
+    def delete(self, entries: Iterable[StoreEntry]) -> list[Deletion]:
+        """Delete entries that `scan` returned, in batches, and return the result of each, in any order.
 
         An entry that was written again under the same key since it was listed is not deleted. Errors are results, not
         exceptions, so that one of them does not keep the others.
@@ -427,11 +427,13 @@ class Store(ABC):
             PointerRejectedError: An entry is not one of this store's; nothing of its batch was deleted.
             StoreUnavailableError: The store could not be reached.
         """
+        results: list[Deletion] = []
         remaining = iter(entries)
         while batch := list(islice(remaining, _DELETE_BATCH)):
             for entry in batch:
                 self._check_entry(entry)
-            yield from self._delete_unchanged(batch)
+            results += self._delete_unchanged(batch)
+        return results
 
     # For event loops -------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ def translated(store: Store, error: Exception, pointer: Pointer, operation: str)
         return store.missing(pointer)
     if kind in (PayloadNotFoundError, PayloadTooLargeError) or (kind is IntegrityError and operation != "read"):
         kind = StoreError
-    why = without_secrets(store._words(error))[:300]
+    why = without_secrets(store._words(error))[:400]
     text = f"store {store.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {why}"
     return kind(text, store=store.name, key=pointer.key)
 

@@ -33,13 +33,14 @@ _log = logging.getLogger(__name__)
 
 _SEGMENT_BYTES = (1 << 20) - 64  # with Redis' header just one megabyte for its allocator, not the next size up
 _MAX_SEGMENT_BYTES = 512 << 20  # proto-max-bulk-len; beyond it the server closes the connection without an error
+_UNLINK_ENTRIES = 100  # payloads of one segment in a round trip
 _DELETE_KEYS = 16  # UNLINK frees strings at once, which blocks the server
 _MAX_V1_SEGMENTS = 100_000  # a pointer of version 1 is never signed, and does not declare its size
 _V1_PREFIX = "kafka-over-redis-"
 _IN_FLIGHT = 2
 _CHECK_KEYS = 100  # per command
 _ANY = "-"  # there is no version: the expiry is compared
-_SAME_MS = 1000  # the remaining time is asked for, not the moment
+_SAME_MS = 1000  # the server returns the remaining time, which passes meanwhile
 _REDIRECTS = ("MovedError", "AskError", "TryAgainError")
 
 # Error classes by redis-py's, first match wins; any other error is a StoreError.
@@ -226,16 +227,24 @@ class RedisStore(Store):
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         keyspace = Keyspace(self._server, self.prefix)
-        for entry, count in zip(entries, keyspace.segments([entry.key for entry in entries]), strict=True):
-            if not count:
-                yield Deletion(entry, "gone")
-                continue
+        small = [entry for entry in entries if entry.size is not None]  # one segment
+        for first in range(0, len(small), _UNLINK_ENTRIES):
+            some = small[first : first + _UNLINK_ENTRIES]
+            replies = keyspace.unlink_first_segments([entry.key for entry in some])
+            yield from (self._unlinked(entry, reply) for entry, reply in zip(some, replies, strict=True))
+        large = [entry for entry in entries if entry.size is None]
+        for entry, count in zip(large, keyspace.segments([entry.key for entry in large]), strict=True):
             try:
                 self._unlink_segments(entry.key, count)
             except Exception as error:
                 yield self._failed(entry, error)
             else:
-                yield Deletion(entry, "deleted")
+                yield Deletion(entry, "deleted" if count else "gone")
+
+    def _unlinked(self, entry: StoreEntry, reply: object) -> Deletion:
+        if isinstance(reply, Exception):
+            return self._failed(entry, reply)
+        return Deletion(entry, "deleted" if reply else "gone")
 
     def _unlink_segments(self, key: str, count: int) -> None:
         """Delete segments, the first one last: until then a listing finds what an interrupted deletion left."""

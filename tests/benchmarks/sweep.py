@@ -69,8 +69,7 @@ def fill_bucket(store: Any, count: int, bucket: str) -> None:
 
 def clear(options: dict[str, Any], store: Any) -> None:
     """Delete what stays, and a bucket."""
-    for _ in store.delete(store.scan()):
-        pass
+    store.delete(store.scan())
     if options["type"] == "s3":
         store._s3().delete_bucket(Bucket=options["bucket"])
 
