@@ -90,6 +90,7 @@ def test_settings_of_the_kafka_client_come_from_a_file_and_the_environment(warne
     arguments = ("--kafka", "127.0.0.1:1", "--topic", "t", "--kafka-config", "client")
     result = run("doctor", *arguments)
     assert "error    kafka-unreachable  kafka: " in result.stdout
+    assert result.stderr == ""  # the client's own log is a finding
     assert "hunter2" not in result.output
     (warned / "client").write_text("sasl.passwort=hunter2\n")
     result = run("doctor", *arguments)
