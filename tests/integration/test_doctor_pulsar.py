@@ -87,6 +87,21 @@ def test_read_messages_that_stay_longer_than_payloads(good, minutes, words):
     assert words in text(report, "pulsar-retention")
 
 
+def test_policies_of_the_namespace_count(lab):
+    namespace = f"public/{lab.topic}"
+    topic = f"persistent://{namespace}/orders"
+    lab.broker.request("PUT", f"namespaces/{namespace}", {})
+    lab.broker.request("PUT", topic.replace("://", "/"))
+    assert found(seen(lab, topics=(topic,))) == ["pulsar-message-ttl"]
+    lab.broker.request("POST", f"namespaces/{namespace}/messageTTL", HOUR)
+    servers.wait_until(lambda: found(seen(lab, topics=(topic,))) == [], "the namespace's policy is in effect")
+    policy = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+    lab.broker.request("POST", f"namespaces/{namespace}/retention", policy)
+    servers.wait_until(lambda: found(seen(lab, topics=(topic,))) == ["pulsar-retention"], "so is the other one")
+    lab.broker.request("DELETE", topic.replace("://", "/"))
+    lab.broker.request("DELETE", f"namespaces/{namespace}")
+
+
 def test_a_backlog_quota_that_drops_messages_matters_for_chunks(good):
     set_policy(good, "backlogQuota", EVICTING, "?backlogQuotaType=destination_storage", shown="backlogQuotaMap")
     assert found(seen(good)) == []

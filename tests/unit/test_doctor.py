@@ -186,6 +186,7 @@ def test_a_payload_must_outlive_its_message_and_not_longer():
     assert settings(retention_ms=7 * DAY * 1000 + 1, segment_ms=0) == [("warning", "kafka-retention")]
     assert settings(retention_ms=6 * DAY * 1000 + 1) == [("info", "kafka-segment-roll")]
     assert settings(retention_ms=-1, retention_bytes=10) == [("warning", "kafka-retention")]
+    assert TopicConfig.of({"cleanup.policy": "compact", "retention.ms": "1000"}).retention is None
 
 
 @pytest.mark.parametrize("suffix", ["-dlq", ".DLT", "_dead_letter", "-dead-letters", ".deadletter", "-errors"])
