@@ -423,12 +423,15 @@ def _received(message: Any) -> Received:
 
 
 def _is_record(message: Any) -> bool:
-    """Whether this is a record; a passing event of the client is not. Raises `KafkaException` for other events."""
+    """Whether this is a record; a passing event of the client is not. Raises an exception for other events."""
     error = message.error()
     if error is None:
         return True
     if error.name() in _PASSING:
         return False
+    if error.name().endswith("AUTHORIZATION_FAILED"):
+        advice = "permit Read on the topics and groups of the comparison"
+        raise CompareError(f"not permitted to receive ({error.name()}): {advice}")
     raise exception_of(error)
 
 
