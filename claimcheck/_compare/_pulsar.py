@@ -159,6 +159,8 @@ class PulsarBroker:
     def sample_sizes(self, topic: str, count: int) -> list[int]:
         """Return the payload sizes of the last messages of each partition."""
         names = self._partitions_of(topic)
+        if self._admin is not None and not any(map(self._admin.internal_stats, names)):
+            raise CompareError(f"there is no topic {topic}: check its name")  # a reader would create it
         found, each = PayloadSizes(), -(-count // len(names))
         for name in names:
             for message in deque(self._messages(name, last=each), maxlen=each):

@@ -72,6 +72,11 @@ def _groups(broker):
     return {each.group_id for each in broker._admin.list_consumer_groups().result().valid}
 
 
+def test_a_sample_of_a_missing_topic(broker):
+    with pytest.raises(CompareError, match="check its name"):
+        broker.sample_sizes(f"claimcheck-compare-{uuid.uuid4().hex}", 10)
+
+
 def test_retention_deletes(lab, broker):
     with checks.traffic(lab, "chunking", 3 * broker.limit_bytes, retention=1) as lane:
         lane.send(*checks.large(lab, 0))
