@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from claimcheck._compare._broker import BrokerAddress, Received, TopicSettings
 from claimcheck._compare._broker_options import options_from
 from claimcheck._compare._kafka_log_dirs import LogDirsError, partition_bytes
-from claimcheck._compare._model import CompareError, Mode
+from claimcheck._compare._model import CompareError, Mode, NotMeasuredError
 from claimcheck._compare._sampling import PayloadSizes
 from claimcheck._registry import import_vendor
 from claimcheck._wire_size import kafka_overhead
@@ -222,20 +222,20 @@ class KafkaBroker:
         return {key: entry.value for key, entry in entries.items() if entry.value is not None}
 
     def _check_request(self, wanted: int) -> None:
-        """Raise `CompareError` if the broker cannot receive a message of this size, whatever its topic allows."""
+        """Raise `NotMeasuredError` if the broker cannot receive a message of this size, whatever its topic allows."""
         found = int(self._broker_config.get("socket.request.max.bytes", wanted))
         if found < wanted:
-            raise CompareError(
+            raise NotMeasuredError(
                 f"the broker accepts requests of at most {found} bytes, and this run needs {wanted}: raise "
                 "socket.request.max.bytes, or compare smaller sizes"
             )
 
     def _check_limit(self, topic: str, wanted: int) -> None:
-        """Delete the topic and raise `CompareError` if its limit is lower."""
+        """Delete the topic and raise `NotMeasuredError` if its limit is lower."""
         found = int(self._describe("TOPIC", topic).get("max.message.bytes", wanted))
         if found < wanted:
             self.delete_topic(topic)
-            raise CompareError(
+            raise NotMeasuredError(
                 f"the broker limits messages of new topics to {found} bytes, and this run needs {wanted}: raise "
                 "max.message.bytes, or compare smaller sizes"
             )
@@ -422,12 +422,15 @@ def _received(message: Any) -> Received:
 
 
 def _is_record(message: Any) -> bool:
-    """Whether this is a record; a passing event of the client is not. Raises `KafkaException` for other events."""
+    """Whether this is a record; a passing event of the client is not. Raises an exception for other events."""
     error = message.error()
     if error is None:
         return True
     if error.name() in _PASSING:
         return False
+    if error.name().endswith("AUTHORIZATION_FAILED"):
+        advice = "permit Read on the topics and groups of the comparison"
+        raise CompareError(f"not permitted to receive ({error.name()}): {advice}")
     raise exception_of(error)
 
 

@@ -82,6 +82,13 @@ def test_a_sample_makes_no_subscription(lab, pulsar_broker):
         assert not pulsar_broker.stats(lane.topic)["subscriptions"]
 
 
+def test_a_sample_of_a_missing_topic_does_not_create_it(lab):
+    name = TOPIC.format(uuid.uuid4().hex)
+    with pytest.raises(CompareError, match="there is no topic"):
+        lab.broker.sample_sizes(name, 10)
+    assert lab.broker.topics(name) == []
+
+
 def test_expiry_deletes_unread_messages_when_they_are_old_enough(lab):
     with checks.traffic(lab, "chunking", 3 * lab.broker.limit_bytes, retention=2) as lane:
         lane.consumer().close()  # a subscription, which keeps messages until they expire
