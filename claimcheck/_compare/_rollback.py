@@ -295,9 +295,12 @@ def judge(failures: Sequence[Failure], readings: dict[Mode, Reading], *, has_ret
 
 
 def _line(failures: Sequence[Failure], reading: Reading, until: str) -> str:
+    if all(each.sent for each in failures):
+        return "no send failed: the client splits payloads over the limit"
     messages, size = sum(each.messages for each in failures), sum(each.size for each in failures)
     stay = f" {until}" if messages else ""
-    parts = [f"{len(failures)} failures: {messages} messages ({size_text(size)}) left{stay}"]
+    count = "1 failure" if len(failures) == 1 else f"{len(failures)} failures"
+    parts = [f"{count}: {messages} messages ({size_text(size)}) left{stay}"]
     rescued = sum(each.sent for each in failures)
     if rescued:
         parts.append(f"{rescued} payloads sent nevertheless")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from claimcheck import config
-from claimcheck._compare._broker import BrokerAddress, Consumer, Producer, Received
+from claimcheck._compare._broker import BrokerAddress, Received
 from claimcheck._compare._journal import Journal
 from claimcheck._compare._lab import Lab
 from claimcheck._compare._local import EmbeddedBroker
@@ -45,7 +45,7 @@ class IdlingConsumer(Proxy):
 
     clock: IdleClock
 
-    def receive(self, timeout: float) -> Received | None:
+    def receive(self, timeout: float) -> Any:
         received = self.inner.receive(min(timeout, 0.05))
         if received is None:
             self.clock.now += IDLE_SECONDS
@@ -69,11 +69,11 @@ class FaultyBroker(Proxy):
         self.wrappers = producer, consumer
         self.faulty = faulty
 
-    def producer(self, mode: Mode, *args: Any, **options: Any) -> Producer:
+    def producer(self, mode: Mode, *args: Any, **options: Any) -> Any:
         producer = self.inner.producer(mode, *args, **options)
         return self.wrappers[0](producer) if mode in self.faulty else producer
 
-    def consumer(self, mode: Mode, *args: Any, **options: Any) -> Consumer:
+    def consumer(self, mode: Mode, *args: Any, **options: Any) -> Any:
         consumer = self.inner.consumer(mode, *args, **options)
         consumer = self.wrappers[1](consumer) if mode in self.faulty else consumer
         if self.clock is None:
@@ -94,9 +94,7 @@ class SmallLab(Lab):
 
 
 @contextlib.contextmanager
-def lab(
-    folder: Path, *modes: Mode, real_time: bool = False, store: dict[str, Any] | None = None, **faults: Any
-) -> Iterator[Lab]:
+def lab(folder: Path, *modes: Mode, real_time: bool = False, **faults: Any) -> Iterator[Any]:
     """Open a lab on the embedded broker with a store of files; with ``real_time``, clock and consumers are normal."""
     (folder / "broker").mkdir()
     clock = None if real_time else IdleClock()
@@ -110,9 +108,9 @@ def lab(
         made.clock = clock
     try:
         yield made
+        assert broker.topics("") == [], "an experiment deletes its topics"
     finally:
         made.clean_up()
-        assert broker.topics("") == [], "an experiment deletes its topics"
 
 
 def swapped(received: Received, payload: bytes) -> Received:

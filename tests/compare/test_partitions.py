@@ -59,7 +59,7 @@ class _Swapping(rig.Proxy):
         self.held: Received | None = None
         self.swapped = False
 
-    def receive(self, timeout: float) -> Received | None:
+    def receive(self, timeout: float) -> Any:
         if self.swapped and self.held is not None:
             received, self.held = self.held, None
             return received

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from claimcheck._compare import _rollback
-from claimcheck._compare._broker import Received
-from claimcheck._compare._model import MODES, Experiment
+from claimcheck._compare._model import MODES, Experiment, Mode
 from claimcheck._compare._rollback import Failure, Reading, judge
 from claimcheck._sending import Verdict
 from claimcheck.stores.filesystem import FilesystemStore
@@ -24,7 +23,7 @@ def facts(result: Experiment) -> dict[str, float]:
 
 def left(result: Experiment, mode: str) -> dict[tuple[str, str], tuple[Any, Any]]:
     """Return messages and stored payloads that were left, by failure and point."""
-    rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows if row[0] == mode]
+    rows: list[dict[str, Any]] = [dict(zip(result.columns, row, strict=True)) for row in result.rows if row[0] == mode]
     return {(row["what fails"], row["point"]): (row["messages left"], row["stored payloads left"]) for row in rows}
 
 
@@ -86,7 +85,7 @@ def test_a_consumer_that_delivers_a_payload_whose_send_failed(tmp_path: Path) ->
 
             done = False
 
-            def receive(self, timeout: float) -> Received | None:
+            def receive(self, timeout: float) -> Any:
                 received = self.inner.receive(timeout)
                 if received is None or self.done:
                     return received
@@ -104,7 +103,7 @@ def test_a_consumer_that_delivers_a_payload_whose_send_failed(tmp_path: Path) ->
 REFUSED = Failure("external", "refused", "message 1 of 1", sent=False, messages=0, size=0, objects=0, seconds=0.0)
 UNKNOWN = replace(REFUSED, kind="unknown", objects=1, seconds=None)
 CHUNKS = replace(REFUSED, mode="chunking", point="message 3 of 9", messages=3, size=300)
-READINGS = {"external": Reading(2, 2, 0), "chunking": Reading(2, 2, 0)}
+READINGS: dict[Mode, Reading] = {"external": Reading(2, 2, 0), "chunking": Reading(2, 2, 0)}
 
 
 @pytest.mark.parametrize(
@@ -132,3 +131,10 @@ def test_a_store_that_cannot_be_listed_is_reported() -> None:
     assert "stored payloads cannot be counted" in result.measured["external"]
     assert "objects_left/external" not in facts(result)
     assert "3 messages (300 bytes) left until the topic is deleted" in result.measured["chunking"]
+
+
+def test_a_client_that_splits_payloads_over_the_limit_does_not_fail() -> None:
+    sent = replace(REFUSED, mode="native", sent=True)
+    result = judge([sent], {"native": Reading(2, 2, 0)}, has_retention=True)
+
+    assert result.measured["native"] == "no send failed: the client splits payloads over the limit"

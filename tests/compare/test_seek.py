@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from claimcheck._compare import _seek
-from claimcheck._compare._broker import Received
 from claimcheck._compare._model import MODES, Experiment
 from claimcheck._compare._seek import Jump, Target, judge, plan
 from tests.compare import experiment_rig as rig
@@ -44,7 +43,7 @@ class _Overshooting(rig.Proxy):
         self.inner.seek(partition, position)
         self.skip = True
 
-    def receive(self, timeout: float) -> Received | None:
+    def receive(self, timeout: float) -> Any:
         received = self.inner.receive(timeout)
         if received is not None and self.skip:
             self.skip = False
@@ -68,7 +67,7 @@ class _Tearing(rig.Proxy):
         self.inner.seek(partition, position)
         self.sought = True
 
-    def receive(self, timeout: float) -> Received | None:
+    def receive(self, timeout: float) -> Any:
         received = self.inner.receive(timeout)
         if received is None or received.payload is None or not self.sought:
             return received

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from claimcheck._compare import _faults, _services
-from claimcheck._compare._broker import Received
 from claimcheck._compare._model import MODES
 from claimcheck._compare._services import Outage, judge
 from claimcheck.config import StoreConfig
@@ -55,7 +54,7 @@ def test_a_producer_that_hides_failures_loses_payloads(tmp_path: Path) -> None:
 class _Inventing(rig.Proxy):
     """A consumer that returns other bytes in place of an error."""
 
-    def receive(self, timeout: float) -> Received | None:
+    def receive(self, timeout: float) -> Any:
         received = self.inner.receive(timeout)
         return rig.swapped(received, b"a stale copy") if received is not None and received.error else received
 
