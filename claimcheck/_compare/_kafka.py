@@ -41,7 +41,6 @@ _POLL_SECONDS = 0.05
 _ROOM_SECONDS = 60.0
 _MIN_SESSION_SECONDS = 6.0  # of brokers that do not tell
 _MIN_SEGMENT_BYTES = 1 << 20  # since Kafka 4.0
-_FETCH_BYTES = 16 << 20
 _MAX_REQUEST_BYTES = 1_000_000_000
 _PASSING = {"_PARTITION_EOF", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "UNKNOWN_TOPIC_OR_PART"}
 _PROPERTY = re.compile(r'property:? "?([\w.]+)')  # the rest of the client's text may contain a secret
@@ -175,7 +174,7 @@ class KafkaBroker:
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
     ) -> _KafkaTestConsumer:
-        """Return a consumer that can receive large records, and several chunks at a time."""
+        """Return a consumer that can receive large records."""
         conf = {**self._conf, **_consumer_conf(group)}
         if session_seconds is not None:
             seconds = max(session_seconds, self._min_session_seconds())
@@ -455,7 +454,6 @@ def _consumer_conf(group: str) -> dict[str, Any]:
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "fetch.wait.max.ms": 10,  # a seek waits for the request before it
-        "max.partition.fetch.bytes": _FETCH_BYTES,
         "receive.message.max.bytes": _MAX_REQUEST_BYTES,  # a larger record is fetched again and again
     }
 
