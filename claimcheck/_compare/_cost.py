@@ -257,7 +257,7 @@ def _series(prices: Prices, costs: Mapping[str, Mapping[int, Cost]]) -> Series:
         "cost",
         f"Cost of {number_text(prices.workload.payload_gb_per_month)} GB of payloads per month",
         "payload size (bytes)",
-        f"{prices.currency} per month",
+        prices.currency,
         {
             line: tuple(Point(size, each.total, each.total, each.total) for size, each in sorted(found.items()))
             for line, found in costs.items()

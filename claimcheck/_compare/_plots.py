@@ -36,15 +36,15 @@ PALETTE = {
     "grid": "#e2e5e9",
     "paper": "#fefefe",
 }
-_MARKERS = dict(zip(MODES, "osDv", strict=True))
+_MARKERS: dict[str, str] = dict(zip(MODES, "osDv", strict=True))
 # The line of hybrid is often that of external.
 _DASHES: dict[str, Any] = {**dict.fromkeys(MODES, "solid"), "hybrid": (0, (4, 2))}
 _WIDTH, _HEIGHT = 400, 240  # points; the page scales it
 _FONT, _NAME_FONT = 11.5, 10.8
-_AREA = {"left": 0.14, "right": 0.74, "bottom": 0.125, "top": 0.955}
+_AREA = {"left": 0.14, "right": 0.735, "bottom": 0.135, "top": 0.955}
 _NAME_LENGTH = 16  # of a line, in the space at the right
 _NAME_HEIGHT = 13
-_STYLE = {"svg.fonttype": "none", "font.size": _FONT, "text.parse_math": False, "path.simplify": False}
+_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "font.size": _FONT, "text.parse_math": False, "path.simplify": False}
 
 
 def svg(series: Series, prefix: str) -> str:
@@ -130,7 +130,7 @@ def _scale(axes: Axes, series: Series, points: Sequence[Point]) -> None:
     axes.set_xscale("log" if logs["x"] else "linear")
     axes.set_yscale("log" if logs["y"] else "linear")
     if points:
-        axes.set_xlim(*_padded(min(x), max(x), 0.03, log=logs["x"]))
+        axes.set_xlim(*_padded(min(x), max(x), 0.07, log=logs["x"]))
         axes.set_ylim(*(_padded(min(y), max(y), 0.06, log=True) if logs["y"] else _from_zero(y)))
         _x_ticks(axes, series, sorted(set(x)), log=logs["x"])
         _y_ticks(axes, in_bytes=series.y_label.startswith("bytes"), log=logs["y"])
@@ -138,6 +138,7 @@ def _scale(axes: Axes, series: Series, points: Sequence[Point]) -> None:
     axes.grid(axis="y", color=PALETTE["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, pad=5, labelcolor=PALETTE["ink"])
+    axes.tick_params(axis="x", pad=8)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(PALETTE["grid"])
@@ -198,12 +199,15 @@ def _name_lines(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
     ends = {name: float(to_area.transform((points[-1].x, points[-1].y))[1]) for name, points in lines.items()}
     numbers = {name: number for number, name in enumerate(lines)}
     names = sorted(ends, key=lambda name: (ends[name], -numbers[name]))
-    height = axes.get_window_extent().height * 72 / axes.get_figure().dpi
-    for name, y in zip(names, _spread([ends[name] for name in names], _NAME_HEIGHT / height), strict=True):
+    height = axes.get_window_extent().height * 72 / axes.figure.dpi
+    gap = _NAME_HEIGHT / height
+    spread = enumerate(_spread([ends[name] for name in names], gap))
+    places = [max(place, index * gap) for index, place in spread]  # above the labels of the horizontal axis
+    for name, y in zip(names, places, strict=True):
         text = printable(name).replace("\n", " ")
         short = text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "\N{HORIZONTAL ELLIPSIS}"
-        color = _color(numbers[name], name)
-        axes.text(1.03, y, short, transform=axes.transAxes, va="center", color=color, weight="bold", size=_NAME_FONT)
+        color, weight = _color(numbers[name], name), "bold" if name in MODES else "normal"
+        axes.text(1.03, y, short, transform=axes.transAxes, va="center", color=color, weight=weight, size=_NAME_FONT)
 
 
 def _spread(wanted: Sequence[float], gap: float) -> list[float]:

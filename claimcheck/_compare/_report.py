@@ -102,6 +102,7 @@ def _text(name: str) -> str:
 def _run_facts(comparison: Comparison) -> dict[str, str]:
     sizes = [size_text(size) for size in comparison.sizes]
     return {
+        "Broker": comparison.broker,
         "Store": comparison.store,
         "Payloads": ", ".join(sizes) if len(sizes) <= 6 else f"{len(sizes)} sizes, {sizes[0]} to {sizes[-1]}",
         "Rounds": str(comparison.rounds),
@@ -132,22 +133,19 @@ def _plots(experiments: Sequence[Experiment]) -> Iterator[tuple[Series, str]]:
 
 def _by(series: Series) -> str:
     """The name of the horizontal axis, whose ticks have units."""
-    return re.sub(r" (\(bytes\)|in bytes)$", "", series.x_label)
+    return re.sub(r"^payload( size)? (\(bytes\)|in bytes)$", "payload size", series.x_label)
 
 
 def _summary(rows: Sequence[Experiment]) -> str:
-    counts = Counter(each.verdict for each in rows)
-    parts = [
-        f"{counts[verdict]} of {len(rows)} rows {text}"
-        for verdict, text in (
-            ("agrees", "agree with the measurement"),
-            ("partly", "agree in part"),
-            ("disagrees", "disagree"),
-            ("not measured", "were not measured"),
-        )
-        if counts[verdict]
-    ]
-    return "; ".join(parts) + "."
+    counts = Counter[str](each.verdict for each in rows)
+    texts = (
+        ("agrees", "agrees with the measurement", "agree with the measurement"),
+        ("partly", "agrees in part", "agree in part"),
+        ("disagrees", "disagrees", "disagree"),
+        ("not measured", "was not measured", "were not measured"),
+    )
+    parts = [f"{counts[name]} {one if counts[name] == 1 else more}" for name, one, more in texts if counts[name]]
+    return f"Of its {len(rows)} rows, {', '.join(parts)}."
 
 
 def _numeric(experiment: Experiment) -> set[int]:

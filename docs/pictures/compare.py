@@ -40,7 +40,7 @@ def picture(comparison: Comparison, path: Path) -> None:
     found = {series.name: series for each in comparison.experiments for series in each.series}
     shown = [found[name] for name in SHOWN if name in found]
     figure = Figure(figsize=(10.6, 3.5 * -(-len(shown) // 2)))
-    figure.subplots_adjust(left=0.065, right=0.89, bottom=0.06, top=0.93, wspace=0.52, hspace=0.34)
+    figure.subplots_adjust(left=0.065, right=0.875, bottom=0.06, top=0.93, wspace=0.55, hspace=0.34)
     for place, series in enumerate(shown, 1):
         axes = figure.add_subplot(-(-len(shown) // 2), 2, place)
         draw(axes, series)
@@ -50,15 +50,27 @@ def picture(comparison: Comparison, path: Path) -> None:
 
 def table(comparison: Comparison) -> Iterator[str]:
     """Yield the lines of the table: what was published and what was measured of each strategy."""
-    yield "| | external: published | external: measured | chunking: published | chunking: measured | published is |"
-    yield "|---|---|---|---|---|---|"
+    yield "| | strategy | published | measured |"
+    yield "|---|---|---|---|"
     for each in comparison.experiments:
-        if each.claimed:
-            texts = [text.get(name, "") for name in STRATEGIES for text in (each.claimed, each.measured)]
-            yield "| " + " | ".join([each.title, *map(_cell, texts), _JUDGED[each.verdict]]) + " |"
+        for number, name in enumerate(STRATEGIES if each.claimed else ()):
+            title = each.title if number == 0 else f"*{_JUDGED[each.verdict]}*"
+            texts = [each.claimed.get(name, ""), each.measured.get(name, "") or "not measured"]
+            yield f"| {title} | `{name}` | " + " | ".join(map(_cell, texts)) + " |"
 
 
-_JUDGED = {"agrees": "right", "partly": "partly right", "disagrees": "not right", "not measured": "not measured"}
+_JUDGED = {
+    "agrees": "published: right",
+    "partly": "published: partly right",
+    "disagrees": "published: not right",
+    "not measured": "not measured",
+}
+
+
+def differences(comparison: Comparison) -> str:
+    """Return a list of the rows in which the measurement does not agree, with the reasons."""
+    found = [each for each in comparison.experiments if each.claimed and each.verdict in ("partly", "disagrees")]
+    return "\n".join(f"- **{each.title}.** {_cell(each.explanation)}" for each in found)
 
 
 def write_results(found: dict[str, Comparison]) -> None:
@@ -66,10 +78,12 @@ def write_results(found: dict[str, Comparison]) -> None:
     text = PAGE.read_text()
     for name, comparison in found.items():
         lines = [
-            f"### {comparison.broker}",
-            f"Store: {comparison.store}. {comparison.rounds} rounds.",
+            f"### {comparison.broker[:1].upper()}{comparison.broker[1:]}",
+            f"Store: {_cell(comparison.store)}. {comparison.rounds} rounds.",
             f"![{comparison.broker}: throughput, memory and cost by payload size](../images/compare-{name}.png)",
             "\n".join(table(comparison)),
+            "Where the measurement differs, and why:",
+            differences(comparison),
         ]
         block, made = rf"(<!-- compare: {name} -->\n).*?(<!-- end -->)", "\n\n".join(lines)
         text, count = re.subn(

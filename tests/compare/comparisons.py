@@ -14,6 +14,8 @@ HOSTILE = (
 )
 """A name that would run a script, request a picture, be read as mathematics, or control a terminal."""
 
+Lines = dict[str, tuple[Point, ...]]
+
 # What payloads cost beyond their bytes, and bytes per second, of each mode.
 _RATES: dict[Mode, tuple[float, float]] = {
     "external": (0.0022, 1.15e9),
@@ -182,7 +184,9 @@ def _partition() -> Experiment:
         for mode, fixed in sent.items()
         for size in SIZES
     }
-    lines = {mode: tuple(_once(size, facts[f"bytes_per_payload/{mode}/{size}"]) for size in SIZES) for mode in MODES}
+    lines: Lines = {
+        mode: tuple(_once(size, facts[f"bytes_per_payload/{mode}/{size}"]) for size in SIZES) for mode in MODES
+    }
     return Experiment(
         "partition",
         "What is put into the broker",
@@ -245,10 +249,10 @@ def _memory() -> Experiment:
 
 
 def _speed() -> Experiment:
-    rates = {mode: tuple(_rate(mode, size, 1.0) for size in SIZES) for mode in MODES}
-    reads = {mode: tuple(_rate(mode, size, 1.6) for size in SIZES) for mode in MODES}
-    latency = {mode: tuple(_latency(mode, size, 1.0) for size in SIZES) for mode in MODES}
-    tail = {mode: tuple(_latency(mode, size, 1.9) for size in SIZES) for mode in MODES}
+    rates: Lines = {mode: tuple(_rate(mode, size, 1.0) for size in SIZES) for mode in MODES}
+    reads: Lines = {mode: tuple(_rate(mode, size, 1.6) for size in SIZES) for mode in MODES}
+    latency: Lines = {mode: tuple(_latency(mode, size, 1.0) for size in SIZES) for mode in MODES}
+    tail: Lines = {mode: tuple(_latency(mode, size, 1.9) for size in SIZES) for mode in MODES}
     x, rate, time = "payload size (bytes)", "MB per second", "milliseconds"
     return Experiment(
         "speed",
@@ -264,10 +268,10 @@ def _speed() -> Experiment:
             for mode in MODES
         ),
         (
-            Series("produce_throughput", "Produce throughput", x, rate, {**rates}),
-            Series("consume_throughput", "Consume throughput", x, rate, {**reads}),
-            Series("produce_latency_p50", "Produce latency, median", x, time, {**latency}),
-            Series("produce_latency_p99", "Produce latency, 99th percentile", x, time, {**tail}),
+            Series("produce_throughput", "Produce throughput", x, rate, rates),
+            Series("consume_throughput", "Consume throughput", x, rate, reads),
+            Series("produce_latency_p50", "Produce latency, median", x, time, latency),
+            Series("produce_latency_p99", "Produce latency, 99th percentile", x, time, tail),
         ),
     )
 
