@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import stat
+import time
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,6 +44,8 @@ _FOLDER = re.compile(r"(?:\d{4}-\d{2}-\d{2}/)?[0-9a-f]{2}/")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _HASH = re.compile(r"[0-9a-f]{2}")
 _THREADS = 8
+_PROBES = 50
+_SLOW_SECONDS = 0.0002  # per deletion: a local disk takes less, a server or a disk that discards blocks takes more
 _TOKEN = re.compile(r"[0-9a-f]{8}")
 _NO_PAYLOAD = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}
 _NOT_REACHED = {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
@@ -328,14 +331,19 @@ class FilesystemStore(Store):
                 self._check_mounted(error)
                 yield from (Deletion(entry, "gone") for entry in some)
 
-    def _discard_some(self, entries: list[StoreEntry], directory: int) -> Iterable[Deletion]:
-        """Delete entries of one folder, many of them in threads: a file system may wait for its disk or its server."""
-        if len(entries) < _THREADS * 4:
-            return [self._discard_one(entry, directory) for entry in entries]
-        parts = [entries[i::_THREADS] for i in range(_THREADS)]
+    def _discard_some(self, entries: list[StoreEntry], directory: int) -> Iterator[Deletion]:
+        """Delete entries of one folder; in threads, if the first ones show that the file system waits for something."""
+        begin = time.perf_counter()
+        for entry in entries[:_PROBES]:
+            yield self._discard_one(entry, directory)
+        rest = entries[_PROBES:]
+        if not rest or time.perf_counter() - begin < _PROBES * _SLOW_SECONDS:
+            yield from (self._discard_one(entry, directory) for entry in rest)
+            return
+        parts = [rest[i::_THREADS] for i in range(_THREADS)]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="claimcheck-sweep") as threads:
-            done = threads.map(lambda part: [self._discard_one(entry, directory) for entry in part], parts)
-            return list(itertools.chain.from_iterable(done))
+            for done in threads.map(lambda part: [self._discard_one(entry, directory) for entry in part], parts):
+                yield from done
 
     def _discard_one(self, entry: StoreEntry, directory: int) -> Deletion:
         name = os.path.basename(entry.key.rstrip("/"))
@@ -368,8 +376,13 @@ class FilesystemStore(Store):
         os.rename(name, aside, src_dir_fd=directory, dst_dir_fd=directory)
         is_unchanged = _version(os.stat(aside, dir_fd=directory, follow_symlinks=False)) == entry.version
         if not is_unchanged:
-            with contextlib.suppress(FileExistsError):  # a still newer one
+            try:
                 os.link(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except FileExistsError:  # a still newer one
+                pass
+            except OSError:  # a file system without hard links
+                os.rename(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
+                return False
         os.unlink(aside, dir_fd=directory)
         return is_unchanged
 

@@ -104,10 +104,12 @@ def sweep(raw: str) -> None:
     with claimcheck.from_dict(json.loads(raw)) as cc:
         report = cc.sweep("swept", dry_run=False)
     usage = resource.getrusage(resource.RUSAGE_SELF)
+    status = Path("/proc/self/status").read_text()  # not ru_maxrss, which begins with the memory of the parent
+    peak = next(int(line.split()[1]) >> 10 for line in status.splitlines() if line.startswith("VmHWM"))
     print(f"listed {report.scanned:,}, deleted {report.deleted:,}, failed {report.failed}, kept {dict(report.kept)}")
     print(
         f"{report.duration_seconds:.1f} s, {report.deleted / report.duration_seconds:,.0f} deletions/s, "
-        f"{usage.ru_utime + usage.ru_stime:.1f} s of CPU, peak memory {usage.ru_maxrss / 1024:.0f} MiB"
+        f"{usage.ru_utime + usage.ru_stime:.1f} s of CPU, peak memory {peak} MiB"
     )
 
 

@@ -64,7 +64,8 @@ def test_the_key_of_an_earlier_release_says_nothing(destination):
     "name",
     ["", "notes.txt", str(UUID), f"-{UUID}", f"a/b-{UUID}", f"orders{UUID}", f"orders-{UUID}-0", f"orders.{UUID}",
      f"orders-20261122T113004Z.{UUID}", f"orders-20261322T113004Z-5s.{UUID}", f"orders-5_{UUID}", f"-5s_{UUID}",
-     f"orders-20261122T113004Z-5s.{str(UUID).upper()}", f"{'x' * 65}-{UUID}", f"or ders-{UUID}", f"orders-{{{UUID}"],
+     f"orders-20261122T113004Z-5s.{str(UUID).upper()}", f"{'x' * 65}-{UUID}", f"or ders-{UUID}", f"orders-{{{UUID}",
+     f"orders-\u0665s_{UUID}"],
 )  # fmt: skip
 def test_names_of_others(name):
     assert parse_name(name) is None

@@ -15,6 +15,7 @@ from claimcheck.stores.obstore import ObstoreStore
 from claimcheck.stores.s3 import _client as s3_client
 from claimcheck.stores.s3._lifecycle import apply, rule_for, rules_of
 from claimcheck.stores.s3._store import S3Store
+from tests.unit.cli.rig import ok, run
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 DAY = 86_400
@@ -146,6 +147,36 @@ class TestLifecycleRule:
     def test_may_cover_a_store_with_a_shorter_lifetime(self, open_store):
         inside = open_store("other", prefix="claims/team", ttl_seconds=1)
         assert rule_for(open_store(), grace_seconds=0, others=[inside]).days == 1
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def _config(self, bucket, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        bucket.LifecycleConfiguration().put(LifecycleConfiguration={"Rules": [OTHER]})
+        cold = "cold: {type: s3, bucket: payloads, prefix: claims/, ttl_seconds: 604800}"
+        (tmp_path / "claimcheck.yaml").write_text(f"store: cold\nstores: {{{cold}, m: {{type: memory}}}}")
+
+    def test_shows_and_applies(self, open_store):
+        shown = ok("lifecycle").stdout.splitlines()
+        applied, again = ok("lifecycle", "--apply").stdout, ok("lifecycle", "--apply").stdout
+
+        assert shown == [
+            "cold: bucket payloads, prefix claims/: delete objects after 8 days, abort incomplete uploads after 1 day",
+            "  the rule is missing: --apply adds it",
+            "  1 other rule in this bucket",
+        ]
+        assert "the rule was written" in applied
+        assert "nothing changed" in again, again
+        assert "the rule is there" in ok("lifecycle").stdout
+        assert "the rule differs" in ok("lifecycle", "--grace", "3d").stdout
+        assert len(rules_of(open_store())) == 2
+
+    @pytest.mark.parametrize(
+        ("arguments", "code"), [(["--store", "m"], 3), (["--show", "--apply"], 2), (["--store", "none"], 3)]
+    )
+    def test_refuses(self, arguments, code):
+        assert run("lifecycle", *arguments).exit_code == code
 
 
 def test_obstore_renews_the_lifetime_of_what_is_stored(tmp_path):
