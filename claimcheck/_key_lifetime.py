@@ -24,11 +24,13 @@ __all__ = ["UNLIMITED", "KeyLifetime", "parse_name", "with_lifetime"]
 UNLIMITED = "never"
 """The lifetime of a payload that does not expire."""
 
-_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_SLUG = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_CREATED = re.compile(r"\d{8}T\d{6}Z")
-_LIFETIME = re.compile(r"(\d{1,11})s|never")
-_UUID_LENGTH = 36
+_LIFETIME = r"\d{1,11}s|never"
+_NAME = re.compile(
+    r"[A-Za-z0-9._-]{1,64}-"
+    rf"(?:(?P<created>\d{{8}}T\d{{6}}Z)-(?P<lifetime>{_LIFETIME})\.|(?P<relative>{_LIFETIME})_|(?<=-))"
+    r"(?P<open>\{)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?P<close>\})?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,31 +78,19 @@ def parse_name(name: str) -> KeyLifetime | None:
     Args:
         name: The key without the store's prefix and without folders.
     """
-    if name.endswith("}"):
-        head, _, unique = name[:-1].rpartition("{")
-    else:
-        head, unique = name[:-_UUID_LENGTH], name[-_UUID_LENGTH:]
-    if not _UUID.fullmatch(unique):
+    match = _NAME.fullmatch(name)
+    if match is None or (match["open"] is None) != (match["close"] is None):
         return None
-    joint, head = head[-1:], head[:-1]
-    if joint == ".":
-        head, _, lifetime = head.rpartition("-")
-        head, _, created = head.rpartition("-")
-        known = _parsed(lifetime, _milliseconds(created))
-        known = known if known is not None and known.created_ms is not None else None
-    elif joint == "_":
-        head, _, lifetime = head.rpartition("-")
-        known = _parsed(lifetime, None)
-    else:
-        known = KeyLifetime() if joint == "-" else None
-    return known if known is not None and _SLUG.fullmatch(head) else None
+    created, lifetime = match["created"], match["lifetime"] or match["relative"]
+    return KeyLifetime() if lifetime is None else _known(created, lifetime)
 
 
-def _parsed(lifetime: str, created_ms: int | None) -> KeyLifetime | None:
-    match = _LIFETIME.fullmatch(lifetime)
-    if match is None:
+@functools.lru_cache(maxsize=1024)
+def _known(created: str | None, lifetime: str) -> KeyLifetime | None:
+    created_ms = None if created is None else _milliseconds(created)
+    if created is not None and created_ms is None:
         return None
-    return KeyLifetime(created_ms, None if match[1] is None else int(match[1]) * 1000, is_known=True)
+    return KeyLifetime(created_ms, None if lifetime == UNLIMITED else int(lifetime[:-1]) * 1000, is_known=True)
 
 
 def _moment(ms: int) -> str | None:
@@ -110,10 +100,7 @@ def _moment(ms: int) -> str | None:
         return None
 
 
-@functools.lru_cache(maxsize=1024)
 def _milliseconds(text: str) -> int | None:
-    if not _CREATED.fullmatch(text):
-        return None
     try:
         return int(datetime.fromisoformat(text).timestamp()) * 1000 + 999
     except ValueError:

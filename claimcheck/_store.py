@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import io
 import logging
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from itertools import islice
 from typing import ClassVar, Literal, NoReturn
 
@@ -42,23 +40,22 @@ from claimcheck._payload_reader import (
     writable_view,
 )
 from claimcheck._pointer import Pointer, is_key, slug
+from claimcheck._store_context import StoreContext
+from claimcheck._store_errors import Translated, missing, not_listed, translated
 from claimcheck._threads import in_thread
-from claimcheck._validation import MAX_SECONDS, fail, without_secrets
+from claimcheck._validation import MAX_SECONDS, fail
 from claimcheck.errors import (
-    ClaimCheckError,
     ConfigError,
-    IntegrityError,
     KeyTakenError,
     MissingDependencyError,
     PayloadNotFoundError,
     PayloadTooLargeError,
     PayloadTypeError,
     PointerRejectedError,
-    ScanNotSupportedError,
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.hooks import Hooks, Operation
+from claimcheck.hooks import Operation
 
 __all__ = [
     "RangeStore",
@@ -75,25 +72,6 @@ _BUFFER_BYTES = 1 << 17  # of files: larger reads bypass the buffer
 _DELETE_BATCH = 1000  # as in S3's DeleteObjects
 _MAX_KEY_BYTES = 1024
 _UNWATCHED = nullcontext()
-
-
-@dataclass(frozen=True, slots=True)
-class StoreContext:
-    """The environment of a store, set by the code that opens it.
-
-    Attributes:
-        name: The store's name in the configuration.
-        max_payload_bytes: Larger payloads are neither written nor read.
-        hooks: Receives an event for each operation.
-        clock: Seconds since 1970.
-        new_uuid: Returns the uuids that make keys unique.
-    """
-
-    name: str = "store"
-    max_payload_bytes: int = 5 << 30
-    hooks: Hooks = field(default_factory=Hooks)
-    clock: Callable[[], float] = time.time
-    new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
 
 
 class Store(ABC):
@@ -179,11 +157,7 @@ class Store(ABC):
 
         Create entries with `StoreEntry.of`, and only for keys for which `_lifetime_of` returns a value.
         """
-        raise ScanNotSupportedError(
-            f"store {self.name!r}: {type(self).__name__} cannot list its payloads, so they cannot be swept: let the "
-            "medium delete them by age, or implement _scan",
-            store=self.name,
-        )
+        raise not_listed(self)
 
     def _stat(self, entry: StoreEntry) -> StoreEntry | None:
         """Return an entry as it is now, with the same ``version`` if it is unchanged; ``None`` if it is gone.
@@ -298,15 +272,7 @@ class Store(ABC):
 
     def missing(self, pointer: Pointer, what: str = "the payload") -> PayloadNotFoundError:
         """Return the error for a missing payload, or a missing part of one."""
-        written, ends = _when("written", pointer.created_ms), _when("expires or expired", pointer.expires_ms)
-        return PayloadNotFoundError(
-            f"store {self.name!r}: {what} of {pointer.key!r} is gone ({written}; {ends}): "
-            "it expired, was evicted, was rolled back or was deleted",
-            store=self.name,
-            key=pointer.key,
-            created_ms=pointer.created_ms,
-            expires_ms=pointer.expires_ms,
-        )
+        return missing(self.name, pointer, what)
 
     def check_size(self, pointer: Pointer, actual: int) -> None:
         """Compare the stored size with ``pointer.size`` before reading, for media that know sizes.
@@ -451,22 +417,23 @@ class Store(ABC):
         with self._translated(Pointer(key=self.prefix), "scan"):
             yield from self._scan(after)
 
-    def delete(self, entries: Iterable[StoreEntry]) -> Iterator[Deletion]:
-        """Delete entries that `scan` returned, in batches, and yield the result of each, in any order.
+    def delete(self, entries: Iterable[StoreEntry]) -> list[Deletion]:
+        """Delete entries that `scan` returned, in batches, and return the result of each, in any order.
 
         An entry that was written again under the same key since it was listed is not deleted. Errors are results, not
         exceptions, so that one of them does not keep the others.
 
         Raises:
-            PointerRejectedError: An entry is not below this store's prefix; nothing of its batch was deleted.
+            PointerRejectedError: An entry is not one of this store's; nothing of its batch was deleted.
             StoreUnavailableError: The store could not be reached.
         """
+        results: list[Deletion] = []
         remaining = iter(entries)
         while batch := list(islice(remaining, _DELETE_BATCH)):
             for entry in batch:
-                if not entry.key.startswith(self.prefix):
-                    self._reject(Pointer(key=entry.key), "scope", "has a key outside this store's prefix")
-            yield from self._delete_unchanged(batch)
+                self._check_entry(entry)
+            results += self._delete_unchanged(batch)
+        return results
 
     # For event loops -------------------------------------------------------------------------------------------
 
@@ -581,6 +548,13 @@ class Store(ABC):
             _log.warning("store %r: could not delete the failed write of %r: %s", self.name, pointer.key, why)
             error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
 
+    def _check_entry(self, entry: StoreEntry) -> None:
+        """Refuse to delete what `scan` does not list."""
+        name = entry.key.rstrip("/") if entry.kind == "leftover" else entry.key
+        ours = entry.kind == "leftover" or self._lifetime_of(entry.key) is not None
+        if not (ours and is_key(name) and name.startswith(self.prefix)):
+            self._reject(Pointer(key=entry.key), "scope", "is not the key of an entry of this store")
+
     def _delete_unchanged(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         unchanged = []
         with self._translated(Pointer(key=self.prefix), "delete"):
@@ -597,7 +571,7 @@ class Store(ABC):
 
     def _failed(self, entry: StoreEntry, error: Exception) -> Deletion:
         """Return the result for an error about one entry; raises the error of a store that cannot be reached."""
-        ours = error if isinstance(error, StoreError) else self._as_ours(error, Pointer(key=entry.key), "delete")
+        ours = error if isinstance(error, StoreError) else translated(self, error, Pointer(key=entry.key), "delete")
         if isinstance(ours, StoreUnavailableError):
             raise ours from error
         return Deletion(entry, "failed", ours)
@@ -617,9 +591,9 @@ class Store(ABC):
             return _UNWATCHED
         return hooks.operation(operation, store=self.name, key=pointer.key, size=size)
 
-    def _translated(self, pointer: Pointer, operation: Operation | Literal["scan", "delete"]) -> _Translated:
+    def _translated(self, pointer: Pointer, operation: Operation | Literal["scan", "delete"]) -> Translated:
         """Translate the medium's errors in a block that accesses it."""
-        return _Translated(self, pointer, operation)
+        return Translated(self, pointer, operation)
 
     def _too_small(self, pointer: Pointer, size: int) -> NoReturn:
         raise PayloadTooLargeError(
@@ -630,16 +604,6 @@ class Store(ABC):
             limit=size,
         )
 
-    def _as_ours(self, error: Exception, pointer: Pointer, operation: str) -> StoreError:
-        kind = self._translate(error) or StoreError
-        if kind is PayloadNotFoundError and operation == "read":
-            return self.missing(pointer)
-        if kind in (PayloadNotFoundError, PayloadTooLargeError) or (kind is IntegrityError and operation != "read"):
-            kind = StoreError
-        why = without_secrets(self._words(error))[:300]
-        text = f"store {self.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {why}"
-        return kind(text, store=self.name, key=pointer.key)
-
     def _reject(self, pointer: Pointer, reason: str, why: str) -> NoReturn:
         raise PointerRejectedError(
             f"store {self.name!r} rejected the pointer to {pointer.key[:200]!r}: it {why}",
@@ -647,26 +611,6 @@ class Store(ABC):
             store=pointer.store,
             key=pointer.key,
         )
-
-
-class _Translated:
-    """Translates the medium's errors; not a generator, which is measurably slower for small payloads."""
-
-    __slots__ = ("_operation", "_pointer", "_store")
-
-    def __init__(self, store: Store, pointer: Pointer, operation: str) -> None:
-        self._store = store
-        self._pointer = pointer
-        self._operation = operation
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, StoreError):
-            error.store, error.key = error.store or self._store.name, error.key or self._pointer.key
-        elif isinstance(error, Exception) and not isinstance(error, ClaimCheckError):
-            raise self._store._as_ours(error, self._pointer, self._operation) from error
 
 
 def _check_type(pointer: object) -> None:
@@ -681,15 +625,6 @@ def _segments_of(pointer: Pointer) -> int:
     if not pointer.segment_bytes or not pointer.size:
         return 1
     return -(-pointer.size // pointer.segment_bytes)
-
-
-def _when(word: str, moment: int | None) -> str:
-    if moment is None:
-        return f"{word}: unknown"
-    try:
-        return f"{word} {datetime.fromtimestamp(moment / 1000, UTC).isoformat(timespec='seconds')}"
-    except (ValueError, OverflowError, OSError):  # a pointer may claim any year
-        return f"{word} {moment} ms"
 
 
 @abstractmethod  # type: ignore[misc]

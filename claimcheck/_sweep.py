@@ -40,8 +40,8 @@ class SweepReport:
         dry_run: Whether nothing was deleted.
         scanned: Entries that were listed.
         expired: Payloads whose lifetime and grace have passed.
-        expired_bytes: Their size, as far as the medium tells.
         leftovers: Temporary files, incomplete uploads and empty folders that are older than the grace.
+        expired_bytes: Bytes of these payloads and leftovers, as far as the medium tells.
         deleted: Entries that were deleted; 0 in a dry run.
         skipped: Expired entries that were gone or written again before they could be deleted.
         failed: Expired entries that could not be deleted.

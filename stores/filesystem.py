@@ -9,9 +9,11 @@ import os
 import re
 import secrets
 import stat
+import time
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -41,6 +43,9 @@ _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) 
 _FOLDER = re.compile(r"(?:\d{4}-\d{2}-\d{2}/)?[0-9a-f]{2}/")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _HASH = re.compile(r"[0-9a-f]{2}")
+_THREADS = 8
+_PROBES = 50
+_SLOW_SECONDS = 0.0002  # per deletion: a local disk takes less, a server or a disk that discards blocks takes more
 _TOKEN = re.compile(r"[0-9a-f]{8}")
 _NO_PAYLOAD = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}
 _NOT_REACHED = {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
@@ -120,7 +125,7 @@ class FilesystemStore(Store):
 
     def _write(self, pointer: Pointer, source: Source) -> None:
         folder, name = _split(pointer.key)
-        partial = f".{name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
+        partial = _partial_name(name)
         with contextlib.ExitStack() as stack:
             directory, descriptor = self._create(stack, folder, partial)
             try:
@@ -311,34 +316,44 @@ class FilesystemStore(Store):
             return None
         return _leftover(key, status, folder) if known is None else _payload(key, known, status, folder)
 
-    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
-        folder, known = os.path.dirname(entry.key), self._lifetime_of(entry.key)
-        try:
-            status = os.lstat(self._root / entry.key)
-        except FileNotFoundError as error:
-            self._check_mounted(error)
-            return None
-        if entry.kind == "leftover" or known is None:
-            return _leftover(entry.key, status, folder)
-        return _payload(entry.key, known, status, folder)
+    def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
+        """Compare nothing yet: `_discard` does that for each file at the last moment."""
+        return ((entry, entry) for entry in entries)
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         for folder, group in itertools.groupby(entries, key=lambda entry: os.path.dirname(entry.key.rstrip("/"))):
             some = list(group)
             try:
                 with self._directory(folder) as directory:
-                    for entry in some:
-                        yield self._discard_one(entry, directory)
+                    yield from self._discard_some(some, directory)
                 self._remove_empty(folder)
             except FileNotFoundError as error:  # the folder is gone, with all that was in it
                 self._check_mounted(error)
                 yield from (Deletion(entry, "gone") for entry in some)
 
+    def _discard_some(self, entries: list[StoreEntry], directory: int) -> Iterator[Deletion]:
+        """Delete entries of one folder; in threads, if the first ones show that the file system waits for something."""
+        begin = time.perf_counter()
+        for entry in entries[:_PROBES]:
+            yield self._discard_one(entry, directory)
+        rest = entries[_PROBES:]
+        if not rest or time.perf_counter() - begin < _PROBES * _SLOW_SECONDS:
+            yield from (self._discard_one(entry, directory) for entry in rest)
+            return
+        parts = [rest[i::_THREADS] for i in range(_THREADS)]
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="claimcheck-sweep") as threads:
+            for done in threads.map(lambda part: [self._discard_one(entry, directory) for entry in part], parts):
+                yield from done
+
     def _discard_one(self, entry: StoreEntry, directory: int) -> Deletion:
         name = os.path.basename(entry.key.rstrip("/"))
-        delete = os.rmdir if entry.key.endswith("/") else os.unlink
         try:
-            delete(name, dir_fd=directory)
+            if entry.key.endswith("/"):
+                os.rmdir(name, dir_fd=directory)
+            elif entry.is_immutable:
+                os.unlink(name, dir_fd=directory)
+            elif not self._unlink_unchanged(entry, name, directory):
+                return Deletion(entry, "changed")
         except FileNotFoundError:
             return Deletion(entry, "gone")
         except OSError as error:
@@ -346,6 +361,30 @@ class FilesystemStore(Store):
                 return Deletion(entry, "changed")
             return self._failed(entry, error)
         return Deletion(entry, "deleted")
+
+    def _unlink_unchanged(self, entry: StoreEntry, name: str, directory: int) -> bool:
+        """Delete a file if no other was renamed to its name since it was listed; return whether it was deleted.
+
+        It is renamed first: if another one arrives after the comparison, that one gets its name back.
+        """
+        if _version(os.stat(name, dir_fd=directory, follow_symlinks=False)) != entry.version:
+            return False
+        if entry.kind == "leftover":
+            os.unlink(name, dir_fd=directory)
+            return True
+        aside = _partial_name(name)
+        os.rename(name, aside, src_dir_fd=directory, dst_dir_fd=directory)
+        is_unchanged = _version(os.stat(aside, dir_fd=directory, follow_symlinks=False)) == entry.version
+        if not is_unchanged:
+            try:
+                os.link(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except FileExistsError:  # a still newer one
+                pass
+            except OSError:  # a file system without hard links
+                os.rename(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
+                return False
+        os.unlink(aside, dir_fd=directory)
+        return is_unchanged
 
     def _check_mounted(self, error: Exception) -> None:
         """Raise an error if the directory does not exist: its payloads may not be gone, but not mounted."""
@@ -390,6 +429,14 @@ def _split(key: str) -> tuple[str, str]:
     return folder, name
 
 
+def _partial_name(name: str) -> str:
+    return f".{name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
+
+
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns}/{status.st_ino}"
+
+
 def _is_partial(name: str) -> bool:
     """Whether a name is that of a file that an interrupted write left behind."""
     if not (name.startswith(".") and name.endswith(PARTIAL_SUFFIX)):
@@ -399,8 +446,8 @@ def _is_partial(name: str) -> bool:
 
 
 def _payload(key: str, known: KeyLifetime, status: os.stat_result, folder: str) -> StoreEntry:
-    stored_ms, version = status.st_mtime_ns // 1_000_000, f"{status.st_mtime_ns}/{status.st_ino}"
-    return StoreEntry.of(key, known, size=status.st_size, stored_ms=stored_ms, position=folder or None, version=version)
+    position, stored_ms, version = folder or None, -(-status.st_mtime_ns // 1_000_000), _version(status)
+    return StoreEntry.of(key, known, size=status.st_size, stored_ms=stored_ms, position=position, version=version)
 
 
 def _leftover(key: str, status: os.stat_result, folder: str) -> StoreEntry:
@@ -408,9 +455,9 @@ def _leftover(key: str, status: os.stat_result, folder: str) -> StoreEntry:
         kind="leftover",
         key=key,
         size=0 if stat.S_ISDIR(status.st_mode) else status.st_size,
-        created_ms=status.st_mtime_ns // 1_000_000,
+        created_ms=-(-status.st_mtime_ns // 1_000_000),
         position=folder or None,
-        version=f"{status.st_mtime_ns}/{status.st_ino}",
+        version=_version(status),
     )
 
 

@@ -120,6 +120,7 @@ _WHOLE_BYTES = 1 << 20  # objects up to this size are read in one call
 _WRITE_BYTES = 4 << 20
 _LATE_SECONDS = 0.1
 _LIST_KEYS = 1000
+_ROUNDED_MS = 999  # services round times down to seconds
 _SORTED = {"s3", "gs", "memory"}  # listings in the order of keys, which can be continued
 
 _log = logging.getLogger(__name__)
@@ -436,9 +437,10 @@ class ObstoreStore(Store):
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
         resumes = self._place.scheme in _SORTED
-        options = {"offset": after} if after and resumes else {}
-        pages = _obstore().list(self._objects(), self.prefix.rstrip("/") or None, chunk_size=_LIST_KEYS, **options)
-        for page in _in_this_process(pages):
+        offset, prefix = after if resumes else None, self.prefix.rstrip("/") or None
+        pages: Any = _obstore().list(self._objects(), prefix, offset=offset, chunk_size=_LIST_KEYS)
+        listed: Iterator[Any] = _in_this_process(pages)
+        for page in listed:
             for found in page:
                 key, known = found["path"], self._lifetime_of(found["path"])
                 if known is not None:
@@ -456,7 +458,8 @@ class ObstoreStore(Store):
     def _entry(self, key: str, known: KeyLifetime, found: Any, *, position: str | None) -> StoreEntry:
         stored_ms = int(found["last_modified"].timestamp() * 1000)
         version = f"{stored_ms // 1000}/{found['e_tag']}"
-        return StoreEntry.of(key, known, size=found["size"], stored_ms=stored_ms, position=position, version=version)
+        size, stored_ms = found["size"], stored_ms + _ROUNDED_MS
+        return StoreEntry.of(key, known, size=size, stored_ms=stored_ms, position=position, version=version)
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         try:

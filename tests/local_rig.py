@@ -18,7 +18,7 @@ STRATEGIES = ("external", "chunking", "hybrid")
 
 
 def stored(tmp_path: Path) -> list[str]:
-    return os.listdir(tmp_path / "store") if (tmp_path / "store").exists() else []
+    return [str(path.relative_to(tmp_path / "store")) for path in (tmp_path / "store").rglob("*") if path.is_file()]
 
 
 def drain(consumer: LocalConsumer, *, timeout: float = 0.0) -> list:

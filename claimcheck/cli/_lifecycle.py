@@ -8,7 +8,7 @@ from claimcheck._client import ClaimCheck
 from claimcheck.cli._configuration import config_option, loaded
 from claimcheck.cli._files import STDIO, check_output
 from claimcheck.cli._help import COMMANDS
-from claimcheck.cli._sweep import Duration
+from claimcheck.cli._sweep import duration
 from claimcheck.errors import ConfigError
 from claimcheck.stores.s3 import S3Store
 
@@ -21,7 +21,7 @@ __all__ = ["lifecycle"]
 @click.option("--show", is_flag=True, help="Only show the rules; the default.")
 @click.option("--apply", "write", is_flag=True, help="Add the rule to the bucket, or replace it.")
 @click.option(
-    "--grace", metavar="TIME", type=Duration(), default="1d", show_default=True, help="Keep objects this much longer."
+    "--grace", metavar="TIME", callback=duration, default="1d", show_default=True, help="Keep objects this much longer."
 )
 def lifecycle(config: str, names: tuple[str, ...], show: bool, write: bool, grace: float) -> None:
     """Make the bucket of an s3 store delete objects below its prefix after ttl_seconds plus the grace.

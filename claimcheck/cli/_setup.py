@@ -48,7 +48,7 @@ STORES = {
     prefix: claimcheck/
     # For servers other than Amazon's:
     # endpoint_url: https://s3.example.com
-    # Add a lifecycle rule to the bucket that deletes objects below the prefix after this time.
+    # To delete objects after this time: claimcheck lifecycle --apply
     ttl_seconds: 604800
 """,
     "filesystem": """\
@@ -57,7 +57,7 @@ STORES = {
     # All writers and readers need this directory, for example on a shared volume.
     path: %(directory)s
     create: true
-    # Files are not deleted automatically: delete older ones with a cron job.
+    # To delete files after this time, run in a cron job: claimcheck sweep --yes
     ttl_seconds: 604800
 """,
     "memory": """\

@@ -23,7 +23,7 @@ from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.errors import ConfigError, ScanNotSupportedError
 
-__all__ = ["Duration", "sweep"]
+__all__ = ["duration", "sweep"]
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
@@ -36,27 +36,21 @@ _KEPT = {
 }
 
 
-class Duration(click.ParamType):
-    """Seconds, or a number with the unit s, m, h or d."""
-
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds."""
-        match = _DURATION.fullmatch(str(value))
-        if match is None:
-            self.fail(f"{value!r} is not a duration such as 90s, 30m, 12h or 7d", param, ctx)
-        return float(match[1]) * _UNITS[match[2]]
+def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Return the seconds of an option such as 90s, 30m, 12h or 7d."""
+    match = None if value is None else _DURATION.fullmatch(value)
+    if match is None:
+        if value is not None:
+            raise click.BadParameter(f"{value!r} is not a duration such as 90s, 30m, 12h or 7d")
+        return None
+    return float(match[1]) * _UNITS[match[2]]
 
 
-class _Rate(click.ParamType):
-    name = "rate"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = _RATE.fullmatch(str(value))
-        if match is None or not float(match[1]):
-            self.fail(f"{value!r} is not a rate such as 500/s", param, ctx)
-        return float(match[1])
+def _rate(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    match = None if value is None else _RATE.fullmatch(value)
+    if value is not None and (match is None or not float(match[1])):
+        raise click.BadParameter(f"{value!r} is not a rate such as 500/s")
+    return None if match is None else float(match[1])
 
 
 @click.command(short_help=COMMANDS["sweep"])
@@ -65,14 +59,14 @@ class _Rate(click.ParamType):
 @click.option("--yes", is_flag=True, help="Delete. Without it, nothing is deleted.")
 @click.option("--dry-run", is_flag=True, help="Delete nothing; the default.")
 @click.option(
-    "--grace", metavar="TIME", type=Duration(), default="1h", show_default=True, help="Keep entries this much longer."
+    "--grace", metavar="TIME", callback=duration, default="1h", show_default=True, help="Keep entries this much longer."
 )
-@click.option("--rate", metavar="N/s", type=_Rate(), help="Delete at most this many entries per second.")
+@click.option("--rate", metavar="N/s", callback=_rate, help="Delete at most this many entries per second.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many entries.")
 @click.option(
     "--unmarked-lifetime",
     metavar="TIME",
-    type=Duration(),
+    callback=duration,
     help="The lifetime of payloads of earlier releases, whose keys have none.  [default: they stay]",
 )
 @click.option(

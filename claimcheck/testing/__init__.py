@@ -34,7 +34,7 @@ _KITS = {
     "TransportConformance": "_transport_conformance",
     "Facts": "_transport_kit",
 }
-_WITH_ASSERTIONS = (*_KITS.values(), "_store_kit", "_transport_chunks")
+_WITH_ASSERTIONS = (*_KITS.values(), "_store_kit", "_store_scan", "_transport_chunks")
 
 
 def __getattr__(name: str) -> type:

@@ -43,19 +43,19 @@ from claimcheck.testing import _payloads as payloads
 from claimcheck.testing._store_kit import (
     MIB,
     OpenStore,
-    StoreKit,
     as_if_written,
     damaged_size,
     forbid_io,
     read_in_pieces,
 )
+from claimcheck.testing._store_scan import ScanConformance
 
 __all__ = ["StoreConformance"]
 
 _NOW = 4_000_000_000.25  # in the year 2096, so that nothing written by this clock has expired already
 
 
-class StoreConformance(StoreKit):
+class StoreConformance(ScanConformance):
     """Subclass it under a name that begins with ``Test`` and override `options`, `peek` and `damage`.
 
     Declare tests that the store cannot pass in `skip`, with a reason; the report shows them as skipped.

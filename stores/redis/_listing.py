@@ -73,28 +73,35 @@ class Keyspace:
                 key = _text(name).removesuffix("-0")
                 yield FirstSegment(key, size, None if ttl < 0 else ttl, position)
 
+    def first_segment(self, key: str) -> FirstSegment | None:
+        """Return the first segment of one payload; ``None`` if it is gone."""
+        return next(self._described(self._server.client, [f"{key}-0".encode()], ""), None)
+
+    def unlink_first_segments(self, keys: Sequence[str]) -> list[object]:
+        """Delete the first segment of each payload; return the number of deleted entries, or an error, for each."""
+        pipeline = self._server.client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.unlink(f"{key}-0")
+        return list(pipeline.execute(raise_on_error=False))
+
     def segments(self, keys: Sequence[str]) -> list[int]:
         """Return the number of segments of each payload: that of the last one that exists, plus one.
 
         A gap of more than 100 segments, left by an eviction, ends the count.
         """
-        counts, first = [0] * len(keys), 0
-        remaining = list(range(len(keys)))
-        while remaining:
-            window = 1 if not first else _WINDOW
+        return [self._count(key) for key in keys]
+
+    def _count(self, key: str) -> int:
+        count = first = 0
+        while True:
             pipeline = self._server.client.pipeline(transaction=False)
-            for index in remaining:
-                for i in range(first, first + window):
-                    pipeline.exists(f"{keys[index]}-{i}")
-            replies = pipeline.execute()
-            still = []
-            for place, index in enumerate(remaining):
-                found = replies[place * window : (place + 1) * window]
-                if any(found):
-                    counts[index] = first + window - found[::-1].index(1)
-                    still.append(index)
-            remaining, first = still, first + window
-        return counts
+            for i in range(first, first + _WINDOW):
+                pipeline.exists(f"{key}-{i}")
+            found = pipeline.execute()
+            if not any(found):
+                return count
+            count = first + _WINDOW - found[::-1].index(1)
+            first += _WINDOW
 
 
 def _text(name: bytes | str) -> str:

@@ -21,9 +21,9 @@ from claimcheck._pointer import KEY_PREFIX, Pointer, slug
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
-from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
+from claimcheck.errors import IntegrityError, ScanNotSupportedError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import CaFile
-from claimcheck.stores.redis._listing import Keyspace
+from claimcheck.stores.redis._listing import FirstSegment, Keyspace
 from claimcheck.stores.redis._reader import SegmentReader, unsized_segments
 from claimcheck.stores.redis._server import Address, Borrowed, RedisServer, segment_key, tls_options
 
@@ -33,12 +33,14 @@ _log = logging.getLogger(__name__)
 
 _SEGMENT_BYTES = (1 << 20) - 64  # with Redis' header just one megabyte for its allocator, not the next size up
 _MAX_SEGMENT_BYTES = 512 << 20  # proto-max-bulk-len; beyond it the server closes the connection without an error
+_UNLINK_ENTRIES = 100  # payloads of one segment in a round trip
 _DELETE_KEYS = 16  # UNLINK frees strings at once, which blocks the server
 _MAX_V1_SEGMENTS = 100_000  # a pointer of version 1 is never signed, and does not declare its size
 _V1_PREFIX = "kafka-over-redis-"
 _IN_FLIGHT = 2
 _CHECK_KEYS = 100  # per command
-_ANY = "-"
+_ANY = "-"  # there is no version: the expiry is compared
+_SAME_MS = 1000  # the server returns the remaining time, which passes meanwhile
 _REDIRECTS = ("MovedError", "AskError", "TryAgainError")
 
 # Error classes by redis-py's, first match wins; any other error is a StoreError.
@@ -196,34 +198,53 @@ class RedisStore(Store):
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
         """List payloads by their first segments, without counting the others: their size is known only if it is one."""
-        clock, whole = self.context.clock, self.segment_bytes or _SEGMENT_BYTES
+        if self.pointer_version == 1:
+            text = f"store {self.name!r}: keys of pointers of version 1 are shared with other programs, and not listed"
+            raise ScanNotSupportedError(text, store=self.name)
         for found in Keyspace(self._server, self.prefix).first_segments(after):
-            known = self._lifetime_of(found.key)
-            if known is None:
-                continue
-            size = found.size if found.size < whole else None
-            expires = None if found.ttl_ms is None else int(clock() * 1000) + found.ttl_ms
-            entry = StoreEntry.of(found.key, known, size=size, position=found.position, version=_ANY)
-            if expires is not None:
-                entry = replace(entry, expires_ms=max(expires, entry.expires_ms or 0), has_lifetime=True)
-            yield entry
+            entry = self._entry(found)
+            if entry is not None:
+                yield entry
+
+    def _entry(self, found: FirstSegment) -> StoreEntry | None:
+        known = self._lifetime_of(found.key)
+        if known is None:
+            return None
+        size = found.size if found.size < (self.segment_bytes or _SEGMENT_BYTES) else None
+        entry = StoreEntry.of(found.key, known, size=size, position=found.position, version=_ANY)
+        if found.ttl_ms is None:
+            return entry
+        expires = int(self.context.clock() * 1000) + found.ttl_ms
+        return replace(entry, expires_ms=max(expires, entry.expires_ms or 0), has_lifetime=True)
 
     def _stat(self, entry: StoreEntry) -> StoreEntry | None:
-        """Return the entry: keys that can be written again expire by themselves, and others have no known lifetime."""
-        return entry
+        found = Keyspace(self._server, self.prefix).first_segment(entry.key)
+        now = None if found is None else self._entry(found)
+        if now is None or (now.expires_ms is None) != (entry.expires_ms is None):
+            return now if now is None else replace(now, version="")
+        moved = abs((now.expires_ms or 0) - (entry.expires_ms or 0))
+        return now if moved < _SAME_MS else replace(now, version="")
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         keyspace = Keyspace(self._server, self.prefix)
-        for entry, count in zip(entries, keyspace.segments([entry.key for entry in entries]), strict=True):
-            if not count:
-                yield Deletion(entry, "gone")
-                continue
+        small = [entry for entry in entries if entry.size is not None]  # one segment
+        for first in range(0, len(small), _UNLINK_ENTRIES):
+            some = small[first : first + _UNLINK_ENTRIES]
+            replies = keyspace.unlink_first_segments([entry.key for entry in some])
+            yield from (self._unlinked(entry, reply) for entry, reply in zip(some, replies, strict=True))
+        large = [entry for entry in entries if entry.size is None]
+        for entry, count in zip(large, keyspace.segments([entry.key for entry in large]), strict=True):
             try:
                 self._unlink_segments(entry.key, count)
             except Exception as error:
                 yield self._failed(entry, error)
             else:
-                yield Deletion(entry, "deleted")
+                yield Deletion(entry, "deleted" if count else "gone")
+
+    def _unlinked(self, entry: StoreEntry, reply: object) -> Deletion:
+        if isinstance(reply, Exception):
+            return self._failed(entry, reply)
+        return Deletion(entry, "deleted" if reply else "gone")
 
     def _unlink_segments(self, key: str, count: int) -> None:
         """Delete segments, the first one last: until then a listing finds what an interrupted deletion left."""

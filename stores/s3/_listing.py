@@ -13,6 +13,7 @@ from claimcheck.stores.s3._client import client_error, code_of
 __all__ = ["Bucket", "StoredObject"]
 
 _THREADS = 16
+_ROUNDED_MS = 999  # times are rounded down to seconds
 _GONE = {"NoSuchKey", "NotFound", "404", "NoSuchUpload"}
 
 
@@ -47,8 +48,8 @@ class Bucket:
         )
         for page in pages:
             for found in page.get("Contents", ()):
-                stored = found["LastModified"]
-                yield StoredObject(found["Key"], found["Size"], _milliseconds(stored), _version(found))
+                stored_ms = _milliseconds(found["LastModified"]) + _ROUNDED_MS
+                yield StoredObject(found["Key"], found["Size"], stored_ms, _version(found))
 
     def uploads(self) -> Iterator[tuple[str, int, str]]:
         """Yield each incomplete upload: its key, when its last part arrived, and its id."""

@@ -205,8 +205,8 @@ class S3Store(Store):
             else:
                 yield Deletion(entry, "deleted" if was_there else "gone")
         payloads = {entry.key: entry for entry in entries if entry.kind == "payload"}
-        for key, error in bucket.delete(list(payloads)):
-            yield Deletion(payloads[key], "deleted") if error is None else self._failed(payloads[key], error)
+        for key, failure in bucket.delete(list(payloads)):
+            yield Deletion(payloads[key], "deleted") if failure is None else self._failed(payloads[key], failure)
 
     def _listing(self) -> Bucket:
         return Bucket(self._s3(), self._bucket, self.prefix)

@@ -23,6 +23,11 @@ REACH_THE_SERVER = (
     "test_config_travels",
     "test_close_keeps_payloads",
     "test_repr_names_the_store_and_no_secret",
+    "test_listing_has_every_payload",
+    "test_listing_has_payloads_with_an_identity",
+    "test_listing_can_be_continued",
+    "test_delete_deletes_exactly_its_entries",
+    "test_delete_keeps_an_entry_that_was_written_again",
 )
 """The checks in which a variant can differ. The others test arguments, pointers and files in the base class."""
 
@@ -33,6 +38,9 @@ SMOKE = (
     "test_vanished_payload_is_not_found",
     "test_ranges_are_those_of_the_payload",
     "test_config_travels",
+    "test_listing_has_every_payload",
+    "test_delete_deletes_exactly_its_entries",
+    "test_delete_keeps_an_entry_that_was_written_again",
 )
 
 

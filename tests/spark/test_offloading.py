@@ -16,7 +16,7 @@ PAYLOADS = [b"small", bytes(range(256)) * 20, b"", None, b"PRF_wdkafcli_header_\
 
 
 def stored(config):
-    return sorted(path.name for path in Path(config["stores"]["disk"]["path"]).glob("*"))
+    return sorted(path.name for path in Path(config["stores"]["disk"]["path"]).rglob("*") if path.is_file())
 
 
 def frame(spark, payloads, schema="n int, payload binary", partitions=1):

@@ -224,8 +224,9 @@ def test_nothing_comes_of_nothing(spark, config):
 
 def test_what_is_gone_is_a_row_and_a_store_out_of_reach_is_not(spark, config, send, tmp_path):
     gone = send(bytes(3_000))[0]
-    for path in (tmp_path / "claims").iterdir():
-        path.unlink()
+    for path in (tmp_path / "claims").rglob("*"):
+        if path.is_file():
+            path.unlink()
     df = messages(spark, [("orders", 0, gone), *(("orders", 0, chunk) for chunk in in_chunks(b"y" * 2_000))])
 
     rows = df.transform(reassemble("value", config=config)).orderBy("offset").collect()

@@ -114,7 +114,7 @@ def run(stateful, stored, topic, tmp_path):
 
 
 def claims(tmp_path: Path) -> int:
-    return len(list((tmp_path / "claims").glob("chunk-*")))
+    return len(list((tmp_path / "claims").rglob("chunk-*")))
 
 
 # Micro-batches --------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_a_chunk_that_is_gone_is_the_payloads_error(run, topic, tmp_path):
     chunks = in_chunks(b"x" * 2_000)
     topic.put(*orders(chunks[:2]))
     assert run() == []
-    next((tmp_path / "claims").glob("chunk-*")).unlink()
+    next((tmp_path / "claims").rglob("chunk-*")).unlink()
     topic.put(*orders(chunks[2:]), *orders(in_chunks(b"y" * 2_000)))
 
     rows = run()

@@ -170,9 +170,11 @@ class TestPublishedForm:
 
 class TestKeys:
     def test_lie_below_the_prefix_in_one_cluster_slot(self, open_store, server):
-        pointer = open_store(key_prefix="mine:").write(bytes(25), destination="orders")
+        store = open_store(key_prefix="mine:", ttl_seconds=600)
+        store.context = replace(store.context, clock=lambda: 4_000_000_000)
+        pointer = store.write(bytes(25), destination="orders")
 
-        assert pointer.key == f"mine:orders-{{{UUID}}}"
+        assert pointer.key == f"mine:orders-20961002T070640Z-600s.{{{UUID}}}"
         assert sorted(server.keys()) == [f"{pointer.key}-{i}".encode() for i in range(3)]
         assert len({redis.cluster.key_slot(key) for key in server.scan_iter()}) == 1
 

@@ -36,6 +36,8 @@ from claimcheck.stores.s3._store import S3Store
 
 PART = 5 << 20
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+NOW = 1_700_000_000.0
+KEY = f"orders-20231114T221320Z-never.{UUID}"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ def open_store(bucket):
 
     def build(**options):
         store = S3Store(**{"bucket": "payloads", "part_bytes": PART, "single_put_bytes": PART, **options})
-        store.context = StoreContext(name="cold", new_uuid=lambda: UUID)
+        store.context = StoreContext(name="cold", new_uuid=lambda: UUID, clock=lambda: NOW)
         opened.append(store)
         return store
 
@@ -109,7 +111,7 @@ class TestSinglePut:
         assert base64.b64decode(headers["x-amz-checksum-crc32"]) == zlib.crc32(payload).to_bytes(4, "big")
         assert headers["If-None-Match"] == b"*"
         assert (len(line.requests), line.bodies) == (1, [payload])
-        assert pointer.key == f"claims/orders-{UUID}"
+        assert pointer.key == f"claims/{KEY}"
 
     def test_body_survives_the_sdks_own_retries(self, open_store, monkeypatch):
         monkeypatch.setattr("botocore.endpoint.time.sleep", lambda seconds: None)
@@ -140,19 +142,19 @@ class TestSinglePut:
         store = open_store()
         client = store._s3()
         Line(client, (500, "InternalError"), (412, "PreconditionFailed"))
-        boto3.client("s3").put_object(Bucket="payloads", Key=f"orders-{UUID}", Body=b"payload")
+        boto3.client("s3").put_object(Bucket="payloads", Key=KEY, Body=b"payload")
 
         pointer = store.write(b"payload", destination="orders")
 
         assert store.read(pointer) == b"payload"
 
     def test_leaves_somebody_elses_object_alone(self, open_store, bucket):
-        bucket.Object(f"orders-{UUID}").put(Body=b"somebody else's")
+        bucket.Object(KEY).put(Body=b"somebody else's")
 
         with pytest.raises(KeyTakenError):
             open_store().write(b"payload", destination="orders")
 
-        assert bucket.Object(f"orders-{UUID}").get()["Body"].read() == b"somebody else's"
+        assert bucket.Object(KEY).get()["Body"].read() == b"somebody else's"
 
     def test_does_without_the_condition_where_the_server_knows_none(self, open_store, caplog):
         store, payload = open_store(), b"payload" * 100

@@ -74,7 +74,7 @@ def put(payload: bytes = PAYLOAD) -> bytes:
 
 
 def claims(here: Path, store: str = "claims") -> list[Path]:
-    return list((here / store).iterdir()) if (here / store).exists() else []
+    return [path for path in (here / store).rglob("*") if path.is_file()]
 
 
 def visible(here: Path) -> set[str]:

@@ -139,6 +139,7 @@ def test_every_error_has_its_code():
         "PayloadError",
         "PayloadTooLargeError",
         "PayloadTypeError",
+        "ScanNotSupportedError",
         "StoreError",
         "TransportError",
     }

@@ -1,0 +1,31 @@
+"""What a store gets from the code that opens it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from claimcheck.hooks import Hooks
+
+__all__ = ["StoreContext"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreContext:
+    """The environment of a store, set by the code that opens it.
+
+    Attributes:
+        name: The store's name in the configuration.
+        max_payload_bytes: Larger payloads are neither written nor read.
+        hooks: Receives an event for each operation.
+        clock: Seconds since 1970.
+        new_uuid: Returns the uuids that make keys unique.
+    """
+
+    name: str = "store"
+    max_payload_bytes: int = 5 << 30
+    hooks: Hooks = field(default_factory=Hooks)
+    clock: Callable[[], float] = time.time
+    new_uuid: Callable[[], uuid.UUID] = uuid.uuid4

@@ -1,0 +1,82 @@
+"""The errors of stores: a medium's errors are translated, and describe the payload."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from claimcheck._validation import without_secrets
+from claimcheck.errors import (
+    ClaimCheckError,
+    IntegrityError,
+    PayloadNotFoundError,
+    PayloadTooLargeError,
+    ScanNotSupportedError,
+    StoreError,
+)
+
+if TYPE_CHECKING:
+    from claimcheck._pointer import Pointer
+    from claimcheck._store import Store
+
+__all__ = ["Translated", "missing", "not_listed", "translated"]
+
+
+def missing(store: str, pointer: Pointer, what: str) -> PayloadNotFoundError:
+    """Return the error for a missing payload, or a missing part of one."""
+    written, ends = _when("written", pointer.created_ms), _when("expires or expired", pointer.expires_ms)
+    return PayloadNotFoundError(
+        f"store {store!r}: {what} of {pointer.key!r} is gone ({written}; {ends}): "
+        "it expired, was evicted, was rolled back or was deleted",
+        store=store,
+        key=pointer.key,
+        created_ms=pointer.created_ms,
+        expires_ms=pointer.expires_ms,
+    )
+
+
+def not_listed(store: Store) -> ScanNotSupportedError:
+    """Return the error of a store that cannot list what it keeps."""
+    text = f"store {store.name!r}: {type(store).__name__} cannot list its payloads, so they cannot be swept"
+    return ScanNotSupportedError(f"{text}: the medium has to delete them by age", store=store.name)
+
+
+def translated(store: Store, error: Exception, pointer: Pointer, operation: str) -> StoreError:
+    """Return the error of this library for a medium's error."""
+    kind = store._translate(error) or StoreError
+    if kind is PayloadNotFoundError and operation == "read":
+        return store.missing(pointer)
+    if kind in (PayloadNotFoundError, PayloadTooLargeError) or (kind is IntegrityError and operation != "read"):
+        kind = StoreError
+    why = without_secrets(store._words(error))[:400]
+    text = f"store {store.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {why}"
+    return kind(text, store=store.name, key=pointer.key)
+
+
+class Translated:
+    """Translates the medium's errors; not a generator, which is measurably slower for small payloads."""
+
+    __slots__ = ("_operation", "_pointer", "_store")
+
+    def __init__(self, store: Store, pointer: Pointer, operation: str) -> None:
+        self._store = store
+        self._pointer = pointer
+        self._operation = operation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StoreError):
+            error.store, error.key = error.store or self._store.name, error.key or self._pointer.key
+        elif isinstance(error, Exception) and not isinstance(error, ClaimCheckError):
+            raise translated(self._store, error, self._pointer, self._operation) from error
+
+
+def _when(word: str, moment: int | None) -> str:
+    if moment is None:
+        return f"{word}: unknown"
+    try:
+        return f"{word} {datetime.fromtimestamp(moment / 1000, UTC).isoformat(timespec='seconds')}"
+    except (ValueError, OverflowError, OSError):  # a pointer may claim any year
+        return f"{word} {moment} ms"

@@ -1,0 +1,136 @@
+"""The checks of stores that can be listed; skipped for a store that does not implement ``_scan``."""
+
+from __future__ import annotations
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from claimcheck._listing import StoreEntry
+from claimcheck._pointer import Pointer
+from claimcheck._store import Store
+from claimcheck.errors import PayloadNotFoundError, PointerRejectedError, ScanNotSupportedError
+from claimcheck.testing import _payloads as payloads
+from claimcheck.testing._store_kit import MIB, OpenStore, StoreKit
+
+__all__ = ["ScanConformance"]
+
+
+class ScanConformance(StoreKit):
+    """Listing and deleting. The medium may hold payloads of other tests."""
+
+    def test_listing_has_every_payload(self, store: Store) -> None:
+        """Each payload is listed, with what its pointer says about its lifetime and, if known, its size."""
+        sizes = [0, 1, 2 * (store.segment_bytes or MIB) + 1]
+        pointers = [store.write(payloads.content(size), destination="orders") for size in sizes]
+
+        entries = listed(store, pointers)
+
+        assert set(entries) == {pointer.key for pointer in pointers}
+        for pointer in pointers:
+            entry = entries[pointer.key]
+            assert (entry.kind, entry.has_lifetime) == ("payload", True)
+            assert entry.size in (None, pointer.size)
+            assert_not_earlier(entry, pointer)
+
+    def test_listing_has_payloads_with_an_identity(self, store: Store) -> None:
+        """Their keys have no time; the medium's own time counts, from the last write."""
+        identity = uuid.uuid4()
+        pointers = [store.write(b"payload", destination="orders", identity=identity) for _ in range(2)]
+
+        entry = listed(store, pointers[:1])[pointers[0].key]
+
+        assert not entry.is_immutable
+        assert_not_earlier(entry, pointers[1])
+
+    def test_listing_has_no_deleted_payload(self, store: Store) -> None:
+        """A payload that was rolled back is not listed."""
+        kept, gone = store.write(b"kept"), store.write(b"gone")
+        assert len(listed(store, [kept, gone])) == 2
+
+        store.rollback(gone)
+
+        assert set(listed(store, [kept, gone])) == {kept.key}
+
+    def test_listing_can_be_continued(self, store: Store, open_store: OpenStore) -> None:
+        """From any position, another instance lists everything that comes after it."""
+        keys = {store.write(b"payload", destination=f"topic-{i}").key for i in range(6)}
+        self._needs_listing(store)
+        entries = [entry for entry in store.scan() if entry.key in keys]
+
+        for number, entry in enumerate(entries):
+            rest = {each.key for each in open_store().scan(after=entry.position)}
+            assert {each.key for each in entries[number + 1 :]} <= rest
+
+    def test_delete_deletes_exactly_its_entries(self, store: Store) -> None:
+        """All parts of a payload are deleted, and nothing else; a repetition is harmless."""
+        gone = [
+            store.write(payloads.content(n), destination="orders") for n in (0, 2 * (store.segment_bytes or MIB) + 1)
+        ]
+        kept = store.write(b"kept", destination="orders")
+        entries = list(listed(store, gone).values())
+
+        outcomes = [each.outcome for each in store.delete(entries)]
+        again = [each.outcome for each in store.delete(entries)]
+
+        assert outcomes == ["deleted", "deleted"]
+        assert set(again) <= {"gone", "deleted"}
+        assert store.read(kept) == self.peek(kept) == b"kept"
+        for pointer in gone:
+            assert self.peek(pointer) is None
+            with pytest.raises(PayloadNotFoundError):
+                store.read(pointer)
+
+    def test_delete_keeps_an_entry_that_was_written_again(self, store: Store) -> None:
+        """Such an entry is a newer version of the payload, with a lifetime of its own."""
+        pointer = store.write(b"payload", destination="orders", identity=uuid.uuid4())
+        entry = listed(store, [pointer])[pointer.key]
+
+        (deletion,) = store.delete([replace(entry, version="an earlier version")])
+
+        assert deletion.outcome == "changed"
+        assert store.read(pointer) == b"payload"
+
+    def test_two_may_delete_at_a_time(self, store: Store, open_store: OpenStore) -> None:
+        """Entries that another process deletes meanwhile are not errors."""
+        pointers = [store.write(b"payload", destination="orders") for _ in range(20)]
+        entries = list(listed(store, pointers).values())
+
+        with ThreadPoolExecutor(2) as threads:
+            results = list(threads.map(lambda each: each.delete(entries), [store, open_store()]))
+
+        assert {each.outcome for result in results for each in result} <= {"deleted", "gone"}
+        assert all(self.peek(pointer) is None for pointer in pointers)
+
+    def test_delete_refuses_an_entry_out_of_the_prefix(self, store: Store) -> None:
+        """Nothing of another store is deleted."""
+        if not store.prefix:
+            pytest.skip("this store has no prefix")
+        self._needs_listing(store)
+
+        with pytest.raises(PointerRejectedError):
+            store.delete([StoreEntry(key=f"other-{store.prefix}x")])
+
+    def _needs_listing(self, store: Store) -> None:
+        listed(store, [])
+
+
+def listed(store: Store, pointers: list[Pointer]) -> dict[str, StoreEntry]:
+    """Return the entries of these payloads by key; skips the test if the store cannot be listed."""
+    keys = {pointer.key for pointer in pointers}
+    try:
+        return {entry.key: entry for entry in store.scan() if entry.key in keys}
+    except ScanNotSupportedError:
+        pytest.skip("this store cannot list its payloads: it does not implement _scan")
+
+
+def assert_not_earlier(entry: StoreEntry, pointer: Pointer) -> None:
+    """The lifetime in a listing must not end before the one in the pointer."""
+    if pointer.expires_ms is None:
+        assert entry.expires_ms is None
+    else:
+        assert entry.expires_ms is not None
+        assert pointer.expires_ms <= entry.expires_ms + 50  # the medium may count its remaining milliseconds
+        assert entry.expires_ms <= pointer.expires_ms + 60_000

@@ -1,0 +1,190 @@
+"""What an S3 store lists, how a repeated task renews a lifetime, and the lifecycle rule; on a mocked server."""
+
+from __future__ import annotations
+
+import uuid
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from claimcheck._store import StoreContext
+from claimcheck._sweep import Sweep
+from claimcheck.errors import ConfigError
+from claimcheck.stores.obstore import ObstoreStore
+from claimcheck.stores.s3 import _client as s3_client
+from claimcheck.stores.s3._lifecycle import apply, rule_for, rules_of
+from claimcheck.stores.s3._store import S3Store
+from tests.unit.cli.rig import ok, run
+
+UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+DAY = 86_400
+OTHER = {"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 3}}
+
+
+@pytest.fixture(scope="module")
+def mocked_s3():
+    s3_client.session.cache_clear()  # the mock registers itself with sessions that are created while it is active
+    mock = mock_aws()
+    with mock:
+        yield mock, boto3.resource("s3")
+    s3_client.session.cache_clear()
+
+
+@pytest.fixture
+def bucket(mocked_s3):
+    mock, s3 = mocked_s3
+    mock.reset()
+    return s3.create_bucket(Bucket="payloads")
+
+
+@pytest.fixture
+def open_store(bucket):
+    opened = []
+
+    def build(name="cold", **options):
+        store = S3Store(**{"bucket": bucket.name, "prefix": "claims", "ttl_seconds": DAY, **options})
+        store.context = StoreContext(name=name)
+        opened.append(store)
+        return store
+
+    yield build
+    for store in opened:
+        store.close()
+
+
+def requests_of(store, names):
+    """The requests of a store with these names, with their headers."""
+    seen = []
+    for name in names:
+        store._s3().meta.events.register_last(f"before-call.s3.{name}", lambda params, **_: seen.append(params))
+    return seen
+
+
+class TestListing:
+    def test_has_only_the_stores_own_objects(self, open_store, bucket):
+        pointer = open_store().write(b"payload", destination="orders")
+        for key in ("claims/notes.txt", f"claims/team/orders-{UUID}", f"orders-{UUID}", "claims/"):
+            bucket.put_object(Key=key, Body=b"of others")
+
+        assert [entry.key for entry in open_store().scan()] == [pointer.key]
+
+    def test_of_a_store_without_a_prefix_has_nothing_else_of_the_bucket(self, open_store, bucket):
+        open_store().write(b"of the other store")
+        bucket.put_object(Key="data.csv", Body=b"of others")
+        pointer = open_store(prefix="").write(b"payload", destination="orders")
+
+        assert [entry.key for entry in open_store(prefix="").scan()] == [pointer.key]
+
+    def test_goes_on_after_a_thousand_objects(self, open_store, bucket):
+        store = open_store(ttl_seconds=0)
+        keys = [store._key("orders", uuid.uuid4(), created_ms=0, fresh=True) for _ in range(1001)]
+        for key in keys:
+            bucket.put_object(Key=key, Body=b"")
+
+        assert Sweep(dry_run=False).run(store).deleted == 1001
+        assert list(bucket.objects.all()) == []
+
+
+class TestRepeatedTask:
+    def test_renews_the_lifetime_of_what_is_stored(self, open_store):
+        """The key is taken; but the new pointer promises a full lifetime, which counts from the object's time."""
+        store = open_store()
+        store.write(b"payload", identity=UUID)
+        sent = requests_of(store, ["PutObject"])
+
+        pointer = store.write(b"payload", identity=UUID)
+
+        assert ["If-None-Match" in params["headers"] for params in sent] == [True, False]
+        assert store.read(pointer) == b"payload"
+
+    def test_writes_nothing_again_if_there_is_no_lifetime(self, open_store):
+        store = open_store(ttl_seconds=None)
+        store.write(b"payload", identity=UUID)
+        sent = requests_of(store, ["PutObject"])
+
+        assert store.read(store.write(b"payload", identity=UUID)) == b"payload"
+        assert len(sent) == 1
+
+
+class TestLifecycleRule:
+    def test_is_added_once_and_changes_no_other(self, open_store, bucket):
+        bucket.LifecycleConfiguration().put(LifecycleConfiguration={"Rules": [OTHER]})
+        store = open_store(ttl_seconds=7 * DAY)
+        rule = rule_for(store, grace_seconds=3600, others=[])
+
+        assert [apply(store, rule), apply(store, rule)] == [True, False]
+
+        rules = {each["ID"]: each for each in rules_of(store)}
+        assert OTHER.items() <= rules["logs"].items()
+        ours = rules["claimcheck:claims/"]
+        assert (ours["Filter"], ours["Expiration"]) == ({"Prefix": "claims/"}, {"Days": 8})
+        assert ours["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+
+    def test_is_replaced_when_the_lifetime_changes(self, open_store):
+        for days in (1, 30):
+            store = open_store(ttl_seconds=days * DAY)
+            assert apply(store, rule_for(store, grace_seconds=0, others=[]))
+
+        (rule,) = rules_of(store)
+        assert rule["Expiration"] == {"Days": 30}
+
+    @pytest.mark.parametrize(
+        ("options", "other", "text"),
+        [
+            ({"ttl_seconds": None}, None, "ttl_seconds: not set"),
+            ({"prefix": ""}, None, "every object in the bucket"),
+            ({}, {"prefix": "claims/team", "ttl_seconds": 2 * DAY}, "also delete payloads of the store 'other'"),
+            ({}, {"prefix": "claims/team", "ttl_seconds": None}, "also delete payloads of the store 'other'"),
+        ],
+    )
+    def test_that_would_delete_too_much_is_refused(self, open_store, options, other, text):
+        others = [] if other is None else [open_store("other", **other)]
+
+        with pytest.raises(ConfigError, match=text):
+            rule_for(open_store(**options), grace_seconds=0, others=others)
+
+    def test_may_cover_a_store_with_a_shorter_lifetime(self, open_store):
+        inside = open_store("other", prefix="claims/team", ttl_seconds=1)
+        assert rule_for(open_store(), grace_seconds=0, others=[inside]).days == 1
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def _config(self, bucket, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        bucket.LifecycleConfiguration().put(LifecycleConfiguration={"Rules": [OTHER]})
+        cold = "cold: {type: s3, bucket: payloads, prefix: claims/, ttl_seconds: 604800}"
+        (tmp_path / "claimcheck.yaml").write_text(f"store: cold\nstores: {{{cold}, m: {{type: memory}}}}")
+
+    def test_shows_and_applies(self, open_store):
+        shown = ok("lifecycle").stdout.splitlines()
+        applied, again = ok("lifecycle", "--apply").stdout, ok("lifecycle", "--apply").stdout
+
+        assert shown == [
+            "cold: bucket payloads, prefix claims/: delete objects after 8 days, abort incomplete uploads after 1 day",
+            "  the rule is missing: --apply adds it",
+            "  1 other rule in this bucket",
+        ]
+        assert "the rule was written" in applied
+        assert "nothing changed" in again, again
+        assert "the rule is there" in ok("lifecycle").stdout
+        assert "the rule differs" in ok("lifecycle", "--grace", "3d").stdout
+        assert len(rules_of(open_store())) == 2
+
+    @pytest.mark.parametrize(
+        ("arguments", "code"), [(["--store", "m"], 3), (["--show", "--apply"], 2), (["--store", "none"], 3)]
+    )
+    def test_refuses(self, arguments, code):
+        assert run("lifecycle", *arguments).exit_code == code
+
+
+def test_obstore_renews_the_lifetime_of_what_is_stored(tmp_path):
+    store = ObstoreStore(url=tmp_path.as_uri(), ttl_seconds=600)
+    first = store.write(b"payload", identity=UUID)
+    (before,) = store.scan()
+
+    assert store.write(b"payload", identity=UUID).key == first.key
+
+    (after,) = store.scan()
+    assert after.version != before.version

@@ -1,0 +1,330 @@
+"""What a sweep deletes, and what it reports; tests/property runs it beside everything else."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+import pytest
+
+import claimcheck
+from claimcheck._store import StoreContext
+from claimcheck._sweep import Sweep
+from claimcheck.errors import ConfigError, ScanNotSupportedError, StoreError, StoreUnavailableError
+from claimcheck.hooks import Hooks, SweepEvent
+from claimcheck.stores.filesystem import PARTIAL_SUFFIX, FilesystemStore
+from claimcheck.stores.memory import MemoryStore
+from claimcheck.testing import FaultyStore
+from tests.clocks import Clock
+
+OLD_KEY = "orders-6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def memory(clock):
+    store = MemoryStore(space=str(uuid.uuid4()), ttl_seconds=10)
+    store.context = StoreContext(name="mine", clock=clock)
+    return store
+
+
+@pytest.fixture
+def disk(tmp_path):
+    return FilesystemStore(path=str(tmp_path), ttl_seconds=10)
+
+
+def sweep(store, clock, **options):
+    return Sweep(**{"grace_seconds": 5, "dry_run": False, "clock": clock, "sleep": clock.sleep, **options}).run(store)
+
+
+def files(folder):
+    return sorted(path.name for path in folder.rglob("*") if not path.is_dir())
+
+
+def age(path, seconds):
+    now = path.lstat().st_mtime - seconds
+    os.utime(path, (now, now), follow_symlinks=False)
+
+
+def refuse(*_, **__):
+    raise PermissionError(1, "Operation not permitted")
+
+
+class TestVerdicts:
+    def test_lifetime_and_grace_have_to_pass(self, memory, clock):
+        pointer = memory.write(b"payload")
+
+        for seconds in (9.9, 5.0):
+            clock.sleep(seconds)
+            assert sweep(memory, clock).kept == {"alive": 1}
+            assert memory.read(pointer) == b"payload"
+        clock.sleep(1.1)
+        report = sweep(memory, clock)
+
+        assert (report.scanned, report.expired, report.expired_bytes, report.deleted) == (1, 1, 7, 1)
+        assert (report.kept, report.finished, report.position) == ({}, True, None)
+        assert list(memory.scan()) == []
+
+    def test_a_payload_without_a_lifetime_stays(self, memory, clock):
+        memory.ttl_seconds = None
+        pointers = [memory.write(b"payload"), memory.write(b"payload", identity=uuid.uuid4())]
+        memory.ttl_seconds = 1
+
+        clock.sleep(10**9)
+
+        assert sweep(memory, clock, unmarked_lifetime_seconds=1).kept == {"unlimited": 2}
+        assert all(memory.read(pointer) for pointer in pointers)
+
+    def test_a_shorter_ttl_does_not_shorten_the_life_of_what_is_stored(self, memory, clock):
+        memory.ttl_seconds = 1000
+        pointers = [memory.write(b"payload"), memory.write(b"payload", identity=uuid.uuid4())]
+        memory.ttl_seconds = 1
+
+        clock.sleep(900)
+
+        assert sweep(memory, clock).kept == {"alive": 2}
+        assert all(memory.read(pointer) for pointer in pointers)
+
+    def test_keys_of_earlier_releases_stay_unless_their_lifetime_is_given(self, memory, clock):
+        memory._payloads[OLD_KEY], memory._written_ms[OLD_KEY] = b"payload", int(clock() * 1000)
+        clock.sleep(100)
+
+        assert sweep(memory, clock).kept == {"unknown": 1}
+        assert sweep(memory, clock, unmarked_lifetime_seconds=96).kept == {"alive": 1}
+        assert sweep(memory, clock, unmarked_lifetime_seconds=95).deleted == 1
+
+    def test_a_dry_run_deletes_nothing(self, memory, clock):
+        pointer = memory.write(b"payload")
+        clock.sleep(100)
+
+        report = sweep(memory, clock, dry_run=True)
+
+        assert (report.expired, report.deleted, report.dry_run) == (1, 0, True)
+        assert memory.read(pointer) == b"payload"
+
+
+class TestRuns:
+    def test_a_limit_ends_it_and_the_position_continues_it(self, memory, clock):
+        for _ in range(10):
+            memory.write(b"payload")
+        clock.sleep(100)
+
+        first = sweep(memory, clock, limit=4)
+        rest = Sweep(grace_seconds=5, dry_run=False, clock=clock).run(memory, after=first.position)
+
+        assert (first.deleted, first.finished) == (4, False)
+        assert (rest.scanned, rest.deleted, rest.finished) == (6, 6, True)
+
+    def test_a_killed_sweep_continues_at_its_last_position(self, memory, clock):
+        for _ in range(2500):
+            memory.write(b"")
+        clock.sleep(100)
+        positions = []
+
+        def on_batch(report):
+            positions.append(report.position)
+            if len(positions) == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            Sweep(dry_run=False, grace_seconds=5, clock=clock).run(memory, on_batch=on_batch)
+        report = Sweep(dry_run=False, grace_seconds=5, clock=clock).run(memory, after=positions[-1])
+
+        assert (report.scanned, report.deleted) == (500, 500)
+        assert list(memory.scan()) == []
+
+    @pytest.mark.parametrize("delete", ["delete", "_discard"], ids=["before the comparison", "after it"])
+    def test_an_entry_that_is_written_again_before_it_goes_stays(self, memory, clock, delete):
+        identity = uuid.uuid4()
+        memory.write(b"payload", identity=identity)
+        clock.sleep(100)
+        entries = list(memory.scan())
+
+        pointer = memory.write(b"payload", identity=identity)
+
+        assert [each.outcome for each in getattr(memory, delete)(entries)] == ["changed"]
+        assert memory.read(pointer) == b"payload"
+
+    def test_nothing_is_deleted_that_is_not_in_a_listing(self, memory, disk, tmp_path):
+        (tmp_path / "notes.txt").write_text("kept")
+
+        for store, key in ((memory, "notes"), (disk, "notes.txt"), (disk, f"../{tmp_path.name}/notes.txt")):
+            with pytest.raises(claimcheck.PointerRejectedError):
+                store.delete([claimcheck.StoreEntry(key=key)])
+        assert files(tmp_path) == ["notes.txt"]
+
+    def test_the_rate_is_kept(self, memory, clock):
+        for _ in range(10):
+            memory.write(b"")
+        clock.sleep(100)
+        begin = clock()
+
+        assert sweep(memory, clock, rate=2).deleted == 10
+        assert clock() - begin == 5
+
+    def test_an_entry_that_cannot_be_deleted_does_not_keep_the_others(self, memory, clock):
+        faulty = FaultyStore(store=memory)
+        faulty.context = memory.context
+        for _ in range(5):
+            faulty.write(b"")
+        clock.sleep(100)
+        delete, calls = memory._discard, []
+
+        def discard(entries):
+            for entry in entries:
+                calls.append(entry)
+                if len(calls) == 2:
+                    yield memory._failed(entry, PermissionError("no"))
+                else:
+                    yield from delete([entry])
+
+        memory._discard = discard
+        report = sweep(faulty, clock)
+
+        assert (report.deleted, report.failed) == (4, 1)
+        assert isinstance(report.errors[0], StoreError)
+        assert "no" in str(report.errors[0])
+
+    def test_an_unreachable_store_ends_it(self, memory, clock):
+        events = []
+        faulty = FaultyStore(store=memory)
+        faulty.context = StoreContext(name="mine", clock=clock, hooks=Hooks((events.append,)))
+        faulty.write(b"")
+        clock.sleep(100)
+        faulty.fail("rollback")
+
+        with pytest.raises(StoreUnavailableError):
+            sweep(faulty, clock)
+
+        assert isinstance(events[-1], SweepEvent)
+        assert (events[-1].store, events[-1].expired, events[-1].deleted) == ("mine", 1, 0)
+        assert isinstance(events[-1].error, StoreUnavailableError)
+
+    @pytest.mark.parametrize(
+        "options", [{"grace_seconds": -1}, {"grace_seconds": float("nan")}, {"limit": 0}, {"rate": 0}]
+    )
+    def test_wrong_options(self, options):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            Sweep(**options)
+
+    def test_from_a_configuration(self):
+        events = []
+        with claimcheck.from_dict(
+            {"stores": {"m": {"type": "memory", "space": "swept", "ttl_seconds": 0}}}, hooks=[events.append]
+        ) as cc:
+            cc.store("m").write(b"payload", identity=uuid.uuid4())
+
+            assert cc.sweep("m", grace_seconds=0).expired == 1
+            assert cc.sweep("m", grace_seconds=0, dry_run=False).deleted == 1
+            assert cc.sweep("m").scanned == 0
+        assert [event.deleted for event in events if isinstance(event, SweepEvent)] == [0, 1, 0]
+
+    def test_a_store_that_cannot_be_listed(self):
+        class Opaque(MemoryStore):
+            _scan = claimcheck.Store._scan
+
+        with pytest.raises(ScanNotSupportedError, match="Opaque cannot list"):
+            Sweep().run(Opaque())
+
+
+class TestFiles:
+    def test_only_files_of_the_store_are_listed(self, disk, tmp_path):
+        pointer = disk.write(b"payload", destination="orders")
+        (tmp_path / "ab").mkdir()
+        (tmp_path / "2026-01-01").mkdir()
+        (tmp_path / "lost+found").mkdir()
+        (tmp_path / "notes.txt").write_text("not a payload")
+        (tmp_path / "ab" / ".hidden.partial").write_text("not a leftover")
+        (tmp_path / "2026-01-01" / OLD_KEY).write_text("not in a folder of payloads")
+        (tmp_path / "lost+found" / OLD_KEY).write_text("neither")
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / OLD_KEY).write_text("beyond a link")
+        (tmp_path / "cd").symlink_to(tmp_path / "elsewhere")
+        (tmp_path / OLD_KEY).symlink_to(tmp_path / "notes.txt")
+
+        assert [entry.key for entry in disk.scan()] == [pointer.key]
+
+    def test_flat_files_of_earlier_releases_are_read_and_swept(self, disk, tmp_path):
+        (tmp_path / OLD_KEY).write_bytes(b"payload")
+        pointer = claimcheck.Pointer(key=OLD_KEY, store="store", size=7)
+        assert disk.read(pointer) == b"payload"
+        age(tmp_path / OLD_KEY, 200)
+
+        (entry,) = disk.scan()
+        assert (entry.key, entry.has_lifetime) == (OLD_KEY, False)
+        assert Sweep(dry_run=False, grace_seconds=0).run(disk).kept == {"unknown": 1}
+        assert Sweep(dry_run=False, grace_seconds=0, unmarked_lifetime_seconds=199).run(disk).deleted == 1
+        assert files(tmp_path) == []
+
+    def test_leftovers_go_after_the_grace(self, disk, tmp_path):
+        pointer = disk.write(b"payload")
+        kept = tmp_path / pointer.key
+        partials = [kept.with_name(f".{kept.name}.0123456{i}{PARTIAL_SUFFIX}") for i in range(2)]
+        for partial in partials:
+            partial.write_bytes(b"half")
+        age(partials[0], 4000)
+
+        report = Sweep(dry_run=False).run(disk)
+
+        assert (report.leftovers, report.expired_bytes, report.deleted) == (1, 4, 1)
+        assert report.kept == {"alive": 1, "recent": 1}
+        assert files(tmp_path) == sorted([kept.name, partials[1].name])
+
+    def test_empty_folders_go(self, disk, tmp_path):
+        for each in ("2026-01-01/ab", "cd"):
+            (tmp_path / each).mkdir(parents=True)
+            age(tmp_path / each, 4000)
+
+        assert Sweep(dry_run=False).run(disk).leftovers == 2
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_folder_that_disappears_meanwhile_is_not_an_error(self, disk, tmp_path):
+        first, second = disk.write(b"payload"), disk.write(b"payload")
+        entries = disk.scan()
+        seen = next(entries).key
+        other = second if seen == first.key else first
+
+        disk.rollback(other)
+
+        assert list(entries) == []
+        assert disk.read(first if seen == first.key else second)
+
+    def test_a_folder_that_is_a_link_is_not_followed(self, disk, tmp_path, tmp_path_factory):
+        outside = tmp_path_factory.mktemp("outside")
+        (outside / OLD_KEY).write_bytes(b"payload")
+        (tmp_path / "ab").symlink_to(outside)
+        pointer = claimcheck.Pointer(key=f"ab/{OLD_KEY}", store="store", size=7)
+
+        with pytest.raises(claimcheck.PointerRejectedError, match="regular file"):
+            disk.read(pointer)
+        with pytest.raises(StoreError):
+            disk.rollback(pointer)
+        assert (outside / OLD_KEY).exists()
+
+    @pytest.mark.parametrize("has_links", [True, False])
+    def test_a_file_that_replaces_another_while_it_is_deleted_gets_its_name_back(
+        self, disk, tmp_path, monkeypatch, has_links
+    ):
+        """The moment between the comparison and the deletion; also on file systems without hard links."""
+        if not has_links:
+            monkeypatch.setattr(os, "link", refuse)
+        identity = uuid.uuid4()
+        pointer = disk.write(b"payload", identity=identity)
+        age(tmp_path / pointer.key, 4000)
+        rename = os.rename
+
+        def write_first(*arguments, **options):
+            monkeypatch.setattr(os, "rename", rename)
+            disk.write(b"payload", identity=identity)
+            rename(*arguments, **options)
+
+        monkeypatch.setattr(os, "rename", write_first)
+        report = Sweep(dry_run=False, grace_seconds=0).run(disk)
+
+        assert (report.expired, report.deleted, report.skipped) == (1, 0, 1)
+        assert disk.read(pointer) == b"payload"
+        assert files(tmp_path) == [pointer.key.rpartition("/")[2]]
