@@ -40,7 +40,7 @@ _LOCAL_SECONDS, _SECONDS = 10.0, 20.0  # after which an experiment stops repeati
 _DISK_FACTOR, _DISK_BYTES = 60, 1 << 30
 _STORES_YAML = """\
 stores:
-  files: {type: filesystem, path: claimcheck-payloads, create: true}  # a folder that all machines share
+  files: {type: filesystem, path: claimcheck-payloads, create: true}  # shared by all machines
 """
 
 
