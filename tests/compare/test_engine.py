@@ -295,6 +295,16 @@ def test_the_store_is_confined_to_a_part_of_the_run(tmp_path):
         assert len([path for path in (tmp_path / "s").rglob("*") if path.is_file()]) == 1
 
 
+def test_the_payloads_of_a_folder_are_sent(tmp_path):
+    (tmp_path / "files").mkdir()
+    for size in (1000, 70_000):
+        (tmp_path / "files" / f"{size}.csv").write_bytes(b"a;b\n" * (size // 4))
+    result = compare(Options(payloads=str(tmp_path / "files"), quick=True, only=("speed",)))
+
+    assert result.sizes == (1000, 70_000)
+    assert {row[0] for row in result.experiments[0].rows} == {"1000 bytes", "68.36 KiB"}
+
+
 # Processes that end --------------------------------------------------------------------------------------------
 
 
