@@ -62,7 +62,7 @@ class Watch:
 def run(lab: Lab) -> Experiment:
     """Send one payload in each mode and case, and read all of them again and again until something is missing."""
     cases: list[tuple[Mode, Case]] = [(mode, "short lifetime") for mode in lab.modes if mode in ("external", "hybrid")]
-    if lab.broker.has_retention:
+    if lab.broker.retention_source is not None:
         cases += [(mode, "short retention") for mode in lab.modes]
     before = lab.store_objects()
     with contextlib.ExitStack() as stack:
@@ -75,7 +75,7 @@ def run(lab: Lab) -> Experiment:
         watches = [watcher.watch for watcher in watchers]
         after = lab.store_objects()
         stored = None if after is None or before is None else after - before
-        return result(watches, has_retention=lab.broker.has_retention, stored=stored)
+        return result(watches, retention=lab.broker.retention_source, stored=stored)
 
 
 class _Watcher:
@@ -141,14 +141,14 @@ class _Watcher:
             self._lab.broker.expire(self.topic)
             self._expire_at = self._elapsed() + _EXPIRE_SECONDS
         payload_lost, messages_lost, swept = watch.payload_lost, watch.messages_lost, watch.swept
-        is_empty = not self._lab.broker.readable_messages(self.topic)
-        if messages_lost is None and is_empty:
-            messages_lost = now
+        is_empty = self._is_empty()
         if payload_lost is None:
             payload_lost = now if is_empty else self._lost_at()
+        if messages_lost is None and (is_empty or self._is_empty()):  # again: reading took a while
+            messages_lost = now if is_empty else self._elapsed()
         if payload_lost is None and not swept:
             swept = self._sweeps()
-        self.watch = Watch(watch.mode, watch.case, payload_lost, messages_lost, now, swept)
+        self.watch = Watch(watch.mode, watch.case, payload_lost, messages_lost, self._elapsed(), swept)
         needed = (payload_lost,) if watch.case == "short lifetime" else (payload_lost, messages_lost)
         return None not in needed or now >= SHORT_SECONDS + _WATCH_SECONDS[watch.case]
 
@@ -165,6 +165,9 @@ class _Watcher:
             return True
         return False
 
+    def _is_empty(self) -> bool:
+        return not self._lab.broker.readable_messages(self.topic)
+
     def _lost_at(self) -> float | None:
         """Read the payload again; returns since when it is lost, ``None`` if it is not."""
         begin = self._elapsed()
@@ -175,17 +178,19 @@ class _Watcher:
         return None if received.payload == self._payload else self._elapsed()
 
 
-def result(watches: Sequence[Watch], *, has_retention: bool, stored: int | None = None) -> Experiment:
+def result(watches: Sequence[Watch], *, retention: str | None, stored: int | None = None) -> Experiment:
     """Return the experiment for what was observed.
 
     Args:
         watches: What was lost, and when.
-        has_retention: Whether there was a case with a short retention.
+        retention: What deletes messages on this broker; ``None`` if nothing does.
         stored: Payloads that are in the store at the end; ``None`` if it cannot be listed.
     """
     verdict, why = judge(watches)
-    if not has_retention:
+    if retention is None:
         why += " Topics of this broker cannot be given a retention, so only the lifetime was measured."
+    else:
+        why += f" The retention is {retention}."
     modes = dict.fromkeys(watch.mode for watch in watches)
     facts = {}
     for each in watches:
