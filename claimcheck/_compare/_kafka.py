@@ -65,6 +65,7 @@ class KafkaBroker:
     """
 
     has_retention = True
+    retention_source = "the topic's retention.ms"
 
     def __init__(self, address: BrokerAddress) -> None:
         self.address = address

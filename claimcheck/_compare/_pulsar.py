@@ -95,6 +95,13 @@ class PulsarBroker:
         return self._admin is not None
 
     @property
+    def retention_source(self) -> str | None:
+        """Messages that were read are kept or deleted by another policy, which does not apply to unread ones."""
+        return (
+            "the message TTL of unread messages, which the broker was asked to apply at once" if self._admin else None
+        )
+
+    @property
     def bytes_source(self) -> str:
         """The broker's statistics, or the messages themselves."""
         return "the broker's statistics" if self._admin else "the sizes of the messages, without metadata"
