@@ -261,7 +261,7 @@ def _run(lab: Lab, plans: Sequence[Plan], show: Show) -> None:
 
         def progress(text: str, plan: Plan = plan, number: int = number, seconds: float | None = None) -> None:
             left = schedule.seconds_left(plan)
-            show(Progress(plan.name, number, len(plans), text, left, seconds))
+            show(Progress(plan.name, number, len(plans), text.removeprefix(f"{plan.name}: "), left, seconds))
 
         schedule.begin()
         lab.report = progress
