@@ -98,7 +98,7 @@ class PulsarBroker:
     def retention_source(self) -> str | None:
         """Messages that were read are kept or deleted by another policy, which does not apply to unread ones."""
         return (
-            "the message TTL of unread messages, which the broker was asked to apply at once" if self._admin else None
+            "the message TTL of unread messages, which the broker applies on request" if self._admin else None
         )
 
     @property
