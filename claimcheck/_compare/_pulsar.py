@@ -97,9 +97,7 @@ class PulsarBroker:
     @property
     def retention_source(self) -> str | None:
         """Messages that were read are kept or deleted by another policy, which does not apply to unread ones."""
-        return (
-            "the message TTL of unread messages, which the broker applies on request" if self._admin else None
-        )
+        return "the message TTL of unread messages, which the broker applies on request" if self._admin else None
 
     @property
     def bytes_source(self) -> str:
@@ -281,14 +279,14 @@ class _PulsarTestProducer:
             if result == vendor().Result.Ok:
                 report(None, max(0, message_id.partition()))
             else:
-                report(error_of(result), None)
+                report(_explained(error_of(result)), None)
             self._count(-1)
 
         self._count(1)
         try:
             self._client.send_async(payload, sent, partition_key=None if key is None else key.decode("latin-1"))
         except (ClaimCheckError, vendor().PulsarException) as error:
-            report(error, None)
+            report(_explained(error), None)
             self._count(-1)
 
     def flush(self, timeout: float) -> None:
@@ -380,6 +378,13 @@ class _PulsarTestConsumer:
         assert self._admin is not None
         cursor: dict[str, Any] = self._admin.internal_stats(name).get("cursors", {}).get(self._group, {})
         return cursor
+
+
+def _explained(error: Exception) -> Exception:
+    if type(error).__name__ != "MessageTooBig":
+        return error
+    text = "the broker rejected a message as too large: its limit is lower than expected; pass --admin-url to read it"
+    return CompareError(text)
 
 
 @contextlib.contextmanager

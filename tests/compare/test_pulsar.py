@@ -139,6 +139,18 @@ def test_without_the_web_service_errors_name_it(without_admin, settings):
         without_admin.broker.create_topic(TOPIC.format(uuid.uuid4().hex), settings)
 
 
+def test_without_the_web_service_a_lower_limit_is_explained(without_admin):
+    broker = without_admin.broker
+    assert broker.limit_bytes > servers.PULSAR_MAX_MESSAGE_BYTES
+    topic = without_admin.topic("chunking", "test")
+    with without_admin.claimcheck("chunking") as cc:
+        producer = broker.producer("chunking", topic, cc)
+        producer.send(without_admin.payload(2 * servers.PULSAR_MAX_MESSAGE_BYTES, 0))
+        with pytest.raises(CompareError, match="limit is lower than expected; pass --admin-url"):
+            producer.flush(checks.SECONDS)
+        producer.close()
+
+
 def test_without_the_web_service_partitions_are_not_measured(without_admin):
     found = _partitions.run(without_admin)
     assert found.verdict == "not measured"
