@@ -260,7 +260,7 @@ class KafkaBroker:
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
         end = time.monotonic() + _SECONDS
         while time.monotonic() < end:
-            with contextlib.suppress(CompareError):  # the broker that was asked may not know the topic yet
+            with contextlib.suppress(CompareError):  # the broker that answers may not know the topic yet
                 found = self._described(topic).partitions
                 if len(found) == partitions and all(each.leader is not None for each in found):
                     return

@@ -129,7 +129,7 @@ def test_no_broker(monkeypatch):
 
 def test_a_setting_that_the_client_does_not_know():
     with pytest.raises(CompareError, match="does not accept"):
-        _kafka.connect(BrokerAddress("kafka", "127.0.0.1:1", options=(("sasl.pasword", "hunter2"),)))
+        _kafka.connect(BrokerAddress("kafka", "127.0.0.1:1", options=(("sasl.secret", "hunter2"),)))
 
 
 @pytest.mark.parametrize(
