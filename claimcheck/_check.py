@@ -193,8 +193,9 @@ def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
         yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="redis-no-expiry")
     if store.type in ("filesystem", "s3", "obstore"):
         place = "bucket" if store.type != "filesystem" else "directory"
-        fix = f"Delete old payloads with {'a lifecycle rule' if place == 'bucket' else 'a cron job'}."
-        message = f"claimcheck deletes no expired payloads in this {place}"
+        message = f"expired payloads stay in this {place} until something deletes them"
+        fix = "Run 'claimcheck sweep --yes' every day"
+        fix += ", or once 'claimcheck lifecycle --apply'." if store.type == "s3" else "."
         yield Finding("info", path, message, fix, id="store-no-expiry")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +23,11 @@ def diagnosed(
     *,
     kafka: KafkaTarget | None = None,
     pulsar: PulsarTarget | None = None,
-    clock: Callable[[], float] | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> CheckReport:
     """Return what the doctor finds."""
-    options = {"clock": clock} if clock else {}
     with claimcheck.from_dict(raw) as cc:
-        return examine(cc, kafka=kafka, pulsar=pulsar, **options)
+        return examine(cc, kafka=kafka, pulsar=pulsar, clock=clock)
 
 
 def ids(report: CheckReport, *prefixes: str) -> list[str]:

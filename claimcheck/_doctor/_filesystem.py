@@ -42,6 +42,8 @@ def _space(root: Path, path: str) -> Iterator[Finding]:
 
 def _permissions(root: Path, path: str, mode: int) -> Iterator[Finding]:
     others = root.stat().st_mode
+    if not all(parent.stat().st_mode & stat.S_IXOTH for parent in root.resolve().parents):
+        return  # no one else gets as far as this directory
     rights = []
     if others & stat.S_IWOTH and others & stat.S_IXOTH:
         rights.append("replace and delete payloads" if not others & stat.S_ISVTX else "add files")

@@ -38,6 +38,7 @@ WHY: dict[str, str] = {
     "store-failed": "Large payloads cannot be sent or received.",
     # Of every store.
     "store-not-listable": "Expired payloads and leftovers cannot be found, so nothing removes them.",
+    "store-not-swept": "The store grows until it is full.",
     "clock-skew": "Payloads expire earlier or later than their pointers state.",
     # Redis.
     "redis-not-examined": _UNKNOWN,

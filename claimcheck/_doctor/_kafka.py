@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -38,21 +38,48 @@ def examine_kafka(cc: ClaimCheck, target: KafkaTarget, clock: Callable[[], float
         fix = "Check the address and the client's settings: security.protocol, sasl.*, ssl.*."
         yield finding("error", "kafka-unreachable", "kafka", message, fix, error=error)
         return
+    cluster = _Cluster(cc, admin, settings, target, known, clock)
     for topic in target.topics:
-        if topic not in known or known[topic].error is not None:
-            yield _missing(topic)
-            continue
-        expected = Expectation.of(cc, topic)
-        replicas = [len(partition.replicas) for partition in known[topic].partitions.values()]
-        look = partial(_topic, admin, topic, expected, min(replicas))
-        yield from examined("kafka", expected.path, "the topic's configuration", look)
-        ends = partial(_timestamps, admin, topic, sorted(known[topic].partitions), expected.path, clock)
-        yield from examined("kafka", expected.path, "the newest timestamps", ends)
-        groups = partial(GroupReader(admin, settings, topic, expected, clock).findings, target.groups)
+        yield from examined("kafka", f"topic {topic}", "the topic", partial(cluster.topic, topic))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """A cluster that answers.
+
+    Attributes:
+        cc: The configuration.
+        admin: The admin client.
+        settings: Of all clients; they may be secrets.
+        target: What the operator wants to know about.
+        known: The metadata of all topics by name.
+        clock: This machine's time, in seconds.
+    """
+
+    cc: ClaimCheck
+    admin: Any
+    settings: Mapping[str, object] = field(repr=False)
+    target: KafkaTarget
+    known: Mapping[str, Any] = field(repr=False)
+    clock: Callable[[], float]
+
+    def topic(self, name: str) -> Iterator[Finding]:
+        """Yield the findings about a topic, its groups and its dead-letter topics."""
+        if name not in self.known or self.known[name].error is not None:
+            yield _missing(name)
+            return
+        expected, partitions = Expectation.of(self.cc, name), self.known[name].partitions
+        replicas = min(len(partition.replicas) for partition in partitions.values())
+        config = partial(_settings, self.admin, name, expected, replicas)
+        yield from examined("kafka", expected.path, "the topic's configuration", config)
+        times = partial(_timestamps, self.admin, name, sorted(partitions), expected.path, self.clock)
+        yield from examined("kafka", expected.path, "the newest timestamps", times)
+        reader = GroupReader(self.cc, self.admin, self.settings, name, expected, self.clock)
+        groups = partial(reader.findings, self.target.groups)
         yield from examined("kafka", expected.path, "the consumer groups", groups)
-        for name in _dead_letter_topics(topic, known, target.dead_letter_topics):
-            dead = partial(_dead_letters, admin, name, expected)
-            yield from examined("kafka", f"topic {name}", "the topic's configuration", dead)
+        for each in _dead_letter_topics(name, self.known, self.target.dead_letter_topics):
+            look = partial(_dead_letters, self.admin, each, expected)
+            yield from examined("kafka", f"topic {each}", "the topic's configuration", look)
 
 
 def _encryption(target: KafkaTarget) -> Iterator[Finding]:
@@ -128,7 +155,7 @@ def _config(admin: Any, topic: str) -> TopicConfig:
     return TopicConfig.of({name: entry.value for name, entry in entries.items()})
 
 
-def _topic(admin: Any, topic: str, expected: Expectation, replicas: int) -> Iterator[Finding]:
+def _settings(admin: Any, topic: str, expected: Expectation, replicas: int) -> Iterator[Finding]:
     config = _config(admin, topic)
     yield from expected.unset()
     yield from examine_config(config, expected)

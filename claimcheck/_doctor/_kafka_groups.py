@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from claimcheck._check import Finding
+from claimcheck._client import ClaimCheck
 from claimcheck._doctor._findings import examined, finding
 from claimcheck._doctor._topics import Expectation, behind
 from claimcheck._registry import import_vendor
+from claimcheck.errors import ClaimCheckError
 
 __all__ = ["GroupReader"]
 
@@ -34,6 +36,7 @@ class GroupReader:
     """Looks at the groups that have committed offsets of one topic.
 
     Attributes:
+        cc: The configuration.
         admin: The admin client.
         settings: Of the clients; they may be secrets.
         topic: The topic.
@@ -41,6 +44,7 @@ class GroupReader:
         clock: This machine's time, in seconds.
     """
 
+    cc: ClaimCheck
     admin: Any
     settings: Mapping[str, object] = field(repr=False)
     topic: str
@@ -77,9 +81,25 @@ class GroupReader:
             yield finding("warning", "kafka-group-lost", self.expected.path, message, fix)
         unread = {each: max(offset, earliest[each]) for each, offset in offsets.items()}
         unread = {partition: offset for partition, offset in unread.items() if offset < latest[partition]}
-        if unread and (oldest := min(self._times(unread), default=None)) is not None:
-            age, who = self.clock() - oldest, f"group {group}"
-            yield from behind("kafka-group-lag", who, self.expected.path, age, self.expected.lifetime)
+        messages = self._first(unread) if unread and self.expected.store is not None else []
+        if messages:
+            yield from behind(
+                "kafka-group-lag",
+                f"group {group}",
+                self.expected.path,
+                self.expected.lifetime,
+                now=self.clock(),
+                oldest=min(message.timestamp()[1] for message in messages) / _MS,
+                expires=min((end for message in messages if (end := self._expires(message))), default=None),
+            )
+
+    def _expires(self, message: Any) -> float | None:
+        """Return when the payload of a message expires, in seconds since 1970; ``None`` if unknown."""
+        with suppress(ClaimCheckError):  # a consumer reports it
+            pointer = self.cc.pointer(message.value() or b"")
+            if pointer is not None and pointer.expires_ms is not None:
+                return pointer.expires_ms / _MS
+        return None
 
     def _watermarks(self, offsets: dict[int, int], which: str) -> dict[int, int]:
         spec = getattr(import_vendor("confluent_kafka.admin", extra="kafka").OffsetSpec, which)()
@@ -87,14 +107,14 @@ class GroupReader:
         results = self.admin.list_offsets(requests, request_timeout=_SECONDS)
         return {place.partition: future.result().offset for place, future in results.items()}
 
-    def _times(self, offsets: dict[int, int]) -> list[float]:
-        """Return the time of the first message from each offset on, in seconds since 1970.
+    def _first(self, offsets: dict[int, int]) -> list[Any]:
+        """Return the first message from each offset on.
 
         Raises:
             TimeoutError: Not every partition returned a message in time.
         """
         vendor = _vendor()
-        left, found = set(offsets), []
+        left, found = set(offsets), list[Any]()
         with closing(vendor.Consumer({**self.settings, **_OWN}, logger=_quiet)) as consumer:
             consumer.assign([vendor.TopicPartition(self.topic, *place) for place in offsets.items()])
             deadline = time.monotonic() + _SECONDS
@@ -108,7 +128,7 @@ class GroupReader:
                     left.remove(message.partition())
                     consumer.pause([vendor.TopicPartition(self.topic, message.partition())])
                     if message.error() is None:
-                        found.append(message.timestamp()[1] / _MS)
+                        found.append(message)
         return found
 
 

@@ -108,8 +108,13 @@ def topic_stats(admin: AdminClient, topic: str) -> dict[str, Any] | None:
     """
     path = topic_path(topic)
     partitions = (admin.get(f"{path}/partitions") or {}).get("partitions")
-    which = "partitioned-stats?perPartition=false&" if partitions else "stats?"
+    which = "partitioned-stats?perPartition=true&" if partitions else "stats?"
     stats: dict[str, Any] | None = admin.get(f"{path}/{which}getEarliestTimeInBacklog=true")
+    if stats is not None and partitions:
+        for name, each in stats.get("subscriptions", {}).items():  # their sum loses some of the times
+            parts = [part["subscriptions"].get(name, {}) for part in stats.get("partitions", {}).values()]
+            times = [part.get("earliestMsgPublishTimeInBacklog") or 0 for part in parts]
+            each["earliestMsgPublishTimeInBacklog"] = min((time for time in times if time > 0), default=0)
     return stats
 
 

@@ -43,9 +43,9 @@ def _subscription(
     if stats.get("type") == "Shared" and expected.chunks:
         message = f"subscription {name} is Shared, and payloads may be sent as chunks (strategy {expected.strategy})"
         fix = "Subscribe as Key_Shared, Failover or Exclusive, or use strategy external."
-        severity = "error" if expected.strategy == "chunking" else "warning"
-        yield finding(severity, "pulsar-shared-chunks", expected.path, message, fix)
+        is_certain = expected.strategy == "chunking"
+        yield finding("error" if is_certain else "warning", "pulsar-shared-chunks", expected.path, message, fix)
     published = stats.get("earliestMsgPublishTimeInBacklog") or 0
     if stats.get("msgBacklog") and published > 0:
-        age = clock() - published / _MS
-        yield from behind("pulsar-backlog", f"subscription {name}", expected.path, age, expected.lifetime)
+        who, oldest = f"subscription {name}", published / _MS
+        yield from behind("pulsar-backlog", who, expected.path, expected.lifetime, now=clock(), oldest=oldest)

@@ -18,7 +18,8 @@ _OLDEST_VERSION = (6, 2)
 _FULL = 0.8
 _SAMPLE_KEYS = 1000
 _SCANS = 50
-_LEAST_SHARE = 0.01  # of a lifetime: a shorter time of use does not predict the memory of a whole one
+_SEGMENT = re.compile(r"-\d+$")
+_LEAST_SHARE = 0.05  # of a lifetime: less does not predict the memory of a whole one
 
 
 def examine_redis(store: RedisStore, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
@@ -30,7 +31,7 @@ def examine_redis(store: RedisStore, path: str, clock: Callable[[], float]) -> I
         nodes = [(f"{path} ({node.name})", server.client.get_redis_connection(node)) for node in masters]
     for place, client in nodes:
         yield from examined("redis", place, "the clock", partial(_clock, place, client, clock))
-        yield from examined("redis", place, "INFO", partial(_server, store, place, client))
+        yield from examined("redis", place, "INFO", partial(_server, store, place, client, clock))
 
 
 def _clock(path: str, client: Any, clock: Callable[[], float]) -> Iterator[Finding]:
@@ -39,12 +40,13 @@ def _clock(path: str, client: Any, clock: Callable[[], float]) -> Iterator[Findi
     yield from skew(path, "the server's", seconds + microseconds / 1e6, begin, clock())
 
 
-def _server(store: RedisStore, path: str, client: Any) -> Iterator[Finding]:
+def _server(store: RedisStore, path: str, client: Any, clock: Callable[[], float]) -> Iterator[Finding]:
     info = client.info()
     yield from _version(path, str(info.get("redis_version", "")))
     yield from _eviction(path, info)
     yield from _replication(path, info)
-    yield from examined("redis", path, "the memory that payloads need", partial(_memory, store, path, client, info))
+    memory = partial(_memory, store, path, client, info, clock)
+    yield from examined("redis", path, "the memory that payloads need", memory)
     yield from examined("redis", path, "the setting save", partial(_persistence, path, client, info))
 
 
@@ -78,7 +80,9 @@ def _persistence(path: str, client: Any, info: dict[str, Any]) -> Iterator[Findi
         yield finding("warning", "redis-no-persistence", path, message, fix)
 
 
-def _memory(store: RedisStore, path: str, client: Any, info: dict[str, Any]) -> Iterator[Finding]:
+def _memory(
+    store: RedisStore, path: str, client: Any, info: dict[str, Any], clock: Callable[[], float]
+) -> Iterator[Finding]:
     used, most = info.get("used_memory", 0), info.get("maxmemory", 0)
     if not most:
         fix = "Set maxmemory to what the machine can spare, and maxmemory-policy to noeviction."
@@ -88,7 +92,7 @@ def _memory(store: RedisStore, path: str, client: Any, info: dict[str, Any]) -> 
     if most and used >= _FULL * most:
         message = f"{used / most:.0%} of the memory is used ({size(used)} of {size(most)})"
         yield finding("warning", "redis-memory-low", path, message, fix)
-    elif most and (age := _time_of_use(client, store.prefix, store.ttl_seconds)):
+    elif most and (age := _time_of_use(store, client, clock())):
         base = info.get("used_memory_startup", 0)
         needed = base + (used - base) * (store.ttl_seconds or 0) / age
         if needed >= _FULL * most:
@@ -97,23 +101,20 @@ def _memory(store: RedisStore, path: str, client: Any, info: dict[str, Any]) -> 
             yield finding("warning", "redis-memory-low", path, message, fix)
 
 
-def _time_of_use(client: Any, prefix: str, lifetime: float | None) -> float | None:
+def _time_of_use(store: RedisStore, client: Any, now: float) -> float | None:
     """Return the age of the oldest payload in a sample; ``None`` if it predicts nothing.
 
     A store that has been in use for a whole lifetime does not grow any more.
     """
-    if lifetime is None:
-        return None
-    keys = _sample(client, prefix)
-    with client.pipeline(transaction=False) as pipeline:
-        for key in keys:
-            pipeline.pttl(key)
-        left = [each for each in pipeline.execute(raise_on_error=False) if isinstance(each, int) and each > 0]
-    age = lifetime - min(left, default=lifetime * 1000) / 1000
-    return age if _LEAST_SHARE * lifetime <= age < 0.9 * lifetime else None
+    names = (_SEGMENT.sub("", name.decode()) for name in _sample(client, store.prefix))
+    known = [lifetime for name in names if (lifetime := store._lifetime_of(name)) is not None]
+    created = [lifetime.created_ms / 1000 for lifetime in known if lifetime.created_ms is not None]
+    age, lifetime = now - min(created, default=now), store.ttl_seconds
+    return age if lifetime is not None and _LEAST_SHARE * lifetime <= age < 0.9 * lifetime else None
 
 
 def _sample(client: Any, prefix: str) -> list[bytes]:
+    """Return some keys of a node; a node with many keys of others is not searched completely."""
     pattern = re.sub(r"([*?\[\]\\^-])", r"\\\1", prefix) + "*"
     keys: list[bytes] = []
     cursor = 0

@@ -19,6 +19,7 @@ __all__ = ["examine_s3"]
 _DAY = 86_400
 _ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}  # GLACIER_IR can be read at once
 _EVERYONE = ("/global/AllUsers", "/global/AuthenticatedUsers")
+_NO_RULES = ("NoSuchLifecycleConfiguration", "NoSuchLifecycleConfigurationError")
 _NOT_THERE = ("NotImplemented", "MethodNotAllowed", "XNotImplemented")
 
 
@@ -109,15 +110,15 @@ class _Rule:
 
 
 def _lifecycle(bucket: _Bucket, path: str, store: S3Store) -> Iterator[Finding]:
-    raw = bucket.get("get_bucket_lifecycle_configuration", "NoSuchLifecycleConfiguration").get("Rules", [])
+    raw = bucket.get("get_bucket_lifecycle_configuration", *_NO_RULES).get("Rules", [])
     rules = [_Rule.of(each) for each in raw if each.get("Status") == "Enabled"]
     covering = [rule for rule in rules if rule.covers(store.prefix)]
     where = f"objects below {store.prefix!r}" if store.prefix else "the objects of this bucket"
     if not any(rule.days for rule in covering):
-        fix = "Add a lifecycle rule that deletes them after ttl_seconds plus a day."
+        fix = "Run 'claimcheck lifecycle --apply': it adds a rule for the prefix, after ttl_seconds plus a day."
         yield finding("warning", "s3-no-expiry", path, f"no lifecycle rule deletes {where}", fix)
     if not any(rule.aborts for rule in covering):
-        fix = "Add a lifecycle rule with AbortIncompleteMultipartUpload after one day."
+        fix = "Run 'claimcheck lifecycle --apply', or add AbortIncompleteMultipartUpload to the rule."
         yield finding("warning", "s3-no-abort", path, "no lifecycle rule aborts incomplete multipart uploads", fix)
     for rule in rules:
         if rule.touches(store.prefix) and store.ttl_seconds is not None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 
 from claimcheck._check import Finding, reason_of
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._filesystem import examine_filesystem
-from claimcheck._doctor._findings import examined, finding
+from claimcheck._doctor._findings import duration, examined, finding
 from claimcheck._doctor._redis import examine_redis
 from claimcheck._doctor._s3 import examine_s3
 from claimcheck._store import Store
-from claimcheck.errors import ClaimCheckError, ScanNotSupportedError
+from claimcheck.errors import ClaimCheckError, ScanNotSupportedError, StoreUnavailableError
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.obstore import ObstoreStore
+from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.s3 import S3Store
 
 __all__ = ["examine_stores"]
+
+_ENTRIES = 1000
+_SWEPT_WITHIN = 4 * 86_400  # lifecycle rules count in whole days, have a grace, and run with a delay
 
 
 def examine_stores(cc: ClaimCheck, clock: Callable[[], float]) -> Iterator[Finding]:
@@ -28,21 +34,30 @@ def examine_stores(cc: ClaimCheck, clock: Callable[[], float]) -> Iterator[Findi
             store = cc.store(name)
         except ClaimCheckError:  # which check reports
             continue
-        yield from _listing(store, f"stores.{name}")
+        if not isinstance(store, RedisStore):  # which expires payloads, and may have many keys of other programs
+            yield from _listing(store, f"stores.{name}", clock)
         yield from _server(store, f"stores.{name}", clock)
 
 
-def _listing(store: Store, path: str) -> Iterator[Finding]:
-    """Read the first entry of the listing that a sweep needs; `check` has already deleted something."""
+def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
+    """Look at the first entries of the listing that a sweep needs; `check` has already deleted something."""
     try:
-        next(store.scan(), None)
+        entries = list(islice(store.scan(), _ENTRIES))
+        ends = [entry.expires_ms / 1000 for entry in entries if entry.expires_ms is not None]
+        late = clock() - min(ends, default=math.inf)
+        if late > _SWEPT_WITHIN:
+            message = f"there are payloads that expired up to {duration(late)} ago"
+            fix = "Run 'claimcheck sweep --yes' every day, and look at the log of its last run."
+            yield finding("warning", "store-not-swept", path, message, fix)
     except ScanNotSupportedError:
         message = f"a store of type {type(store).__name__} cannot list its payloads"
         fix = "Let the medium delete payloads by age."
         yield finding("info", "store-not-listable", path, message, fix)
+    except StoreUnavailableError:  # which check reports
+        return
     except Exception as error:
         message = f"payloads cannot be listed: {reason_of(error)}"
-        fix = "Grant the permission to list: s3:ListBucket, SCAN in Redis, read permission of the directory."
+        fix = "Grant the permission to list: s3:ListBucket, or read permission of the directory."
         yield finding("warning", "store-not-listable", path, message, fix)
 
 
@@ -57,3 +72,7 @@ def _server(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Fin
         message = "lifecycle rules, versioning and public access of the bucket: obstore has no access to them"
         fix = "Look at them with the provider's own tools, or run the doctor with a store of type s3 on this bucket."
         yield finding("info", "obstore-not-examined", path, message, fix)
+    elif isinstance(store, PulsarTopicStore) and store._admin_url is None:
+        message = "could not examine the retention of the side topic: the store has no admin_url"
+        fix = "Set admin_url: then the store itself refuses a retention that is shorter than ttl_seconds."
+        yield finding("info", "pulsar-not-examined", path, message, fix)

@@ -109,7 +109,7 @@ class Expectation:
         """Yield a finding if payloads are stored, but the configuration does not limit their lifetime."""
         if self.store is not None and self.lifetime is None:
             message = f"store {self.store!r} has no ttl_seconds, so the topic's settings are not compared with it"
-            fix = "Set ttl_seconds to the time after which the bucket or a cron job deletes payloads."
+            fix = "Set ttl_seconds to the time after which payloads are deleted."
             yield finding("info", "lifetime-unset", self.path, message, fix)
 
     def too_large(self, limit: int, default: int) -> Iterator[tuple[Literal["error", "warning"], str]]:
@@ -137,18 +137,32 @@ def outlives(seconds: float | None, lifetime: float | None) -> bool:
     return lifetime is not None and (seconds is None or seconds > lifetime)
 
 
-def behind(id: str, who: str, path: str, age: float, lifetime: float | None) -> Iterable[Finding]:  # noqa: A002
-    """Yield a finding if a reader is so late that payloads expire, or soon will.
+def behind(
+    id: str,  # noqa: A002 - the name of the field
+    who: str,
+    path: str,
+    lifetime: float | None,
+    *,
+    now: float,
+    oldest: float,
+    expires: float | None = None,
+) -> Iterable[Finding]:
+    """Yield a finding if a reader is so late that payloads have expired, or soon will.
 
     Args:
         id: The finding's id.
         who: The group or subscription.
         path: The topic.
-        age: Of its oldest unread message, in seconds.
-        lifetime: Of the payloads.
+        lifetime: Of payloads that are written now, in seconds.
+        now: The time, in seconds since 1970.
+        oldest: When its oldest unread message was sent.
+        expires: When the payload of that message expires, if it can be read from the message.
     """
-    if lifetime is None or age < _LATE * lifetime:
-        return
-    message = f"the oldest unread message of {who} is {duration(age)} old, and payloads live {duration(lifetime)}"
     fix = "Start more consumers, or raise ttl_seconds: it applies to payloads that are written from then on."
-    yield finding("error" if age >= lifetime else "warning", id, path, message, fix)
+    if expires is not None and expires <= now:
+        message = f"the oldest unread message of {who} points at a payload that expired {duration(now - expires)} ago"
+        yield finding("error", id, path, message, fix)
+    elif lifetime is not None and now - oldest >= _LATE * lifetime:
+        age = now - oldest
+        message = f"the oldest unread message of {who} is {duration(age)} old, and payloads live {duration(lifetime)}"
+        yield finding("error" if age >= lifetime else "warning", id, path, message, fix)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -92,15 +94,29 @@ def doctor(
 
     check_output(STDIO, force=False)
     _check_usage(kafka, pulsar or admin_url, topics, groups + dead_letters)
+    if kafka_config and not kafka:
+        raise click.UsageError("--kafka-config needs --kafka")
     kafka_target = pulsar_target = None
     if kafka is not None:
         kafka_target = KafkaTarget(kafka, topics, groups, dead_letters, _settings(kafka_config))
     elif pulsar or admin_url:
         token = os.environ.get(_TOKEN)
         pulsar_target = PulsarTarget(pulsar, admin_url, topics, groups, dead_letters, token, tls_ca_file)
-    report = reported(config, lambda cc: examine(cc, kafka=kafka_target, pulsar=pulsar_target, ignore=ignore))
+    with _quiet():
+        report = reported(config, lambda cc: examine(cc, kafka=kafka_target, pulsar=pulsar_target, ignore=ignore))
     _show(CheckReport(tuple(explained(report.findings))), config, as_json=as_json)
     sys.exit(report_exit_code(report, strict=strict))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Print no warnings of the library and its clients, which are findings here."""
+    log, handler = logging.getLogger("claimcheck"), logging.NullHandler()
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def _check_usage(kafka: str | None, pulsar: str | None, topics: tuple[str, ...], more: tuple[str, ...]) -> None:

@@ -10,6 +10,8 @@ import uuid
 import boto3
 import pytest
 
+import claimcheck
+from claimcheck.stores.s3._lifecycle import apply, rule_for
 from tests.doctor_rig import configuration, diagnosed, ids, text
 
 EXPIRY = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": "claims/"}, "Expiration": {"Days": 2}}
@@ -59,6 +61,14 @@ def test_a_bucket_without_rules_keeps_everything(client, bucket):
     report = diagnosed(hot(client, bucket))
     assert ids(report, *OURS) == ["s3-no-abort", "s3-no-expiry"]
     assert "warning stores.hot: no lifecycle rule deletes objects below 'claims/'" in text(report, "s3-no-expiry")
+
+
+def test_the_rule_of_the_lifecycle_command_is_good(client, bucket):
+    raw = hot(client, bucket)
+    with claimcheck.from_dict(raw) as cc:
+        store = cc.store("hot")
+        assert apply(store, rule_for(store, grace_seconds=86_400, others=[]))
+    assert ids(diagnosed(raw), *OURS) == []
 
 
 @pytest.mark.parametrize(

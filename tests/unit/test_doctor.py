@@ -6,16 +6,22 @@ import ast
 import os
 import re
 import subprocess
+import tempfile
+import time
 
 import pytest
 
+import claimcheck
+from claimcheck import Store
 from claimcheck._doctor._clock import http_skew
 from claimcheck._doctor._filesystem import kind_of
 from claimcheck._doctor._findings import WHY, duration, examined, finding
 from claimcheck._doctor._kafka import TopicConfig, examine_config
+from claimcheck._doctor._stores import _server
 from claimcheck._doctor._topics import DEAD_LETTERS, Expectation
+from claimcheck.testing import FaultyStore
 from tests.docs_pages import ROOT
-from tests.doctor_rig import configuration, diagnosed, ids, text
+from tests.doctor_rig import LIFETIME, configuration, diagnosed, ids, text
 
 DAY = 86_400
 FULL = [("1m", 1000, "KiB of 1.0 MiB are free"), ("64m", 200, "of 200 files (inodes) are free")]
@@ -44,12 +50,16 @@ def test_a_good_directory_has_no_finding_and_nothing_is_left_in_it(tmp_path):
         (0o770, "0660", None),
     ],
 )
-def test_permissions_of_others_are_a_warning(tmp_path, directory, files, words):
-    (tmp_path / "claims").mkdir()
-    (tmp_path / "claims").chmod(directory)
-    report = diagnosed(disk(tmp_path / "claims", mode=files))
-    assert ids(report, "filesystem-permissions") == (["filesystem-permissions"] if words else [])
-    assert words is None or words in text(report, "filesystem-permissions")
+def test_permissions_of_others_are_a_warning(directory, files, words):
+    with tempfile.TemporaryDirectory() as parent:  # pytest's own folders are closed to others
+        os.chmod(parent, 0o755)
+        os.mkdir(f"{parent}/claims")
+        os.chmod(f"{parent}/claims", directory)
+        report = diagnosed(disk(f"{parent}/claims", mode=files))
+        assert ids(report, "filesystem-permissions") == (["filesystem-permissions"] if words else [])
+        assert words is None or words in text(report, "filesystem-permissions")
+        os.chmod(parent, 0o700)
+        assert ids(diagnosed(disk(f"{parent}/claims", mode=files)), "filesystem-permissions") == []
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/shm"), reason="no /dev/shm here")
@@ -103,6 +113,42 @@ def test_a_network_file_system_is_named(tmp_path, monkeypatch):
     assert "the kind of file system" in text(diagnosed(disk(tmp_path)), "filesystem-not-examined")
 
 
+def test_expired_payloads_that_no_sweep_deleted_are_a_warning(tmp_path):
+    raw = disk(tmp_path / "claims")
+    with claimcheck.from_dict(raw) as cc:
+        cc.store("hot").write(b"payload", destination="orders")
+    later = time.time() + LIFETIME
+    assert ids(diagnosed(raw, clock=lambda: later + 2 * DAY), "store-not-swept") == []
+    report = diagnosed(raw, clock=lambda: later + 5 * DAY)
+    assert text(report, "store-not-swept") == "warning stores.hot: there are payloads that expired up to 5 days ago"
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"type": "pulsar-topic", "url": "pulsar://localhost", "topic": "t"}, ["pulsar-not-examined"]),
+        ({"type": "pulsar-topic", "url": "pulsar://localhost", "topic": "t", "admin_url": "http://localhost"}, []),
+        ({"type": "obstore", "url": "s3://bucket"}, ["obstore-not-examined"]),
+    ],
+)
+def test_what_a_type_of_store_does_not_tell_is_named(options, found):
+    with claimcheck.from_dict({"stores": {"hot": options}}) as cc:
+        assert [each.id for each in _server(cc.store("hot"), "stores.hot", time.time)] == found
+
+
+def test_a_store_that_cannot_be_listed_is_named():
+    raw = {"stores": {"hot": {"type": "tests.unit.test_doctor:Unlisted", "store": {"type": "memory"}}}}
+    report = diagnosed(raw)
+    assert text(report, "store-not-listable").startswith("info stores.hot: ")
+
+
+class Unlisted(FaultyStore):
+    """A third-party store without a listing."""
+
+    def _scan(self, after):
+        return Store._scan(self, after)
+
+
 def test_a_directory_that_is_missing_is_one_error_and_what_could_not_be_examined(tmp_path):
     report = diagnosed(configuration({"type": "filesystem", "path": str(tmp_path / "none")}))
     assert [each.id for each in report.findings if each.severity == "error"] == ["store-failed"]
@@ -140,6 +186,7 @@ def test_a_payload_must_outlive_its_message_and_not_longer():
     assert settings(retention_ms=7 * DAY * 1000 + 1, segment_ms=0) == [("warning", "kafka-retention")]
     assert settings(retention_ms=6 * DAY * 1000 + 1) == [("info", "kafka-segment-roll")]
     assert settings(retention_ms=-1, retention_bytes=10) == [("warning", "kafka-retention")]
+    assert TopicConfig.of({"cleanup.policy": "compact", "retention.ms": "1000"}).retention is None
 
 
 @pytest.mark.parametrize("suffix", ["-dlq", ".DLT", "_dead_letter", "-dead-letters", ".deadletter", "-errors"])

@@ -64,7 +64,7 @@ class AdminClient:
         self._headers = dict(headers or {})
         self._timeout_seconds = timeout_seconds
         self.date: str | None = None
-        """The ``Date`` header of the last response that was no error."""
+        """The ``Date`` header of the last response."""
         secure = urllib.request.HTTPSHandler(context=trust or ssl.create_default_context())
         self._opener = urllib.request.build_opener(secure, _Redirects())
 
@@ -85,6 +85,7 @@ class AdminClient:
             return json.loads(body) if body.strip() else None
         except urllib.error.HTTPError as error:
             error.close()
+            self.date = error.headers["Date"]
             if error.code == 404:
                 return None
             raise AdminError(self._refused(path, error), status=error.code) from error

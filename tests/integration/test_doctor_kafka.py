@@ -1,0 +1,206 @@
+"""The doctor's findings about topics and groups of a real Kafka."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+import claimcheck
+from claimcheck._doctor._topics import KafkaTarget
+from tests.doctor_rig import configuration, diagnosed, ids, text
+from tests.integration.kafka_rig import Rig, rig
+
+HOUR_MS = 3_600_000
+GOOD = {"retention_ms": 20 * HOUR_MS, "segment_ms": HOUR_MS}
+ALWAYS = ["kafka-replication"]  # the broker of the tests is alone
+NOW = int(time.time() * 1000)
+
+
+@pytest.fixture
+def lab(kafka_broker, topic):
+    with rig(kafka_broker, topic, partitions=0) as lab:
+        yield lab
+
+
+def stored(**more):
+    return configuration({"type": "memory"}, **more)
+
+
+def target(lab: Rig, **more) -> KafkaTarget:
+    return replace(KafkaTarget(lab.servers["bootstrap.servers"], (lab.topic,)), **more)
+
+
+def seen(lab: Rig, raw=None, *, clock=time.time, **more):
+    return diagnosed(raw or stored(), kafka=target(lab, **more), clock=clock)
+
+
+def found(report) -> list[str]:
+    return [each for each in ids(report, "kafka-", "lifetime-unset", "connection-") if each not in ALWAYS]
+
+
+def test_a_good_topic_with_a_group_that_keeps_up_has_no_finding(lab):
+    lab.create(2, **GOOD)
+    lab.send_raw(b"a", b"b", timestamp=NOW)
+    lab.commit(1)
+    report = seen(lab)
+    assert found(report) == []
+    assert text(report, "kafka-replication") == f"info topic {lab.topic}: the replication factor is 1"
+    assert lab.committed().offset == 1
+    groups = {each.group_id for each in lab.admin.list_consumer_groups().result().valid}
+    assert "claimcheck-doctor" not in groups
+
+
+@pytest.mark.parametrize(
+    ("settings", "found_id", "words"),
+    [
+        ({"retention_ms": 48 * HOUR_MS}, "kafka-retention", "warning {}: retention is 2 days, and payloads live 1 day"),
+        ({"retention_ms": -1}, "kafka-retention", "warning {}: retention is unlimited, and payloads live 1 day"),
+        ({"segment_ms": 10 * HOUR_MS}, "kafka-segment-roll", "info {}: with little traffic a message stays up to"),
+        ({"cleanup_policy": "compact"}, "kafka-compacted", "warning {}: it is compacted"),
+        ({"cleanup_policy": "compact,delete"}, "kafka-compacted", "warning {}: it is compacted"),
+        (
+            {"max_message_bytes": 500_000},
+            "kafka-limit",
+            "warning {}: threshold_bytes is auto (1,000,000 bytes by default), and the topic accepts 500,000",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bad_setting_of_a_topic(lab, settings, found_id, words):
+    lab.create(**{**GOOD, **settings})
+    report = seen(lab)
+    assert found(report) == [found_id]
+    assert text(report, found_id).startswith(words.format(f"topic {lab.topic}"))
+
+
+def test_what_does_not_fit_the_topic_is_an_error(lab):
+    lab.create(**GOOD, max_message_bytes=500_000)
+    raw = stored(threshold_bytes=600_000, strategy="hybrid", chunking={"max_message_bytes": 700_000})
+    report = seen(lab, raw)
+    assert found(report) == ["kafka-limit", "kafka-limit"]
+    messages = {each.message for each in report.findings if each.severity == "error"}
+    assert messages == {
+        "threshold_bytes is 600,000 bytes, and the topic accepts 500,000",
+        "chunking.max_message_bytes is 700,000 bytes, and the topic accepts 500,000",
+    }
+    fits = {"threshold_bytes": 500_000, "chunking": {"max_message_bytes": 400_000}}
+    assert found(seen(lab, stored(strategy="hybrid", **fits))) == []
+
+
+def test_chunks_on_a_compacted_topic_are_an_error_and_without_a_store_retention_does_not_matter(lab):
+    lab.create(retention_ms=-1)
+    raw = {"strategy": "chunking"}
+    assert found(seen(lab, raw)) == []
+    other = f"{lab.topic}-compacted"
+    lab.create(name=other, cleanup_policy="compact")
+    assert text(seen(lab, raw, topics=(other,)), "kafka-compacted").startswith("error ")
+
+
+def test_the_lifetime_is_that_of_the_store_which_the_topic_uses(lab):
+    lab.create(**GOOD)
+    raw = stored()
+    raw["stores"]["brief"] = {"type": "memory", "ttl_seconds": 3600}
+    raw["stores"]["endless"] = {"type": "memory"}
+    assert found(seen(lab, {**raw, "destinations": {"test-*": {"store": "brief"}}})) == ["kafka-retention"]
+    assert found(seen(lab, {**raw, "destinations": {"test-*": {"store": "endless"}}})) == ["lifetime-unset"]
+    assert found(seen(lab, {**raw, "destinations": {"other-*": {"store": "brief"}}})) == []
+
+
+@pytest.mark.parametrize(("hours", "severity"), [(13, "warning"), (25, "error"), (2, None)])
+def test_a_group_that_is_behind(lab, hours, severity):
+    lab.create(3, retention_ms=-1)
+    lab.send_raw(b"read", timestamp=NOW - 40 * HOUR_MS)
+    lab.send_raw(b"unread", b"newer", timestamp=NOW - hours * HOUR_MS)
+    lab.send_raw(b"not read by another group", timestamp=NOW - 40 * HOUR_MS, partition=1)
+    lab.send_raw(b"also unread", timestamp=NOW, partition=2)
+    lab.commit(1)
+    lab.commit(0, partition=2)
+    report = seen(lab, groups=(lab.group,))
+    assert [each for each in found(report) if each != "kafka-retention"] == (["kafka-group-lag"] if severity else [])
+    if severity:
+        words = f"{severity} topic {lab.topic}: the oldest unread message of group {lab.group} is"
+        assert text(report, "kafka-group-lag").startswith(words)
+
+
+def test_an_unread_message_whose_payload_has_expired_is_an_error_although_the_lifetime_was_raised(lab):
+    lab.create(**GOOD)
+    brief = stored(threshold_bytes=1000)
+    brief["stores"]["hot"]["ttl_seconds"] = HOUR_MS / 1000
+    with claimcheck.from_dict(brief) as cc:
+        producer = lab.producer(cc)
+        producer.produce(lab.topic, bytes(3000))
+        assert producer.flush(30) == 0
+    lab.commit(0)
+    assert found(seen(lab)) == []
+    report = seen(lab, clock=lambda: time.time() + 2 * HOUR_MS / 1000)
+    assert "points at a payload that expired 1 hour ago" in text(report, "kafka-group-lag")
+
+
+def test_messages_of_transactions_count_and_their_markers_do_not(lab):
+    lab.create(**GOOD)
+    native = lab.native(transactional_id=lab.topic)
+    native.init_transactions()
+    native.begin_transaction()
+    native.produce(lab.topic, b"x", timestamp=NOW - 30 * HOUR_MS)
+    assert native.flush(30) == 0
+    lab.commit(0)
+    assert "kafka-group-lag" in found(seen(lab))  # an open transaction hides nothing
+    native.commit_transaction()
+    assert "kafka-group-lag" in found(seen(lab))
+    lab.commit(1)  # only the marker is left
+    assert found(seen(lab)) == []
+
+
+def test_messages_that_retention_deleted_unread(lab):
+    lab.create(**GOOD)
+    lab.send_raw(*(b"x" for _ in range(10)), timestamp=NOW)
+    lab.commit(2)
+    lab.remove_below(6)
+    assert "retention deleted up to 4 messages that group" in text(seen(lab), "kafka-group-lost")
+
+
+def test_several_groups_are_named_and_an_unknown_one_is_a_warning(lab):
+    lab.create(**GOOD)
+    lab.send_raw(b"x", timestamp=NOW)
+    lab.commit(1)
+    lab.group += "-2"
+    lab.commit(1)
+    report = seen(lab)
+    assert found(report) == ["kafka-groups"]
+    assert f"2 groups read this topic: group-{lab.topic}, group-{lab.topic}-2" in text(report, "kafka-groups")
+    assert found(seen(lab, groups=("nobody",))) == ["kafka-group-unknown"]
+
+
+def test_timestamps_in_the_future_are_a_warning(lab):
+    lab.create(2, **GOOD)
+    lab.send_raw(b"x", timestamp=NOW)
+    assert found(seen(lab)) == []
+    lab.send_raw(b"x", timestamp=NOW + HOUR_MS // 2, partition=1)
+    lab.send_raw(b"x", timestamp=NOW, partition=1)
+    assert "minutes in the future" in text(seen(lab), "kafka-timestamp")
+
+
+def test_dead_letter_topics_are_found_by_their_names_or_named(lab):
+    lab.create(**GOOD)
+    lab.create(name=f"{lab.topic}.DLT", retention_ms=-1)
+    lab.create(name=f"{lab.topic}-dlq", **GOOD)
+    lab.create(name=f"graveyard-{lab.topic}", retention_ms=48 * HOUR_MS)
+    assert text(seen(lab), "kafka-dead-letters").startswith(f"warning topic {lab.topic}.DLT: ")
+    report = seen(lab, dead_letter_topics=(f"graveyard-{lab.topic}",))
+    assert found(report) == ["kafka-dead-letters"] * 2
+
+
+def test_a_topic_or_a_broker_that_is_missing_is_an_error(lab):
+    assert text(seen(lab), "kafka-topic-missing") == (
+        f"error topic {lab.topic}: the topic does not exist, or may not be described"
+    )
+
+
+def test_a_broker_that_cannot_be_reached_is_an_error_and_an_address_without_tls_a_warning():
+    report = diagnosed(stored(), kafka=KafkaTarget("127.0.0.1:1,kafka.invalid:2", ("t",)))
+    assert found(report) == ["connection-plain", "kafka-unreachable"]
+    secure = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": "pw"}
+    kafka = KafkaTarget("kafka.invalid:2", ("t",), options=secure)
+    assert found(diagnosed(stored(), kafka=kafka)) == ["kafka-unreachable"]
+    assert "pw" not in repr(kafka)

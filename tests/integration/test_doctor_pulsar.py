@@ -1,0 +1,198 @@
+"""The doctor's findings about topics and subscriptions of a real Pulsar."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pulsar
+import pytest
+
+from claimcheck._doctor._topics import PulsarTarget
+from tests import servers
+from tests.doctor_rig import configuration, diagnosed, ids, text
+from tests.integration.pulsar_rig import LIMIT, Rig
+
+HOUR = 3600
+FITS = {"threshold_bytes": LIMIT, "chunking": {"max_message_bytes": LIMIT}}
+EVICTING = {"limitSize": 1 << 40, "limitTime": -1, "policy": "consumer_backlog_eviction"}
+
+
+def stored(**more):
+    return configuration({"type": "memory"}, **{**FITS, **more})
+
+
+def seen(lab: Rig, raw=None, *, clock=time.time, **more):
+    target = PulsarTarget(lab.broker.service_url, lab.broker.admin_url, (lab.topic,))
+    return diagnosed(raw or stored(), pulsar=replace(target, **more), clock=clock)
+
+
+def found(report) -> list[str]:
+    return ids(report, "pulsar-", "lifetime-unset", "clock-", "connection-")
+
+
+def set_policy(lab: Rig, name: str, value: object, query: str = "", topic: str | None = None, shown: str = "") -> None:
+    """Set a topic-level policy, and wait until it is in effect."""
+    path = f"persistent/public/default/{topic or lab.topic}"
+    before = lab.broker.request("GET", f"{path}/{shown or name}")
+    lab.broker.request("POST", f"{path}/{name}{query}", value)
+    servers.wait_until(
+        lambda: lab.broker.request("GET", f"{path}/{shown or name}") != before, f"the topic has its {name}"
+    )
+
+
+def set_ttl(lab: Rig, seconds: int, topic: str | None = None) -> None:
+    set_policy(lab, "messageTTL", None, f"?messageTTL={seconds}", topic)
+
+
+def set_retention(lab: Rig, minutes: int, topic: str | None = None) -> None:
+    set_policy(lab, "retention", {"retentionTimeInMinutes": minutes, "retentionSizeInMB": -1}, topic=topic)
+
+
+@pytest.fixture
+def good(lab):
+    """A topic with a message TTL, and one subscription without a backlog."""
+    lab.subscribe("s")
+    set_ttl(lab, HOUR)
+    return lab
+
+
+def test_a_good_topic_has_no_finding(good):
+    good.client.create_producer(good.topic).send(b"read by none")
+    set_retention(good, 60)
+    assert found(seen(good)) == []
+    assert found(seen(good, stored(strategy="chunking"))) == []
+    assert good.broker.stats(good.topic)["subscriptions"].keys() == {"s"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(48 * HOUR, "the message TTL is 2 days, so"), (None, "there is no message TTL, so")]
+)
+def test_unread_messages_that_stay_longer_than_payloads(lab, seconds, words):
+    lab.subscribe("s")
+    if seconds:
+        set_ttl(lab, seconds)
+    report = seen(lab)
+    assert found(report) == ["pulsar-message-ttl"]
+    assert text(report, "pulsar-message-ttl").startswith(
+        f"warning topic persistent://public/default/{lab.topic}: {words}"
+    )
+
+
+@pytest.mark.parametrize(("minutes", "words"), [(48 * 60, "is 2 days, and payloads live 1 day"), (-1, "is unlimited,")])
+def test_read_messages_that_stay_longer_than_payloads(good, minutes, words):
+    set_retention(good, minutes)
+    report = seen(good)
+    assert found(report) == ["pulsar-retention"]
+    assert words in text(report, "pulsar-retention")
+
+
+def test_policies_of_the_namespace_count(lab):
+    namespace = f"public/{lab.topic}"
+    topic = f"persistent://{namespace}/orders"
+    lab.broker.request("PUT", f"namespaces/{namespace}", {})
+    lab.broker.request("PUT", topic.replace("://", "/"))
+    assert found(seen(lab, topics=(topic,))) == ["pulsar-message-ttl"]
+    lab.broker.request("POST", f"namespaces/{namespace}/messageTTL", HOUR)
+    servers.wait_until(lambda: found(seen(lab, topics=(topic,))) == [], "the namespace's policy is in effect")
+    policy = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+    lab.broker.request("POST", f"namespaces/{namespace}/retention", policy)
+    servers.wait_until(lambda: found(seen(lab, topics=(topic,))) == ["pulsar-retention"], "so is the other one")
+    lab.broker.request("DELETE", topic.replace("://", "/"))
+    lab.broker.request("DELETE", f"namespaces/{namespace}")
+
+
+def test_a_backlog_quota_that_drops_messages_matters_for_chunks(good):
+    set_policy(good, "backlogQuota", EVICTING, "?backlogQuotaType=destination_storage", shown="backlogQuotaMap")
+    assert found(seen(good)) == []
+    assert found(seen(good, stored(strategy="hybrid"))) == ["pulsar-backlog-eviction"]
+
+
+def test_what_does_not_fit_the_broker_is_an_error(good):
+    report = seen(good, stored(threshold_bytes=LIMIT + 1))
+    assert text(report, "pulsar-limit").startswith("error ")
+    assert found(report) == ["pulsar-limit"]
+    large = stored(strategy="hybrid", chunking={"max_message_bytes": LIMIT + 1})
+    assert "chunking.max_message_bytes is 102,401" in text(seen(good, large), "pulsar-limit")
+    assert found(seen(good, stored(threshold_bytes="auto"))) == []
+
+
+def test_a_limit_of_the_topic_itself_is_a_warning(good):
+    set_policy(good, "maxMessageSize", 50_000)
+    report = seen(good, stored(threshold_bytes=40_000, chunking={"max_message_bytes": 40_000}))
+    assert found(report) == ["pulsar-topic-limit"]
+    assert found(seen(good)) == ["pulsar-limit", "pulsar-topic-limit"]
+
+
+def test_chunks_on_a_shared_subscription(lab):
+    consumer = lab.subscribe("s", consumer_type=pulsar.ConsumerType.Shared)
+    set_ttl(lab, HOUR)
+    assert found(seen(lab)) == []
+    assert text(seen(lab, stored(strategy="chunking")), "pulsar-shared-chunks").startswith("error ")
+    assert text(seen(lab, stored(strategy="hybrid")), "pulsar-shared-chunks").startswith("warning ")
+    consumer.close()
+    lab.subscribe("s", consumer_type=pulsar.ConsumerType.KeyShared)
+    assert found(seen(lab, stored(strategy="chunking"))) == []
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+@pytest.mark.parametrize(("hours", "severity"), [(13, "warning"), (25, "error"), (2, None)])
+def test_a_subscription_that_is_behind(lab, partitions, hours, severity):
+    if partitions:
+        lab.broker.create_partitioned(lab.topic, partitions)
+    consumer = lab.subscribe("s")
+    lab.subscribe("fast")
+    set_ttl(lab, HOUR)
+    lab.client.create_producer(lab.topic).send(b"unread")
+    assert consumer.receive(5000)  # but does not acknowledge it
+    report = seen(lab, clock=lambda: time.time() + hours * HOUR, subscriptions=("s",))
+    assert [each for each in found(report) if each != "clock-skew"] == sorted(
+        (["pulsar-backlog"] if severity else []) + ["pulsar-subscriptions"]
+    )
+    if severity:
+        assert text(report, "pulsar-backlog").startswith(f"{severity} topic persistent://public/default/{lab.topic}: ")
+
+
+def test_several_subscriptions_are_named_and_an_unknown_one_is_a_warning(good):
+    good.subscribe("s2")
+    assert "there are 2 subscriptions: s, s2" in text(seen(good), "pulsar-subscriptions")
+    assert "pulsar-subscription-unknown" in found(seen(good, subscriptions=("other",)))
+
+
+def test_dead_letter_topics_that_outlive_payloads_or_keep_nothing(good):
+    dead = f"{good.topic}-s-DLQ"
+    good.client.create_producer(dead).close()
+    assert found(seen(good)) == ["pulsar-dead-letters-dropped"]
+    assert f"warning topic persistent://public/default/{dead}: " in text(seen(good), "pulsar-dead-letters-dropped")
+    set_retention(good, 48 * 60, dead)
+    assert found(seen(good)) == ["pulsar-dead-letters"]
+    set_retention(good, 60, dead)
+    assert found(seen(good)) == []
+    good.client.subscribe(dead, "inspection").close()
+    assert found(seen(good)) == ["pulsar-dead-letters"]  # unread ones have no message TTL
+    set_ttl(good, HOUR, dead)
+    assert found(seen(good)) == []
+    named = f"graveyard-{good.topic}"
+    good.client.create_producer(named).close()
+    assert found(seen(good, dead_letter_topics=(named,))) == ["pulsar-dead-letters-dropped"]
+
+
+def test_clocks_that_differ_are_a_warning(good):
+    report = seen(good, clock=lambda: time.time() + 58)
+    assert "seconds ahead of the broker's" in text(report, "clock-skew")
+
+
+def test_what_is_missing(lab):
+    assert found(seen(lab)) == ["pulsar-topic-missing"]
+    with pytest.raises(Exception, match="404"):
+        lab.broker.stats(lab.topic)  # it was not created by looking at it
+
+
+def test_without_the_web_service_that_is_named(good):
+    assert found(seen(good, admin_url=None)) == ["pulsar-not-examined"]
+    assert "known to the web service only" in text(seen(good, admin_url=None), "pulsar-not-examined")
+
+
+def test_servers_that_cannot_be_reached_are_errors(lab):
+    report = seen(lab, url=None, admin_url="http://pulsar.invalid:1")
+    assert found(report) == ["connection-plain", "pulsar-unreachable"]
