@@ -376,8 +376,13 @@ class FilesystemStore(Store):
         os.rename(name, aside, src_dir_fd=directory, dst_dir_fd=directory)
         is_unchanged = _version(os.stat(aside, dir_fd=directory, follow_symlinks=False)) == entry.version
         if not is_unchanged:
-            with contextlib.suppress(FileExistsError):  # a still newer one
+            try:
                 os.link(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except FileExistsError:  # a still newer one
+                pass
+            except OSError:  # a file system without hard links
+                os.rename(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
+                return False
         os.unlink(aside, dir_fd=directory)
         return is_unchanged
 

@@ -122,6 +122,10 @@ class Broker(Protocol):
         """Whether messages can expire."""
 
     @property
+    def retention_source(self) -> str | None:
+        """What deletes messages, for people: a setting of the broker; ``None`` without `has_retention`."""
+
+    @property
     def bytes_source(self) -> str:
         """Where `topic_bytes` comes from, for people: ``the broker's log directories``, for example."""
 

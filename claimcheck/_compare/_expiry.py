@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +49,7 @@ class Watch:
         payload_lost: When it was no longer readable by a consumer; ``None`` if it was to the end.
         messages_lost: When the topic had no readable message left; ``None`` if it had to the end.
         watched: How long this was observed.
-        swept: Whether the store was swept after the lifetime, because the payload was still there.
+        swept: Whether the store was swept after the lifetime, because a payload was still there.
     """
 
     mode: Mode
@@ -62,12 +63,13 @@ class Watch:
 def run(lab: Lab) -> Experiment:
     """Send one payload in each mode and case, and read all of them again and again until something is missing."""
     cases: list[tuple[Mode, Case]] = [(mode, "short lifetime") for mode in lab.modes if mode in ("external", "hybrid")]
-    if lab.broker.has_retention:
+    if lab.broker.retention_source is not None:
         cases += [(mode, "short retention") for mode in lab.modes]
     before = lab.store_objects()
     with contextlib.ExitStack() as stack:
         lab.progress("expiry: connecting")
-        watchers = [_Watcher(lab, mode, case, stack) for mode, case in cases]
+        swept = threading.Event()
+        watchers = [_Watcher(lab, mode, case, stack, swept) for mode, case in cases]
         pool = stack.enter_context(ThreadPoolExecutor(max(1, len(watchers))))  # so that none waits for another
         list(pool.map(_Watcher.join, watchers))
         lab.progress(f"expiry: reading again and again for {SHORT_SECONDS + max(_WATCH_SECONDS.values()):g} s")
@@ -75,7 +77,7 @@ def run(lab: Lab) -> Experiment:
         watches = [watcher.watch for watcher in watchers]
         after = lab.store_objects()
         stored = None if after is None or before is None else after - before
-        return result(watches, has_retention=lab.broker.has_retention, stored=stored)
+        return result(watches, retention=lab.broker.retention_source, stored=stored)
 
 
 class _Watcher:
@@ -85,9 +87,9 @@ class _Watcher:
     than the payload, or such a message, lives.
     """
 
-    def __init__(self, lab: Lab, mode: Mode, case: Case, stack: contextlib.ExitStack) -> None:
+    def __init__(self, lab: Lab, mode: Mode, case: Case, stack: contextlib.ExitStack, swept: threading.Event) -> None:
         self.watch = Watch(mode, case, None, None, 0.0)
-        self._lab, self._expire_at = lab, SHORT_SECONDS
+        self._lab, self._swept, self._expire_at = lab, swept, SHORT_SECONDS
         size = 2 * lab.broker.limit_bytes + 1  # so that every mode has to do something
         settings = lab.settings(mode, size)
         if case == "short retention":
@@ -140,30 +142,38 @@ class _Watcher:
         if watch.case == "short retention" and now > self._expire_at:
             self._lab.broker.expire(self.topic)
             self._expire_at = self._elapsed() + _EXPIRE_SECONDS
-        payload_lost, messages_lost, swept = watch.payload_lost, watch.messages_lost, watch.swept
-        is_empty = not self._lab.broker.readable_messages(self.topic)
-        if messages_lost is None and is_empty:
-            messages_lost = now
+        payload_lost, messages_lost = watch.payload_lost, watch.messages_lost
+        is_empty = self._is_empty()
         if payload_lost is None:
             payload_lost = now if is_empty else self._lost_at()
-        if payload_lost is None and not swept:
-            swept = self._sweeps()
-        self.watch = Watch(watch.mode, watch.case, payload_lost, messages_lost, now, swept)
+        if messages_lost is None and (is_empty or self._is_empty()):  # again: reading took a while
+            messages_lost = now if is_empty else self._elapsed()
+        if payload_lost is None:
+            self._sweep_late()
+        self.watch = Watch(watch.mode, watch.case, payload_lost, messages_lost, self._elapsed(), self._is_swept())
         needed = (payload_lost,) if watch.case == "short lifetime" else (payload_lost, messages_lost)
         return None not in needed or now >= SHORT_SECONDS + _WATCH_SECONDS[watch.case]
 
     def _elapsed(self) -> float:
         return self._lab.clock() - self._began
 
-    def _sweeps(self) -> bool:
-        """Sweep the store if the payload should be gone by now; returns whether that was possible."""
+    def _sweep_late(self) -> None:
+        """Sweep the store if the payload should be gone by now; that deletes the payloads of all watchers."""
         name = self._lab.space.name
-        if name is None or self.watch.case != "short lifetime" or self._elapsed() < SHORT_SECONDS + _KEPT_SECONDS:
-            return False
+        is_late = self._elapsed() >= SHORT_SECONDS + _KEPT_SECONDS
+        if name is None or self.watch.case != "short lifetime" or not is_late:
+            return
+        store = self._cc.store(name)
         with contextlib.suppress(ScanNotSupportedError):
-            Sweep(dry_run=False, grace_seconds=0).run(self._cc.store(name))
-            return True
-        return False
+            next(iter(store.scan()), None)  # raises if it is not supported
+            self._swept.set()
+            Sweep(dry_run=False, grace_seconds=0).run(store)
+
+    def _is_swept(self) -> bool:
+        return self.watch.case == "short lifetime" and self._swept.is_set()
+
+    def _is_empty(self) -> bool:
+        return not self._lab.broker.readable_messages(self.topic)
 
     def _lost_at(self) -> float | None:
         """Read the payload again; returns since when it is lost, ``None`` if it is not."""
@@ -175,17 +185,19 @@ class _Watcher:
         return None if received.payload == self._payload else self._elapsed()
 
 
-def result(watches: Sequence[Watch], *, has_retention: bool, stored: int | None = None) -> Experiment:
+def result(watches: Sequence[Watch], *, retention: str | None, stored: int | None = None) -> Experiment:
     """Return the experiment for what was observed.
 
     Args:
         watches: What was lost, and when.
-        has_retention: Whether there was a case with a short retention.
+        retention: What deletes messages on this broker; ``None`` if nothing does.
         stored: Payloads that are in the store at the end; ``None`` if it cannot be listed.
     """
     verdict, why = judge(watches)
-    if not has_retention:
+    if retention is None:
         why += " Topics of this broker cannot be given a retention, so only the lifetime was measured."
+    else:
+        why += f" The retention is {retention}."
     modes = dict.fromkeys(watch.mode for watch in watches)
     facts = {}
     for each in watches:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from claimcheck._compare._broker import BrokerAddress, Received, TopicSettings
 from claimcheck._compare._broker_options import options_from
 from claimcheck._compare._kafka_log_dirs import LogDirsError, partition_bytes
-from claimcheck._compare._model import CompareError, Mode
+from claimcheck._compare._model import CompareError, Mode, NotMeasuredError
 from claimcheck._compare._sampling import PayloadSizes
 from claimcheck._registry import import_vendor
 from claimcheck._wire_size import kafka_overhead
@@ -41,7 +41,6 @@ _POLL_SECONDS = 0.05
 _ROOM_SECONDS = 60.0
 _MIN_SESSION_SECONDS = 6.0  # of brokers that do not tell
 _MIN_SEGMENT_BYTES = 1 << 20  # since Kafka 4.0
-_FETCH_BYTES = 16 << 20
 _MAX_REQUEST_BYTES = 1_000_000_000
 _PASSING = {"_PARTITION_EOF", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "UNKNOWN_TOPIC_OR_PART"}
 _PROPERTY = re.compile(r'property:? "?([\w.]+)')  # the rest of the client's text may contain a secret
@@ -66,6 +65,7 @@ class KafkaBroker:
     """
 
     has_retention = True
+    retention_source = "the topic's retention.ms"
 
     def __init__(self, address: BrokerAddress) -> None:
         self.address = address
@@ -175,7 +175,7 @@ class KafkaBroker:
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
     ) -> _KafkaTestConsumer:
-        """Return a consumer that can receive large records, and several chunks at a time."""
+        """Return a consumer that can receive large records."""
         conf = {**self._conf, **_consumer_conf(group)}
         if session_seconds is not None:
             seconds = max(session_seconds, self._min_session_seconds())
@@ -223,20 +223,20 @@ class KafkaBroker:
         return {key: entry.value for key, entry in entries.items() if entry.value is not None}
 
     def _check_request(self, wanted: int) -> None:
-        """Raise `CompareError` if the broker cannot receive a message of this size, whatever its topic allows."""
+        """Raise `NotMeasuredError` if the broker cannot receive a message of this size, whatever its topic allows."""
         found = int(self._broker_config.get("socket.request.max.bytes", wanted))
         if found < wanted:
-            raise CompareError(
+            raise NotMeasuredError(
                 f"the broker accepts requests of at most {found} bytes, and this run needs {wanted}: raise "
                 "socket.request.max.bytes, or compare smaller sizes"
             )
 
     def _check_limit(self, topic: str, wanted: int) -> None:
-        """Delete the topic and raise `CompareError` if its limit is lower."""
+        """Delete the topic and raise `NotMeasuredError` if its limit is lower."""
         found = int(self._describe("TOPIC", topic).get("max.message.bytes", wanted))
         if found < wanted:
             self.delete_topic(topic)
-            raise CompareError(
+            raise NotMeasuredError(
                 f"the broker limits messages of new topics to {found} bytes, and this run needs {wanted}: raise "
                 "max.message.bytes, or compare smaller sizes"
             )
@@ -260,7 +260,7 @@ class KafkaBroker:
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
         end = time.monotonic() + _SECONDS
         while time.monotonic() < end:
-            with contextlib.suppress(CompareError):  # the broker that was asked may not know the topic yet
+            with contextlib.suppress(CompareError):  # the broker that answers may not know the topic yet
                 found = self._described(topic).partitions
                 if len(found) == partitions and all(each.leader is not None for each in found):
                     return
@@ -423,12 +423,15 @@ def _received(message: Any) -> Received:
 
 
 def _is_record(message: Any) -> bool:
-    """Whether this is a record; a passing event of the client is not. Raises `KafkaException` for other events."""
+    """Whether this is a record; a passing event of the client is not. Raises an exception for other events."""
     error = message.error()
     if error is None:
         return True
     if error.name() in _PASSING:
         return False
+    if error.name().endswith("AUTHORIZATION_FAILED"):
+        advice = "permit Read on the topics and groups of the comparison"
+        raise CompareError(f"not permitted to receive ({error.name()}): {advice}")
     raise exception_of(error)
 
 
@@ -455,7 +458,6 @@ def _consumer_conf(group: str) -> dict[str, Any]:
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "fetch.wait.max.ms": 10,  # a seek waits for the request before it
-        "max.partition.fetch.bytes": _FETCH_BYTES,
         "receive.message.max.bytes": _MAX_REQUEST_BYTES,  # a larger record is fetched again and again
     }
 

@@ -47,6 +47,7 @@ class EmbeddedBroker:
     """
 
     has_retention = False
+    retention_source = None
     limit_bytes = LIMIT_BYTES
     bytes_source = "the embedded broker's count of each partition"
 

@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from claimcheck._compare._lab import Lab
-from claimcheck._compare._model import MODES, CompareError, Experiment, Mode, Point, Series, Verdict, size_text
+from claimcheck._compare._model import (
+    MODES,
+    CompareError,
+    Experiment,
+    Mode,
+    NotMeasuredError,
+    Point,
+    Series,
+    Verdict,
+    size_text,
+)
 from claimcheck._compare._process import Worker
 from claimcheck._compare._stats import median_point
 
@@ -74,7 +84,11 @@ def _pairs(lab: Lab, largest: int) -> Iterator[list[_Pair]]:
         pairs = []
         for mode in lab.modes:
             settings = lab.settings(mode, largest)
-            topic = lab.topic(mode, "memory", settings)
+            try:
+                topic = lab.topic(mode, "memory", settings)
+            except NotMeasuredError as error:  # whole records of this size
+                lab.progress(f"without {mode}: {error}")
+                continue
             stack.callback(lab.delete_topic, topic)
             limit = settings.max_message_bytes
             producer = stack.enter_context(lab.worker("producer", mode, topic, max_message_bytes=limit, wait=False))

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 
 from claimcheck._compare._lab import Lab
-from claimcheck._compare._model import CompareError, Experiment, Mode, Point, Series, Verdict, size_text
+from claimcheck._compare._model import Experiment, Mode, NotMeasuredError, Point, Series, Verdict, size_text
 
 __all__ = ["CLAIMED", "PARTITION_BYTES", "judge", "result", "run"]
 
@@ -35,10 +35,8 @@ def run(lab: Lab) -> Experiment:
             lab.progress(f"bytes in the broker: {mode}, {size_text(size)}")
             try:
                 measured[mode, size] = _measure(lab, mode, size)
-            except CompareError as error:
-                if mode != "native":  # the broker may not accept records of this size
-                    raise
-                missing.append(f"native, {size_text(size)}: {error}")
+            except NotMeasuredError as error:  # whole records of this size
+                missing.append(f"Without {mode}, {size_text(size)}: {error}.")
     return result(measured, source=lab.broker.bytes_source, missing=missing)
 
 

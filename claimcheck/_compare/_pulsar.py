@@ -95,6 +95,11 @@ class PulsarBroker:
         return self._admin is not None
 
     @property
+    def retention_source(self) -> str | None:
+        """Messages that were read are kept or deleted by another policy, which does not apply to unread ones."""
+        return "the message TTL of unread messages, which the broker applies on request" if self._admin else None
+
+    @property
     def bytes_source(self) -> str:
         """The broker's statistics, or the messages themselves."""
         return "the broker's statistics" if self._admin else "the sizes of the messages, without metadata"
@@ -112,7 +117,8 @@ class PulsarBroker:
             if settings.partitions > 1 or settings.retention_seconds is not None:
                 what = "several partitions" if settings.partitions > 1 else "an expiry"
                 raise NotMeasuredError(f"a topic with {what} needs Pulsar's web service: pass --admin-url")
-            self._client.create_producer(name).close()  # creates it, where the broker permits that
+            with _translated(f"create topic {topic}"):
+                self._client.create_producer(name).close()  # creates it, where the broker permits that
             return
         self._admin.create(name, settings.partitions)
         if settings.retention_seconds is not None:
@@ -158,6 +164,8 @@ class PulsarBroker:
     def sample_sizes(self, topic: str, count: int) -> list[int]:
         """Return the payload sizes of the last messages of each partition."""
         names = self._partitions_of(topic)
+        if self._admin is not None and not any(map(self._admin.internal_stats, names)):
+            raise CompareError(f"there is no topic {topic}: check its name")  # a reader would create it
         found, each = PayloadSizes(), -(-count // len(names))
         for name in names:
             for message in deque(self._messages(name, last=each), maxlen=each):
@@ -170,9 +178,9 @@ class PulsarBroker:
         self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None
     ) -> _PulsarTestProducer:
         """Return a producer with the client's defaults, except that it waits while its queue is full."""
-        native = self._client.create_producer(
-            self._full(topic), block_if_queue_full=True, chunking_enabled=mode == "native"
-        )
+        options = {"block_if_queue_full": True, "chunking_enabled": mode == "native"}
+        with _translated(f"connect a producer to topic {topic}"):
+            native = self._client.create_producer(self._full(topic), **options)
         limit = min(max_message_bytes or self._limit, self._limit)
         return _PulsarTestProducer(native if mode == "native" else PulsarProducer(native, cc, max_message_bytes=limit))
 
@@ -181,14 +189,15 @@ class PulsarBroker:
     ) -> _PulsarTestConsumer:
         """Return a consumer of a Failover subscription; the broker notices at once that a member has died."""
         kind = vendor().ConsumerType.Failover
-        native = self._client.subscribe(
-            self._full(topic),
-            group,
-            consumer_type=kind,
-            initial_position=vendor().InitialPosition.Earliest,
-            start_message_id_inclusive=True,
-            receiver_queue_size=self._queue_size,
-        )
+        with _translated(f"connect a consumer to topic {topic}"):
+            native = self._client.subscribe(
+                self._full(topic),
+                group,
+                consumer_type=kind,
+                initial_position=vendor().InitialPosition.Earliest,
+                start_message_id_inclusive=True,
+                receiver_queue_size=self._queue_size,
+            )
         names = self._partitions_of(topic)
         if mode == "native":
             return _PulsarTestConsumer(native, names, group, self._admin)
@@ -238,7 +247,8 @@ class PulsarBroker:
         if last is not None and self._admin is not None:
             start = start_of(name, ledgers_of(self._admin.internal_stats(name)), last) or start
         options = {"start_message_id_inclusive": True, "receiver_queue_size": self._queue_size}
-        reader = self._client.create_reader(name, start, **options)
+        with _translated(f"connect a reader to topic {name}"):
+            reader = self._client.create_reader(name, start, **options)
         try:
             while reader.has_message_available():
                 yield reader.read_next(int(_SECONDS * 1000))
@@ -269,14 +279,14 @@ class _PulsarTestProducer:
             if result == vendor().Result.Ok:
                 report(None, max(0, message_id.partition()))
             else:
-                report(error_of(result), None)
+                report(_explained(error_of(result)), None)
             self._count(-1)
 
         self._count(1)
         try:
             self._client.send_async(payload, sent, partition_key=None if key is None else key.decode("latin-1"))
         except (ClaimCheckError, vendor().PulsarException) as error:
-            report(error, None)
+            report(_explained(error), None)
             self._count(-1)
 
     def flush(self, timeout: float) -> None:
@@ -368,6 +378,23 @@ class _PulsarTestConsumer:
         assert self._admin is not None
         cursor: dict[str, Any] = self._admin.internal_stats(name).get("cursors", {}).get(self._group, {})
         return cursor
+
+
+def _explained(error: Exception) -> Exception:
+    if type(error).__name__ != "MessageTooBig":
+        return error
+    text = "the broker rejected a message as too large: its limit is lower than expected; pass --admin-url to read it"
+    return CompareError(text)
+
+
+@contextlib.contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Raise `CompareError` for an error of the client."""
+    try:
+        yield
+    except vendor().PulsarException as error:
+        advice = "permit the role to produce and consume, or pass --admin-url if topics are not created automatically"
+        raise CompareError(f"the broker did not {what} ({type(error).__name__}): {advice}") from error
 
 
 def _client(url: str, options: dict[str, str]) -> pulsar.Client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._broker import Consumer
+from claimcheck._compare._faults import SendingClaimCheck
 from claimcheck._compare._model import Experiment, Mode, Verdict
 from claimcheck._compare._process import Worker
-from claimcheck._compare._trial import Delivery, Trial, until_killed
+from claimcheck._compare._trial import CHUNKS, Delivery, Trial, until_killed
+from claimcheck._envelope import Envelope
 
 if TYPE_CHECKING:
     from claimcheck._compare._lab import Lab
@@ -45,7 +47,7 @@ class Takeover:
     Attributes:
         mode: How payloads were sent.
         killed_after: Messages that the first consumer had read.
-        inside: Whether the next message belonged to the same payload.
+        inside: Whether a payload was incomplete then.
         sent: The numbers of the payloads in the topic.
         first: The numbers of the payloads that the application of the first consumer received.
         second: The same for the second consumer.
@@ -92,11 +94,11 @@ def run(lab: Lab) -> Experiment:
 
 
 def kill_points(messages: int, payloads: int, count: int, rng: random.Random) -> list[int]:
-    """Return after how many messages to kill: between two messages of a payload where it has several."""
-    each = messages // payloads
-    inside = [number for number in range(1, messages) if number % each] if each > 1 else list(range(1, payloads + 1))
-    rng.shuffle(inside)
-    return [inside[number % len(inside)] for number in range(count)]
+    """Return after how many messages to kill: while a payload is incomplete, if payloads have several messages."""
+    pair = 2 * messages // payloads
+    points = [number for number in range(1, messages) if number % pair] if pair > 2 else list(range(1, payloads + 1))
+    rng.shuffle(points)
+    return [points[number % len(points)] for number in range(count)]
 
 
 # The consumers that are killed ---------------------------------------------------------------------------------
@@ -133,8 +135,7 @@ class _Group:
 
 def _killed(trial: Trial) -> list[_Group]:
     """Send payloads, and kill one consumer in each of several groups."""
-    with ClaimCheck(trial.config) as cc:
-        trial.send_all(cc, range(_PAYLOADS))
+    _send_in_pairs(trial)
     # Where no wrapper sees the messages, the process can be killed between payloads only.
     messages = _PAYLOADS if trial.mode == "native" else len(trial.lab.broker.positions(trial.topic, 0))
     chunked = messages > _PAYLOADS
@@ -148,6 +149,26 @@ def _killed(trial: Trial) -> list[_Group]:
         with ThreadPoolExecutor(_WORKERS) as threads:
             groups += threads.map(partial(_killed_one, trial, chunked), workers)
     return groups
+
+
+def _send_in_pairs(trial: Trial) -> None:
+    """Send the second payload of each pair between the chunks of the first one.
+
+    So a consumer commits the second while the first is incomplete. Payloads without chunks are sent in turn.
+    """
+    with ClaimCheck(trial.config) as cc, trial.producer(cc) as other:
+        for number in range(0, _PAYLOADS, 2):
+            second = partial(trial.send_or_raise, other, number + 1)
+            with SendingClaimCheck(trial.config, partial(_between, second)) as pairing:
+                trial.send_all(pairing, [number])
+            if number + 1 not in trial.sizes:
+                second()
+
+
+def _between(send: Callable[[], None], number: int, envelope: Envelope) -> Envelope:
+    if number == CHUNKS // 2:
+        send()
+    return envelope
 
 
 def _started(trial: Trial, number: int, point: int) -> Worker:

@@ -138,17 +138,14 @@ def _by(series: Series) -> str:
 
 def _summary(rows: Sequence[Experiment]) -> str:
     counts = Counter[str](each.verdict for each in rows)
-    parts = [
-        f"{counts[verdict]} of {len(rows)} rows {text}"
-        for verdict, text in (
-            ("agrees", "agree with the measurement"),
-            ("partly", "agree in part"),
-            ("disagrees", "disagree"),
-            ("not measured", "were not measured"),
-        )
-        if counts[verdict]
-    ]
-    return "; ".join(parts) + "."
+    texts = (
+        ("agrees", "agrees with the measurement", "agree with the measurement"),
+        ("partly", "agrees in part", "agree in part"),
+        ("disagrees", "disagrees", "disagree"),
+        ("not measured", "was not measured", "were not measured"),
+    )
+    parts = [f"{counts[name]} {one if counts[name] == 1 else more}" for name, one, more in texts if counts[name]]
+    return f"Of its {len(rows)} rows, {', '.join(parts)}."
 
 
 def _numeric(experiment: Experiment) -> set[int]:

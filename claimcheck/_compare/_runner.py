@@ -40,7 +40,7 @@ _LOCAL_SECONDS, _SECONDS = 10.0, 20.0  # after which an experiment stops repeati
 _DISK_FACTOR, _DISK_BYTES = 60, 1 << 30
 _STORES_YAML = """\
 stores:
-  files: {type: filesystem, path: claimcheck-payloads, create: true}  # a folder that all machines share
+  files: {type: filesystem, path: claimcheck-payloads, create: true}  # shared by all machines
 """
 
 
@@ -261,7 +261,7 @@ def _run(lab: Lab, plans: Sequence[Plan], show: Show) -> None:
 
         def progress(text: str, plan: Plan = plan, number: int = number, seconds: float | None = None) -> None:
             left = schedule.seconds_left(plan)
-            show(Progress(plan.name, number, len(plans), text, left, seconds))
+            show(Progress(plan.name, number, len(plans), text.removeprefix(f"{plan.name}: "), left, seconds))
 
         schedule.begin()
         lab.report = progress

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from claimcheck._compare._lab import Lab
-from claimcheck._compare._model import CompareError, Experiment, Mode, Point, Series, size_text
+from claimcheck._compare._model import CompareError, Experiment, Mode, NotMeasuredError, Point, Series, size_text
 from claimcheck._compare._process import Report, Worker
 from claimcheck._compare._stats import median_point, percentile, percentile_point
 
@@ -108,7 +108,11 @@ def _lanes(lab: Lab, size: int) -> Iterator[list[_Lane]]:
         lanes = []
         for mode in lab.modes:
             settings = lab.settings(mode, size)
-            topic = lab.topic(mode, "speed", settings)
+            try:
+                topic = lab.topic(mode, "speed", settings)
+            except NotMeasuredError as error:  # whole records of this size
+                lab.progress(f"without {mode}: {error}")
+                continue
             stack.callback(lab.delete_topic, topic)
             limit = settings.max_message_bytes
             producer = stack.enter_context(lab.worker("producer", mode, topic, max_message_bytes=limit, wait=False))

@@ -101,6 +101,7 @@ def check_partitions(lab: Lab) -> None:
     with traffic(lab, "external", 1000, partitions=3) as lane:
         lane.send(*sent, key=b"k")
         (home,) = {partition for _, partition in lane.reports}
+        assert home is not None
         counts = [len(lab.broker.positions(lane.topic, partition)) for partition in range(3)]
         assert counts[home] == sum(counts) == lab.broker.readable_messages(lane.topic) == 6
         sizes = lab.broker.topic_bytes(lane.topic)

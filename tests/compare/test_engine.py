@@ -275,6 +275,7 @@ def test_a_full_disk_is_found_before_the_run(monkeypatch):
         compare(Options(sizes=SIZES))
 
 
+@pytest.mark.slow
 def test_without_a_store_only_chunks_and_whole_messages_are_compared():
     result = compare(Options(config=from_dict({"strategy": "chunking"}), sizes=SIZES, quick=True, only=("speed",)))
 
@@ -293,6 +294,17 @@ def test_the_store_is_confined_to_a_part_of_the_run(tmp_path):
 
         assert cc.store("s").read(pointer) == b"mine"
         assert len([path for path in (tmp_path / "s").rglob("*") if path.is_file()]) == 1
+
+
+@pytest.mark.slow
+def test_the_payloads_of_a_folder_are_sent(tmp_path):
+    (tmp_path / "files").mkdir()
+    for size in (1000, 70_000):
+        (tmp_path / "files" / f"{size}.csv").write_bytes(b"a;b\n" * (size // 4))
+    result = compare(Options(payloads=str(tmp_path / "files"), quick=True, only=("speed",)))
+
+    assert result.sizes == (1000, 70_000)
+    assert {row[0] for row in result.experiments[0].rows} == {"1000 bytes", "68.36 KiB"}
 
 
 # Processes that end --------------------------------------------------------------------------------------------
@@ -321,6 +333,7 @@ def test_a_signal_ends_the_run_and_removes_everything(tmp_path, number, status):
     assert left(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_next_run_removes_everything(tmp_path):
     process = _start(tmp_path, "--only", "speed", "--rounds", "500")
     wait_until(lambda: _is_measuring(tmp_path), "the run measures")
@@ -386,6 +399,7 @@ def test_the_summary_fits_one_screen_and_ends_with_the_configuration(result):
 # The command ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_prints_json_and_writes_a_report(tmp_path):
     html = tmp_path / "report.html"
     arguments = ["compare", "--quick", "--only", "seek,speed", "--sizes", "64KiB,2MiB", "--html", str(html), "--json"]

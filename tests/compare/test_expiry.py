@@ -93,8 +93,8 @@ def test_payloads_that_outlive_their_messages_are_counted():
         Watch("hybrid", "short lifetime", None, None, END),  # there, with its message
         Watch("external", "short retention", LATER, LATER, END),
     )
-    assert result(observed, has_retention=True, stored=2).facts["stored_without_message"] == 1
-    assert "stored_without_message" not in result(observed, has_retention=True, stored=None).facts
+    assert result(observed, retention="r", stored=2).facts["stored_without_message"] == 1
+    assert "stored_without_message" not in result(observed, retention="r", stored=None).facts
 
 
 def test_kafka(kafka_broker, redis_url, tmp_path):

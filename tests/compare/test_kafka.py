@@ -8,7 +8,7 @@ import pytest
 
 from claimcheck._compare import _kafka
 from claimcheck._compare._broker import BrokerAddress, TopicSettings
-from claimcheck._compare._model import MODES, CompareError
+from claimcheck._compare._model import MODES, CompareError, NotMeasuredError
 from tests.compare import broker_checks as checks
 from tests.compare.rig import lab_on
 from tests.real.process import wait_until
@@ -72,6 +72,11 @@ def _groups(broker):
     return {each.group_id for each in broker._admin.list_consumer_groups().result().valid}
 
 
+def test_a_sample_of_a_missing_topic(broker):
+    with pytest.raises(CompareError, match="check its name"):
+        broker.sample_sizes(f"claimcheck-compare-{uuid.uuid4().hex}", 10)
+
+
 def test_retention_deletes(lab, broker):
     with checks.traffic(lab, "chunking", 3 * broker.limit_bytes, retention=1) as lane:
         lane.send(*checks.large(lab, 0))
@@ -108,7 +113,7 @@ def test_the_group_waits_as_long_as_requested_for_a_dead_member(lab, broker):
 
 
 def test_a_limit_that_the_broker_cannot_have(lab, broker):
-    with pytest.raises(CompareError, match=r"socket.request.max.bytes"):
+    with pytest.raises(NotMeasuredError, match=r"socket.request.max.bytes"):
         broker.create_topic(f"claimcheck-compare-{uuid.uuid4().hex}", TopicSettings(max_message_bytes=200 << 20))
 
 
@@ -124,7 +129,7 @@ def test_no_broker(monkeypatch):
 
 def test_a_setting_that_the_client_does_not_know():
     with pytest.raises(CompareError, match="does not accept"):
-        _kafka.connect(BrokerAddress("kafka", "127.0.0.1:1", options=(("sasl.pasword", "hunter2"),)))
+        _kafka.connect(BrokerAddress("kafka", "127.0.0.1:1", options=(("sasl.secret", "hunter2"),)))
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_size_that_the_broker_refuses_is_left_out(tmp_path):
     class Refusing(ChunksInPlaceOfPointers):
         def create_topic(self, topic, settings):
             if (settings.max_message_bytes or 0) > MIB:
-                raise _partition_bytes.CompareError("the broker accepts requests of at most 1048576 bytes")
+                raise _partition_bytes.NotMeasuredError("the broker accepts requests of at most 1048576 bytes")
             self._broker.create_topic(topic, settings)
 
         def producer(self, mode, topic, cc, **options):

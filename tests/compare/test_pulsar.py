@@ -82,6 +82,13 @@ def test_a_sample_makes_no_subscription(lab, pulsar_broker):
         assert not pulsar_broker.stats(lane.topic)["subscriptions"]
 
 
+def test_a_sample_of_a_missing_topic_does_not_create_it(lab):
+    name = TOPIC.format(uuid.uuid4().hex)
+    with pytest.raises(CompareError, match="there is no topic"):
+        lab.broker.sample_sizes(name, 10)
+    assert lab.broker.topics(name) == []
+
+
 def test_expiry_deletes_unread_messages_when_they_are_old_enough(lab):
     with checks.traffic(lab, "chunking", 3 * lab.broker.limit_bytes, retention=2) as lane:
         lane.consumer().close()  # a subscription, which keeps messages until they expire
@@ -130,6 +137,18 @@ def test_without_the_web_service_the_messages_are_read(without_admin):
 def test_without_the_web_service_errors_name_it(without_admin, settings):
     with pytest.raises(NotMeasuredError, match="pass --admin-url"):
         without_admin.broker.create_topic(TOPIC.format(uuid.uuid4().hex), settings)
+
+
+def test_without_the_web_service_a_lower_limit_is_explained(without_admin):
+    broker = without_admin.broker
+    assert broker.limit_bytes > servers.PULSAR_MAX_MESSAGE_BYTES
+    topic = without_admin.topic("chunking", "test")
+    with without_admin.claimcheck("chunking") as cc:
+        producer = broker.producer("chunking", topic, cc)
+        producer.send(without_admin.payload(2 * servers.PULSAR_MAX_MESSAGE_BYTES, 0))
+        with pytest.raises(CompareError, match="limit is lower than expected; pass --admin-url"):
+            producer.flush(checks.SECONDS)
+        producer.close()
 
 
 def test_without_the_web_service_partitions_are_not_measured(without_admin):

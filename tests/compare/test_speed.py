@@ -75,6 +75,7 @@ def test_throughput_latency_and_processor_time_by_hand():
     assert (row["size"], row["mode"], row["produce MB/s"]) == ("976.6 KiB", "chunking", 100.0)
 
 
+@pytest.mark.slow
 def test_every_mode_and_size_is_measured_and_nothing_stays_behind(lab):
     experiment = _speed.run(lab)
 
@@ -143,6 +144,7 @@ def test_the_verdict_on_memory(chunking, external, verdict):
     assert (experiment.facts or {})["buffered/chunking"] == pytest.approx(chunking)
 
 
+@pytest.mark.slow
 def test_memory_is_measured_and_a_buffering_store_mode_would_be_seen(lab):
     """Both workers of ``external`` send chunks instead: the verdict shows that they buffer."""
 

@@ -50,6 +50,10 @@ def age(path, seconds):
     os.utime(path, (now, now), follow_symlinks=False)
 
 
+def refuse(*_, **__):
+    raise PermissionError(1, "Operation not permitted")
+
+
 class TestVerdicts:
     def test_lifetime_and_grace_have_to_pass(self, memory, clock):
         pointer = memory.write(b"payload")
@@ -301,8 +305,13 @@ class TestFiles:
             disk.rollback(pointer)
         assert (outside / OLD_KEY).exists()
 
-    def test_a_file_that_replaces_another_while_it_is_deleted_gets_its_name_back(self, disk, tmp_path, monkeypatch):
-        """The moment between the comparison and the deletion."""
+    @pytest.mark.parametrize("has_links", [True, False])
+    def test_a_file_that_replaces_another_while_it_is_deleted_gets_its_name_back(
+        self, disk, tmp_path, monkeypatch, has_links
+    ):
+        """The moment between the comparison and the deletion; also on file systems without hard links."""
+        if not has_links:
+            monkeypatch.setattr(os, "link", refuse)
         identity = uuid.uuid4()
         pointer = disk.write(b"payload", identity=identity)
         age(tmp_path / pointer.key, 4000)
