@@ -34,7 +34,7 @@ class Outage:
     Attributes:
         mode: How payloads were sent.
         before: Payloads sent while the store worked.
-        operations: The store's operations for them: writes when they were sent, and reads.
+        writes: Writes to the store for them.
         attempts: Payloads whose send was tried during the outage.
         sent: Those of them that were sent.
         as_chunks: Those of them that were sent as chunks, because the store failed.
@@ -48,7 +48,7 @@ class Outage:
 
     mode: Mode
     before: int
-    operations: int
+    writes: int
     attempts: int
     sent: int
     as_chunks: int
@@ -101,7 +101,7 @@ def _outage(trial: Trial) -> Outage:
     return Outage(
         mode=trial.mode,
         before=_PAYLOADS,
-        operations=counted.operations,
+        writes=counted.writes,
         attempts=len(sends),
         sent=readable - _PAYLOADS,
         as_chunks=counted.fallbacks,
@@ -115,16 +115,16 @@ def _outage(trial: Trial) -> Outage:
 
 
 class _Counter:
-    """Counts the store's operations, and payloads that were sent as chunks instead."""
+    """Counts writes to the store, and payloads that were sent as chunks instead."""
 
     def __init__(self) -> None:
-        self.operations = 0
+        self.writes = 0
         self.fallbacks = 0
 
     def __call__(self, event: Event) -> None:
-        """Count an operation while the store works."""
+        """Count a write while the store works."""
         if isinstance(event, OperationEvent) and event.phase == "completed" and event.operation == "write":
-            self.operations += 1
+            self.writes += 1
 
     def during(self, event: Event) -> None:
         """Count a payload that was sent as chunks during the outage."""
@@ -186,7 +186,7 @@ def _verdict(by_mode: dict[Mode, Outage]) -> Verdict:
     if "external" not in by_mode:
         return "not measured"
     external, chunking = by_mode["external"], by_mode["chunking"]
-    agreeing = external.needs_store, not chunking.needs_store and not chunking.operations
+    agreeing = external.needs_store, not chunking.needs_store and not chunking.writes
     return "agrees" if all(agreeing) else "partly" if any(agreeing) else "disagrees"
 
 
@@ -211,7 +211,7 @@ def _explanation(by_mode: dict[Mode, Outage]) -> str:
 
 def _row(each: Outage) -> tuple[str | float | int | None, ...]:
     return (
-        each.mode, "broker, store" if each.needs_store else "broker", each.operations / each.before,
+        each.mode, "broker, store" if each.needs_store else "broker", each.writes / each.before,
         f"{each.sent} of {each.attempts}", each.as_chunks, round(each.slowest_seconds, 3),
         f"{each.read} of {each.readable}", each.read_errors, f"{each.read_after} of {each.readable}", each.lost,
         each.wrong,

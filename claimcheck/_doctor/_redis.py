@@ -106,17 +106,21 @@ def _time_of_use(store: RedisStore, client: Any, now: float) -> float | None:
 
     A store that has been in use for a whole lifetime does not grow any more.
     """
-    names = (_SEGMENT.sub("", name.decode()) for name in _sample(client, store.prefix))
-    known = [lifetime for name in names if (lifetime := store._lifetime_of(name)) is not None]
-    created = [lifetime.created_ms / 1000 for lifetime in known if lifetime.created_ms is not None]
+    names = (_SEGMENT.sub("", _text(name)) for name in _sample(client, store.prefix))
+    known = [each for name in names if (each := store._lifetime_of(name)) is not None]
+    created = [each.created_ms / 1000 for each in known if each.created_ms is not None]
     age, lifetime = now - min(created, default=now), store.ttl_seconds
     return age if lifetime is not None and _LEAST_SHARE * lifetime <= age < 0.9 * lifetime else None
 
 
-def _sample(client: Any, prefix: str) -> list[bytes]:
+def _text(name: bytes | str) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+
+
+def _sample(client: Any, prefix: str) -> list[bytes | str]:
     """Return some keys of a node; a node with many keys of others is not searched completely."""
     pattern = re.sub(r"([*?\[\]\\^-])", r"\\\1", prefix) + "*"
-    keys: list[bytes] = []
+    keys: list[bytes | str] = []
     cursor = 0
     for _ in range(_SCANS):
         cursor, found = client.scan(cursor, match=pattern, count=1000)

@@ -90,7 +90,7 @@ def test_without_a_store_there_is_nothing_to_switch_off(tmp_path: Path) -> None:
 GOOD = Outage(
     mode="hybrid",
     before=4,
-    operations=4,
+    writes=4,
     attempts=4,
     sent=4,
     as_chunks=4,
@@ -102,7 +102,7 @@ GOOD = Outage(
     wrong=0,
 )
 EXTERNAL = replace(GOOD, mode="external", sent=0, as_chunks=0, readable=4, read=0, read_after=4)
-CHUNKING = replace(GOOD, mode="chunking", operations=0, as_chunks=0, read=8, read_errors=0)
+CHUNKING = replace(GOOD, mode="chunking", writes=0, as_chunks=0, read=8, read_errors=0)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ CHUNKING = replace(GOOD, mode="chunking", operations=0, as_chunks=0, read=8, rea
     [
         ((EXTERNAL, CHUNKING, GOOD), "agrees"),
         ((EXTERNAL, replace(CHUNKING, sent=3), GOOD), "partly"),
-        ((EXTERNAL, replace(CHUNKING, operations=1), GOOD), "partly"),
+        ((EXTERNAL, replace(CHUNKING, writes=1), GOOD), "partly"),
         ((replace(EXTERNAL, read_after=3), CHUNKING, GOOD), "disagrees"),
         ((EXTERNAL, CHUNKING, replace(GOOD, wrong=1)), "disagrees"),
     ],
