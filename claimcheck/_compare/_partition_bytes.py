@@ -106,7 +106,7 @@ def _line(mode: Mode, measured: PerPayload) -> str:
     size = max(size for each, size in measured if each == mode)
     found = measured[mode, size]
     return (
-        f"{size_text(size)} takes {found:,.0f} bytes ({found / size:.3%} of the payload); "
+        f"{size_text(size)} takes {found:,.0f} bytes ({100 * found / size:.3g} % of the payload); "
         f"{_capacity(found) or 0:,} payloads fill {PARTITION_BYTES // 10**9} GB"
     )
 
