@@ -16,6 +16,7 @@ def redis(url):
     return {"type": "redis", "url": url}
 
 
+@pytest.mark.slow
 def test_a_pointer_outlives_its_payload(tmp_path, fake_redis_url):
     with lab_on(embedded(tmp_path), tmp_path, store=redis(fake_redis_url)) as lab:
         found = _expiry.run(lab)
@@ -28,6 +29,7 @@ def test_a_pointer_outlives_its_payload(tmp_path, fake_redis_url):
     assert "messages_lost_seconds/external/short_lifetime" not in found.facts
 
 
+@pytest.mark.slow
 def test_a_store_that_deletes_nothing_by_itself_is_swept(tmp_path):
     with lab_on(embedded(tmp_path), tmp_path) as lab:
         found = _expiry.run(lab)
@@ -38,6 +40,7 @@ def test_a_store_that_deletes_nothing_by_itself_is_swept(tmp_path):
     assert found.facts["stored_without_message"] == 0
 
 
+@pytest.mark.slow
 def test_a_store_that_keeps_payloads_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(_expiry, "Sweep", lambda **options: Sweep(**options | {"grace_seconds": 3600}))
     with lab_on(embedded(tmp_path), tmp_path) as lab:
@@ -46,6 +49,7 @@ def test_a_store_that_keeps_payloads_is_seen(tmp_path, monkeypatch):
     assert "kept the payload beyond its lifetime" in found.explanation
 
 
+@pytest.mark.slow
 def test_a_broker_that_loses_pointers_is_seen(tmp_path, fake_redis_url):
     class Forgetful:
         def __init__(self, broker):
