@@ -218,7 +218,8 @@ def judge(samples: Sequence[Samples], *, limit_bytes: int) -> Experiment:
         explanation=(
             "Rounds of all modes were interleaved in random order. Throughput counts the payload's bytes until the last"
             " acknowledgement or delivery; latency is that of one payload at a time. Consumers read what is in the"
-            " topic; the first payload after each seek is not counted."
+            " topic; the first payload after each seek is not counted. What a client has fetched by then comes from"
+            " its memory: rates of consuming small payloads are upper bounds."
         ),
         columns=_COLUMNS,
         rows=tuple(_row(each) for each in samples),
