@@ -57,8 +57,9 @@ def test_throughput_latency_and_processor_time_by_hand():
     """10 payloads of 1 MB in 0.1 s are 100 MB/s; 0.02 s of processor time for 10 MB are 2 s per GB."""
     produce = [report(MB, 10, seconds, cpu=0.02) for seconds in (0.1, 0.2, 0.05)]
     single = [report(MB, 4, 1.0, latencies=(0.001, 0.002, 0.003, 0.100))] * 3
-    consume = [report(MB, 11, 1.05, latencies=(1.0, *(0.005,) * 10), cpu=0.011)] * 3  # the first one is not counted
-    samples = Samples("chunking", MB, produce, single, consume)
+    first = [report(MB, 1, seconds, cpu=0.001) for seconds in (0.9, 1.0, 7.0)]
+    consume = [report(MB, 11, 1.05, latencies=(1.02, *(0.001,) * 10), cpu=0.011)] * 3  # some were fetched in advance
+    samples = Samples("chunking", MB, produce, single, first, consume)
 
     experiment = _speed.judge([samples], limit_bytes=MB)
 
@@ -73,6 +74,16 @@ def test_throughput_latency_and_processor_time_by_hand():
     assert facts[f"consume_mb_per_second/chunking/{MB}"] == pytest.approx(200)
     row = dict(zip(experiment.columns, experiment.rows[0], strict=True))
     assert (row["size"], row["mode"], row["produce MB/s"]) == ("976.6 KiB", "chunking", 100.0)
+
+
+def test_a_consumer_that_connects_again_after_a_seek_is_not_faster_than_its_payloads():
+    """The first payload alone took 1.3 s this time, all of them 1.2 s: the other ten still took 0.1 s."""
+    consume = [report(MB, 11, 1.2, latencies=(1.1, *(0.01,) * 10))]
+    samples = Samples("native", MB, [report(MB, 1, 1)], [report(MB, 1, 1)], [report(MB, 1, 1.3)], consume)
+
+    assert (_speed.judge([samples], limit_bytes=MB).facts or {})[f"consume_mb_per_second/native/{MB}"] == pytest.approx(
+        100
+    )
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.py") if not path.name.startswith("test_"))
 SOURCES = {path.relative_to(ROOT).as_posix(): path for path in [*DOCUMENTS, *EXAMPLES]}
-BLOCK = re.compile(r"^ *```python[^\n]*\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"(?<!-->\n)^ *```python[^\n]*\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)  # none that are not run
 
 # The only exceptions: some drivers have no types, and confluent_kafka re-exports names without declaring it.
 MYPY = """\
