@@ -458,6 +458,7 @@ def _consumer_conf(group: str) -> dict[str, Any]:
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "fetch.wait.max.ms": 10,  # a seek waits for the request before it
+        "fetch.queue.backoff.ms": 10,  # after a seek, a full queue would delay the next request by a second
         "receive.message.max.bytes": _MAX_REQUEST_BYTES,  # a larger record is fetched again and again
     }
 

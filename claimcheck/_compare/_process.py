@@ -206,10 +206,10 @@ class Worker:
         self.start("receive", count=count, idle=idle, commit=commit, verify=verify)
         return self.report(timeout)
 
-    def seek(self, partition: int, position: int | str, *, timeout: float = 30.0) -> None:
+    def seek(self, partition: int, position: int | str, *, timeout: float = 30.0) -> Report:
         """Move a consumer to a position."""
         self.start("seek", partition=partition, position=position)
-        self.report(timeout)
+        return self.report(timeout)
 
     def start(self, command: str, **arguments: object) -> None:
         """Send a command without waiting for its report."""

@@ -111,7 +111,7 @@ def test_wrong_payloads_end_the_experiment(lab, tmp_path):
 
     lab.broken = {("consumer", "chunking"): other_contents}
     lab.payloads = Payloads()
-    with pytest.raises(CompareError, match=r"external: 0 of 3 payloads .* unchanged \(damaged\)|chunking: 0 of 3"):
+    with pytest.raises(CompareError, match=r"external: 0 of \d+ payloads .* unchanged \(damaged\)|chunking: 0 of \d+"):
         _speed.run(lab)
 
 

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.py") if not path.name.startswith("test_"))
 SOURCES = {path.relative_to(ROOT).as_posix(): path for path in [*DOCUMENTS, *EXAMPLES]}
-BLOCK = re.compile(r"(?<!-->\n)^ *```python[^\n]*\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)  # none that are not run
+BLOCK = re.compile(r"^ *```python[^\n]*\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+NOT_RUN = re.compile(r"<!-- not run:[^\n]*-->\n\Z")  # before a block that needs a package which is not installed
 
 # The only exceptions: some drivers have no types, and confluent_kafka re-exports names without declaring it.
 MYPY = """\
@@ -63,6 +64,8 @@ def code_of(document: Path) -> str:
     """Return the Python blocks of a document as one module, each at its line of the document."""
     text, code = document.read_text(), ""
     for block in BLOCK.finditer(text):
+        if NOT_RUN.search(text, 0, block.start()):
+            continue
         code += "\n" * (text.count("\n", 0, block.start(1)) - code.count("\n")) + textwrap.dedent(block[1])
     return code
 
