@@ -62,9 +62,9 @@ def with_lifetime(
         fresh: Whether the uuid is new; otherwise the time is left out.
         max_bytes: A key that would be longer is returned unchanged.
     """
-    tail = next((each for each in (f"-{unique}", f"-{{{unique}}}") if key.endswith(each)), None)
+    tail = f"-{{{unique}}}" if key.endswith("}") else f"-{unique}"
     moment = _moment(created_ms)
-    if tail is None or moment is None:
+    if not key.endswith(tail) or moment is None:
         return key
     lifetime = UNLIMITED if expires_ms is None else f"{-(-(expires_ms - created_ms) // 1000)}s"
     mark = f"-{moment}-{lifetime}." if fresh else f"-{lifetime}_"

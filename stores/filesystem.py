@@ -198,9 +198,13 @@ class FilesystemStore(Store):
         opened = [os.open(self._root, _DIRECTORY)]
         try:
             for part in filter(None, folder.split("/")):
-                if create:
+                try:
+                    opened.append(os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=opened[-1]))
+                except FileNotFoundError:
+                    if not create:
+                        raise
                     self._make_folder(part, opened[-1])
-                opened.append(os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=opened[-1]))
+                    opened.append(os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=opened[-1]))
             yield opened[-1]
         finally:
             for descriptor in opened:
