@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from claimcheck._key_lifetime import KeyLifetime
+from claimcheck.errors import StoreError
 
-__all__ = ["Deletion", "StoreEntry"]
+__all__ = ["Deletion", "IncompleteScanError", "StoreEntry"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +90,15 @@ class Deletion:
     entry: StoreEntry
     outcome: Literal["deleted", "gone", "changed", "failed"]
     error: Exception | None = None
+
+
+class IncompleteScanError(StoreError):
+    """Parts of a store could not be listed. It is raised at the end, after everything else was listed.
+
+    Attributes:
+        errors: One for each part.
+    """
+
+    def __init__(self, errors: Sequence[StoreError]) -> None:
+        super().__init__("; ".join(map(str, errors)), store=errors[0].store)
+        self.errors = tuple(errors)
