@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -99,6 +98,4 @@ class IncompleteScanError(StoreError):
         errors: One for each part.
     """
 
-    def __init__(self, errors: Sequence[StoreError]) -> None:
-        super().__init__("; ".join(map(str, errors)), store=errors[0].store)
-        self.errors = tuple(errors)
+    errors: tuple[StoreError, ...] = ()

@@ -274,7 +274,8 @@ class FilesystemStore(Store):
             elif _DATE.fullmatch(folder):
                 yield from self._scan_date(folder, after, errors)
         if errors:
-            raise IncompleteScanError(errors)
+            more = f"; and {len(errors) - 1} more" if errors[1:] else ""
+            raise IncompleteScanError(f"{errors[0]}{more}", store=self.name, errors=tuple(errors))
 
     def _scan_date(self, date: str, after: str | None, errors: list[StoreError]) -> Iterator[StoreEntry]:
         folders: list[str] = []
