@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from claimcheck._key_lifetime import KeyLifetime
+from claimcheck.errors import StoreError
 
-__all__ = ["Deletion", "StoreEntry"]
+__all__ = ["Deletion", "IncompleteScanError", "StoreEntry"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +89,13 @@ class Deletion:
     entry: StoreEntry
     outcome: Literal["deleted", "gone", "changed", "failed"]
     error: Exception | None = None
+
+
+class IncompleteScanError(StoreError):
+    """Parts of a store could not be listed. It is raised at the end, after everything else was listed.
+
+    Attributes:
+        errors: One for each part.
+    """
+
+    errors: tuple[StoreError, ...] = ()

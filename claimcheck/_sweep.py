@@ -1,8 +1,8 @@
 """Deletes expired payloads, and what interrupted writes left behind, from a store that can be listed.
 
-What is deleted is decided from the listing alone: no payload is opened. An entry goes only when its lifetime and the
-grace have both passed; an entry without a known lifetime stays. `claimcheck.Store.delete` compares entries that can be
-written again under the same key once more before they go.
+The listing alone decides what is deleted: no payload is opened. An entry is deleted only after its lifetime and the
+grace period; an entry without a known lifetime is kept. `claimcheck.Store.delete` compares an entry that can be
+written again under the same key once more before it deletes it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from claimcheck._listing import Deletion, StoreEntry
+from claimcheck._listing import Deletion, IncompleteScanError, StoreEntry
 from claimcheck._store import Store
 from claimcheck._validation import MAX_SECONDS, Range, check_int, check_value
 from claimcheck.hooks import SweepEvent
@@ -22,7 +22,7 @@ from claimcheck.hooks import SweepEvent
 __all__ = ["GRACE_SECONDS", "Sweep", "SweepReport"]
 
 GRACE_SECONDS = 3600.0
-"""The default grace: longer than any write takes, and than clocks differ."""
+"""The default grace period: longer than any write takes, and than clocks differ."""
 
 _BATCH = 1000
 _ERRORS = 5
@@ -38,24 +38,27 @@ class SweepReport:
     Attributes:
         store: The store's name in the configuration.
         dry_run: Whether nothing was deleted.
+        after: The position at which it began; ``None`` for the beginning. Entries before it were not listed.
         scanned: Entries that were listed.
-        expired: Payloads whose lifetime and grace have passed.
-        leftovers: Temporary files, incomplete uploads and empty folders that are older than the grace.
+        expired: Payloads whose lifetime and grace period have passed.
+        leftovers: Temporary files, incomplete uploads and empty folders that are older than the grace period.
         expired_bytes: Bytes of these payloads and leftovers, as far as the medium tells.
-        deleted: Entries that were deleted; 0 in a dry run.
-        skipped: Expired entries that were gone or written again before they could be deleted.
-        failed: Expired entries that could not be deleted.
-        kept: Entries that stay, by reason: ``alive`` (the lifetime or the grace has not passed), ``unlimited`` (written
-            without ``ttl_seconds``), ``unknown`` (the key has no lifetime: it was written by an earlier release),
-            ``recent`` (a leftover that is younger than the grace).
-        errors: The first few errors of entries that could not be deleted.
-        finished: Whether the whole store was listed; false after a limit.
+        deleted: Entries that were deleted; 0 in a dry run. After an error or an interruption, those of the last batch
+            may not be counted.
+        skipped: Expired entries that no longer existed, or were rewritten, before they could be deleted.
+        failed: Expired entries that could not be deleted, and folders that could not be listed.
+        kept: Entries that are kept, by reason: ``alive`` (the lifetime or the grace period has not passed),
+            ``unlimited`` (written without ``ttl_seconds``), ``unknown`` (the key has no lifetime: it was written by an
+            earlier release), ``recent`` (a leftover that is younger than the grace period).
+        errors: The first few errors behind ``failed``.
+        finished: Whether the end of the store was reached; false after a limit, an error or an interruption.
         position: Where a next sweep can continue; ``None`` for the beginning.
         duration_seconds: How long it took.
     """
 
     store: str
     dry_run: bool
+    after: str | None = None
     scanned: int = 0
     expired: int = 0
     expired_bytes: int = 0
@@ -80,7 +83,7 @@ class Sweep:
         dry_run: Whether to delete nothing.
         limit: The most entries to delete.
         rate: The most deletions per second.
-        unmarked_lifetime_seconds: The lifetime of payloads whose keys have none; by default they stay.
+        unmarked_lifetime_seconds: The lifetime of payloads whose keys have none; by default they are kept.
         clock: Seconds since 1970.
         sleep: Waits for seconds.
     """
@@ -110,7 +113,8 @@ class Sweep:
         Args:
             store: The store.
             after: The position of an earlier report.
-            on_batch: Called with the state so far after each batch; all entries before its position are done.
+            on_batch: Called with the state so far after each batch, and before an error is raised; all entries before
+                its position are done.
         """
         run, begin = _Run(self, store, after), time.perf_counter()
         error: BaseException | None = None
@@ -118,6 +122,8 @@ class Sweep:
             for _ in run.batches():
                 if on_batch is not None:
                     on_batch(run.report(time.perf_counter() - begin))
+            if run.error is not None:
+                raise run.error
         except BaseException as exc:
             error = exc
             raise
@@ -127,7 +133,7 @@ class Sweep:
         return report
 
     def verdict(self, entry: StoreEntry, now_ms: int) -> Verdict:
-        """Return why an entry goes or stays."""
+        """Return why an entry is deleted or kept."""
         grace = math.ceil(self.grace_seconds * 1000)
         if entry.kind == "leftover":
             return "leftover" if entry.created_ms is not None and entry.created_ms + grace <= now_ms else "recent"
@@ -147,7 +153,7 @@ class _Run:
     def __init__(self, options: Sweep, store: Store, after: str | None) -> None:
         self._options = options
         self._store = store
-        self._position = after
+        self._after = self._position = after
         self._room = math.inf if options.limit is None else options.limit
         self._size = _BATCH if options.rate is None else max(1, min(_BATCH, int(options.rate)))
         self._batch: list[StoreEntry] = []
@@ -156,10 +162,20 @@ class _Run:
         self._bytes = 0
         self._errors: list[Exception] = []
         self._finished = False
+        self.error: BaseException | None = None
 
     def batches(self) -> Iterator[None]:
-        """List and delete; yields after each batch."""
-        for number, entry in enumerate(self._store.scan(self._position), 1):
+        """List and delete; yields after each batch, and after the error or interruption that ends it."""
+        try:
+            yield from self._batches()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.error = error
+            yield
+
+    def _batches(self) -> Iterator[None]:
+        for number, entry in enumerate(self._entries(), 1):
             verdict = self._options.verdict(entry, int(self._options.clock() * 1000))
             self._verdicts[verdict] += 1
             if verdict in ("expired", "leftover"):
@@ -175,6 +191,13 @@ class _Run:
         self._position, self._finished = None, True
         yield
 
+    def _entries(self) -> Iterator[StoreEntry]:
+        try:
+            yield from self._store.scan(self._position)
+        except IncompleteScanError as error:  # everything else was listed
+            self._outcomes["failed"] += len(error.errors)
+            self._note(error.errors)
+
     def _delete_batch(self) -> None:
         batch, self._batch = self._batch, []
         self._room -= len(batch)
@@ -187,8 +210,11 @@ class _Run:
 
     def _count(self, deletion: Deletion) -> None:
         self._outcomes[deletion.outcome] += 1
-        if deletion.error is not None and len(self._errors) < _ERRORS:
-            self._errors.append(deletion.error)
+        if deletion.error is not None:
+            self._note([deletion.error])
+
+    def _note(self, errors: Sequence[Exception]) -> None:
+        self._errors += errors[: _ERRORS - len(self._errors)]
 
     def report(self, seconds: float) -> SweepReport:
         """Return the state so far."""
@@ -196,6 +222,7 @@ class _Run:
         return SweepReport(
             store=self._store.name,
             dry_run=self._options.dry_run,
+            after=self._after,
             scanned=self._verdicts.total(),
             expired=self._verdicts["expired"],
             expired_bytes=self._bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import re
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 from claimcheck._key_lifetime import KeyLifetime, parse_name
-from claimcheck._listing import Deletion, StoreEntry
+from claimcheck._listing import Deletion, IncompleteScanError, StoreEntry
 from claimcheck._payload import Source
 from claimcheck._payload_reader import Reader
 from claimcheck._pointer import Pointer
@@ -113,15 +114,11 @@ class FilesystemStore(Store):
     def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, fresh: bool) -> str:
         name = super()._key(destination, unique, created_ms=created_ms, fresh=fresh)
         known = parse_name(name)
-        if known is None or not known.is_known:
-            return name
-        date = ""
-        if known.created_ms is not None:
-            date = datetime.fromtimestamp(known.created_ms // 1000, UTC).strftime("%Y-%m-%d/")
-        return f"{date}{zlib.crc32(unique.bytes) & 0xFF:02x}/{name}"
+        return name if known is None else f"{_folder_for(name, known)}{name}"
 
     def _lifetime_of(self, key: str) -> KeyLifetime | None:
-        return parse_name(key[len(_folder_of(key)) :])
+        folder, name = _split(key)
+        return _parse_in(f"{folder}/" if folder else "", name)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
         folder, name = _split(pointer.key)
@@ -268,24 +265,41 @@ class FilesystemStore(Store):
     # Listing ---------------------------------------------------------------------------------------------------
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
-        """List one folder after the other; the listing can be continued at the start of a folder."""
+        """List one folder after the other; the listing can be continued at the start of a folder.
+
+        A folder that cannot be listed does not keep the others; the errors are raised at the end.
+        """
         folders: list[str] = []
+        errors: list[StoreError] = []
         yield from (entry for entry in self._list("", folders) if not after)
         for folder in sorted(folders):
             if _HASH.fullmatch(folder):
-                yield from self._list_from(folder, after)
+                yield from self._list_from(folder, after, errors)
             elif _DATE.fullmatch(folder):
-                yield from self._scan_date(folder, after)
+                yield from self._scan_date(folder, after, errors)
+        if errors:
+            more = f"; and {len(errors) - 1} more" if errors[1:] else ""
+            raise IncompleteScanError(f"{errors[0]}{more}", store=self.name, errors=tuple(errors))
 
-    def _scan_date(self, date: str, after: str | None) -> Iterator[StoreEntry]:
+    def _scan_date(self, date: str, after: str | None, errors: list[StoreError]) -> Iterator[StoreEntry]:
         folders: list[str] = []
-        yield from (entry for entry in self._list(date, folders) if entry.kind == "leftover")
+        yield from self._list_or_note(date, folders, errors)
         for folder in sorted(filter(_HASH.fullmatch, folders)):
-            yield from self._list_from(f"{date}/{folder}", after)
+            yield from self._list_from(f"{date}/{folder}", after, errors)
 
-    def _list_from(self, folder: str, after: str | None) -> Iterator[StoreEntry]:
+    def _list_from(self, folder: str, after: str | None, errors: list[StoreError]) -> Iterator[StoreEntry]:
         if not after or folder >= after:
-            yield from self._list(folder, [])
+            yield from self._list_or_note(folder, [], errors)
+
+    def _list_or_note(self, folder: str, folders: list[str], errors: list[StoreError]) -> Iterator[StoreEntry]:
+        """List one folder; adds an error about this folder alone to ``errors``."""
+        try:
+            yield from self._list(folder, folders)
+        except OSError as error:
+            if error.errno in _NOT_REACHED:
+                raise
+            text = f"store {self.name!r}: the folder {folder} cannot be listed: {error.strerror}"
+            errors.append(StoreError(text, store=self.name))
 
     def _list(self, folder: str, folders: list[str]) -> Iterator[StoreEntry]:
         """Yield the entries of one folder, and add the names of the folders in it."""
@@ -308,8 +322,8 @@ class FilesystemStore(Store):
     def _entry(self, folder: str, file: os.DirEntry[str]) -> StoreEntry | None:
         """Return the entry of one file; ``None`` for one that is not the store's."""
         key = f"{folder}/{file.name}" if folder else file.name
-        known = parse_name(file.name)
-        is_partial = known is None and _is_partial(file.name)
+        known = self._lifetime_of(key)
+        is_partial = known is None and _is_partial(key)
         if not is_partial and known is None:
             return None
         try:
@@ -334,6 +348,8 @@ class FilesystemStore(Store):
             except FileNotFoundError as error:  # the folder is gone, with all that was in it
                 self._check_mounted(error)
                 yield from (Deletion(entry, "gone") for entry in some)
+            except OSError as error:
+                yield from (self._failed(entry, error) for entry in some)
 
     def _discard_some(self, entries: list[StoreEntry], directory: int) -> Iterator[Deletion]:
         """Delete entries of one folder; in threads, if the first ones show that the file system waits for something."""
@@ -441,12 +457,32 @@ def _version(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns}/{status.st_ino}"
 
 
-def _is_partial(name: str) -> bool:
-    """Whether a name is that of a file that an interrupted write left behind."""
+def _folder_for(name: str, known: KeyLifetime) -> str:
+    """Return the folders that a name belongs in, with a slash at the end; empty for names without a lifetime."""
+    if not known.is_known:
+        return ""
+    date = "" if known.created_ms is None else _date(known.created_ms)
+    return f"{date}{zlib.crc32(bytes.fromhex(name[-36:].replace('-', ''))) & 0xFF:02x}/"
+
+
+@functools.lru_cache(maxsize=1024)
+def _date(created_ms: int) -> str:
+    return datetime.fromtimestamp(created_ms // 1000, UTC).strftime("%Y-%m-%d/")
+
+
+def _parse_in(folder: str, name: str) -> KeyLifetime | None:
+    """Return what the name of a file in a folder says; ``None`` if it is not the store's, or in another folder."""
+    known = None if name.endswith("}") else parse_name(name)
+    return known if known is not None and _folder_for(name, known) == folder else None
+
+
+def _is_partial(key: str) -> bool:
+    """Whether this is a file that an interrupted write left behind."""
+    folder, name = _split(key)
     if not (name.startswith(".") and name.endswith(PARTIAL_SUFFIX)):
         return False
     final, _, token = name[1 : -len(PARTIAL_SUFFIX)].rpartition(".")
-    return _TOKEN.fullmatch(token) is not None and parse_name(final) is not None
+    return _TOKEN.fullmatch(token) is not None and _parse_in(f"{folder}/" if folder else "", final) is not None
 
 
 def _payload(key: str, known: KeyLifetime, status: os.stat_result, folder: str) -> StoreEntry:

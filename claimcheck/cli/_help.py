@@ -25,7 +25,7 @@ COMMANDS = {
 
 EXIT_CODES = """Exit codes:
   0    done
-  1    any other error, or Ctrl-C; a demo whose payloads came back wrong; a sweep that could not delete an entry
+  1    any other error, or Ctrl-C; a demo whose payloads came back wrong; a sweep with failed entries
   2    wrong usage
   3    the configuration is wrong, or a package that it needs is missing
   4    the payload is no longer in its store

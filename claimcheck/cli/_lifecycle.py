@@ -30,7 +30,7 @@ def lifecycle(config: str, names: tuple[str, ...], show: bool, write: bool, grac
     again changes nothing.
     """
     if show and write:
-        raise click.UsageError("--show and --apply exclude each other")
+        raise click.UsageError("--show and --apply cannot be combined")
     check_output(STDIO, force=False)
     with loaded(config) as cc:
         for store in _stores(cc, names):

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from rich.console import Console
 
 from claimcheck._client import ClaimCheck
 from claimcheck._sweep import SweepReport
+from claimcheck._validation import MAX_SECONDS
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
-from claimcheck.cli._files import STDIO, check_output, is_terminal
+from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
-from claimcheck.errors import ConfigError, ScanNotSupportedError
+from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
 
 __all__ = ["duration", "sweep"]
 
@@ -29,28 +31,33 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/s)?")
 _KEPT = {
-    "alive": "not expired",
-    "unlimited": "without a lifetime (written without ttl_seconds)",
-    "unknown": "of unknown lifetime (written by an earlier release: see --unmarked-lifetime)",
-    "recent": "leftovers younger than the grace",
+    "alive": "not expired, or within the grace period",
+    "unlimited": "no lifetime (written without ttl_seconds)",
+    "unknown": "unknown lifetime (written by an earlier release: see --unmarked-lifetime)",
+    "recent": "leftovers within the grace period",
 }
 
 
 def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Return the seconds of an option such as 90s, 30m, 12h or 7d."""
-    match = None if value is None else _DURATION.fullmatch(value)
-    if match is None:
-        if value is not None:
-            raise click.BadParameter(f"{value!r} is not a duration such as 90s, 30m, 12h or 7d")
+    """Return the seconds of an option such as 90s, 30m, 12h or 7d; a number without a unit is in seconds."""
+    if value is None:
         return None
-    return float(match[1]) * _UNITS[match[2]]
+    match = _DURATION.fullmatch(value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a duration such as 90s, 30m, 12h or 7d")
+    seconds = float(match[1]) * _UNITS[match[2]]
+    if seconds > MAX_SECONDS:
+        raise click.BadParameter(f"{value!r} is too long: the maximum is {MAX_SECONDS // _UNITS['d']}d")
+    return seconds
 
 
 def _rate(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    match = None if value is None else _RATE.fullmatch(value)
-    if value is not None and (match is None or not float(match[1])):
-        raise click.BadParameter(f"{value!r} is not a rate such as 500/s")
-    return None if match is None else float(match[1])
+    if value is None:
+        return None
+    match = _RATE.fullmatch(value)
+    if match is None or not 0.001 <= float(match[1]) <= 1_000_000:
+        raise click.BadParameter(f"{value!r} is not a rate from 0.001/s to 1000000/s, such as 500/s")
+    return float(match[1])
 
 
 @click.command(short_help=COMMANDS["sweep"])
@@ -59,7 +66,7 @@ def _rate(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("--yes", is_flag=True, help="Delete. Without it, nothing is deleted.")
 @click.option("--dry-run", is_flag=True, help="Delete nothing; the default.")
 @click.option(
-    "--grace", metavar="TIME", callback=duration, default="1h", show_default=True, help="Keep entries this much longer."
+    "--grace", metavar="TIME", callback=duration, default="1h", show_default=True, help="Grace period after lifetimes."
 )
 @click.option("--rate", metavar="N/s", callback=_rate, help="Delete at most this many entries per second.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many entries.")
@@ -67,13 +74,13 @@ def _rate(context: click.Context, parameter: click.Parameter, value: str | None)
     "--unmarked-lifetime",
     metavar="TIME",
     callback=duration,
-    help="The lifetime of payloads of earlier releases, whose keys have none.  [default: they stay]",
+    help="Lifetime of payloads of earlier releases, whose keys have none.  [default: they are kept]",
 )
 @click.option(
     "--state",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Remember the position here, and continue there after an interruption.",
+    help="Save the position in this file, and continue there after an interruption. Needs --yes.",
 )
 @json_option
 def sweep(
@@ -90,93 +97,179 @@ def sweep(
 ) -> None:
     """Delete payloads whose lifetime has passed, and what interrupted writes left behind.
 
-    Counts only, unless --yes is given. Decides from the listing of a store; opens no payload. Payloads without a known
-    lifetime stay. TIME is a number with the unit s, m, h or d. Exits with 1 if an entry could not be deleted.
+    Only counts them, unless --yes is given. Lists the stores and opens no payload. Payloads without a known lifetime
+    are kept. TIME is a number with the unit s, m, h or d; without a unit, it is in seconds. A store that fails does not
+    stop the others. Exits with 1 if an entry could not be deleted.
     """
     if yes and dry_run:
-        raise click.UsageError("--yes and --dry-run exclude each other")
+        raise click.UsageError("--yes and --dry-run cannot be combined")
     check_output(STDIO, force=False)
-    with loaded(config) as cc, _counter() as count:
-        swept = _Swept(cc, names, _State(state if yes else None), count)
-        reports = swept.run(
-            limit=limit, grace_seconds=grace, dry_run=not yes, rate=rate, unmarked_lifetime_seconds=unmarked_lifetime
-        )
-    if as_json:
-        click.echo(json.dumps(_json(reports, swept.not_listed), indent=2))
-    else:
-        click.echo("\n".join(line for report in reports for line in _lines(report)))
-        for text in swept.not_listed.values():
-            click.echo(text)
-    sys.exit(int(any(report.failed for report in reports)))
+    with loaded(config) as cc:
+        swept = _Swept(cc, names, _State(cc, state if yes else None))
+        try:
+            swept.run(
+                limit=limit,
+                dry_run=not yes,
+                grace_seconds=grace,
+                rate=rate,
+                unmarked_lifetime_seconds=unmarked_lifetime,
+            )
+        finally:  # also after Ctrl-C: it has deleted something
+            swept.show(as_json=as_json)
+    for error in swept.errors.values():
+        raise error
+    sys.exit(int(any(report.failed for report in swept.reports.values())))
 
 
 class _Swept:
-    """Sweeps several stores, one after the other."""
+    """Sweeps several stores, one after the other, and keeps what became of each."""
 
-    def __init__(
-        self, cc: ClaimCheck, names: tuple[str, ...], state: _State, count: Callable[[SweepReport], None]
-    ) -> None:
+    def __init__(self, cc: ClaimCheck, names: tuple[str, ...], state: _State) -> None:
         self._cc = cc
-        self._names = names or tuple(cc.config.stores)
         self._state = state
-        self._count = count
-        self._only = bool(names)
+        self._is_chosen = bool(names)
+        self._names, self._after = state.load(_checked(cc, names))
+        self._is_complete = False
+        self.reports: dict[str, SweepReport] = {}
+        self.errors: dict[str, BaseException] = {}
         self.not_listed: dict[str, str] = {}
 
-    def run(self, *, limit: int | None, **options: Any) -> list[SweepReport]:
-        """Return the report of each store that can be listed; stops at the limit."""
-        if not self._names:
-            raise ConfigError("the configuration has no stores", path="stores")
-        first, after = self._state.load(self._names)
-        reports: list[SweepReport] = []
-        for name in self._names[self._names.index(first) if first else 0 :]:
-            try:
-                report = self._cc.sweep(name, limit=limit, after=after, on_batch=self._on_batch, **options)
-            except ScanNotSupportedError as error:
-                if self._only:
-                    raise
+    def run(self, *, limit: int | None, **options: Any) -> None:
+        """Sweep until the limit is reached; a store that fails does not stop the others."""
+        with _counter() as count:
+            for name in self._names:
+                self._sweep(name, count, limit=limit, **options)
+                if limit is not None:
+                    limit -= self._used(name)
+                    if limit <= 0:
+                        break
+            else:
+                self._state.clear()
+        self._is_complete = True
+
+    def _sweep(self, name: str, count: Callable[[SweepReport], None], **options: Any) -> None:
+        def on_batch(report: SweepReport) -> None:
+            self.reports[name] = report
+            count(report)
+            self._state.save(report)
+
+        after = self._after if name == self._names[0] else None
+        try:
+            self.reports[name] = self._cc.sweep(name, after=after, on_batch=on_batch, **options)
+        except ClaimCheckError as error:
+            if isinstance(error, ScanNotSupportedError) and not self._is_chosen:
+                self.reports.pop(name, None)
                 self.not_listed[name] = one_line(error)
-                continue
-            reports.append(report)
-            after, limit = None, _rest(limit, report)
-            if limit == 0:
-                return reports
-        self._state.clear()
-        return reports
+                return
+            unopened = SweepReport(store=name, dry_run=options["dry_run"], after=after, position=after)
+            report = self.reports.setdefault(name, unopened)
+            self.errors[name] = error
+            self._state.keep(report)
+        except BaseException as error:
+            self.errors[name] = error
+            raise
 
-    def _on_batch(self, report: SweepReport) -> None:
-        self._count(report)
-        self._state.save(report)
+    def _used(self, name: str) -> int:
+        report = self.reports.get(name)
+        return report.expired + report.leftovers if report else 0
+
+    def show(self, *, as_json: bool) -> None:
+        """Print the reports."""
+        errors = {name: _why(error) for name, error in self.errors.items()}
+        if as_json:
+            stores = [_facts(report) | {"error": errors.get(name)} for name, report in self.reports.items()]
+            ok = self._is_complete and not errors and not any(report.failed for report in self.reports.values())
+            click.echo(json.dumps({"ok": ok, "stores": stores, "not_listed": self.not_listed}, indent=2))
+            return
+        for name, report in self.reports.items():
+            click.echo("\n".join(_lines(report, errors.get(name))))
+        for text in self.not_listed.values():
+            click.echo(text)
 
 
-def _rest(limit: int | None, report: SweepReport) -> int | None:
-    return None if limit is None else limit - report.expired - report.leftovers
+def _checked(cc: ClaimCheck, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the stores to sweep, each once; raises the error of an unknown one before any is swept."""
+    for name in names:
+        if name not in cc.config.stores:
+            cc.store(name)
+    if not cc.config.stores:
+        raise ConfigError("the configuration has no stores", path="stores")
+    return tuple(dict.fromkeys(names or cc.config.stores))
+
+
+def _why(error: BaseException) -> str:
+    return one_line(error) if isinstance(error, Exception) else "interrupted"
 
 
 class _State:
     """The position of an interrupted sweep, in a file that is replaced as a whole."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, cc: ClaimCheck, path: Path | None) -> None:
+        self._cc = cc
         self._path = path
 
-    def load(self, names: tuple[str, ...]) -> tuple[str | None, str | None]:
-        """Return the store and the position to continue with."""
-        if self._path is None or not self._path.exists():
-            return None, None
+    def load(self, names: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
+        """Return the stores, beginning with the interrupted one, and the position to continue with in this one.
+
+        Raises:
+            ConfigError: The file is not a state, or that of another store.
+            ClaimCheckError: It cannot be written.
+        """
+        if self._path is None:
+            return names, None
+        saved = self._saved() if self._path.exists() else None
+        if saved is not None:
+            self._check(saved, names)
+        try:
+            self._partial.touch()
+            self._partial.unlink()
+        except OSError as error:
+            text = f"the state {self._path} cannot be written: {error.strerror}: name a file in a writable directory"
+            raise ClaimCheckError(text) from error
+        if saved is None:
+            return names, None
+        first = names.index(saved["store"])
+        return names[first:] + names[:first], saved["position"]
+
+    @property
+    def _partial(self) -> Path:
+        assert self._path is not None
+        return self._path.with_name(f".{self._path.name}.partial")
+
+    def _saved(self) -> dict[str, Any]:
+        assert self._path is not None
         try:
             saved = json.loads(self._path.read_text())
-            store, position = saved["store"], saved["position"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{self._path} is not the state of a sweep: delete it, or name another file") from error
-        return (store, position) if store in names else (None, None)
+            if all(isinstance(saved[name], str) for name in ("store", "place", "saved", "position")):
+                return dict(saved)
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise ConfigError(f"{self._path} is not the state of a sweep: delete it, or name another file")
+
+    def _check(self, saved: dict[str, Any], names: tuple[str, ...]) -> None:
+        """Refuse the state of a store that this run does not sweep, or that has another configuration by now."""
+        now = repr(self._cc.store(saved["store"])) if saved["store"] in names else "a store of this run"
+        if saved["place"] != now:
+            text = f"{self._path} is the state of a sweep of {saved['place']} ({saved['saved']}), not of {now}"
+            raise ConfigError(f"{text}: delete it to start from the beginning, or name another file")
 
     def save(self, report: SweepReport) -> None:
         """Replace the position."""
-        if self._path is None or report.finished:
+        if self._path is None or report.position is None:
             return
-        partial = self._path.with_name(f".{self._path.name}.partial")
-        partial.write_text(json.dumps({"store": report.store, "position": report.position}))
-        os.replace(partial, self._path)
+        saved = {
+            "store": report.store,
+            "place": repr(self._cc.store(report.store)),
+            "saved": datetime.now(UTC).isoformat(timespec="seconds"),
+            "position": report.position,
+        }
+        self._partial.write_text(json.dumps(saved))
+        os.replace(self._partial, self._path)
+
+    def keep(self, report: SweepReport) -> None:
+        """Let the next run continue with this store, if it was interrupted by an error."""
+        if report.position is not None:
+            self._path = None
 
     def clear(self) -> None:
         """Delete the file after a complete sweep."""
@@ -197,30 +290,40 @@ def _counter() -> Iterator[Callable[[SweepReport], None]]:
         )
 
 
-def _lines(report: SweepReport) -> Iterator[str]:
+def _lines(report: SweepReport, error: str | None) -> Iterator[str]:
     """Describe the sweep of one store."""
-    counts = f"{report.expired:,} of {report.scanned:,} entries expired, {report.leftovers:,} leftovers"
+    if error is not None and not report.scanned:
+        yield f"{report.store}: not swept: {error}"
+        return
+    leftovers = f"{report.leftovers:,} {'leftover' if report.leftovers == 1 else 'leftovers'}"
+    counts = f"{report.expired:,} of {report.scanned:,} entries expired, {leftovers}"
     yield f"{report.store}: {counts}, {human_bytes(report.expired_bytes)}"
-    if report.dry_run:
-        yield (
-            "  nothing was deleted: --yes deletes them" if report.expired + report.leftovers else "  nothing to delete"
-        )
-    else:
-        changed = f", {report.skipped:,} were gone or written again" if report.skipped else ""
-        yield f"  {report.deleted:,} deleted{changed} in {report.duration_seconds:,.1f} s"
+    if report.after is not None:
+        yield f"  continued at {printable(report.after)}: entries before it were not listed"
+    yield f"  {_outcome(report, error)}"
     for reason, count in report.kept.items():
-        yield f"  {count:,} stay: {_KEPT[reason]}"
-    if not report.finished:
-        yield "  the limit was reached: run it again for the rest"
+        yield f"  {count:,} kept: {_KEPT[reason]}"
     if report.failed:
-        yield f"  {report.failed:,} could not be deleted: {'; '.join(one_line(error) for error in report.errors)}"
+        yield f"  {report.failed:,} failed: {'; '.join(one_line(each) for each in report.errors)}"
+    if error is not None:
+        yield f"  not finished: {error}"
+    elif not report.finished:
+        yield "  the limit was reached: run the command again to continue"
 
 
-def _json(reports: list[SweepReport], not_listed: dict[str, str]) -> dict[str, object]:
+def _outcome(report: SweepReport, error: str | None) -> str:
+    if report.dry_run:
+        return (
+            "nothing was deleted: use --yes to delete them"
+            if report.expired + report.leftovers
+            else "nothing to delete"
+        )
+    least = "" if error is None else "at least "
+    skipped = f", {report.skipped:,} no longer there or rewritten" if report.skipped else ""
+    return f"{least}{report.deleted:,} deleted{skipped} in {report.duration_seconds:,.1f} s"
+
+
+def _facts(report: SweepReport) -> dict[str, object]:
     names = [name for name in SweepReport.__slots__ if name not in ("errors", "kept")]
-    stores = [
-        {name: getattr(report, name) for name in names}
-        | {"kept": dict(report.kept), "errors": [one_line(error) for error in report.errors]}
-        for report in reports
-    ]
-    return {"ok": not any(report.failed for report in reports), "stores": stores, "not_listed": not_listed}
+    facts = {name: getattr(report, name) for name in names}
+    return facts | {"kept": dict(report.kept), "errors": [one_line(error) for error in report.errors]}

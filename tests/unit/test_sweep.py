@@ -197,9 +197,11 @@ class TestRuns:
         clock.sleep(100)
         faulty.fail("rollback")
 
+        reports = []
         with pytest.raises(StoreUnavailableError):
-            sweep(faulty, clock)
+            Sweep(grace_seconds=5, dry_run=False, clock=clock).run(faulty, on_batch=reports.append)
 
+        assert [(each.expired, each.finished) for each in reports] == [(1, False)]
         assert isinstance(events[-1], SweepEvent)
         assert (events[-1].store, events[-1].expired, events[-1].deleted) == ("mine", 1, 0)
         assert isinstance(events[-1].error, StoreUnavailableError)
@@ -247,6 +249,50 @@ class TestFiles:
         (tmp_path / OLD_KEY).symlink_to(tmp_path / "notes.txt")
 
         assert [entry.key for entry in disk.scan()] == [pointer.key]
+
+    @pytest.mark.parametrize("identity", [None, uuid.uuid4()])
+    def test_only_files_in_the_folder_of_their_key_are_listed(self, disk, tmp_path, identity):
+        kept = disk.write(b"payload", identity=identity)
+        folder, _, name = kept.key.rpartition("/")
+        shard = folder[-2:]
+        wrong = "00" if shard != "00" else "01"
+        for each in (name, f"{wrong}/{name}", f"2026-01-01/{shard}/{name}", f"{shard}/{OLD_KEY}", f"{{{name}}}"):
+            (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / each).write_bytes(b"not a payload of this store")
+            age(tmp_path / each, 10**6)
+        (tmp_path / f".{name}.01234567{PARTIAL_SUFFIX}").write_bytes(b"not a leftover")
+
+        assert [entry.key for entry in disk.scan()] == [kept.key]
+        with pytest.raises(claimcheck.PointerRejectedError):
+            disk.delete([claimcheck.StoreEntry(key=name)])
+
+    def test_a_folder_that_cannot_be_listed_does_not_keep_the_others(self, disk, tmp_path, monkeypatch):
+        for _ in range(30):
+            disk.write(b"payload")
+        folders = sorted({path.parent for path in tmp_path.rglob("*") if path.is_file()})
+        refused, scandir = folders[:2], os.scandir
+        inside = sum(len(os.listdir(each)) for each in refused)
+        monkeypatch.setattr(os, "scandir", lambda path: refuse() if path in refused else scandir(path))
+
+        report = Sweep(dry_run=False, grace_seconds=0, clock=lambda: 10**10).run(disk)
+
+        assert (report.failed, report.deleted, report.finished) == (2, 30 - inside, True)
+        assert "cannot be listed: Operation not permitted" in str(report.errors[0])
+        with pytest.raises(StoreError, match=r"cannot be listed.*and 1 more"):
+            list(disk.scan())
+
+    def test_a_folder_that_cannot_be_opened_does_not_keep_the_others(self, disk, monkeypatch):
+        pointers = [disk.write(b"payload") for _ in range(30)]
+        entries = list(disk.scan())
+        refused = os.path.dirname(pointers[0].key)
+        opened = disk._directory
+        monkeypatch.setattr(disk, "_directory", lambda folder: refuse() if folder == refused else opened(folder))
+
+        outcomes = {each.entry.key: each.outcome for each in disk.delete(entries)}
+
+        assert outcomes == {
+            each.key: "failed" if os.path.dirname(each.key) == refused else "deleted" for each in pointers
+        }
 
     def test_flat_files_of_earlier_releases_are_read_and_swept(self, disk, tmp_path):
         (tmp_path / OLD_KEY).write_bytes(b"payload")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -48,8 +49,8 @@ def test_without_yes_nothing_is_deleted(here):
 
     assert result.stdout.splitlines()[:3] == [
         "disk: 2 of 3 entries expired, 0 leftovers, 14 bytes",
-        "  nothing was deleted: --yes deletes them",
-        "  1 stay: not expired",
+        "  nothing was deleted: use --yes to delete them",
+        "  1 kept: not expired, or within the grace period",
     ]
     assert "'side': PulsarTopicStore cannot list" in result.stdout
     assert len(stored(here)) == 3
@@ -71,7 +72,7 @@ def test_with_yes_what_has_expired_is_deleted(here):
 def test_the_default_grace_is_an_hour(here):
     expire(here, 1)
 
-    assert "1 stay: not expired" in ok("sweep", "--yes").stdout
+    assert "1 kept: not expired" in ok("sweep", "--yes").stdout
 
 
 def test_the_limit_is_for_all_stores(here):
@@ -93,7 +94,7 @@ def test_an_entry_that_cannot_be_deleted_is_an_exit_code(here, monkeypatch):
     result = run("sweep", "--yes", "--grace", "0")
 
     assert result.exit_code == 1
-    assert "1 could not be deleted: store 'disk': delete of" in result.stdout
+    assert "1 failed: store 'disk': delete of" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -102,9 +103,12 @@ def test_an_entry_that_cannot_be_deleted_is_an_exit_code(here, monkeypatch):
         (["--store", "side"], 1, "cannot list its payloads"),
         (["--store", "none"], 3, "no store is called 'none'"),
         (["--store", "disk"], 6, "does not exist on this machine"),
-        (["--yes", "--dry-run"], 2, "exclude each other"),
+        (["--yes", "--dry-run"], 2, "cannot be combined"),
         (["--grace", "soon"], 2, "not a duration"),
         (["--rate", "0/s"], 2, "not a rate"),
+        (["--rate", "9999999/s"], 2, "Invalid value for '--rate'"),
+        (["--grace", "99999999999999d"], 2, "Invalid value for '--grace': '99999999999999d' is too long"),
+        (["--yes", "--state", "nowhere/state"], 1, "the state nowhere/state cannot be written"),
         (["--yes", "--state", "claimcheck.yaml"], 3, "not the state of a sweep"),
     ],
 )
@@ -134,7 +138,168 @@ def test_a_killed_sweep_continues_where_it_was(here):
     assert process.returncode == -signal.SIGKILL
     assert 1 < between < 31
     assert position["store"] == "disk"
-    ok(*arguments)
+    assert f"continued at {position['position']}: entries before it were not listed" in ok(*arguments).stdout
     assert len(stored(here)) == 1
     assert ok("get", "-", stdin=alive).stdout_bytes == b"alive"
     assert not (here / "state").exists()
+
+
+TWO = """
+store: disk
+stores:
+  down: {type: redis, url: "redis://127.0.0.1:1"}
+  disk: {type: filesystem, path: claims, create: true, ttl_seconds: 60}
+"""
+
+
+def test_a_store_that_is_down_does_not_stop_the_others(here):
+    expire(here, 2)
+    (here / "claimcheck.yaml").write_text(TWO)
+
+    result = run("sweep", "--grace", "0")
+    facts = run("sweep", "--yes", "--grace", "0", "--json")
+
+    assert (result.exit_code, facts.exit_code) == (6, 6)
+    assert result.stdout.startswith("down: not swept: store 'down':")
+    assert "disk: 2 of 2 entries expired" in result.stdout
+    down, disk = json.loads(facts.stdout)["stores"]
+    assert not json.loads(facts.stdout)["ok"]
+    assert (down["finished"], "store 'down'" in down["error"]) == (False, True)
+    assert (disk["deleted"], disk["finished"], disk["error"]) == (2, True, None)
+    assert is_one_line(facts)
+    assert stored(here) == []
+
+
+def test_an_unknown_store_is_an_error_before_anything_is_deleted(here):
+    expire(here, 1)
+
+    assert run("sweep", "--yes", "--grace", "0", "--store", "disk", "--store", "none").exit_code == 3
+    assert len(stored(here)) == 1
+
+
+def test_a_state_that_cannot_be_written_is_an_error_before_anything_is_deleted(here):
+    expire(here, 1)
+
+    assert run("sweep", "--yes", "--grace", "0", "--state", "nowhere/state").exit_code == 1
+    assert len(stored(here)) == 1
+
+
+def test_a_folder_that_cannot_be_listed_is_an_exit_code(here, monkeypatch):
+    expire(here, 30)
+    folder = min({path.parent for path in stored(here)})
+    inside, scandir = len(list(folder.iterdir())), os.scandir
+
+    def refuse_one(path):
+        if path == folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse_one)
+    result = run("sweep", "--yes", "--grace", "0")
+
+    assert result.exit_code == 1
+    name = folder.relative_to(here / "claims")
+    assert f"1 failed: store 'disk': the folder {name} cannot be listed: Permission denied" in result.stdout
+    monkeypatch.undo()
+    assert len(stored(here)) == inside
+
+
+def state_of(here: Path, **changed: str) -> None:
+    """Save a state as a sweep of `CONFIG` does that was interrupted."""
+    place = f"<FilesystemStore 'disk' at {here / 'claims'}>"
+    saved = {"store": "disk", "place": place, "saved": "2026-11-22T12:00:00+00:00", "position": "9999-12-31/zz"}
+    (here / "state").write_text(json.dumps(saved | changed))
+
+
+def test_a_sweep_that_continues_says_what_it_did_not_list(here):
+    expire(here, 1)
+    arguments = ("sweep", "--yes", "--grace", "0", "--state", "state", "--json")
+    state_of(here)
+
+    first, second = (json.loads(ok(*arguments).stdout)["stores"][0] for _ in range(2))
+
+    assert (first["after"], first["scanned"]) == ("9999-12-31/zz", 0)
+    assert (second["after"], second["deleted"]) == (None, 1)
+    assert not (here / "state").exists()
+
+
+def test_stores_before_the_interrupted_one_are_swept_after_it(here):
+    expire(here, 1)
+    (here / "claimcheck.yaml").write_text(
+        """
+        store: disk
+        stores:
+          first: {type: filesystem, path: claims, create: true}
+          disk: {type: filesystem, path: other, create: true}
+        """
+    )
+    (here / "other").mkdir()
+    state_of(here, place=f"<FilesystemStore 'disk' at {here / 'other'}>")
+
+    facts = json.loads(ok("sweep", "--yes", "--grace", "0", "--state", "state", "--json").stdout)
+
+    assert [(each["store"], each["deleted"]) for each in facts["stores"]] == [("disk", 0), ("first", 1)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"store": "other"}, "not of a store of this run: delete it to start from the beginning"),
+        (
+            {"place": "<FilesystemStore 'disk' at /other>"},
+            "is the state of a sweep of <FilesystemStore 'disk' at /other>",
+        ),
+        ({"position": None}, "is not the state of a sweep"),
+    ],
+)
+def test_the_state_of_something_else_is_refused(here, changed, text):
+    expire(here, 1)
+    state_of(here, **changed)
+
+    result = run("sweep", "--yes", "--grace", "0", "--state", "state")
+
+    assert (result.exit_code, text in result.stderr) == (3, True), result.stderr
+    assert len(stored(here)) == 1
+
+
+def fail_after(count: int, error: BaseException):
+    """Return a listing that fails after some entries."""
+    scan = FilesystemStore._scan
+
+    def fail(store, after):
+        yield from itertools.islice(scan(store, after), count)
+        raise error
+
+    return fail
+
+
+def test_a_store_that_fails_half_way_is_continued(here, monkeypatch):
+    expire(here, 3)
+    arguments = ("sweep", "--yes", "--grace", "0", "--state", "state", "--json")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FilesystemStore, "_scan", fail_after(2, TimeoutError("no answer")))
+        result = run(*arguments, "--rate", "2/s")
+
+    (disk,) = json.loads(result.stdout)["stores"]
+    assert (result.exit_code, disk["deleted"], "no answer" in disk["error"]) == (6, 2, True)
+    assert json.loads((here / "state").read_text())["position"] == disk["position"]
+    assert json.loads(ok(*arguments).stdout)["stores"][0]["after"] == disk["position"]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_interrupted_sweep_prints_its_report(here, monkeypatch, as_json):
+    expire(here, 3)
+
+    monkeypatch.setattr(FilesystemStore, "_scan", fail_after(2, KeyboardInterrupt()))
+    result = run("sweep", "--yes", "--grace", "0", "--rate", "2/s", *["--json"] * as_json)
+
+    assert (result.exit_code, result.stderr.strip()) == (1, "Aborted!")
+    assert len(stored(here)) == 1
+    if as_json:
+        facts = json.loads(result.stdout)
+        (disk,) = facts["stores"]
+        assert (facts["ok"], disk["deleted"], disk["error"]) == (False, 2, "interrupted")
+    else:
+        assert "at least 2 deleted" in result.stdout
+        assert "  not finished: interrupted" in result.stdout
