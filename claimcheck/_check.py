@@ -146,7 +146,7 @@ def _signing(config: Config) -> Iterator[Finding]:
         yield Finding("info", "signing.key_id", message, id="signing-verify-only")
     for name, secret in signing.keys.items():
         if not is_placeholder(secret):
-            fix = "Put it into the environment and write ${NAME}."
+            fix = "Put it into an environment variable and write ${NAME}."
             message = "the secret is in the configuration itself"
             yield Finding("warning", f"signing.keys.{name}", message, fix, id="secret-in-file")
 
@@ -170,6 +170,7 @@ def _store(path: str, store: StoreConfig) -> Iterator[Finding]:
     yield from _lifetime(path, store)
     for option in _ADDRESSES:
         if isinstance(url := store.options.get(option), str):
+            yield from _password(f"{path}.{option}", url)
             yield from check_address(f"{path}.{option}", url)
     if store.type == "memory":
         text = "payloads are in this process's memory: no other process can read them, and they are lost when it ends"
@@ -185,7 +186,7 @@ def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
     ttl = store.options.get("ttl_seconds", "default")
     if isinstance(ttl, (int, float)) and ttl < _HOUR:
         message = f"payloads expire after {ttl:g} seconds; a consumer that is further behind loses them"
-        fix = "Use at least the retention of the topics."
+        fix = "Set it at least to the retention of the topics."
         yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="lifetime-short")
     if store.type == "redis" and ttl is None:
         message = "payloads never expire, and the server's memory fills up"
@@ -199,11 +200,14 @@ def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
         yield Finding("info", path, message, fix, id="store-no-expiry")
 
 
-def check_address(path: str, url: str) -> Iterator[Finding]:
-    """Yield what is insecure about the address of a server; it may have ``${NAME}`` in it."""
+def _password(path: str, url: str) -> Iterator[Finding]:
     if not is_placeholder(url) and (urlsplit(url).password or "password=" in url):
-        fix = "Put it into the environment and write ${NAME}."
+        fix = "Put it into an environment variable and write ${NAME}."
         yield Finding("warning", path, "the password is in the configuration itself", fix, id="secret-in-file")
+
+
+def check_address(path: str, url: str) -> Iterator[Finding]:
+    """Yield what is insecure about a connection to an address; it may have ``${NAME}`` in it."""
     try:
         parts = urlsplit(expand(url, path=path))
     except (ConfigError, ValueError):  # the variable is not set here, which `open` reports
@@ -262,6 +266,8 @@ def _open_store(cc: _ClaimCheck, name: str) -> Finding:
     path, begin = f"stores.{name}", time.perf_counter()
     try:
         _write_read_delete(cc.store(name))
+    except ConfigError as error:
+        return _failure(path, error, id="store-invalid")
     except Exception as error:
         return _failure(path, error, id="store-failed")
     milliseconds = (time.perf_counter() - begin) * 1000

@@ -17,6 +17,7 @@ DEAD_LETTERS = re.compile(r"[._-](dlq|dlt|dead[._-]?letters?|errors?)", re.IGNOR
 """What follows a topic's name in the name of its dead-letter topic, by convention."""
 
 _LATE = 0.5
+_SECRET = re.compile(r"password|secret|token|pem$|_key$|oauthbearer\.(config|assertion)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,17 @@ class KafkaTarget:
         options: Further settings of the client; they may be secrets.
     """
 
-    servers: str
+    servers: str = field(repr=False)
     topics: tuple[str, ...]
     groups: tuple[str, ...] = ()
     dead_letter_topics: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def secrets(self) -> list[str]:
+        """What no text may contain."""
+        login = self.servers.rpartition("@")[0].rpartition("//")[2]
+        return list(filter(None, [login, *(value for name, value in self.options.items() if _SECRET.search(name))]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +59,18 @@ class PulsarTarget:
         ca_file: CA certificates to trust; by default the system's.
     """
 
-    url: str | None
-    admin_url: str | None
+    url: str | None = field(repr=False)
+    admin_url: str | None = field(repr=False)
     topics: tuple[str, ...]
     subscriptions: tuple[str, ...] = ()
     dead_letter_topics: tuple[str, ...] = ()
     token: str | None = field(default=None, repr=False)
     ca_file: str | None = None
+
+    @property
+    def secrets(self) -> list[str]:
+        """What no text may contain."""
+        return [self.token] if self.token else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,9 @@ def test_a_good_topic_with_a_group_that_keeps_up_has_no_finding(lab):
     [
         ({"retention_ms": 48 * HOUR_MS}, "kafka-retention", "warning {}: retention is 2 days, and payloads live 1 day"),
         ({"retention_ms": -1}, "kafka-retention", "warning {}: retention is unlimited, and payloads live 1 day"),
-        ({"segment_ms": 10 * HOUR_MS}, "kafka-segment-roll", "info {}: with little traffic a message stays up to"),
-        ({"cleanup_policy": "compact"}, "kafka-compacted", "warning {}: it is compacted"),
-        ({"cleanup_policy": "compact,delete"}, "kafka-compacted", "warning {}: it is compacted"),
+        ({"segment_ms": 10 * HOUR_MS}, "kafka-segment-roll", "info {}: with little traffic, a message stays up to"),
+        ({"cleanup_policy": "compact"}, "kafka-compacted", "warning {}: the topic is compacted"),
+        ({"cleanup_policy": "compact,delete"}, "kafka-compacted", "warning {}: the topic is compacted"),
         (
             {"max_message_bytes": 500_000},
             "kafka-limit",

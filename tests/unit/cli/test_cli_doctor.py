@@ -72,7 +72,7 @@ def test_an_invalid_configuration_is_a_report(here):
         (("--admin-url", "http://localhost:1"), "name the topics to examine with --topic"),
         (("--topic", "t"), "need --kafka, --pulsar or --admin-url"),
         (("--group", "g"), "need --kafka, --pulsar or --admin-url"),
-        (("--kafka", "localhost:1", "--pulsar", "pulsar://localhost:2", "--topic", "t"), "exclude each other"),
+        (("--kafka", "localhost:1", "--pulsar", "pulsar://localhost:2", "--topic", "t"), "cannot be combined"),
     ],
 )
 def test_wrong_usage(warned, arguments, words):
