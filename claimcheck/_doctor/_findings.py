@@ -9,7 +9,7 @@ from typing import Literal
 from claimcheck._check import Finding, reason_of
 from claimcheck._validation import without_secrets
 
-__all__ = ["WHY", "duration", "examined", "explained", "finding", "hidden", "on_command_line", "redacted", "size"]
+__all__ = ["WHY", "duration", "examined", "explained", "finding", "hidden", "redacted", "size"]
 
 _GONE = "A consumer that reads the message later gets PayloadNotFoundError."
 _UNKNOWN = "This part was not examined, so a problem there would not be reported."
@@ -142,12 +142,6 @@ def examined(vendor: str, path: str, what: str, look: Callable[[], Iterable[Find
         fix = "Grant the permission to read it, or look at it with the server's own tools."
         found.append(finding("info", f"{vendor}-not-examined", path, text, fix))
     return found
-
-
-def on_command_line(path: str, option: str, address: str, fix: str) -> Iterator[Finding]:
-    """Yield a finding if an option's address contains a user name or password."""
-    if "@" in address or "password=" in address:
-        yield finding("warning", "secret-on-command-line", path, f"{option} contains a user name or password", fix)
 
 
 def redacted(findings: Iterable[Finding], secrets: Iterable[str]) -> Iterator[Finding]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from claimcheck._check import Finding, remote_hosts
 from claimcheck._client import ClaimCheck
-from claimcheck._doctor._findings import duration, examined, finding, hidden, on_command_line
+from claimcheck._doctor._findings import duration, examined, finding, hidden
 from claimcheck._doctor._kafka_groups import GroupReader
-from claimcheck._doctor._topics import DEAD_LETTERS, Expectation, KafkaTarget, outlives
+from claimcheck._doctor._topics import DEAD_LETTERS, Expectation, KafkaTarget, on_command_line, outlives
 from claimcheck._registry import import_vendor
 from claimcheck.errors import ConfigError
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES

@@ -87,7 +87,7 @@ class GroupReader:
         if found:
             yield from behind(
                 "kafka-group-lag",
-                f"group {group}",
+                f"the oldest unread pointer of group {group}",
                 self.expected.path,
                 self.expected.lifetime,
                 now=self.clock(),

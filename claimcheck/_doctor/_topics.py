@@ -11,7 +11,7 @@ from claimcheck._check import Finding
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._findings import duration, finding
 
-__all__ = ["DEAD_LETTERS", "Expectation", "KafkaTarget", "PulsarTarget", "behind", "outlives"]
+__all__ = ["DEAD_LETTERS", "Expectation", "KafkaTarget", "PulsarTarget", "behind", "on_command_line", "outlives"]
 
 DEAD_LETTERS = re.compile(r"[._-](dlq|dlt|dead[._-]?letters?|errors?)", re.IGNORECASE)
 """What follows a topic's name in the name of its dead-letter topic, by convention."""
@@ -144,6 +144,12 @@ class Expectation:
         return "error", f"{option} is {value:,} bytes, and the topic accepts {limit:,}"
 
 
+def on_command_line(path: str, option: str, address: str, fix: str) -> Iterator[Finding]:
+    """Yield a finding if an option's address contains a user name or password."""
+    if "@" in address or "password=" in address:
+        yield finding("warning", "secret-on-command-line", path, f"{option} contains a user name or password", fix)
+
+
 def outlives(seconds: float | None, lifetime: float | None) -> bool:
     """Whether messages that are kept for a time (``None``: without limit) stay longer than their payloads."""
     return lifetime is not None and (seconds is None or seconds > lifetime)
@@ -151,7 +157,7 @@ def outlives(seconds: float | None, lifetime: float | None) -> bool:
 
 def behind(
     id: str,  # noqa: A002 - the name of the field
-    who: str,
+    what: str,
     path: str,
     lifetime: float | None,
     *,
@@ -163,18 +169,18 @@ def behind(
 
     Args:
         id: The finding's id.
-        who: The group or subscription.
+        what: The oldest unread message, and of which group or subscription.
         path: The topic.
         lifetime: Of payloads that are written now, in seconds.
         now: The time, in seconds since 1970.
-        oldest: When its oldest unread message was sent.
+        oldest: When that message was sent.
         expires: When the payload of that message expires, if it can be read from the message.
     """
     fix = "Start more consumers, or raise ttl_seconds: it applies to payloads that are written from then on."
     if expires is not None and expires <= now:
-        message = f"the oldest unread message of {who} points at a payload that expired {duration(now - expires)} ago"
+        message = f"the payload of {what} expired {duration(now - expires)} ago"
         yield finding("error", id, path, message, fix)
     elif lifetime is not None and now - oldest >= _LATE * lifetime:
         age = now - oldest
-        message = f"the oldest unread message of {who} is {duration(age)} old, and payloads live {duration(lifetime)}"
+        message = f"{what} is {duration(age)} old, and payloads live {duration(lifetime)}"
         yield finding("error" if age >= lifetime else "warning", id, path, message, fix)
