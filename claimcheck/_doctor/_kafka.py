@@ -98,7 +98,8 @@ def _encryption(target: KafkaTarget) -> Iterator[Finding]:
 def _invalid(target: KafkaTarget, error: Exception) -> Finding:
     """Return the finding about settings that the client refuses; it names a setting, but quotes no value."""
     text = getattr(error.args[0], "str", lambda: error)() if error.args else error
-    text = hidden(str(text).strip(), [value for value in target.options.values() if not value.isdigit()])
+    words = " ".join(target.options.values()).split()
+    text = hidden(str(text).strip(), [word for word in words if not word.isdigit()])
     message = f"the client refuses its settings: {text.removeprefix('Failed to create admin client: ')}"
     fix = "Correct the setting in the file of --kafka-config."
     return finding("error", "kafka-settings-invalid", "kafka", message, fix, error=ConfigError(message))

@@ -40,9 +40,10 @@ class KafkaTarget:
 
     @property
     def secrets(self) -> list[str]:
-        """What no text may contain."""
+        """Words that no text may contain."""
         login = self.servers.rpartition("@")[0].rpartition("//")[2]
-        return list(filter(None, [login, *(value for name, value in self.options.items() if _SECRET.search(name))]))
+        values = [value for name, value in self.options.items() if _SECRET.search(name)]
+        return [login, *" ".join(values).split()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class PulsarTarget:
 
     @property
     def secrets(self) -> list[str]:
-        """What no text may contain."""
-        return [self.token] if self.token else []
+        """Words that no text may contain."""
+        return (self.token or "").split()
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,9 +129,10 @@ def test_a_line_of_the_kafka_settings_that_is_none_is_named_by_its_number_only(w
 
 
 LEAKY = """
+store: r
 stores:
   r: {type: redis, url: "redis://me:pw-SECRET@127.0.0.1:1/0"}
-  s: {type: s3, bucket: b, endpoint_url: "http://127.0.0.1:1", access_key: a, secret_key: pw-SECRET}
+  q: {type: redis, url: "redis://127.0.0.1:1/0?password=pw-SECRET"}
 signing: {key_id: k1, keys: {k1: pw-SECRET-of-16-bytes}}
 """
 SASL = "security.protocol=sasl_plaintext\nsasl.mechanism=PLAIN\nsasl.username=me\nsasl.password=pw-SECRET\n"
