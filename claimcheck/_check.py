@@ -137,7 +137,7 @@ def _signing(config: Config) -> Iterator[Finding]:
         yield Finding("info", "signing", message, "Set signing.key_id and signing.keys.", id="signing-off")
         return
     if not signing.require:
-        message = "there are keys, but readers accept pointers without a signature"
+        message = "keys are configured, but readers accept pointers without a signature"
         yield Finding(
             "warning", "signing.require", message, "Set it to true when all writers sign.", id="signing-optional"
         )
@@ -185,7 +185,7 @@ def _store(path: str, store: StoreConfig) -> Iterator[Finding]:
 def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
     ttl = store.options.get("ttl_seconds", "default")
     if isinstance(ttl, (int, float)) and ttl < _HOUR:
-        message = f"payloads expire after {ttl:g} seconds; a consumer that is further behind loses them"
+        message = f"payloads expire after {ttl:g} s; a consumer that is further behind loses them"
         fix = "Set it at least to the retention of the topics."
         yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="lifetime-short")
     if store.type == "redis" and ttl is None:
@@ -196,7 +196,7 @@ def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
         place = "bucket" if store.type != "filesystem" else "directory"
         message = f"expired payloads stay in this {place} until something deletes them"
         fix = "Run 'claimcheck sweep --yes' every day"
-        fix += ", or once 'claimcheck lifecycle --apply'." if store.type == "s3" else "."
+        fix += ", or 'claimcheck lifecycle --apply' once." if store.type == "s3" else "."
         yield Finding("info", path, message, fix, id="store-no-expiry")
 
 
@@ -242,7 +242,7 @@ def _directory(path: str, directory: str) -> Iterator[Finding]:
     full = os.path.abspath(os.path.expanduser(directory))
     if any(full == each or full.startswith(f"{each}/") for each in _TEMPORARY):
         message = f"{full} may be emptied at any time, for example by a restart"
-        fix = "Use a directory that lasts, on a volume that all readers share."
+        fix = "Use a permanent directory, on a volume that all readers share."
         yield Finding("warning", path, message, fix, id="filesystem-temporary")
     elif not os.path.isabs(os.path.expanduser(directory)):
         message = "a relative path names a different directory in every process that starts elsewhere"

@@ -18,7 +18,7 @@ WHY: dict[str, str] = {
     # Of `claimcheck check`.
     "config-invalid": "The configuration cannot be loaded, so no producer and no consumer starts.",
     "strategy-hybrid": "While the store is down, the broker carries the whole load.",
-    "reads-from-own-store": "Messages that this process writes cannot be read by it.",
+    "reads-from-own-store": "This process cannot read the messages that it writes itself.",
     "threshold-high": "The broker refuses messages that are below the threshold but above its limit.",
     "signing-off": "A hostile message can make a reader deliver another payload of the same store.",
     "signing-optional": "A hostile writer can simply omit the signature.",

@@ -30,8 +30,9 @@ def examine_kafka(cc: ClaimCheck, target: KafkaTarget, clock: Callable[[], float
     vendor = import_vendor("confluent_kafka", extra="kafka")
     admin_module = import_vendor("confluent_kafka.admin", extra="kafka")
     settings = {**target.options, "bootstrap.servers": target.servers}
-    yield from on_command_line("kafka", "--kafka", target.servers, "Put it into the file of --kafka-config.")
-    yield from _encryption(target)
+    fix = "Put it into the file of --kafka-config, as sasl.username and sasl.password."
+    yield from on_command_line("kafka", "--kafka", target.servers, fix)
+    yield from examined("kafka", "kafka", "the address", partial(_encryption, target))
     try:
         admin = admin_module.AdminClient(settings, logger=_quiet)
     except Exception as error:  # it connects later

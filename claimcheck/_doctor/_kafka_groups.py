@@ -59,7 +59,7 @@ class GroupReader:
         committed = {name: offsets for name in names if (offsets := self._committed(name))}
         for name in groups:
             if name not in committed:
-                message = f"group {name} has committed no offsets of this topic"
+                message = f"group {name} has committed no offsets for this topic"
                 yield finding("warning", "kafka-group-unknown", self.expected.path, message, "Check its name.")
         if len(committed) > 1:
             message = f"{len(committed)} groups read this topic: {', '.join(committed)}"

@@ -121,7 +121,7 @@ class Expectation:
     def unset(self) -> Iterator[Finding]:
         """Yield a finding if payloads are stored, but the configuration does not limit their lifetime."""
         if self.store is not None and self.lifetime is None:
-            message = f"store {self.store!r} has no ttl_seconds, so the topic's settings are not compared with it"
+            message = f"store {self.store!r} has no ttl_seconds, so the topic's settings cannot be compared with it"
             fix = "Set ttl_seconds to the time after which payloads are deleted."
             yield finding("info", "lifetime-unset", self.path, message, fix)
 

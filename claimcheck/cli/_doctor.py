@@ -143,7 +143,7 @@ def _settings(path: Path | None) -> Mapping[str, str]:
             continue
         name, equals, value = (part.strip() for part in line.partition("="))
         if not equals or not _SETTING.fullmatch(name):
-            fail(f"{path}, line {number}", found="another text", expected="name=value, or a comment that begins with #")
+            fail(f"{path}, line {number}", found="a line that is not a setting", expected="name=value or a comment (#)")
         settings[name] = expand(value, path=f"{path}, line {number}: {name}")
     return settings
 

@@ -152,6 +152,7 @@ KAFKA = ["--kafka", "me:/pw-SECRET@127.0.0.1:1", "--kafka-config", "client"]
         (["--admin-url", "http://me:pw-SECRET@127.0.0.1:1"], "", "pulsar-unreachable"),
         (["--admin-url", "http://127.0.0.1:1"], "", "pulsar-unreachable"),
         (["--admin-url", "http://me:pw-SECRET\u2100@127.0.0.1:1"], "", "pulsar-unreachable"),
+        (["--kafka", "me:pw-SECRET@[::1"], "", "kafka-not-examined"),
     ],
 )
 @pytest.mark.parametrize("output", [[], ["--json"]])
