@@ -137,7 +137,7 @@ def _signing(config: Config) -> Iterator[Finding]:
         yield Finding("info", "signing", message, "Set signing.key_id and signing.keys.", id="signing-off")
         return
     if not signing.require:
-        message = "there are keys, but readers accept pointers without a signature"
+        message = "keys are configured, but readers accept pointers without a signature"
         yield Finding(
             "warning", "signing.require", message, "Set it to true when all writers sign.", id="signing-optional"
         )
@@ -146,7 +146,7 @@ def _signing(config: Config) -> Iterator[Finding]:
         yield Finding("info", "signing.key_id", message, id="signing-verify-only")
     for name, secret in signing.keys.items():
         if not is_placeholder(secret):
-            fix = "Put it into the environment and write ${NAME}."
+            fix = "Put it into an environment variable and write ${NAME}."
             message = "the secret is in the configuration itself"
             yield Finding("warning", f"signing.keys.{name}", message, fix, id="secret-in-file")
 
@@ -170,6 +170,7 @@ def _store(path: str, store: StoreConfig) -> Iterator[Finding]:
     yield from _lifetime(path, store)
     for option in _ADDRESSES:
         if isinstance(url := store.options.get(option), str):
+            yield from _password(f"{path}.{option}", url)
             yield from check_address(f"{path}.{option}", url)
     if store.type == "memory":
         text = "payloads are in this process's memory: no other process can read them, and they are lost when it ends"
@@ -184,8 +185,8 @@ def _store(path: str, store: StoreConfig) -> Iterator[Finding]:
 def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
     ttl = store.options.get("ttl_seconds", "default")
     if isinstance(ttl, (int, float)) and ttl < _HOUR:
-        message = f"payloads expire after {ttl:g} seconds; a consumer that is further behind loses them"
-        fix = "Use at least the retention of the topics."
+        message = f"payloads expire after {ttl:g} s; a consumer that is further behind loses them"
+        fix = "Set it at least to the retention of the topics."
         yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="lifetime-short")
     if store.type == "redis" and ttl is None:
         message = "payloads never expire, and the server's memory fills up"
@@ -195,15 +196,18 @@ def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
         place = "bucket" if store.type != "filesystem" else "directory"
         message = f"expired payloads stay in this {place} until something deletes them"
         fix = "Run 'claimcheck sweep --yes' every day"
-        fix += ", or once 'claimcheck lifecycle --apply'." if store.type == "s3" else "."
+        fix += ", or 'claimcheck lifecycle --apply' once." if store.type == "s3" else "."
         yield Finding("info", path, message, fix, id="store-no-expiry")
 
 
-def check_address(path: str, url: str) -> Iterator[Finding]:
-    """Yield what is insecure about the address of a server; it may have ``${NAME}`` in it."""
+def _password(path: str, url: str) -> Iterator[Finding]:
     if not is_placeholder(url) and (urlsplit(url).password or "password=" in url):
-        fix = "Put it into the environment and write ${NAME}."
+        fix = "Put it into an environment variable and write ${NAME}."
         yield Finding("warning", path, "the password is in the configuration itself", fix, id="secret-in-file")
+
+
+def check_address(path: str, url: str) -> Iterator[Finding]:
+    """Yield what is insecure about a connection to an address; it may have ``${NAME}`` in it."""
     try:
         parts = urlsplit(expand(url, path=path))
     except (ConfigError, ValueError):  # the variable is not set here, which `open` reports
@@ -238,7 +242,7 @@ def _directory(path: str, directory: str) -> Iterator[Finding]:
     full = os.path.abspath(os.path.expanduser(directory))
     if any(full == each or full.startswith(f"{each}/") for each in _TEMPORARY):
         message = f"{full} may be emptied at any time, for example by a restart"
-        fix = "Use a directory that lasts, on a volume that all readers share."
+        fix = "Use a permanent directory, on a volume that all readers share."
         yield Finding("warning", path, message, fix, id="filesystem-temporary")
     elif not os.path.isabs(os.path.expanduser(directory)):
         message = "a relative path names a different directory in every process that starts elsewhere"
@@ -262,6 +266,8 @@ def _open_store(cc: _ClaimCheck, name: str) -> Finding:
     path, begin = f"stores.{name}", time.perf_counter()
     try:
         _write_read_delete(cc.store(name))
+    except ConfigError as error:
+        return _failure(path, error, id="store-invalid")
     except Exception as error:
         return _failure(path, error, id="store-failed")
     milliseconds = (time.perf_counter() - begin) * 1000

@@ -27,7 +27,7 @@ def skew(path: str, whose: str, theirs: float, begin: float, end: float) -> Iter
     if ahead > _TOLERANCE_SECONDS:
         side = "ahead of" if begin > theirs else "behind"
         message = f"this machine's clock is {duration(ahead)} {side} {whose}"
-        yield finding("warning", "clock-skew", path, message, "Synchronize both machines with NTP.")
+        yield finding("warning", "clock-skew", path, message, "Synchronize the clocks of both machines with NTP.")
 
 
 def http_skew(path: str, whose: str, date: str | None, begin: float, end: float) -> Iterator[Finding]:

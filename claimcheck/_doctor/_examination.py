@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 
 from claimcheck._check import CheckReport, Finding
 from claimcheck._client import ClaimCheck
-from claimcheck._doctor._findings import explained
+from claimcheck._doctor._findings import explained, redacted
 from claimcheck._doctor._kafka import examine_kafka
 from claimcheck._doctor._pulsar import examine_pulsar
 from claimcheck._doctor._stores import examine_stores
@@ -38,9 +38,9 @@ def examine(
     checked = [each for each in cc.check(open=True).findings if not _is_superseded(cc, each)]
     findings = [*explained(checked), *examine_stores(cc, clock)]
     if kafka is not None:
-        findings += examine_kafka(cc, kafka, clock)
+        findings += redacted(examine_kafka(cc, kafka, clock), kafka.secrets)
     if pulsar is not None:
-        findings += examine_pulsar(cc, pulsar, clock)
+        findings += redacted(examine_pulsar(cc, pulsar, clock), pulsar.secrets)
     return CheckReport.of(each for each in findings if each.id not in ignore)
 
 

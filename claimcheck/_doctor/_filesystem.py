@@ -6,7 +6,9 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from claimcheck._check import Finding
@@ -16,6 +18,8 @@ from claimcheck.stores.filesystem import FilesystemStore
 __all__ = ["examine_filesystem"]
 
 _LEAST_FREE = 0.1
+_SAMPLE = 1000
+_SAMPLE_OF_DIRECTORY = 50
 _MOUNTS = Path("/proc/self/mounts")
 _MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs"}
@@ -41,18 +45,40 @@ def _space(root: Path, path: str) -> Iterator[Finding]:
 
 
 def _permissions(root: Path, path: str, mode: int) -> Iterator[Finding]:
-    others = root.stat().st_mode
-    if not all(parent.stat().st_mode & stat.S_IXOTH for parent in root.resolve().parents):
-        return  # no one else gets as far as this directory
+    if not all(each.stat().st_mode & stat.S_IXOTH for each in (root, *root.resolve().parents)):
+        return  # no one else gets into this directory
+    directories, files = _modes(root)
+    files.append(mode)  # of new payloads
     rights = []
-    if others & stat.S_IWOTH and others & stat.S_IXOTH:
-        rights.append("replace and delete payloads" if not others & stat.S_ISVTX else "add files")
-    if others & stat.S_IXOTH and mode & stat.S_IROTH:
+    if any(each & stat.S_IWOTH and not each & stat.S_ISVTX for each in directories):
+        rights.append("replace and delete payloads")
+    elif any(each & stat.S_IWOTH for each in directories):
+        rights.append("add files")
+    if any(each & stat.S_IROTH for each in files):
         rights.append("read payloads")
+    if any(each & stat.S_IWOTH for each in files):
+        rights.append("overwrite payloads")
     if rights:
-        message = f"any user of this machine can {' and '.join(rights)} (mode {stat.S_IMODE(others):04o})"
+        message = f"any user of this machine can {' and '.join(rights)} (mode {stat.S_IMODE(directories[0]):04o})"
         fix = f"Remove the rights of others: chmod o= {root}"
         yield finding("warning", "filesystem-permissions", path, message, fix)
+
+
+def _modes(root: Path) -> tuple[list[int], list[int]]:
+    """Return the modes of directories and of files that any user can get at: the root's first, and a sample."""
+    pending, directories, files = [str(root)], list[int](), list[int]()
+    while pending and len(directories) + len(files) < _SAMPLE:
+        directory = pending.pop()
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            mode = os.stat(directory).st_mode
+            if mode & stat.S_IXOTH:
+                directories.append(mode)
+                with os.scandir(directory) as listing:
+                    entries = list(islice(listing, _SAMPLE_OF_DIRECTORY))
+                pending += [each.path for each in entries if each.is_dir(follow_symlinks=False)]
+                regular = [each for each in entries if each.is_file(follow_symlinks=False)]
+                files += [each.stat(follow_symlinks=False).st_mode for each in regular]
+    return directories, files
 
 
 def _kind(root: Path, path: str) -> Iterator[Finding]:
@@ -62,7 +88,7 @@ def _kind(root: Path, path: str) -> Iterator[Finding]:
         yield finding("warning", "filesystem-in-memory", path, f"{root} is in memory ({kind})", fix)
     if kind in _NETWORK or kind.startswith("fuse."):
         message = f"{root} is on a network file system ({kind})"
-        fix = "Mount NFS with lookupcache=positive. Where readers report missing payloads, let them retry."
+        fix = "Mount NFS with lookupcache=positive, and let readers retry if a payload is missing."
         yield finding("info", "filesystem-network", path, message, fix)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
 from claimcheck._check import Finding, reason_of
+from claimcheck._validation import without_secrets
 
-__all__ = ["WHY", "duration", "examined", "explained", "finding", "size"]
+__all__ = ["WHY", "duration", "examined", "explained", "finding", "hidden", "redacted", "size"]
 
 _GONE = "A consumer that reads the message later gets PayloadNotFoundError."
 _UNKNOWN = "This part was not examined, so a problem there would not be reported."
@@ -17,15 +18,16 @@ WHY: dict[str, str] = {
     # Of `claimcheck check`.
     "config-invalid": "The configuration cannot be loaded, so no producer and no consumer starts.",
     "strategy-hybrid": "While the store is down, the broker carries the whole load.",
-    "reads-from-own-store": "Messages that this process writes cannot be read by it.",
+    "reads-from-own-store": "This process cannot read the messages that it writes itself.",
     "threshold-high": "The broker refuses messages that are below the threshold but above its limit.",
     "signing-off": "A hostile message can make a reader deliver another payload of the same store.",
-    "signing-optional": "A hostile writer simply omits the signature.",
+    "signing-optional": "A hostile writer can simply omit the signature.",
     "signing-verify-only": "Messages that this process sends are rejected where signatures are required.",
-    "signing-key-missing": "Nothing can be signed or verified with this key.",
-    "secret-in-file": "Everyone who can read the file or its history has the secret.",
+    "signing-key-missing": "No pointer can be signed or verified with this key.",
+    "secret-in-file": "Anyone who can read the file or its history has the secret.",
+    "secret-on-command-line": "Anyone who can list processes or read the shell's history has the secret.",
     "destination-unused": "The settings of this entry have no effect.",
-    "store-memory": "Every message that points at such a payload is unreadable elsewhere, and after a restart.",
+    "store-memory": "Other processes cannot read these payloads, and neither can this one after a restart.",
     "lifetime-short": _GONE,
     "redis-no-expiry": "A full server refuses writes, or evicts payloads.",
     "store-no-expiry": "The store grows until it is full, unless something else deletes old payloads.",
@@ -34,52 +36,54 @@ WHY: dict[str, str] = {
     "hostname-unverified": "Anyone with a valid certificate can pretend to be the server.",
     "filesystem-temporary": _GONE,
     "filesystem-relative": "Readers look for payloads where writers did not put them.",
-    "store-works": "Nothing to do.",
+    "store-works": "",
     "store-failed": "Large payloads cannot be sent or received.",
+    "store-invalid": "A process with this configuration and environment cannot open the store.",
     # Of every store.
     "store-not-listable": "Expired payloads and leftovers cannot be found, so nothing removes them.",
     "store-not-swept": "The store grows until it is full.",
-    "clock-skew": "Payloads expire earlier or later than their pointers state.",
+    "clock-skew": "Payloads expire earlier or later than their pointers say.",
     # Redis.
     "redis-not-examined": _UNKNOWN,
     "redis-version": "The server does not support SET with PXAT, so every write fails.",
     "redis-eviction": "When its memory is full, the server deletes payloads that messages still point at.",
-    "redis-no-persistence": "A restart of the server deletes all payloads, also those that messages still point at.",
+    "redis-no-persistence": "A restart of the server deletes all payloads, even those that messages still point at.",
     "redis-memory-unlimited": "Without maxmemory, the operating system kills the server when its memory is used up.",
-    "redis-memory-low": "A full server refuses writes: external fails, and hybrid sends chunks.",
-    "redis-replication-unsafe": "A failover deletes payloads that the new master had not received yet.",
+    "redis-memory-low": "A full server refuses writes: external sends fail, and hybrid sends chunks instead.",
+    "redis-replication-unsafe": "A failover loses payloads that the new master had not received yet.",
     # S3.
     "s3-not-examined": _UNKNOWN,
-    "s3-no-expiry": "Payloads stay in the bucket, and are paid for, forever.",
+    "s3-no-expiry": "Payloads stay in the bucket forever, and you keep paying for them.",
     "s3-expiry-early": _GONE,
-    "s3-archived": "An archived object cannot be read before it is restored.",
-    "s3-no-abort": "The parts of interrupted uploads stay in the bucket, invisible in listings, and are paid for.",
-    "s3-versioning": "A deleted payload stays in the bucket as a noncurrent version, and is paid for.",
-    "s3-public": "Anyone on the internet can read, replace or delete payloads.",
+    "s3-archived": "An archived object cannot be read until it is restored.",
+    "s3-no-abort": "Parts of interrupted uploads stay in the bucket: listings do not show them, but you pay for them.",
+    "s3-versioning": "A deleted payload stays in the bucket as a noncurrent version, and you keep paying for it.",
+    "s3-public": "Anyone on the internet may be able to read, replace or delete payloads.",
     # Other stores of objects, and the filesystem.
     "obstore-not-examined": _UNKNOWN,
     "filesystem-not-examined": _UNKNOWN,
-    "filesystem-full": "When the volume is full, writes fail: external fails, and hybrid sends chunks.",
-    "filesystem-permissions": "Other users of this machine can read, replace or delete payloads.",
-    "filesystem-in-memory": "A restart of the machine deletes all payloads, also those that messages still point at.",
-    "filesystem-network": "A reader on another machine may not see a new payload at once, or may see it as missing.",
+    "filesystem-full": "When the volume is full, writes fail: external sends fail, and hybrid sends chunks instead.",
+    "filesystem-permissions": "Payloads may be confidential, and a changed or deleted one cannot be delivered.",
+    "filesystem-in-memory": "A restart of the machine deletes all payloads, even those that messages still point at.",
+    "filesystem-network": "For a short time, a reader on another machine may not find a new payload.",
     # Every broker.
-    "lifetime-unset": "Nothing can be compared with the topics: payloads may be deleted before their messages.",
+    "lifetime-unset": "The topics cannot be checked: payloads may be deleted before their messages.",
     # Kafka.
     "kafka-not-examined": _UNKNOWN,
+    "kafka-settings-invalid": "Nothing about the topics was examined.",
     "kafka-unreachable": "Nothing about the topics was examined.",
     "kafka-topic-missing": "Nothing about this topic was examined.",
     "kafka-retention": _GONE,
     "kafka-segment-roll": _GONE,
-    "kafka-compacted": "The last message of each key stays forever; its payload does not. Chunks are removed.",
-    "kafka-limit": "The broker refuses these messages, with the whole batch that they are in.",
-    "kafka-replication": "The loss of one broker deletes messages, and their payloads stay behind without use.",
-    "kafka-min-insync": "A message that one broker acknowledged is lost with that broker.",
+    "kafka-compacted": "The last message of each key stays forever, its payload does not; chunks are removed.",
+    "kafka-limit": "The broker refuses these messages, and the whole batch that contains them.",
+    "kafka-replication": "If that broker is lost, so are its messages; their payloads stay behind, unused.",
+    "kafka-min-insync": "A message that only one broker has is lost with that broker.",
     "kafka-timestamp": "Retention and lag are computed from timestamps, so messages stay longer than intended.",
     "kafka-group-unknown": "Its lag was not examined.",
     "kafka-group-lag": _GONE,
-    "kafka-group-lost": "Retention deleted messages that the group had not read.",
-    "kafka-groups": "A payload may be deleted only after all of these groups have read it.",
+    "kafka-group-lost": "The group never reads these messages.",
+    "kafka-groups": "No payload may be deleted until all of these groups have read it.",
     "kafka-dead-letters": "A dead letter cannot be read or sent back after its payload has expired.",
     # Pulsar.
     "pulsar-not-examined": _UNKNOWN,
@@ -87,18 +91,19 @@ WHY: dict[str, str] = {
     "pulsar-topic-missing": "Nothing about this topic was examined.",
     "pulsar-retention": "A reader or a seek that goes back finds messages whose payloads have expired.",
     "pulsar-message-ttl": _GONE,
-    "pulsar-backlog-eviction": "The broker drops unread messages; the remaining chunks of their payloads are useless.",
+    "pulsar-backlog-eviction": "The broker drops unread messages; the remaining chunks of a payload are then useless.",
     "pulsar-limit": "The broker refuses these messages.",
-    "pulsar-topic-limit": "The client sends a message above a topic's own limit again and again, without an error.",
+    "pulsar-topic-limit": "The client retries a message above the topic's own limit forever, and reports no error.",
     "pulsar-shared-chunks": "The chunks of one payload go to different consumers, and none can assemble it.",
     "pulsar-subscription-unknown": "Its backlog was not examined.",
-    "pulsar-backlog": _GONE,
-    "pulsar-subscriptions": "A payload may be deleted only after all of these subscriptions have read it.",
+    "pulsar-backlog": "If the message is a pointer, a consumer that reads it later gets PayloadNotFoundError.",
+    "pulsar-subscriptions": "No payload may be deleted until all of these subscriptions have read it.",
     "pulsar-dead-letters": "A dead letter cannot be read or sent back after its payload has expired.",
     "pulsar-dead-letters-dropped": "Pulsar deletes dead letters as soon as they arrive.",
 }
 """Why a finding matters, by its id. An id never changes its meaning: CI jobs ignore findings by id."""
 
+_SHORT = 3  # characters: a text with so little hidden would be unreadable
 _UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
@@ -137,6 +142,21 @@ def examined(vendor: str, path: str, what: str, look: Callable[[], Iterable[Find
         fix = "Grant the permission to read it, or look at it with the server's own tools."
         found.append(finding("info", f"{vendor}-not-examined", path, text, fix))
     return found
+
+
+def redacted(findings: Iterable[Finding], secrets: Iterable[str]) -> Iterator[Finding]:
+    """Yield findings whose texts, which may be those of clients and servers, contain no secrets."""
+    known = list(secrets)
+    for each in findings:
+        yield replace(each, message=hidden(each.message, known), fix=hidden(each.fix, known))
+
+
+def hidden(text: str, secrets: Iterable[str]) -> str:
+    """Return a text without these secrets, and without those that can be recognized in addresses."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) > _SHORT:
+            text = text.replace(secret, "***")
+    return without_secrets(text)
 
 
 def duration(seconds: float) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 
 from claimcheck._check import Finding, remote_hosts
 from claimcheck._client import ClaimCheck
-from claimcheck._doctor._findings import duration, examined, finding
+from claimcheck._doctor._findings import duration, examined, finding, hidden
 from claimcheck._doctor._kafka_groups import GroupReader
-from claimcheck._doctor._topics import DEAD_LETTERS, Expectation, KafkaTarget, outlives
+from claimcheck._doctor._topics import DEAD_LETTERS, Expectation, KafkaTarget, on_command_line, outlives
 from claimcheck._registry import import_vendor
+from claimcheck.errors import ConfigError
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
 
 __all__ = ["TopicConfig", "examine_config", "examine_kafka"]
@@ -29,9 +30,15 @@ def examine_kafka(cc: ClaimCheck, target: KafkaTarget, clock: Callable[[], float
     vendor = import_vendor("confluent_kafka", extra="kafka")
     admin_module = import_vendor("confluent_kafka.admin", extra="kafka")
     settings = {**target.options, "bootstrap.servers": target.servers}
-    yield from _encryption(target)
+    fix = "Put it into the file of --kafka-config, as sasl.username and sasl.password."
+    yield from on_command_line("kafka", "--kafka", target.servers, fix)
+    yield from examined("kafka", "kafka", "the address", partial(_encryption, target))
     try:
         admin = admin_module.AdminClient(settings, logger=_quiet)
+    except Exception as error:  # it connects later
+        yield _invalid(target, error)
+        return
+    try:
         known = admin.list_topics(timeout=_SECONDS).topics
     except vendor.KafkaException as error:
         message = f"Kafka at {target.servers} cannot be reached: {error.args[0].str()}"
@@ -87,6 +94,16 @@ def _encryption(target: KafkaTarget) -> Iterator[Finding]:
     if remote and not target.options.get("security.protocol", "").lower().endswith("ssl"):
         fix = "Set security.protocol to ssl or sasl_ssl, or use a network that no one else can read."
         yield finding("warning", "connection-plain", "kafka", f"connections to {remote[0]} are not encrypted", fix)
+
+
+def _invalid(target: KafkaTarget, error: Exception) -> Finding:
+    """Return the finding about settings that the client refuses; it names a setting, but quotes no value."""
+    text = getattr(error.args[0], "str", lambda: error)() if error.args else error
+    words = " ".join(target.options.values()).split()
+    text = hidden(str(text).strip(), [word for word in words if not word.isdigit()])
+    message = f"the client refuses its settings: {text.removeprefix('Failed to create admin client: ')}"
+    fix = "Correct the setting in the file of --kafka-config."
+    return finding("error", "kafka-settings-invalid", "kafka", message, fix, error=ConfigError(message))
 
 
 def _missing(topic: str) -> Finding:
@@ -163,7 +180,7 @@ def _settings(admin: Any, topic: str, expected: Expectation, replicas: int) -> I
         message, fix = "the replication factor is 1", "Create topics with three replicas."
         yield finding("info", "kafka-replication", expected.path, message, fix)
     elif config.min_insync == 1:
-        message, fix = "min.insync.replicas is 1", "Set it to 2, and acks=all on producers."
+        message, fix = "min.insync.replicas is 1", "Set it to 2, and use acks=all in producers."
         yield finding("info", "kafka-min-insync", expected.path, message, fix)
 
 
@@ -172,13 +189,13 @@ def examine_config(config: TopicConfig, expected: Expectation) -> Iterator[Findi
     path, lifetime = expected.path, expected.lifetime
     if config.compacted and (expected.chunks or lifetime is not None):
         fix = "Use cleanup.policy=delete; for compacted topics use strategy external and a store without ttl_seconds."
-        yield finding("error" if expected.chunks else "warning", "kafka-compacted", path, "it is compacted", fix)
+        yield finding("error" if expected.chunks else "warning", "kafka-compacted", path, "the topic is compacted", fix)
     elif lifetime is not None and outlives(config.retention, lifetime):
         message = f"retention is {config.retention_text}, and payloads live {duration(lifetime)}"
         yield finding("warning", "kafka-retention", path, message, "Reduce retention.ms, or raise ttl_seconds.")
     elif lifetime is not None and outlives((config.retention or 0) + config.segment, lifetime):
         longest = duration((config.retention or 0) + config.segment)
-        message = f"with little traffic a message stays up to {longest} (retention.ms plus segment.ms), "
+        message = f"with little traffic, a message stays up to {longest} (retention.ms plus segment.ms), "
         message += f"and payloads live {duration(lifetime)}"
         fix = "Reduce segment.ms to an hour, for example, or raise ttl_seconds."
         yield finding("info", "kafka-segment-roll", path, message, fix)
@@ -216,5 +233,5 @@ def _dead_letters(admin: Any, name: str, expected: Expectation) -> Iterator[Find
     if expected.lifetime is not None and outlives(config.retention, expected.lifetime):
         message = f"this dead-letter topic keeps messages for {config.retention_text}, "
         message += f"and payloads live {duration(expected.lifetime)}"
-        fix = "Reduce its retention.ms, or raise ttl_seconds to both retentions together."
+        fix = "Reduce its retention.ms, or raise ttl_seconds to the sum of both retentions."
         yield finding("warning", "kafka-dead-letters", f"topic {name}", message, fix)

@@ -14,6 +14,7 @@ from claimcheck._check import Finding
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._findings import examined, finding
 from claimcheck._doctor._topics import Expectation, behind
+from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
 from claimcheck.errors import ClaimCheckError
 
@@ -21,6 +22,7 @@ __all__ = ["GroupReader"]
 
 _SECONDS = 10.0
 _MS = 1000
+_MESSAGES = 100
 _OWN = {
     "group.id": "claimcheck-doctor",  # the client requires one; it is never joined
     "enable.auto.commit": False,
@@ -57,7 +59,7 @@ class GroupReader:
         committed = {name: offsets for name in names if (offsets := self._committed(name))}
         for name in groups:
             if name not in committed:
-                message = f"group {name} has committed no offsets of this topic"
+                message = f"group {name} has committed no offsets for this topic"
                 yield finding("warning", "kafka-group-unknown", self.expected.path, message, "Check its name.")
         if len(committed) > 1:
             message = f"{len(committed)} groups read this topic: {', '.join(committed)}"
@@ -81,24 +83,21 @@ class GroupReader:
             yield finding("warning", "kafka-group-lost", self.expected.path, message, fix)
         unread = {each: max(offset, earliest[each]) for each, offset in offsets.items()}
         unread = {partition: offset for partition, offset in unread.items() if offset < latest[partition]}
-        messages = self._first(unread) if unread and self.expected.store is not None else []
-        if messages:
+        found = self._first_pointers(unread) if unread and self.expected.store is not None else []
+        if found:
             yield from behind(
                 "kafka-group-lag",
-                f"group {group}",
+                f"the oldest unread pointer of group {group}",
                 self.expected.path,
                 self.expected.lifetime,
                 now=self.clock(),
-                oldest=min(message.timestamp()[1] for message in messages) / _MS,
-                expires=min((end for message in messages if (end := self._expires(message))), default=None),
+                oldest=min(message.timestamp()[1] for message, _ in found) / _MS,
+                expires=min((each.expires_ms / _MS for _, each in found if each.expires_ms is not None), default=None),
             )
 
-    def _expires(self, message: Any) -> float | None:
-        """Return when the payload of a message expires, in seconds since 1970; ``None`` if unknown."""
+    def _pointer(self, message: Any) -> Pointer | None:
         with suppress(ClaimCheckError):  # a consumer reports it
-            pointer = self.cc.pointer(message.value() or b"")
-            if pointer is not None and pointer.expires_ms is not None:
-                return pointer.expires_ms / _MS
+            return self.cc.pointer(message.value() or b"")
         return None
 
     def _watermarks(self, offsets: dict[int, int], which: str) -> dict[int, int]:
@@ -107,28 +106,36 @@ class GroupReader:
         results = self.admin.list_offsets(requests, request_timeout=_SECONDS)
         return {place.partition: future.result().offset for place, future in results.items()}
 
-    def _first(self, offsets: dict[int, int]) -> list[Any]:
-        """Return the first message from each offset on.
+    def _first_pointers(self, offsets: dict[int, int]) -> list[tuple[Any, Pointer]]:
+        """Return the first message with a pointer from each offset on, if it is among the next few.
 
         Raises:
             TimeoutError: Not every partition returned a message in time.
         """
         vendor = _vendor()
-        left, found = set(offsets), list[Any]()
+        left, found = dict.fromkeys(offsets, _MESSAGES), list[tuple[Any, Pointer]]()
         with closing(vendor.Consumer({**self.settings, **_OWN}, logger=_quiet)) as consumer:
             consumer.assign([vendor.TopicPartition(self.topic, *place) for place in offsets.items()])
             deadline = time.monotonic() + _SECONDS
             while left:
                 message = consumer.poll(max(0.0, deadline - time.monotonic()))
                 if message is None:
-                    raise TimeoutError(f"no message from partition {min(left)} within {_SECONDS:g} seconds")
-                if message.error() is not None and message.error().code() != vendor.KafkaError._PARTITION_EOF:
+                    silent = [partition for partition, count in left.items() if count == _MESSAGES]
+                    if silent:
+                        raise TimeoutError(f"no message from partition {min(silent)} within {_SECONDS:g} seconds")
+                    break
+                at_end = message.error() is not None
+                if at_end and message.error().code() != vendor.KafkaError._PARTITION_EOF:
                     raise vendor.KafkaException(message.error())
-                if message.partition() in left:
-                    left.remove(message.partition())
+                if message.partition() not in left:
+                    continue
+                left[message.partition()] -= 1
+                pointer = None if at_end else self._pointer(message)
+                if pointer is not None:
+                    found.append((message, pointer))
+                if at_end or pointer is not None or not left[message.partition()]:
+                    del left[message.partition()]
                     consumer.pause([vendor.TopicPartition(self.topic, message.partition())])
-                    if message.error() is None:
-                        found.append(message)
         return found
 
 

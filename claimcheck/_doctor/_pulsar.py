@@ -13,7 +13,7 @@ from claimcheck._client import ClaimCheck
 from claimcheck._doctor._clock import http_skew
 from claimcheck._doctor._findings import duration, examined, explained, finding
 from claimcheck._doctor._pulsar_subscriptions import examine_subscriptions
-from claimcheck._doctor._topics import Expectation, PulsarTarget, outlives
+from claimcheck._doctor._topics import Expectation, PulsarTarget, on_command_line, outlives
 from claimcheck._registry import import_vendor
 from claimcheck.transports.pulsar._admin import (
     MAX_MESSAGE_BYTES,
@@ -33,12 +33,14 @@ _quiet = logging.getLogger(__name__)
 
 def examine_pulsar(cc: ClaimCheck, target: PulsarTarget, clock: Callable[[], float]) -> Iterator[Finding]:
     """Yield the findings about the topics of a cluster, and about their subscriptions."""
-    for url in filter(None, (target.url, target.admin_url)):
-        yield from explained(check_address("pulsar", url))
+    for option, url in (("--pulsar", target.url), ("--admin-url", target.admin_url)):
+        if url is not None:
+            yield from on_command_line("pulsar", option, url, "Pass a token in CLAIMCHECK_PULSAR_TOKEN.")
+            yield from explained(check_address("pulsar", url))
     if target.url is not None:
         yield from _broker(target, target.url)
     if target.admin_url is None:
-        message = "policies, limits and subscriptions are known to the web service only"
+        message = "only the web service knows policies, limits and subscriptions"
         yield finding("info", "pulsar-not-examined", "pulsar", message, "Pass --admin-url.")
         return
     try:
@@ -47,7 +49,7 @@ def examine_pulsar(cc: ClaimCheck, target: PulsarTarget, clock: Callable[[], flo
         admin = AdminClient(target.admin_url, headers=headers, trust=trust, timeout_seconds=_SECONDS)
         begin = clock()
         admin.get(f"{topic_path(target.topics[0])}/partitions")
-    except AdminError as error:
+    except (AdminError, ValueError) as error:
         fix = "Check --admin-url, the token and the CA certificates."
         yield finding("error", "pulsar-unreachable", "pulsar", str(error), fix, error=error)
         return
@@ -173,7 +175,7 @@ def _limits(admin: AdminClient, topic: str, expected: Expectation) -> Iterator[F
         yield finding(severity, "pulsar-limit", expected.path, message, fix)
     own = admin.get(f"{topic_path(topic)}/maxMessageSize")
     if own:
-        message = f"the topic has a maxMessageSize of its own ({int(own):,} bytes), which the client does not know"
+        message = f"the topic has its own maxMessageSize ({int(own):,} bytes), which the client does not know"
         fix = "Remove the topic's limit, or pass max_message_bytes to PulsarProducer."
         yield finding("warning", "pulsar-topic-limit", expected.path, message, fix)
 
@@ -185,11 +187,11 @@ def _dead_letters(admin: AdminClient, name: str, expected: Expectation) -> Itera
     kept, ttl = _retention_seconds(admin, name), _ttl_seconds(admin, name)
     if not stats.get("subscriptions") and kept == 0:
         message = "this dead-letter topic has no subscription and no retention"
-        fix = "Create a subscription of it, or set dead_letter_policy's initial_subscription_name."
+        fix = "Create a subscription to it, or set initial_subscription_name in the dead-letter policy."
         yield finding("warning", "pulsar-dead-letters-dropped", path, message, fix)
         return
     longest = ttl if stats.get("subscriptions") else 0.0
     if expected.lifetime is not None and (outlives(longest, expected.lifetime) or outlives(kept, expected.lifetime)):
         message = f"this dead-letter topic may keep messages longer than payloads live ({duration(expected.lifetime)})"
-        fix = "Set its message TTL and retention, or raise ttl_seconds to both times together."
+        fix = "Set its message TTL and retention, or raise ttl_seconds to the sum of both."
         yield finding("warning", "pulsar-dead-letters", path, message, fix)

@@ -47,5 +47,5 @@ def _subscription(
         yield finding("error" if is_certain else "warning", "pulsar-shared-chunks", expected.path, message, fix)
     published = stats.get("earliestMsgPublishTimeInBacklog") or 0
     if stats.get("msgBacklog") and published > 0:
-        who, oldest = f"subscription {name}", published / _MS
-        yield from behind("pulsar-backlog", who, expected.path, expected.lifetime, now=clock(), oldest=oldest)
+        what, oldest = f"the oldest unread message of subscription {name}", published / _MS
+        yield from behind("pulsar-backlog", what, expected.path, expected.lifetime, now=clock(), oldest=oldest)

@@ -59,7 +59,7 @@ def _version(path: str, version: str) -> Iterator[Finding]:
 def _eviction(path: str, info: dict[str, Any]) -> Iterator[Finding]:
     policy = info.get("maxmemory_policy", "noeviction")
     if info.get("maxmemory") and policy != "noeviction":
-        fix = "Set maxmemory-policy to noeviction, in the server's configuration file, too."
+        fix = "Set maxmemory-policy to noeviction, also in the server's configuration file."
         yield finding("warning", "redis-eviction", path, f"maxmemory-policy is {policy}", fix)
 
 
@@ -69,7 +69,7 @@ def _replication(path: str, info: dict[str, Any]) -> Iterator[Finding]:
         message = (
             f"there {'is 1 replica' if replicas == 1 else f'are {replicas} replicas'}, and min-replicas-to-write is 0"
         )
-        fix = "Set min-replicas-to-write to 1 or more and min-replicas-max-lag to 10, which bounds the loss."
+        fix = "Set min-replicas-to-write to at least 1, and min-replicas-max-lag to 10: this limits the loss."
         yield finding("warning", "redis-replication-unsafe", path, message, fix)
 
 

@@ -90,7 +90,7 @@ class _Rule:
         expiration = raw.get("Expiration", {})
         moved = [each.get("Days", 0) for each in raw.get("Transitions", []) if each.get("StorageClass") in _ARCHIVES]
         return cls(
-            name=raw.get("ID", "without a name"),
+            name=raw.get("ID", "(unnamed)"),
             prefix=chosen.get("Prefix") or raw.get("Prefix") or "",
             by_tag="Tag" in chosen or bool(chosen.get("Tags")),
             by_size="ObjectSizeGreaterThan" in chosen or "ObjectSizeLessThan" in chosen,
@@ -115,7 +115,7 @@ def _lifecycle(bucket: _Bucket, path: str, store: S3Store) -> Iterator[Finding]:
     covering = [rule for rule in rules if rule.covers(store.prefix)]
     where = f"objects below {store.prefix!r}" if store.prefix else "the objects of this bucket"
     if not any(rule.days for rule in covering):
-        fix = "Run 'claimcheck lifecycle --apply': it adds a rule for the prefix, after ttl_seconds plus a day."
+        fix = "Run 'claimcheck lifecycle --apply': it adds a rule that deletes them after ttl_seconds plus a day."
         yield finding("warning", "s3-no-expiry", path, f"no lifecycle rule deletes {where}", fix)
     if not any(rule.aborts for rule in covering):
         fix = "Run 'claimcheck lifecycle --apply', or add AbortIncompleteMultipartUpload to the rule."
@@ -130,8 +130,8 @@ def _lifecycle(bucket: _Bucket, path: str, store: S3Store) -> Iterator[Finding]:
 def _too_early(rule: _Rule, path: str, lifetime: float) -> Iterator[Finding]:
     if rule.days is not None and rule.days * _DAY < lifetime:
         when = f"after {duration(rule.days * _DAY)}" if rule.days else "on a fixed date"
-        message = f"the lifecycle rule {rule.name!r} deletes payloads {when}, and ttl_seconds is {duration(lifetime)}"
-        fix = "Let the rule delete them later, or reduce ttl_seconds."
+        message = f"the lifecycle rule {rule.name!r} deletes payloads {when}, but ttl_seconds is {duration(lifetime)}"
+        fix = "Change the rule to delete them later, or reduce ttl_seconds."
         yield finding("error", "s3-expiry-early", path, message, fix)
     if rule.archive_days is not None and rule.archive_days * _DAY < lifetime:
         message = f"the lifecycle rule {rule.name!r} archives payloads after {duration(rule.archive_days * _DAY)}"

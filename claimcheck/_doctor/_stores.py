@@ -51,13 +51,13 @@ def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Fi
             yield finding("warning", "store-not-swept", path, message, fix)
     except ScanNotSupportedError:
         message = f"a store of type {type(store).__name__} cannot list its payloads"
-        fix = "Let the medium delete payloads by age."
+        fix = "Let the storage system itself delete payloads by age."
         yield finding("info", "store-not-listable", path, message, fix)
     except StoreUnavailableError:  # which check reports
         return
     except Exception as error:
         message = f"payloads cannot be listed: {reason_of(error)}"
-        fix = "Grant the permission to list: s3:ListBucket, or read permission of the directory."
+        fix = "Grant the permission to list: s3:ListBucket, or read permission on the directory."
         yield finding("warning", "store-not-listable", path, message, fix)
 
 
@@ -69,10 +69,10 @@ def _server(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Fin
     elif isinstance(store, FilesystemStore):
         yield from examine_filesystem(store, path)
     elif isinstance(store, ObstoreStore):
-        message = "lifecycle rules, versioning and public access of the bucket: obstore has no access to them"
-        fix = "Look at them with the provider's own tools, or run the doctor with a store of type s3 on this bucket."
+        message = "could not examine lifecycle rules, versioning and public access: obstore cannot read them"
+        fix = "Use the provider's own tools, or run the doctor with a store of type s3 for this bucket."
         yield finding("info", "obstore-not-examined", path, message, fix)
     elif isinstance(store, PulsarTopicStore) and store._admin_url is None:
         message = "could not examine the retention of the side topic: the store has no admin_url"
-        fix = "Set admin_url: then the store itself refuses a retention that is shorter than ttl_seconds."
+        fix = "Set admin_url; the store then refuses a retention that is shorter than ttl_seconds."
         yield finding("info", "pulsar-not-examined", path, message, fix)

@@ -11,12 +11,13 @@ from claimcheck._check import Finding
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._findings import duration, finding
 
-__all__ = ["DEAD_LETTERS", "Expectation", "KafkaTarget", "PulsarTarget", "behind", "outlives"]
+__all__ = ["DEAD_LETTERS", "Expectation", "KafkaTarget", "PulsarTarget", "behind", "on_command_line", "outlives"]
 
 DEAD_LETTERS = re.compile(r"[._-](dlq|dlt|dead[._-]?letters?|errors?)", re.IGNORECASE)
 """What follows a topic's name in the name of its dead-letter topic, by convention."""
 
 _LATE = 0.5
+_SECRET = re.compile(r"password|secret|token|pem$|_key$|oauthbearer\.(config|assertion)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,18 @@ class KafkaTarget:
         options: Further settings of the client; they may be secrets.
     """
 
-    servers: str
+    servers: str = field(repr=False)
     topics: tuple[str, ...]
     groups: tuple[str, ...] = ()
     dead_letter_topics: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def secrets(self) -> list[str]:
+        """Words that no text may contain."""
+        login = self.servers.rpartition("@")[0].rpartition("//")[2]
+        values = [value for name, value in self.options.items() if _SECRET.search(name)]
+        return [login, *" ".join(values).split()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +60,18 @@ class PulsarTarget:
         ca_file: CA certificates to trust; by default the system's.
     """
 
-    url: str | None
-    admin_url: str | None
+    url: str | None = field(repr=False)
+    admin_url: str | None = field(repr=False)
     topics: tuple[str, ...]
     subscriptions: tuple[str, ...] = ()
     dead_letter_topics: tuple[str, ...] = ()
     token: str | None = field(default=None, repr=False)
     ca_file: str | None = None
+
+    @property
+    def secrets(self) -> list[str]:
+        """Words that no text may contain."""
+        return (self.token or "").split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +121,7 @@ class Expectation:
     def unset(self) -> Iterator[Finding]:
         """Yield a finding if payloads are stored, but the configuration does not limit their lifetime."""
         if self.store is not None and self.lifetime is None:
-            message = f"store {self.store!r} has no ttl_seconds, so the topic's settings are not compared with it"
+            message = f"store {self.store!r} has no ttl_seconds, so the topic's settings cannot be compared with it"
             fix = "Set ttl_seconds to the time after which payloads are deleted."
             yield finding("info", "lifetime-unset", self.path, message, fix)
 
@@ -132,6 +145,12 @@ class Expectation:
         return "error", f"{option} is {value:,} bytes, and the topic accepts {limit:,}"
 
 
+def on_command_line(path: str, option: str, address: str, fix: str) -> Iterator[Finding]:
+    """Yield a finding if an option's address contains a user name or password."""
+    if "@" in address or "password=" in address:
+        yield finding("warning", "secret-on-command-line", path, f"{option} contains a user name or password", fix)
+
+
 def outlives(seconds: float | None, lifetime: float | None) -> bool:
     """Whether messages that are kept for a time (``None``: without limit) stay longer than their payloads."""
     return lifetime is not None and (seconds is None or seconds > lifetime)
@@ -139,7 +158,7 @@ def outlives(seconds: float | None, lifetime: float | None) -> bool:
 
 def behind(
     id: str,  # noqa: A002 - the name of the field
-    who: str,
+    what: str,
     path: str,
     lifetime: float | None,
     *,
@@ -151,18 +170,18 @@ def behind(
 
     Args:
         id: The finding's id.
-        who: The group or subscription.
+        what: The oldest unread message, and of which group or subscription.
         path: The topic.
         lifetime: Of payloads that are written now, in seconds.
         now: The time, in seconds since 1970.
-        oldest: When its oldest unread message was sent.
+        oldest: When that message was sent.
         expires: When the payload of that message expires, if it can be read from the message.
     """
     fix = "Start more consumers, or raise ttl_seconds: it applies to payloads that are written from then on."
     if expires is not None and expires <= now:
-        message = f"the oldest unread message of {who} points at a payload that expired {duration(now - expires)} ago"
+        message = f"the payload of {what} expired {duration(now - expires)} ago"
         yield finding("error", id, path, message, fix)
     elif lifetime is not None and now - oldest >= _LATE * lifetime:
         age = now - oldest
-        message = f"the oldest unread message of {who} is {duration(age)} old, and payloads live {duration(lifetime)}"
+        message = f"{what} is {duration(age)} old, and payloads live {duration(lifetime)}"
         yield finding("error" if age >= lifetime else "warning", id, path, message, fix)

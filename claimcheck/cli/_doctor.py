@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.text import Text
 from claimcheck._check import CheckReport, Finding
 from claimcheck._doctor._findings import WHY, explained
 from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
-from claimcheck._validation import did_you_mean
+from claimcheck._validation import did_you_mean, fail
 from claimcheck.cli._configuration import CONFIG, json_option, reported
 from claimcheck.cli._exit_codes import report_exit_code
 from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
@@ -29,6 +30,7 @@ from claimcheck.config import expand
 __all__ = ["doctor"]
 
 _TOKEN = "CLAIMCHECK_PULSAR_TOKEN"
+_SETTING = re.compile(r"[a-z][a-z0-9._]*")
 _COLORS = {"error": "red", "warning": "yellow", "info": "blue"}
 
 
@@ -121,7 +123,7 @@ def _quiet() -> Iterator[None]:
 
 def _check_usage(kafka: str | None, pulsar: str | None, topics: tuple[str, ...], more: tuple[str, ...]) -> None:
     if kafka and pulsar:
-        raise click.UsageError("--kafka and --pulsar exclude each other: run the command once for each broker")
+        raise click.UsageError("--kafka and --pulsar cannot be combined: run the command once for each broker")
     if (kafka or pulsar) and not topics:
         raise click.UsageError("name the topics to examine with --topic")
     if (topics or more) and not (kafka or pulsar):
@@ -132,11 +134,18 @@ def _settings(path: Path | None) -> Mapping[str, str]:
     """Read settings of the Kafka client.
 
     Raises:
-        ConfigError: A variable is not set.
+        ConfigError: A line is not ``name=value``, or a variable is not set. It quotes no line, which may be a secret.
     """
+    settings = {}
     lines = path.read_text(encoding="utf-8").splitlines() if path else []
-    pairs = [line.partition("=") for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    return {name.strip(): expand(value.strip(), path=f"{path}: {name.strip()}") for name, _, value in pairs}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not equals or not _SETTING.fullmatch(name):
+            fail(f"{path}, line {number}", found="a line that is not a setting", expected="name=value or a comment (#)")
+        settings[name] = expand(value, path=f"{path}, line {number}: {name}")
+    return settings
 
 
 # Output --------------------------------------------------------------------------------------------------------
@@ -179,5 +188,4 @@ def _what(finding: Finding) -> str:
 
 
 def _advice(finding: Finding) -> list[tuple[str, str]]:
-    texts = [("Why", finding.why), ("Fix", finding.fix)] if finding.id != "store-works" else []
-    return [(label, printable(text)) for label, text in texts if text]
+    return [(label, printable(text)) for label, text in (("Why", finding.why), ("Fix", finding.fix)) if text]

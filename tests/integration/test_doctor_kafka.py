@@ -36,6 +36,12 @@ def seen(lab: Rig, raw=None, *, clock=time.time, **more):
     return diagnosed(raw or stored(), kafka=target(lab, **more), clock=clock)
 
 
+def pointer() -> bytes:
+    """Return an envelope with a pointer to a payload that expires after a day."""
+    with claimcheck.from_dict(stored()) as cc:
+        return cc.seal(cc.store("hot").write(b"payload"))
+
+
 def found(report) -> list[str]:
     return [each for each in ids(report, "kafka-", "lifetime-unset", "connection-") if each not in ALWAYS]
 
@@ -57,9 +63,9 @@ def test_a_good_topic_with_a_group_that_keeps_up_has_no_finding(lab):
     [
         ({"retention_ms": 48 * HOUR_MS}, "kafka-retention", "warning {}: retention is 2 days, and payloads live 1 day"),
         ({"retention_ms": -1}, "kafka-retention", "warning {}: retention is unlimited, and payloads live 1 day"),
-        ({"segment_ms": 10 * HOUR_MS}, "kafka-segment-roll", "info {}: with little traffic a message stays up to"),
-        ({"cleanup_policy": "compact"}, "kafka-compacted", "warning {}: it is compacted"),
-        ({"cleanup_policy": "compact,delete"}, "kafka-compacted", "warning {}: it is compacted"),
+        ({"segment_ms": 10 * HOUR_MS}, "kafka-segment-roll", "info {}: with little traffic, a message stays up to"),
+        ({"cleanup_policy": "compact"}, "kafka-compacted", "warning {}: the topic is compacted"),
+        ({"cleanup_policy": "compact,delete"}, "kafka-compacted", "warning {}: the topic is compacted"),
         (
             {"max_message_bytes": 500_000},
             "kafka-limit",
@@ -110,17 +116,26 @@ def test_the_lifetime_is_that_of_the_store_which_the_topic_uses(lab):
 @pytest.mark.parametrize(("hours", "severity"), [(13, "warning"), (25, "error"), (2, None)])
 def test_a_group_that_is_behind(lab, hours, severity):
     lab.create(3, retention_ms=-1)
-    lab.send_raw(b"read", timestamp=NOW - 40 * HOUR_MS)
-    lab.send_raw(b"unread", b"newer", timestamp=NOW - hours * HOUR_MS)
-    lab.send_raw(b"not read by another group", timestamp=NOW - 40 * HOUR_MS, partition=1)
-    lab.send_raw(b"also unread", timestamp=NOW, partition=2)
+    lab.send_raw(pointer(), timestamp=NOW - 40 * HOUR_MS)  # read
+    lab.send_raw(b"plain", timestamp=NOW - 30 * HOUR_MS)
+    lab.send_raw(pointer(), pointer(), timestamp=NOW - hours * HOUR_MS)
+    lab.send_raw(pointer(), timestamp=NOW - 40 * HOUR_MS, partition=1)  # not read by another group
+    lab.send_raw(pointer(), timestamp=NOW, partition=2)
     lab.commit(1)
     lab.commit(0, partition=2)
     report = seen(lab, groups=(lab.group,))
     assert [each for each in found(report) if each != "kafka-retention"] == (["kafka-group-lag"] if severity else [])
     if severity:
-        words = f"{severity} topic {lab.topic}: the oldest unread message of group {lab.group} is"
+        age = "13 hours" if hours == 13 else "1 day"
+        words = f"{severity} topic {lab.topic}: the oldest unread pointer of group {lab.group} is {age} old"
         assert text(report, "kafka-group-lag").startswith(words)
+
+
+def test_a_group_that_is_behind_with_messages_without_pointers_loses_nothing(lab):
+    lab.create(**GOOD)
+    lab.send_raw(b"plain", b"also plain", None, timestamp=NOW - 30 * HOUR_MS)
+    lab.commit(0)
+    assert found(seen(lab)) == []
 
 
 def test_an_unread_message_whose_payload_has_expired_is_an_error_although_the_lifetime_was_raised(lab):
@@ -134,7 +149,7 @@ def test_an_unread_message_whose_payload_has_expired_is_an_error_although_the_li
     lab.commit(0)
     assert found(seen(lab)) == []
     report = seen(lab, clock=lambda: time.time() + 2 * HOUR_MS / 1000)
-    assert "points at a payload that expired 1 hour ago" in text(report, "kafka-group-lag")
+    assert "the payload of the oldest unread pointer of group" in text(report, "kafka-group-lag")
 
 
 def test_messages_of_transactions_count_and_their_markers_do_not(lab):
@@ -142,7 +157,7 @@ def test_messages_of_transactions_count_and_their_markers_do_not(lab):
     native = lab.native(transactional_id=lab.topic)
     native.init_transactions()
     native.begin_transaction()
-    native.produce(lab.topic, b"x", timestamp=NOW - 30 * HOUR_MS)
+    native.produce(lab.topic, pointer(), timestamp=NOW - 30 * HOUR_MS)
     assert native.flush(30) == 0
     lab.commit(0)
     assert "kafka-group-lag" in found(seen(lab))  # an open transaction hides nothing

@@ -190,7 +190,7 @@ def test_what_is_missing(lab):
 
 def test_without_the_web_service_that_is_named(good):
     assert found(seen(good, admin_url=None)) == ["pulsar-not-examined"]
-    assert "known to the web service only" in text(seen(good, admin_url=None), "pulsar-not-examined")
+    assert "only the web service knows" in text(seen(good, admin_url=None), "pulsar-not-examined")
 
 
 def test_servers_that_cannot_be_reached_are_errors(lab):

@@ -62,6 +62,21 @@ def test_permissions_of_others_are_a_warning(directory, files, words):
         assert ids(diagnosed(disk(f"{parent}/claims", mode=files)), "filesystem-permissions") == []
 
 
+def test_permissions_of_payloads_and_folders_that_were_changed_later_are_a_warning():
+    with tempfile.TemporaryDirectory() as parent:
+        os.chmod(parent, 0o755)
+        raw = disk(f"{parent}/claims")
+        with claimcheck.from_dict(raw) as cc:
+            cc.store("hot").write(b"payload", destination="orders")
+        os.chmod(f"{parent}/claims", 0o755)
+        assert ids(diagnosed(raw), "filesystem-permissions") == []
+        subprocess.run(["chmod", "-R", "755", f"{parent}/claims"], check=True)
+        assert "can read payloads (mode 0755)" in text(diagnosed(raw), "filesystem-permissions")
+        subprocess.run(["chmod", "-R", "777", f"{parent}/claims"], check=True)
+        os.chmod(f"{parent}/claims", 0o755)
+        assert "replace and delete payloads and read" in text(diagnosed(raw), "filesystem-permissions")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/shm"), reason="no /dev/shm here")
 def test_a_directory_in_memory_is_a_warning():
     path = f"/dev/shm/claimcheck-doctor-{os.getpid()}"
@@ -153,6 +168,15 @@ def test_a_directory_that_is_missing_is_one_error_and_what_could_not_be_examined
     report = diagnosed(configuration({"type": "filesystem", "path": str(tmp_path / "none")}))
     assert [each.id for each in report.findings if each.severity == "error"] == ["store-failed"]
     assert set(ids(report, "filesystem-")) == {"filesystem-not-examined", "filesystem-temporary"}
+
+
+def test_a_store_whose_variable_is_not_set_is_invalid_and_not_out_of_order(monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    report = diagnosed({"stores": {"hot": {"type": "redis", "url": "${NOT_SET}"}}})
+    assert text(report, "store-invalid") == (
+        "error stores.hot.url: found ${NOT_SET}, which is not set, expected the environment variable NOT_SET"
+    )
+    assert ids(report, "store-failed") == []
 
 
 # Values ----------------------------------------------------------------------------------------------------------
