@@ -6,7 +6,7 @@ import datetime
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Annotated
 
@@ -132,12 +132,18 @@ def load_prices(path: str | os.PathLike[str] | None = None) -> Prices:
     if path is None:
         with resources.as_file(resources.files("claimcheck._compare") / "prices.yaml") as shipped:
             return load_prices(shipped)
-    raw = read_yaml(path)
     try:
-        return build(Prices, raw, "")
+        return build(Prices, read_yaml(path), "")
     except ConfigError as error:
         facts = {"path": error.path, "found": error.found, "expected": error.expected}
-        raise ConfigError(f"{os.fspath(path)}: {error}", **facts, problems=error.problems) from error
+        problems = tuple(replace(each, message=_with_file(each.message, path)) for each in error.problems)
+        raise ConfigError(_with_file(str(error), path), **facts, problems=problems) from error
+
+
+def _with_file(message: str, path: str | os.PathLike[str]) -> str:
+    """Return the text of an error with the name of the price file in front."""
+    name = os.fspath(path)
+    return message if name in message else f"{name}: {message.removeprefix('configuration: ')}"
 
 
 def monthly_cost(prices: Prices, size: int, broker_bytes: float, *, redis: bool = False) -> Cost:
@@ -179,7 +185,7 @@ def estimate(prices: Prices, facts: Mapping[str, float] | None, sizes: Sequence[
         title,
         claimed={},
         measured={line: _range_text(found, prices.currency) for line, found in costs.items() if line in MODES},
-        verdict="agrees",
+        verdict="measured",
         explanation=_explanation(prices),
         columns=("payload", "mode", "store requests", "store space", "broker disks", "cross-zone traffic", "total"),
         rows=tuple(_rows(costs)),

@@ -18,10 +18,24 @@ from claimcheck._compare._model import CompareError, Experiment, as_json, from_j
 
 __all__ = ["Journal", "locked", "state_folder"]
 
+_LOCKED = "another comparison uses this broker: wait until it has finished"
+
 
 def state_folder() -> Path:
-    """Return the folder for journals: ``claimcheck`` in ``XDG_STATE_HOME``, by default ``~/.local/state``."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "claimcheck"
+    """Return the folder for journals: ``claimcheck`` in ``XDG_STATE_HOME``, by default ``~/.local/state``.
+
+    A relative path in the variable is ignored, as the XDG specification requires.
+
+    Raises:
+        CompareError: There is no home directory, and the variable is not set.
+    """
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(base):
+        return Path(base, "claimcheck")
+    try:
+        return Path.home() / ".local" / "state" / "claimcheck"
+    except RuntimeError as error:
+        raise CompareError("there is no home directory: name a folder for the state with XDG_STATE_HOME") from error
 
 
 @dataclass(slots=True)
@@ -76,10 +90,10 @@ class Journal:
         names = ("run", "settings", "topics", "folders", "stored", "seconds")
         values = {name: getattr(self, name) for name in names}
         values["finished"] = [as_json(each) for each in self.finished]
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps(values))
-        os.replace(partial, self.path)
+        with _usable(self.path.parent):
+            partial.write_text(json.dumps(values))
+            os.replace(partial, self.path)
 
     def remove(self) -> None:
         """Delete the file: nothing is left to clean up."""
@@ -91,12 +105,32 @@ def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a journal; the operating system releases it when the process ends.
 
     Raises:
-        CompareError: Another process holds it.
+        CompareError: Another process holds it, or the folder cannot be used.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(path.with_suffix(".lock"), "w") as file:
+    lock = path.with_suffix(".lock")
+    with _usable(path.parent):
+        file = open(lock, "w")  # noqa: SIM115 - closed below
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise CompareError("another comparison uses this broker: wait until it has finished") from error
+            raise CompareError(_LOCKED) from error
+        if not os.fstat(file.fileno()).st_nlink:  # its holder deleted it meanwhile: another process may lock a new one
+            raise CompareError(_LOCKED)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                lock.unlink()
+
+
+@contextlib.contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """Create the folder for a block that writes to it; an error describes what it is for, and how to choose another."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         yield
+    except OSError as error:
+        what = "the folder in which a comparison records what it creates"
+        how = "choose another with the environment variable XDG_STATE_HOME"
+        raise CompareError(f"{folder}, {what}, cannot be used ({error.strerror or error}): {how}") from error

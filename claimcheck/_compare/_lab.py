@@ -41,7 +41,7 @@ class Lab:
         sizes: The payloads' sizes in bytes, rising.
         rounds: How often a measurement is repeated.
         payloads: Makes and verifies payloads.
-        quick: A trial run: fewer repetitions, figures without meaning.
+        quick: A short test run: fewer repetitions, figures that are not reliable.
         rng: Decides every order; seeded.
         report: Shows what is being done.
         clock: Monotonic seconds.

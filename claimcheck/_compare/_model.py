@@ -45,8 +45,8 @@ class NotMeasuredError(CompareError):
     """This broker, or the way in which it is connected, does not permit a measurement; the others go on."""
 
 
-Verdict = Literal["agrees", "disagrees", "partly", "not measured"]
-"""Whether a measurement agrees with the published table."""
+Verdict = Literal["agrees", "disagrees", "partly", "measured", "not measured"]
+"""Whether a measurement agrees with the published table; ``measured`` for rows that the table does not have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from claimcheck._compare._model import CompareError
+from claimcheck._compare._model import CompareError, size_text
 
-__all__ = ["MIN_BYTES", "Payloads", "number_of", "representative"]
+__all__ = ["MAX_BYTES", "MIN_BYTES", "SIZE_RANGE", "Payloads", "number_of", "representative"]
 
 MIN_BYTES = 16
 """The smallest payload: its number, and some content."""
+
+MAX_BYTES = 256 << 20
+"""The largest payload: what chunks can carry by default."""
+
+SIZE_RANGE = f"{size_text(MIN_BYTES)} to {size_text(MAX_BYTES)}"
+"""Both, for people."""
 
 _NUMBER = struct.Struct(">Q")
 _BLOCK_BYTES = 1_000_003  # a prime, so that no two chunks of a payload are equal

@@ -17,7 +17,7 @@ from claimcheck._compare._model import MODES, CompareError, Comparison, Experime
 from claimcheck._compare._units import number_text, printable
 from claimcheck._registry import import_vendor
 
-__all__ = ["check_packages", "render", "write_html"]
+__all__ = ["check_packages", "check_report", "render", "write_html"]
 
 # The order of the plots; those of other experiments follow.
 _PLOTS_FIRST = ("speed", "memory", "partition", "cost")
@@ -33,6 +33,30 @@ def check_packages() -> None:
         import_vendor(package, extra="compare")
 
 
+def check_report(path: str | os.PathLike[str]) -> None:
+    """Check that a report can be written to a path, before the comparison runs.
+
+    Raises:
+        CompareError: The file cannot be created, or cannot be written.
+        MissingDependencyError: A package is not installed; names the extra to install.
+    """
+    check_packages()
+    target = Path(path)
+    try:
+        if target.is_file():
+            target.open("ab").close()
+        elif not target.exists():  # neither a pipe nor a device
+            target.open("xb").close()
+            target.unlink()
+    except OSError as error:
+        raise _not_writable(path, error) from error
+
+
+def _not_writable(path: str | os.PathLike[str], error: OSError) -> CompareError:
+    reason = error.strerror or error
+    return CompareError(f"cannot write the report to {os.fspath(path)}: {reason}; choose another file for --html")
+
+
 def write_html(comparison: Comparison, path: str | os.PathLike[str]) -> None:
     """Write the report.
 
@@ -44,10 +68,7 @@ def write_html(comparison: Comparison, path: str | os.PathLike[str]) -> None:
     try:
         Path(path).write_text(page, encoding="utf-8")
     except OSError as error:
-        text = (
-            f"cannot write the report to {os.fspath(path)}: {error.strerror or error}; choose another file for --html"
-        )
-        raise CompareError(text) from error
+        raise _not_writable(path, error) from error
 
 
 def render(comparison: Comparison) -> str:

@@ -22,7 +22,7 @@ from claimcheck._compare._journal import Journal, locked, state_folder
 from claimcheck._compare._lab import PREFIX, Lab
 from claimcheck._compare._machine import machine
 from claimcheck._compare._model import CompareError, Comparison, Experiment, size_text
-from claimcheck._compare._payloads import MIN_BYTES, Payloads, representative
+from claimcheck._compare._payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE, Payloads, representative
 from claimcheck._compare._recommendation import Setting, recommend
 from claimcheck._compare._schedule import Plan, Schedule, selected
 from claimcheck._compare._store_space import StoreSpace
@@ -34,7 +34,6 @@ __all__ = ["PREFIX", "Lab", "Options", "Progress", "compare"]
 _LOCAL_SIZES = (64 << 10, 1 << 20, 10 << 20)
 _SIZES = (*_LOCAL_SIZES, 100 << 20)
 _ROUNDS, _QUICK_ROUNDS = 5, 2
-_LARGEST_BYTES = 256 << 20
 _SAMPLED_MESSAGES = 1000
 _LOCAL_SECONDS, _SECONDS = 10.0, 20.0  # after which an experiment stops repeating
 _DISK_FACTOR, _DISK_BYTES = 60, 1 << 30
@@ -56,7 +55,7 @@ class Options:
         sample_topic: A topic whose payloads have the sizes to compare.
         only: Names of experiments; ``None`` for all.
         rounds: How often measurements are repeated; ``None`` for the default.
-        quick: A trial run.
+        quick: A short test run.
         resume: Whether to continue an interrupted run.
         prices: A price file; ``None`` for the example.
         state: The folder for journals.
@@ -99,15 +98,19 @@ class Progress:
 Show = Callable[[Progress], None]
 
 
-def compare(options: Options, *, show: Show = lambda progress: None) -> Comparison:
+def compare(
+    options: Options, *, show: Show = lambda progress: None, note: Callable[[str], None] = lambda text: None
+) -> Comparison:
     """Run the experiments and return their results. What they create is removed, also after an error.
 
     Args:
         options: What to compare.
         show: Called whenever something else begins.
+        note: Called with a sentence if there is nothing to resume.
 
     Raises:
         CompareError: The comparison cannot run. What had finished is kept for ``resume``.
+        StoreUnavailableError: The directory of a store of files does not exist.
         ConfigError: The price file is wrong.
         MissingDependencyError: A client is not installed; names the extra.
     """
@@ -117,6 +120,8 @@ def compare(options: Options, *, show: Show = lambda progress: None) -> Comparis
     path = Journal.of(options.state, identity)
     with locked(path), contextlib.ExitStack() as stack:
         journal, old = _journal(path, options)
+        if options.resume and not journal.finished:
+            note("there is nothing to resume: this is a new run")
         folder = _scratch(stack, journal, options)
         broker = stack.enter_context(contextlib.closing(connect(options.address or BrokerAddress("local", folder))))
         _remove_leftovers(broker, old, options)
@@ -136,7 +141,7 @@ def _journal(path: Path, options: Options) -> tuple[Journal, Journal | None]:
     """Return the journal of this run, and that of an interrupted one."""
     old = Journal.read(path)
     journal = Journal(path)
-    if old is not None and options.resume:
+    if old is not None and old.finished and options.resume:
         journal = replace(journal, settings=old.settings, finished=list(old.finished), seconds=old.seconds)
     return journal, old
 
@@ -209,9 +214,10 @@ def _sizes(broker: Broker, journal: Journal, options: Options) -> tuple[int, ...
         sizes = tuple(known) if known else representative(found, f"in the topic {topic}")
     else:
         sizes = _LOCAL_SIZES if broker.address.kind == "local" else _SIZES
-    if not sizes or sizes[0] < MIN_BYTES or sizes[-1] > _LARGEST_BYTES:
-        text = f"payloads must have {MIN_BYTES} bytes to {size_text(_LARGEST_BYTES)}"
-        raise CompareError(f"{text}, not {size_text(sizes[0])} to {size_text(sizes[-1])}" if sizes else text)
+    wrong = [size for size in sizes if not MIN_BYTES <= size <= MAX_BYTES]
+    if wrong or not sizes:
+        text = f"payloads must have {SIZE_RANGE}"
+        raise CompareError(f"{text}, not {size_text(wrong[-1])}" if wrong else text)
     return sizes
 
 

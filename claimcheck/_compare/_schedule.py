@@ -64,8 +64,10 @@ def selected(only: Sequence[str] | None) -> tuple[Plan, ...]:
         only: Names; ``None`` for all.
 
     Raises:
-        CompareError: There is no such experiment.
+        CompareError: There is no such experiment, or none is named.
     """
+    if only is not None and not only:
+        raise CompareError(f"no experiment is named; choose from {', '.join(NAMES)}")
     unknown = [name for name in only or () if name not in NAMES]
     if unknown:
         raise CompareError(f"there is no experiment {unknown[0]!r}; choose from {', '.join(NAMES)}")

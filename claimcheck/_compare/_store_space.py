@@ -15,7 +15,7 @@ from claimcheck._compare._model import CompareError
 from claimcheck._store import Store
 from claimcheck.config import Config, StoreConfig, expand
 from claimcheck.errors import ScanNotSupportedError
-from claimcheck.stores.filesystem import PARTIAL_SUFFIX
+from claimcheck.stores.filesystem import PARTIAL_SUFFIX, FilesystemStore, not_mounted
 
 __all__ = ["StoreSpace"]
 
@@ -44,11 +44,13 @@ class StoreSpace:
         config: The user's configuration.
         name: The store's name in it; ``None`` for none.
         part: The name of the part, which is unique.
+        missing: Directories above the part that a write creates, the deepest first; `clear` removes them again.
     """
 
     config: Config
     name: str | None
     part: str
+    missing: tuple[Path, ...] = ()
 
     @classmethod
     def of(cls, config: Config, part: str) -> StoreSpace:
@@ -56,13 +58,14 @@ class StoreSpace:
 
         Raises:
             CompareError: It is in the memory of one process.
+            StoreUnavailableError: Its directory does not exist, and it is configured without ``create``.
         """
         name = config.store or (next(iter(config.stores)) if len(config.stores) == 1 else None)
         if name is None and config.stores:
             raise CompareError("the configuration has several stores: name the one to compare with 'store:'")
         if name is not None and config.stores[name].type == "memory":
             raise CompareError(f"store {name!r} is in the memory of one process: a comparison needs another store")
-        return cls(config, name, part)
+        return cls(config, name, part, _missing(config, name))
 
     @property
     def label(self) -> str:
@@ -97,6 +100,9 @@ class StoreSpace:
             return True
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            for directory in self.missing:
+                with contextlib.suppress(OSError):  # it was not created, or others use it now
+                    directory.rmdir()
             return True
         with self._opened() as store:
             try:
@@ -128,6 +134,19 @@ class StoreSpace:
             return None
         path = expand(self.stores()[self.name].options["path"], path=f"stores.{self.name}.path")
         return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _missing(config: Config, name: str | None) -> tuple[Path, ...]:
+    """Return the directories that a store of files creates with its first write, the deepest first."""
+    if name is None or config.stores[name].type != "filesystem":
+        return ()
+    with ClaimCheck(Config(strategy="external", store=name, stores={name: config.stores[name]})) as cc:
+        store = cc.store(name)
+    assert isinstance(store, FilesystemStore)
+    root = store._root
+    if not root.is_dir() and not store._may_create:
+        raise not_mounted(root, store=name)
+    return tuple(each for each in (root, *root.parents) if not each.exists())
 
 
 def _files(folder: Path) -> list[Path]:

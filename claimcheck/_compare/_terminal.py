@@ -24,6 +24,7 @@ _VERDICTS = {
     "agrees": Text("agrees", "green"),
     "partly": Text("partly", "yellow"),
     "disagrees": Text("disagrees", "red"),
+    "measured": Text("measured", "dim"),
     "not measured": Text("-", "dim"),
 }
 

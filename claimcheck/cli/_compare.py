@@ -6,8 +6,11 @@ import contextlib
 import json
 import logging
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -31,12 +34,16 @@ def _sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     """Parse sizes that are separated by commas."""
     if value is None:
         return None
+    from claimcheck._compare._payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE
+
     sizes = []
     for text in value.split(","):
         match = _SIZE.fullmatch(text.strip())
-        if match is None:
-            raise click.BadParameter(f"{text.strip()!r} is not a size: use for example 64KiB,1MiB", ctx, param)
-        sizes.append(int(float(match[1]) * _UNITS[match[2].lower()]))
+        size = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
+        if not MIN_BYTES <= size <= MAX_BYTES:
+            problem = f"found {text.strip()!r}, expected sizes of {SIZE_RANGE}, for example 64KiB,1MiB"
+            raise click.BadParameter(problem, ctx, param)
+        sizes.append(int(size))
     return tuple(sizes)
 
 
@@ -73,7 +80,7 @@ _FILE = click.Path(exists=True, dir_okay=False)
 @click.option("--sample-topic", metavar="TOPIC", help="Use the payload sizes of an existing topic.")
 @click.option("--only", metavar="NAMES", callback=_names, help="Run some experiments only, for example speed,seek.")
 @click.option("--rounds", type=click.IntRange(1, 1000), help="How often measurements are repeated.  [default: 5]")
-@click.option("--quick", is_flag=True, help="A trial run; its figures mean little.")
+@click.option("--quick", is_flag=True, help="A short test run; its figures are not reliable.")
 @click.option("--prices", metavar="FILE", type=_FILE, help="Prices for the cost per month.  [default: an example]")
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write a report with plots.")
 @click.option("--force", is_flag=True, help="Replace an existing report.")
@@ -98,13 +105,13 @@ def compare(
 ) -> None:
     """Measure which strategy, store and threshold fit, with your broker and store.
 
-    Sends the same payloads as pointers, as chunks and in the broker's own way, each through topics that are deleted
-    afterwards. Needs no server without --kafka and --pulsar. Creates topics named claimcheck-compare-..., and payloads
-    in a part of the store that is emptied. Passwords and tokens of brokers come from environment variables, such as
-    CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN.
+    Sends the same payloads as pointers, as chunks and without claimcheck. Needs no server without --kafka and --pulsar.
+    Creates topics named claimcheck-compare-..., and payloads below that name in the store, and removes both. Passwords
+    and tokens of brokers come from environment variables, such as CLAIMCHECK_KAFKA_SASL_PASSWORD and
+    CLAIMCHECK_PULSAR_TOKEN.
     """
     from claimcheck._compare._model import as_json as as_values
-    from claimcheck._compare._report import check_packages, write_html
+    from claimcheck._compare._report import check_report, write_html
     from claimcheck._compare._runner import Options
     from claimcheck._compare._runner import compare as run
     from claimcheck._compare._terminal import show
@@ -112,7 +119,7 @@ def compare(
     check_output(STDIO, force=False)
     if html is not None:
         check_output(html, force=force)
-        check_packages()
+        check_report(html)
     options = Options(
         address=_address(kafka, pulsar, admin_url),
         config=configuration.load(config) if config else None,
@@ -128,11 +135,11 @@ def compare(
     # Experiments make stores fail and consumers die: what the library logs about that is expected.
     logging.getLogger("claimcheck").addHandler(logging.NullHandler())
     try:
-        with _progress() as progress:
-            comparison = run(options, show=progress)
+        with _one_interrupt(), _progress() as progress:
+            comparison = run(options, show=progress, note=_note)
     except (KeyboardInterrupt, SystemExit) as error:
         for text in getattr(error, "__notes__", ()):
-            click.echo(f"claimcheck: {text}", err=True)
+            _note(text)
         raise
     if html is not None:
         write_html(comparison, html)
@@ -152,6 +159,30 @@ def _address(kafka: str | None, pulsar: str | None, admin_url: str | None) -> Br
     if kafka:
         return BrokerAddress("kafka", kafka)
     return BrokerAddress("pulsar", pulsar, admin_url) if pulsar else None
+
+
+def _note(text: str) -> None:
+    click.echo(f"claimcheck: {text}", err=True)
+
+
+@contextlib.contextmanager
+def _one_interrupt() -> Iterator[None]:
+    """Make the first Ctrl-C end the block, and ignore further ones: they must not interrupt the clean-up."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is _interrupt:  # else the process is about to end
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 # Progress ------------------------------------------------------------------------------------------------------

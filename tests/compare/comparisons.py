@@ -259,7 +259,7 @@ def _speed() -> Experiment:
         "Throughput and latency",
         {},
         {mode: f"{rates[mode][1].y:.0f} MB/s at 1 MiB, {rates[mode][3].y:.0f} MB/s at 100 MiB" for mode in MODES},
-        "agrees",
+        "measured",
         "Medians of 7 interleaved rounds with 95 % confidence intervals.",
         ("payload", "mode", "produce (MB/s)", "consume (MB/s)", "p50 (ms)"),
         tuple(

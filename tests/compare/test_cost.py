@@ -88,6 +88,7 @@ def test_the_experiment_uses_the_measured_bytes_of_each_mode(prices):
         "cost/external, Redis/1000000": pytest.approx(17600.395),
         "cost/chunking/1000000": pytest.approx(790),
     }
+    assert found.verdict == "measured"
     assert found.measured == {"external": "54.2 EUR at 976.6 KiB", "chunking": "790 EUR at 976.6 KiB"}
     assert [row[1] for row in found.rows] == ["external", "external, Redis", "chunking"]
     for part in ("1,000 GB", "2 consumer groups", "73 days", "36.5 days", "3 replicas", "Example cloud, January 2026"):

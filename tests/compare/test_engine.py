@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -20,15 +24,18 @@ from rich.console import Console
 import claimcheck
 from claimcheck._compare import _schedule
 from claimcheck._compare._broker import BrokerAddress
-from claimcheck._compare._journal import Journal, locked
+from claimcheck._compare._journal import Journal, locked, state_folder
 from claimcheck._compare._lab import Lab
 from claimcheck._compare._local import EmbeddedBroker
 from claimcheck._compare._model import CompareError, Comparison, Experiment, as_json, from_json, size_text
+from claimcheck._compare._report import check_report
 from claimcheck._compare._runner import Options, Progress, compare
 from claimcheck._compare._schedule import Plan, Schedule
 from claimcheck._compare._terminal import printable, show
 from claimcheck.cli._commands import commands
+from claimcheck.cli._compare import _sizes
 from claimcheck.config import from_dict
+from claimcheck.errors import StoreUnavailableError
 from tests.compare.comparisons import comparison, hostile
 from tests.real.process import wait_until
 
@@ -149,6 +156,32 @@ def test_without_resume_a_run_begins_anew(plans):
     assert runs == ["first", "first"]
 
 
+@pytest.mark.parametrize("aborted", [False, True], ids=["no run", "a run whose first experiment was aborted"])
+def test_a_run_with_nothing_to_resume_is_announced(plans, aborted):
+    notes: list[str] = []
+    if aborted:
+        plans(first=failing)
+        with pytest.raises(BoomError):
+            compare(Options(sizes=SIZES))
+    plans(first=lambda lab: experiment("first"))
+
+    compare(Options(sizes=(KIB,), resume=True), note=notes.append)  # other sizes than the aborted run
+
+    assert notes == ["there is nothing to resume: this is a new run"]
+
+
+def test_a_resumed_run_is_not_announced_as_new(plans):
+    notes: list[str] = []
+    plans(first=lambda lab: experiment("first"), second=failing)
+    with pytest.raises(BoomError):
+        compare(Options(sizes=SIZES))
+    plans(first=failing, second=lambda lab: experiment("second"))
+
+    compare(Options(sizes=SIZES, resume=True), note=notes.append)
+
+    assert notes == []
+
+
 def test_resuming_with_other_options_is_refused(plans):
     plans(first=lambda lab: experiment("first"), second=failing)
     with pytest.raises(BoomError):
@@ -188,6 +221,49 @@ def test_two_runs_on_one_broker_exclude_each_other(plans, tmp_path):
     path = Journal.of(tmp_path / "state" / "claimcheck", BrokerAddress("local", ""))
     with locked(path), pytest.raises(CompareError, match="another comparison"):
         compare(Options(sizes=SIZES))
+
+
+def test_a_lock_is_removed_at_the_end_and_never_held_twice(tmp_path, monkeypatch):
+    path = tmp_path / "state" / "compare-local-x.json"
+    with locked(path):
+        pass
+    assert list(path.parent.iterdir()) == []
+
+    def deleted_meanwhile(file: Any, operation: int) -> None:
+        path.with_suffix(".lock").unlink()
+
+    monkeypatch.setattr("fcntl.flock", deleted_meanwhile)
+    with pytest.raises(CompareError, match="another comparison"), locked(path):
+        pytest.fail("the lock of a deleted file excludes no one")
+
+
+def test_an_unusable_state_folder_is_one_sentence_with_the_remedy(plans, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    plans(fine=lambda lab: experiment("fine"))
+
+    text = "records what it creates, cannot be used .*: choose another .* XDG_STATE_HOME"
+    with pytest.raises(CompareError, match=text):
+        compare(Options(sizes=SIZES))
+
+
+@pytest.mark.parametrize("value", ["", "state", "./state"])
+def test_a_relative_state_folder_is_ignored(tmp_path, monkeypatch, value):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", value)
+
+    assert state_folder() == tmp_path / ".local" / "state" / "claimcheck"
+
+
+def test_without_a_home_directory_the_state_folder_has_to_be_named(monkeypatch):
+    def missing() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", missing)
+
+    with pytest.raises(CompareError, match="XDG_STATE_HOME"):
+        state_folder()
 
 
 def test_a_journal_contains_no_address(tmp_path):
@@ -245,9 +321,11 @@ def config_of(tmp_path: Path, **store: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"sizes": (8,)}, "payloads must have 16 bytes to 256 MiB"),
-        ({"sizes": (300 * MIB,)}, "payloads must have 16 bytes to 256 MiB"),
+        ({"sizes": (8,)}, "payloads must have 16 bytes to 256 MiB, not 8 bytes"),
+        ({"sizes": (KIB, 300 * MIB)}, "payloads must have 16 bytes to 256 MiB, not 300 MiB"),
+        ({"sizes": ()}, "payloads must have 16 bytes to 256 MiB"),
         ({"only": ("sped",)}, "no experiment 'sped'; choose from services"),
+        ({"only": ()}, "no experiment is named; choose from services"),
         ({"config": from_dict({"stores": {"m": {"type": "memory"}}})}, "memory of one process"),
         ({"sample_topic": "orders"}, "no topic orders"),
     ],
@@ -266,6 +344,38 @@ def test_a_store_that_takes_no_payload_is_found_before_the_run(tmp_path):
         compare(Options(config=config_of(tmp_path), sizes=SIZES))
 
     assert left(tmp_path) == []
+
+
+def test_a_directory_that_does_not_exist_is_not_created(tmp_path, plans):
+    plans(fine=lambda lab: experiment("fine"))
+    config = config_of(tmp_path, path=str(tmp_path / "volume" / "claims"), create=False)
+
+    with pytest.raises(StoreUnavailableError, match="Is its volume mounted?"):
+        compare(Options(config=config, sizes=SIZES))
+
+    assert not (tmp_path / "volume").exists()
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("function", [untidy, failing])
+def test_directories_that_a_run_creates_are_removed(tmp_path, plans, function):
+    plans(untidy=function)
+    (tmp_path / "user").mkdir()
+    config = config_of(tmp_path, path=str(tmp_path / "user" / "volume" / "claims"))
+
+    with contextlib.suppress(BoomError):
+        compare(Options(config=config, sizes=SIZES))
+
+    assert list((tmp_path / "user").iterdir()) == []
+
+
+def test_an_empty_directory_of_the_user_is_not_removed(tmp_path, plans):
+    plans(untidy=untidy)
+    (tmp_path / "s").mkdir()
+
+    compare(Options(config=config_of(tmp_path, create=False), sizes=SIZES))
+
+    assert list((tmp_path / "s").iterdir()) == []
 
 
 def test_a_full_disk_is_found_before_the_run(monkeypatch):
@@ -329,6 +439,20 @@ def test_a_signal_ends_the_run_and_removes_everything(tmp_path, number, status):
 
     _, errors = process.communicate(timeout=60)
     assert process.returncode == status, errors
+    assert "Traceback" not in errors
+    assert left(tmp_path) == []
+
+
+def test_a_second_ctrl_c_does_not_interrupt_the_clean_up(tmp_path):
+    process = _start(tmp_path, "--only", "speed", "--rounds", "500")
+    wait_until(lambda: _is_measuring(tmp_path), "the run measures")
+
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.003)
+
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
     assert "Traceback" not in errors
     assert left(tmp_path) == []
 
@@ -417,11 +541,11 @@ def test_the_command_prints_json_and_writes_a_report(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["--sizes", "64 potatoes"], 2, "is not a size"),
         (["--only", "sped"], 2, "no experiment 'sped'"),
+        (["--only", ""], 2, "no experiment is named"),
+        (["--only", ","], 2, "no experiment is named"),
         (["--kafka", "a:1", "--pulsar", "pulsar://b"], 2, "not both"),
         (["--admin-url", "http://a"], 2, "option of --pulsar"),
-        (["--sizes", "8"], 1, "payloads must have 16 bytes"),
         (["--html", "/dev/full/no/report.html"], 1, "does not exist"),
     ],
 )
@@ -432,9 +556,67 @@ def test_wrong_usage_is_one_line(arguments, code, text):
     assert "Traceback" not in result.stderr
 
 
+WRONG_SIZES = ["0", "8", "15.9", "257MiB", "900GiB", "900TiB", "10XB", "64 potatoes", "", "64KiB,", "1KiB,0", "9" * 400]
+
+
+@pytest.mark.parametrize("sizes", WRONG_SIZES)
+def test_wrong_sizes_are_wrong_usage_with_the_range(sizes):
+    result = CliRunner().invoke(commands, ["compare", "--sizes", sizes])
+
+    assert result.exit_code == 2, result.stderr
+    assert "expected sizes of 16 bytes to 256 MiB" in " ".join(result.stderr.split())
+
+
+def test_sizes_have_units():
+    parameter = click.Option(["--sizes"])
+    parsed = _sizes(click.Context(click.Command("compare")), parameter, "16, 1.5KB,2 mib,256MiB")
+
+    assert parsed == (16, 1500, 2 * MIB, 256 * MIB)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "read-only"])
+def test_a_report_that_cannot_be_written_is_found_before_the_run(plans, tmp_path, name):
+    runs: list[str] = []
+    plans(first=lambda lab: runs.append("first") or experiment("first"))
+    folder = Path("/proc") if name == "read-only" else tmp_path
+    result = CliRunner().invoke(commands, ["compare", "--html", str(folder / name)])
+
+    assert (result.exit_code, runs) == (1, []), result.output
+    assert re.search("cannot write the report to|is not writable", result.stderr)
+
+
+def test_checking_a_report_leaves_nothing_and_changes_nothing(tmp_path):
+    check_report(tmp_path / "new.html")
+    assert list(tmp_path.glob("*.html")) == []
+
+    (tmp_path / "old.html").write_text("old")
+    check_report(tmp_path / "old.html")
+    assert (tmp_path / "old.html").read_text() == "old"
+
+
+def test_a_wrong_price_file_is_named(tmp_path):
+    prices = tmp_path / "prices.yaml"
+    for content in ("hello", "source: 1\ncurrency: 2\n", "#" * 300_000):
+        prices.write_text(content)
+        result = CliRunner().invoke(commands, ["compare", "--prices", str(prices)])
+
+        assert result.exit_code == 3
+        assert all(str(prices) in line for line in result.stderr.splitlines()), result.stderr
+        assert "configuration:" not in result.stderr
+
+
 def test_a_broker_that_is_not_there_is_one_line(tmp_path):
     result = CliRunner().invoke(commands, ["compare", "--kafka", "localhost:1"])
 
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1, result.stderr
     assert left(tmp_path) == []
+    assert list((tmp_path / "state" / "claimcheck").iterdir()) == []
+
+
+def test_the_command_announces_that_there_is_nothing_to_resume(plans):
+    plans(fine=lambda lab: experiment("fine"))
+    result = CliRunner().invoke(commands, ["compare", "--sizes", "1KiB", "--resume", "--json"])
+
+    assert result.exit_code == 0, result.output
+    assert "claimcheck: there is nothing to resume: this is a new run\n" in result.stderr

@@ -63,6 +63,7 @@ def test_throughput_latency_and_processor_time_by_hand():
 
     experiment = _speed.judge([samples], limit_bytes=MB)
 
+    assert (experiment.verdict, experiment.claimed) == ("measured", {})
     series = {each.name: each.points["chunking"][0] for each in experiment.series}
     assert series["produce_throughput"].y == pytest.approx(100)
     assert (series["produce_throughput"].low, series["produce_throughput"].high) == pytest.approx((50, 200))
