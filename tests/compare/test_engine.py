@@ -423,7 +423,14 @@ def test_the_payloads_of_a_folder_are_sent(tmp_path):
 def _start(tmp_path: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "claimcheck", "compare", "--sizes", "64KiB", *options]
     environment = {**os.environ, "PYTHONPATH": str(Path(claimcheck.__file__).parent.parent)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
 
 
 def _is_measuring(tmp_path: Path) -> bool:
@@ -605,6 +612,7 @@ def test_a_wrong_price_file_is_named(tmp_path):
         assert "configuration:" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_not_there_is_one_line(tmp_path):
     result = CliRunner().invoke(commands, ["compare", "--kafka", "localhost:1"])
 

@@ -81,6 +81,7 @@ def test_wrong_usage(warned, arguments, words):
     assert words in result.stderr
 
 
+@pytest.mark.slow
 def test_settings_of_the_kafka_client_come_from_a_file_and_the_environment(warned, monkeypatch):
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2=x")
     lines = "# comment\n\nsecurity.protocol = sasl_plaintext\nsasl.mechanism=PLAIN\nsasl.username=me\n"
