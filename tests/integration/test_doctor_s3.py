@@ -95,7 +95,7 @@ def test_a_rule_that_deletes_before_the_lifetime_ends_is_an_error(client, bucket
     put_rules(client, bucket, GOOD | {"Expiration": {"Days": 8}}, {**EXPIRY, "ID": "x", "Filter": {"Prefix": prefix}})
     report = diagnosed(hot(client, bucket, ttl_seconds=7 * 86_400))
     assert ids(report, *OURS) == ["s3-expiry-early"]
-    words = "error stores.hot: the lifecycle rule 'x' deletes payloads after 2 days, and ttl_seconds is 7 days"
+    words = "error stores.hot: the lifecycle rule 'x' deletes payloads after 2 days, but ttl_seconds is 7 days"
     assert text(report, "s3-expiry-early") == words
 
 

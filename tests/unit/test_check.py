@@ -66,7 +66,7 @@ def test_unwise_settings_are_warnings(change, path, words):
         ({"type": "redis", "url": "rediss://h?ssl_cert_reqs=none"}, "url", "certificates are not verified"),
         ({"type": "redis", "url": "rediss://:hunter2@h"}, "url", "the password is in the configuration itself"),
         ({"type": "redis", "url": "rediss://h", "tls_validate_hostname": False}, "tls_validate_hostname", "any valid"),
-        ({"type": "redis", "url": "rediss://h", "ttl_seconds": 60}, "ttl_seconds", "expire after 60 seconds"),
+        ({"type": "redis", "url": "rediss://h", "ttl_seconds": 60}, "ttl_seconds", "expire after 60 s;"),
         ({"type": "redis", "url": "rediss://h", "ttl_seconds": None}, "ttl_seconds", "never expire"),
         (
             {"type": "s3", "bucket": "b", "endpoint_url": "http://s3.lan:9000"},
