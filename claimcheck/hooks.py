@@ -156,11 +156,11 @@ class SweepEvent(Event):
         store: The store's name in the configuration.
         dry_run: Whether nothing was deleted.
         scanned: Entries that were listed.
-        expired: Payloads whose lifetime and grace have passed.
+        expired: Payloads whose lifetime and grace period have passed.
         expired_bytes: Bytes of these payloads and of the leftovers.
-        leftovers: What interrupted writes left behind, older than the grace.
+        leftovers: What interrupted writes left behind, older than the grace period.
         deleted: Entries that were deleted.
-        failed: Entries that could not be deleted.
+        failed: Entries that could not be deleted, and folders that could not be listed.
         duration_seconds: How long it took.
         error: The error that ended the sweep; ``None`` if it ended normally.
     """

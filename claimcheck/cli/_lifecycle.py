@@ -21,10 +21,15 @@ __all__ = ["lifecycle"]
 @click.option("--show", is_flag=True, help="Only show the rules; the default.")
 @click.option("--apply", "write", is_flag=True, help="Add the rule to the bucket, or replace it.")
 @click.option(
-    "--grace", metavar="TIME", callback=duration, default="1d", show_default=True, help="Keep objects this much longer."
+    "--grace",
+    metavar="TIME",
+    callback=duration,
+    default="1d",
+    show_default=True,
+    help="Keep objects this much longer than ttl_seconds.",
 )
 def lifecycle(config: str, names: tuple[str, ...], show: bool, write: bool, grace: float) -> None:
-    """Make the bucket of an s3 store delete objects below its prefix after ttl_seconds plus the grace.
+    """Make the bucket of an s3 store delete objects below its prefix after ttl_seconds plus the grace period.
 
     The same rule aborts incomplete multipart uploads. Other rules of the bucket stay as they are. Applying the rule
     again changes nothing.

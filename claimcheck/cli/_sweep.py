@@ -66,7 +66,12 @@ def _rate(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("--yes", is_flag=True, help="Delete. Without it, nothing is deleted.")
 @click.option("--dry-run", is_flag=True, help="Delete nothing; the default.")
 @click.option(
-    "--grace", metavar="TIME", callback=duration, default="1h", show_default=True, help="Grace period after lifetimes."
+    "--grace",
+    metavar="TIME",
+    callback=duration,
+    default="1h",
+    show_default=True,
+    help="Keep expired entries this much longer.",
 )
 @click.option("--rate", metavar="N/s", callback=_rate, help="Delete at most this many entries per second.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many entries.")
@@ -176,15 +181,19 @@ class _Swept:
     def show(self, *, as_json: bool) -> None:
         """Print the reports."""
         errors = {name: _why(error) for name, error in self.errors.items()}
+        not_swept = [name for name in self._names if name not in self.reports and name not in self.not_listed]
         if as_json:
             stores = [_facts(report) | {"error": errors.get(name)} for name, report in self.reports.items()]
             ok = self._is_complete and not errors and not any(report.failed for report in self.reports.values())
-            click.echo(json.dumps({"ok": ok, "stores": stores, "not_listed": self.not_listed}, indent=2))
+            facts = {"ok": ok, "stores": stores, "not_listed": self.not_listed, "not_swept": not_swept}
+            click.echo(json.dumps(facts, indent=2))
             return
         for name, report in self.reports.items():
             click.echo("\n".join(_lines(report, errors.get(name))))
         for text in self.not_listed.values():
             click.echo(text)
+        for name in not_swept:
+            click.echo(f"{name}: not swept: {'the limit was reached' if self._is_complete else 'interrupted'}")
 
 
 def _checked(cc: ClaimCheck, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -308,7 +317,7 @@ def _lines(report: SweepReport, error: str | None) -> Iterator[str]:
     if error is not None:
         yield f"  not finished: {error}"
     elif not report.finished:
-        yield "  the limit was reached: run the command again to continue"
+        yield "  the limit was reached: later entries were not listed"
 
 
 def _outcome(report: SweepReport, error: str | None) -> str:

@@ -78,9 +78,11 @@ def test_the_default_grace_is_an_hour(here):
 def test_the_limit_is_for_all_stores(here):
     expire(here, 3)
 
+    (here / "claimcheck.yaml").write_text(f"{CONFIG % 60}  last: {{type: filesystem, path: last, create: true}}\n")
     result = ok("sweep", "--yes", "--grace", "0", "--limit", "2")
 
     assert "the limit was reached" in result.stdout
+    assert "last: not swept: the limit was reached" in result.stdout
     assert len(stored(here)) == 1
 
 
