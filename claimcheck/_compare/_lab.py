@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._broker import Broker, TopicSettings
 from claimcheck._compare._journal import Journal
-from claimcheck._compare._model import MODES, Mode
+from claimcheck._compare._model import MODES, Mode, NotMeasuredError
 from claimcheck._compare._payloads import Payloads
 from claimcheck._compare._process import Role, Worker, WorkerSpec
 from claimcheck._compare._store_space import StoreSpace
 from claimcheck.config import Config
 from claimcheck.hooks import Hook
 
-__all__ = ["PREFIX", "Lab"]
+__all__ = ["PREFIX", "Lab", "WorkerPair"]
 
 PREFIX = "claimcheck-compare-"
 """The names of all topics and the parts of stores begin with this."""
@@ -28,6 +28,16 @@ _HEADROOM_BYTES = 64 << 10  # for key, headers and framing of a whole record
 
 def _silent(text: str) -> None:
     """Show nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPair:
+    """A producer and a consumer of one topic, each in a process of its own."""
+
+    mode: Mode
+    topic: str
+    producer: Worker
+    consumer: Worker
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,6 +203,36 @@ class Lab:
         worker = Worker(spec, ended=self._forget)
         self._workers.append(worker)
         return worker.ready() if wait else worker
+
+    @contextlib.contextmanager
+    def pairs(self, purpose: str, largest: int) -> Iterator[list[WorkerPair]]:
+        """Create a topic for each mode, start a producer and a consumer of each at the same time, and close all.
+
+        A mode that the broker cannot take payloads of this size in is left out.
+
+        Args:
+            purpose: See `topic`.
+            largest: Size of the largest payload.
+        """
+        with contextlib.ExitStack() as stack:
+            pairs = []
+            for mode in self.modes:
+                settings = self.settings(mode, largest)
+                try:
+                    topic = self.topic(mode, purpose, settings)
+                except NotMeasuredError as error:  # whole records of this size
+                    self.progress(f"without {mode}: {error}")
+                    continue
+                stack.callback(self.delete_topic, topic)
+                limit = settings.max_message_bytes
+                producer = self.worker("producer", mode, topic, max_message_bytes=limit, wait=False)
+                stack.enter_context(producer)
+                consumer = stack.enter_context(self.worker("consumer", mode, topic, group=topic, wait=False))
+                pairs.append(WorkerPair(mode, topic, producer, consumer))
+            for pair in pairs:
+                pair.producer.ready()
+                pair.consumer.ready()
+            yield pairs
 
     def _forget(self, worker: Worker) -> None:
         with contextlib.suppress(ValueError):

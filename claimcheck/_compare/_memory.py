@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from claimcheck._compare._lab import Lab
+from claimcheck._compare._lab import Lab, WorkerPair
 from claimcheck._compare._model import (
     MODES,
     CompareError,
     Experiment,
     Mode,
-    NotMeasuredError,
     Point,
     Series,
     Verdict,
     size_text,
 )
-from claimcheck._compare._process import Worker
 from claimcheck._compare._stats import median_point
 
 __all__ = ["Peak", "judge", "run"]
@@ -54,18 +51,11 @@ class Peak:
     consumer: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    mode: Mode
-    producer: Worker
-    consumer: Worker
-
-
 def run(lab: Lab) -> Experiment:
     """Measure one payload of each size, then several of one size whose chunks are interleaved."""
     several = max(_INTERLEAVED_BYTES, 2 * lab.broker.limit_bytes)
     peaks: list[Peak] = []
-    with _pairs(lab, max(*lab.sizes, several)) as pairs:
+    with lab.pairs("memory", max(*lab.sizes, several)) as pairs:
         for pair in pairs:
             _measure(pair, several, 1, 0)  # warm-up
         for number in range(1 if lab.quick else _REPETITIONS):
@@ -78,29 +68,7 @@ def run(lab: Lab) -> Experiment:
     return judge(peaks, sizes=lab.sizes, several=several)
 
 
-@contextlib.contextmanager
-def _pairs(lab: Lab, largest: int) -> Iterator[list[_Pair]]:
-    with contextlib.ExitStack() as stack:
-        pairs = []
-        for mode in lab.modes:
-            settings = lab.settings(mode, largest)
-            try:
-                topic = lab.topic(mode, "memory", settings)
-            except NotMeasuredError as error:  # whole records of this size
-                lab.progress(f"without {mode}: {error}")
-                continue
-            stack.callback(lab.delete_topic, topic)
-            limit = settings.max_message_bytes
-            producer = stack.enter_context(lab.worker("producer", mode, topic, max_message_bytes=limit, wait=False))
-            consumer = stack.enter_context(lab.worker("consumer", mode, topic, group=topic, wait=False))
-            pairs.append(_Pair(mode, producer, consumer))
-        for pair in pairs:
-            pair.producer.ready()
-            pair.consumer.ready()
-        yield pairs
-
-
-def _measure(pair: _Pair, size: int, together: int, number: int) -> Peak:
+def _measure(pair: WorkerPair, size: int, together: int, number: int) -> Peak:
     """Send while the consumer waits: what a client fetches in advance counts."""
     pair.consumer.delivered.clear()
     pair.consumer.start("receive", count=together, idle=_TIMEOUT / 4, commit="each", verify=True)

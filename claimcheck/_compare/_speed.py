@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from claimcheck._compare._lab import Lab
-from claimcheck._compare._model import CompareError, Experiment, Mode, NotMeasuredError, Point, Series, size_text
-from claimcheck._compare._process import Report, Worker
+from claimcheck._compare._lab import Lab, WorkerPair
+from claimcheck._compare._model import CompareError, Experiment, Mode, Point, Series, size_text
+from claimcheck._compare._process import Report
 from claimcheck._compare._stats import median_point, percentile, percentile_point
 
 __all__ = ["Samples", "amount", "judge", "run"]
@@ -66,12 +65,9 @@ def amount(size: int, seconds: float, *, quick: bool = False) -> int:
 
 @dataclass(slots=True)
 class _Lane:
-    """The topic, the producer and the consumer of one mode."""
+    """The processes of one mode, and what they measured."""
 
-    mode: Mode
-    topic: str
-    producer: Worker
-    consumer: Worker
+    pair: WorkerPair
     samples: Samples
     count: int = 0
     reads: int = 0
@@ -79,16 +75,18 @@ class _Lane:
     begin: tuple[int, int | str] = (0, 0)
 
     def send(self, count: int, *, one_by_one: bool = False) -> Report:
-        report = self.producer.send(self.samples.size, self.next_number, count, one_by_one=one_by_one, timeout=_TIMEOUT)
+        size, first = self.samples.size, self.next_number
+        report = self.pair.producer.send(size, first, count, one_by_one=one_by_one, timeout=_TIMEOUT)
         self.next_number += count
         if report.errors:
-            text = f"{self.mode}: {len(report.errors)} of {count} payloads of {size_text(self.samples.size)} failed"
+            text = f"{self.samples.mode}: {len(report.errors)} of {count} payloads of {size_text(size)} failed"
             raise CompareError(f"{text}; the first error was {report.errors[0]}")
         return report
 
 
 def _measure(lab: Lab, size: int) -> list[Samples]:
-    with _lanes(lab, size) as lanes:
+    with lab.pairs("speed", size) as pairs:
+        lanes = [_Lane(pair, Samples(pair.mode, size)) for pair in pairs]
         lab.progress(f"{size_text(size)}: warm-up")
         for lane in lanes:
             _warm_up(lane, quick=lab.quick)
@@ -104,38 +102,15 @@ def _measure(lab: Lab, size: int) -> list[Samples]:
         return [lane.samples for lane in lanes]
 
 
-@contextlib.contextmanager
-def _lanes(lab: Lab, size: int) -> Iterator[list[_Lane]]:
-    """Start all processes of one size at the same time."""
-    with contextlib.ExitStack() as stack:
-        lanes = []
-        for mode in lab.modes:
-            settings = lab.settings(mode, size)
-            try:
-                topic = lab.topic(mode, "speed", settings)
-            except NotMeasuredError as error:  # whole records of this size
-                lab.progress(f"without {mode}: {error}")
-                continue
-            stack.callback(lab.delete_topic, topic)
-            limit = settings.max_message_bytes
-            producer = stack.enter_context(lab.worker("producer", mode, topic, max_message_bytes=limit, wait=False))
-            consumer = stack.enter_context(lab.worker("consumer", mode, topic, group=topic, wait=False))
-            lanes.append(_Lane(mode, topic, producer, consumer, Samples(mode, size)))
-        for lane in lanes:
-            lane.producer.ready()
-            lane.consumer.ready()
-        yield lanes
-
-
 def _warm_up(lane: _Lane, *, quick: bool) -> None:
     """Connect, fill caches, find out how many payloads a round takes, and where the first one is."""
     lane.send(1)
     lane.count = _WARM_UP
     for _ in range(2):  # few payloads take longer than each of many
         lane.count = amount(lane.samples.size, lane.send(lane.count).seconds / lane.count, quick=quick)
-    lane.consumer.receive(lane.next_number, timeout=_TIMEOUT, commit="last")
+    lane.pair.consumer.receive(lane.next_number, timeout=_TIMEOUT, commit="last")
     _check_delivered(lane, lane.next_number)
-    first = lane.consumer.delivered[0]
+    first = lane.pair.consumer.delivered[0]
     lane.begin = first.partition, first.position
 
 
@@ -157,27 +132,29 @@ def _produce(lane: _Lane) -> None:
 def _verify(lane: _Lane) -> None:
     """Read what the rounds will read once, and verify every byte."""
     lane.reads = min(lane.count + _NOT_COUNTED, lane.next_number)
-    lane.consumer.delivered.clear()
-    lane.consumer.seek(*lane.begin)
-    lane.consumer.receive(lane.reads, timeout=_TIMEOUT, commit="none")
+    lane.pair.consumer.delivered.clear()
+    lane.pair.consumer.seek(*lane.begin)
+    lane.pair.consumer.receive(lane.reads, timeout=_TIMEOUT, commit="none")
     _check_delivered(lane, lane.reads)
 
 
 def _consume(lane: _Lane, count: int) -> Report:
     """Read the first payloads of the topic again: the seek discards what the client has fetched in advance."""
-    seconds = lane.consumer.seek(*lane.begin).seconds
-    report = lane.consumer.receive(count, timeout=_TIMEOUT, commit="none", verify=False)
+    seconds = lane.pair.consumer.seek(*lane.begin).seconds
+    report = lane.pair.consumer.receive(count, timeout=_TIMEOUT, commit="none", verify=False)
     if report.count != count or report.size != count * lane.samples.size:
-        raise CompareError(f"{lane.mode}: {report.count} of {count} payloads were read after a seek")
+        raise CompareError(f"{lane.samples.mode}: {report.count} of {count} payloads were read after a seek")
     return replace(report, seconds=seconds + report.seconds)
 
 
 def _check_delivered(lane: _Lane, count: int) -> None:
-    delivered = lane.consumer.delivered
+    delivered = lane.pair.consumer.delivered
     wrong = [each for each in delivered if not each.correct]
     if wrong or len(delivered) != count:
         reason = next((each.error for each in wrong if each.error), "damaged" if wrong else "missing")
-        text = f"{lane.mode}: {len(delivered) - len(wrong)} of {count} payloads of {size_text(lane.samples.size)}"
+        text = (
+            f"{lane.samples.mode}: {len(delivered) - len(wrong)} of {count} payloads of {size_text(lane.samples.size)}"
+        )
         raise CompareError(f"{text} were delivered unchanged ({reason})")
 
 
