@@ -77,7 +77,10 @@ class KafkaBroker:
             self._admin: AdminClient = admin.AdminClient({**self._conf, "error_cb": self._keep}, logger=_quiet)
             metadata = self._admin.list_topics(timeout=_SECONDS)
             self._brokers = len(metadata.brokers)
-            self._broker_config = self._describe("BROKER", str(metadata.orig_broker_id))
+            # A response to the first connection comes from a broker whose id the client does not know yet: -1.
+            known = metadata.orig_broker_id in metadata.brokers
+            broker_id = metadata.orig_broker_id if known else min(metadata.brokers, default=-1)
+            self._broker_config = self._describe("BROKER", str(broker_id))
         except vendor().KafkaException as error:
             raise self._unreachable(error) from error
         self._reads_log_dirs = reads_log_dirs(self._conf)
@@ -393,16 +396,26 @@ class _KafkaTestConsumer:
         self._client.commit(message=received.handle, asynchronous=False)
 
     def seek(self, partition: int, position: int | str) -> None:
-        """Continue at an offset; waits until the partition is assigned."""
+        """Continue at an offset; waits until the partition is assigned, and the client fetches from it."""
         end = time.monotonic() + _SECONDS
-        while not any(each.partition == partition for each in self._client.assignment()):
+        while not self._try_seek(partition, int(position)):
             received = self._client.poll(_POLL_SECONDS)
             if received is not None and _is_record(received):
                 self._early.append(_received(received))
             if time.monotonic() > end:
                 raise CompareError(f"partition {partition} of topic {self._topic} was not assigned to the consumer")
         self._early = deque(each for each in self._early if each.partition != partition)
-        self._client.seek(vendor().TopicPartition(self._topic, partition, int(position)))
+
+    def _try_seek(self, partition: int, offset: int) -> bool:
+        if not any(each.partition == partition for each in self._client.assignment()):
+            return False
+        try:
+            self._client.seek(vendor().TopicPartition(self._topic, partition, offset))
+        except vendor().KafkaException as error:
+            if _name(error) != "_STATE":  # assigned, but not being fetched yet
+                raise
+            return False
+        return True
 
     def close(self) -> None:
         """Leave the group."""
