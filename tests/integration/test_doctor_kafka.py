@@ -24,6 +24,12 @@ def lab(kafka_broker, topic):
         yield lab
 
 
+@pytest.fixture(autouse=True)
+def _now(monkeypatch):
+    """Set the time for each test: half an hour may pass between the import of this module and its tests."""
+    monkeypatch.setitem(globals(), "NOW", int(time.time() * 1000))
+
+
 def stored(**more):
     return configuration({"type": "memory"}, **more)
 
