@@ -291,6 +291,34 @@ def s3_bucket(s3_resource: Any) -> Iterator[str]:
     bucket.delete()
 
 
+@pytest.fixture(scope="module")
+def moto_url() -> Iterator[str]:
+    """Address of a simulated S3 server in this process, which has what the real one lacks."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def mocked_s3() -> Iterator[Any]:
+    """One mock for the module: botocore reads its service description once per session, which takes 0.1 s."""
+    import boto3
+    from moto import mock_aws
+
+    from claimcheck.stores.s3 import _client as s3_client
+
+    s3_client.session.cache_clear()  # the mock registers itself with sessions that are created while it is active
+    mock = mock_aws()
+    with mock:
+        yield mock, boto3.resource("s3")
+    s3_client.session.cache_clear()
+
+
 # Pulsar --------------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +337,15 @@ def pulsar_jars() -> None:
     if servers.PULSAR_JARS not in os.environ and not os.environ.get("CLAIMCHECK_TEST_PULSAR_URL"):
         reason = f"neither CLAIMCHECK_TEST_PULSAR_URL nor {servers.PULSAR_JARS} is set (see tests/real/pulsar.xml)"
         _missing(f"no Pulsar: {reason}")
+
+
+@pytest.fixture(scope="module")
+def secure_pulsar(pulsar_jars: None) -> Iterator[Any]:
+    """A broker of the module's own, with tokens and TLS."""
+    if servers.PULSAR_JARS not in os.environ:
+        pytest.skip("no jars to start a broker with TLS")
+    with servers.secure_pulsar() as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

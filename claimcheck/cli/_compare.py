@@ -22,7 +22,8 @@ from claimcheck.cli._help import COMMANDS
 
 if TYPE_CHECKING:
     from claimcheck._compare._broker import BrokerAddress
-    from claimcheck._compare._runner import Progress
+    from claimcheck._compare._model import Comparison
+    from claimcheck._compare._runner import Options, Progress
 
 __all__ = ["compare"]
 
@@ -113,7 +114,6 @@ def compare(
     from claimcheck._compare._model import as_json as as_values
     from claimcheck._compare._report import check_report, write_html
     from claimcheck._compare._runner import Options
-    from claimcheck._compare._runner import compare as run
     from claimcheck._compare._terminal import show
 
     check_output(STDIO, force=False)
@@ -132,21 +132,28 @@ def compare(
         resume=resume,
         prices=prices,
     )
-    # Experiments make stores fail and consumers die: what the library logs about that is expected.
-    logging.getLogger("claimcheck").addHandler(logging.NullHandler())
-    try:
-        with _one_interrupt(), _progress() as progress:
-            comparison = run(options, show=progress, note=_note)
-    except (KeyboardInterrupt, SystemExit) as error:
-        for text in getattr(error, "__notes__", ()):
-            _note(text)
-        raise
+    comparison = _measured(options)
     if html is not None:
         write_html(comparison, html)
     if as_json:
         click.echo(json.dumps(as_values(comparison), indent=2))
     else:
         show(comparison, Console(width=None if is_terminal(sys.stdout) else 100))
+
+
+def _measured(options: Options) -> Comparison:
+    """Run the comparison; after an interruption the notes of the error say how to go on."""
+    from claimcheck._compare._runner import compare as run
+
+    # Experiments make stores fail and consumers die: what the library logs about that is expected.
+    logging.getLogger("claimcheck").addHandler(logging.NullHandler())
+    try:
+        with _one_interrupt(), _progress() as progress:
+            return run(options, show=progress, note=_note)
+    except (KeyboardInterrupt, SystemExit) as error:
+        for text in getattr(error, "__notes__", ()):
+            _note(text)
+        raise
 
 
 def _address(kafka: str | None, pulsar: str | None, admin_url: str | None) -> BrokerAddress | None:

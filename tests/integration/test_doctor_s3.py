@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 import uuid
 
@@ -22,16 +21,9 @@ OURS = ("s3-", "store-no-expiry", "store-failed", "clock-")
 
 
 @pytest.fixture(scope="module")
-def client():
-    """A client of a server in this process, which supports lifecycle rules."""
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield boto3.client("s3", endpoint_url=f"http://{host}:{port}")
-    server.stop()
+def client(moto_url):
+    """A client of a server that supports lifecycle rules."""
+    return boto3.client("s3", endpoint_url=moto_url)
 
 
 @pytest.fixture

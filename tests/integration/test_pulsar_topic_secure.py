@@ -1,34 +1,23 @@
 """A side topic on a broker with tokens and TLS: certificates and host names are verified."""
 
-import os
-
 import pytest
 
 from claimcheck.errors import ConfigError, StoreError, StoreUnavailableError
 from claimcheck.stores.pulsar_topic import PulsarTopicStore
-from tests import servers
 
 OTHER_NAME = "127.1"  # the same machine, under a name that its certificate does not have
 
 
-@pytest.fixture(scope="module")
-def doors(pulsar_jars):
-    if servers.PULSAR_JARS not in os.environ:
-        pytest.skip("no jars to start a broker with TLS")
-    with servers.secure_pulsar() as doors:
-        yield doors
-
-
 @pytest.fixture
-def open_store(doors, topic):
+def open_store(secure_pulsar, topic):
     opened = []
 
     def build(host="127.0.0.1", **options):
         given = {
-            "url": doors.tls_url.replace("127.0.0.1", host),
+            "url": secure_pulsar.tls_url.replace("127.0.0.1", host),
             "topic": topic,
-            "token": doors.token("operator"),
-            "tls_ca_file": str(doors.authority),
+            "token": secure_pulsar.token("operator"),
+            "tls_ca_file": str(secure_pulsar.authority),
             "timeout_seconds": 30,
         }
         opened.append(PulsarTopicStore(**{**given, **options}))
@@ -66,8 +55,8 @@ def test_a_file_that_does_not_exist_is_named(open_store):
         open_store(tls_ca_file="/nowhere/ca.crt").write(b"payload")
 
 
-def test_the_web_service_is_verified_in_the_same_way(doors, open_store):
+def test_the_web_service_is_verified_in_the_same_way(secure_pulsar, open_store):
     with pytest.raises(ConfigError, match="retention"):  # it was asked, and there is none
-        open_store(admin_url=doors.tls_admin_url).write(b"payload")
+        open_store(admin_url=secure_pulsar.tls_admin_url).write(b"payload")
     with pytest.raises(StoreError, match="certificate"):
-        open_store(admin_url=doors.tls_admin_url.replace("127.0.0.1", OTHER_NAME)).write(b"payload")
+        open_store(admin_url=secure_pulsar.tls_admin_url.replace("127.0.0.1", OTHER_NAME)).write(b"payload")

@@ -1,6 +1,5 @@
 """Spark and a Pulsar with tokens and TLS: errors tell why access is refused, and contain no secret."""
 
-import os
 import time
 from dataclasses import replace
 
@@ -19,18 +18,10 @@ TOLD_SECONDS = 60  # for three queries; the client would retry for a minute in e
 
 
 @pytest.fixture(scope="module")
-def doors(pulsar_jars):
-    if servers.PULSAR_JARS not in os.environ:
-        pytest.skip("no jars to start a broker that wants a token")
-    with servers.secure_pulsar() as doors:
-        yield doors
-
-
-@pytest.fixture(scope="module")
-def tokens(doors):
+def tokens(secure_pulsar):
     """Tokens by the names of their variables; the wrong one has a valid subject but another signature."""
-    forged = replace(doors, secret=b"?" * 32).token("operator")
-    return {RIGHT: doors.token("operator"), WRONG: forged, STRANGER: doors.token("stranger")}
+    forged = replace(secure_pulsar, secret=b"?" * 32).token("operator")
+    return {RIGHT: secure_pulsar.token("operator"), WRONG: forged, STRANGER: secure_pulsar.token("stranger")}
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +36,17 @@ def spark_tokens(spark, tokens):
 
 
 @pytest.fixture
-def secret_topic(doors, tokens, topic):
-    client = pulsar.Client(doors.open.service_url, authentication=pulsar.AuthenticationToken(tokens[RIGHT]))
-    yield Topic(doors.open, client, topic)
+def secret_topic(secure_pulsar, tokens, topic):
+    client = pulsar.Client(secure_pulsar.open.service_url, authentication=pulsar.AuthenticationToken(tokens[RIGHT]))
+    yield Topic(secure_pulsar.open, client, topic)
     client.close()
 
 
 @pytest.fixture
-def tls(doors):
+def tls(secure_pulsar):
     """The options of a query that connects with TLS."""
-    trusted = {"tlsTrustCertsFilePath": doors.authority, "authTokenEnv": RIGHT}
-    return {"serviceUrl": doors.tls_url, "adminUrl": doors.tls_admin_url, **trusted}
+    trusted = {"tlsTrustCertsFilePath": secure_pulsar.authority, "authTokenEnv": RIGHT}
+    return {"serviceUrl": secure_pulsar.tls_url, "adminUrl": secure_pulsar.tls_admin_url, **trusted}
 
 
 def batch(spark, topic, **told):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import uuid
 
-import boto3
 import pytest
-from moto import mock_aws
 
 from claimcheck._store import StoreContext
 from claimcheck._sweep import Sweep
 from claimcheck.errors import ConfigError
 from claimcheck.stores.obstore import ObstoreStore
-from claimcheck.stores.s3 import _client as s3_client
 from claimcheck.stores.s3._lifecycle import apply, rule_for, rules_of
 from claimcheck.stores.s3._store import S3Store
 from tests.unit.cli.rig import ok, run
@@ -20,15 +17,6 @@ from tests.unit.cli.rig import ok, run
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 DAY = 86_400
 OTHER = {"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 3}}
-
-
-@pytest.fixture(scope="module")
-def mocked_s3():
-    s3_client.session.cache_clear()  # the mock registers itself with sessions that are created while it is active
-    mock = mock_aws()
-    with mock:
-        yield mock, boto3.resource("s3")
-    s3_client.session.cache_clear()
 
 
 @pytest.fixture

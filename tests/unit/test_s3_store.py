@@ -18,7 +18,6 @@ from botocore.exceptions import (
     NoCredentialsError,
     ReadTimeoutError,
 )
-from moto import mock_aws
 
 from claimcheck._registry import build_store
 from claimcheck._store import StoreContext
@@ -38,16 +37,6 @@ PART = 5 << 20
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 NOW = 1_700_000_000.0
 KEY = f"orders-20231114T221320Z-never.{UUID}"
-
-
-@pytest.fixture(scope="module")
-def mocked_s3():
-    """One mock for the module: botocore reads its service description once per session, which takes 0.1 s."""
-    s3_client.session.cache_clear()  # the mock registers itself with sessions that are created while it is active
-    mock = mock_aws()
-    with mock:
-        yield mock, boto3.resource("s3")
-    s3_client.session.cache_clear()
 
 
 @pytest.fixture
