@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import time
 import uuid
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from claimcheck._compare._broker import BrokerAddress, Received, TopicSettings
-from claimcheck._compare._broker_options import options_from
 from claimcheck._compare._kafka_log_dirs import LogDirsError, partition_bytes
 from claimcheck._compare._model import CompareError, Mode, NotMeasuredError
 from claimcheck._compare._sampling import PayloadSizes
@@ -57,8 +55,7 @@ class KafkaBroker:
     """A connection to a Kafka cluster.
 
     Args:
-        address: Its options are settings of librdkafka, for example ``security.protocol`` and ``sasl.password``. They
-            take precedence over those of the environment.
+        address: Its options are settings of librdkafka, for example ``security.protocol`` and ``sasl.password``.
 
     Raises:
         CompareError: No broker answered.
@@ -70,8 +67,7 @@ class KafkaBroker:
     def __init__(self, address: BrokerAddress) -> None:
         self.address = address
         self._problem: str | None = None
-        options = {**options_from(os.environ, "kafka"), **dict(address.options)}
-        self._conf: dict[str, Any] = {**options, "bootstrap.servers": address.url}
+        self._conf: dict[str, Any] = {**dict(address.options), "bootstrap.servers": address.url}
         admin = import_vendor("confluent_kafka.admin", extra="kafka")
         try:
             self._admin: AdminClient = admin.AdminClient({**self._conf, "error_cb": self._keep}, logger=_quiet)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from claimcheck._compare._broker import BrokerAddress, Received, TopicSettings
-from claimcheck._compare._broker_options import PULSAR_OPTIONS, options_from
 from claimcheck._compare._model import CompareError, Mode, NotMeasuredError
 from claimcheck._compare._pulsar_admin import TopicAdmin
 from claimcheck._compare._sampling import PayloadSizes
@@ -59,17 +58,15 @@ class PulsarBroker:
 
     Args:
         address: Its options are ``token``, ``tls_trust_certs_file_path``, ``listener_name``, and the ``namespace`` of
-            new topics, by default ``public/default``. They take precedence over those of the environment.
+            new topics, by default ``public/default``.
 
     Raises:
-        CompareError: No broker answered, or an option is unknown.
+        CompareError: No broker answered.
     """
 
     def __init__(self, address: BrokerAddress) -> None:
         self.address = address
-        options = {**options_from(os.environ, "pulsar"), **dict(address.options)}
-        if unknown := sorted(set(options) - set(PULSAR_OPTIONS)):
-            raise CompareError(f"Pulsar has no option {unknown[0]!r} here: use one of {', '.join(PULSAR_OPTIONS)}")
+        options = dict(address.options)
         self._namespace = options.get("namespace", "public/default")
         self._client = _client(address.url, options)
         self._admin = _admin(address, options)
@@ -421,7 +418,7 @@ def _client(url: str, options: dict[str, str]) -> pulsar.Client:
 def _admin(address: BrokerAddress, options: dict[str, str]) -> TopicAdmin | None:
     if not address.admin_url:
         return None
-    trust = trusting(options.get("tls_trust_certs_file_path"), option="tls_trust_certs_file_path")
+    trust = trusting(options.get("tls_trust_certs_file_path"), option="--tls-ca-file")
     return TopicAdmin(address.admin_url, token=options.get("token"), trust=trust)
 
 

@@ -102,7 +102,7 @@ def _invalid(target: KafkaTarget, error: Exception) -> Finding:
     words = " ".join(target.options.values()).split()
     text = hidden(str(text).strip(), [word for word in words if not word.isdigit()])
     message = f"the client refuses its settings: {text.removeprefix('Failed to create admin client: ')}"
-    fix = "Correct the setting in the file of --kafka-config."
+    fix = "Correct the setting in the file of --kafka-config, or in its environment variable."
     return finding("error", "kafka-settings-invalid", "kafka", message, fix, error=ConfigError(message))
 
 

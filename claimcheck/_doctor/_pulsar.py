@@ -65,6 +65,8 @@ def _broker(target: PulsarTarget, url: str) -> Iterator[Finding]:
         options["authentication"] = vendor.AuthenticationToken(target.token)
     if target.ca_file:
         options["tls_trust_certs_file_path"] = target.ca_file
+    if target.listener_name:
+        options["listener_name"] = target.listener_name
     try:
         with closing(vendor.Client(url, **options)) as client:
             client.get_topic_partitions(full_name(target.topics[0]))

@@ -58,6 +58,7 @@ class PulsarTarget:
         dead_letter_topics: In addition to those that are found by their names.
         token: For the web service and the broker.
         ca_file: CA certificates to trust; by default the system's.
+        listener_name: Of brokers that advertise several addresses.
     """
 
     url: str | None = field(repr=False)
@@ -67,6 +68,7 @@ class PulsarTarget:
     dead_letter_topics: tuple[str, ...] = ()
     token: str | None = field(default=None, repr=False)
     ca_file: str | None = None
+    listener_name: str | None = None
 
     @property
     def secrets(self) -> list[str]:

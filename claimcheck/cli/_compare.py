@@ -17,6 +17,7 @@ import click
 from rich.console import Console
 
 from claimcheck import config as configuration
+from claimcheck.cli._brokers import BrokerOptions, broker_options
 from claimcheck.cli._files import STDIO, check_output, is_terminal
 from claimcheck.cli._help import COMMANDS
 
@@ -67,9 +68,7 @@ _FILE = click.Path(exists=True, dir_okay=False)
 
 
 @click.command(short_help=COMMANDS["compare"])
-@click.option("--kafka", metavar="HOST:PORT", help="Kafka's bootstrap servers.  [default: an embedded broker]")
-@click.option("--pulsar", metavar="URL", help="Pulsar's service URL.")
-@click.option("--admin-url", metavar="URL", help="Pulsar's web service; without it some rows cannot be measured.")
+@broker_options
 @click.option("--config", metavar="FILE", type=_FILE, help="The configuration.  [default: files in a temporary folder]")
 @click.option("--sizes", metavar="SIZES", callback=_sizes, help="Payload sizes, for example 64KiB,1MiB,10MiB.")
 @click.option(
@@ -88,9 +87,7 @@ _FILE = click.Path(exists=True, dir_okay=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 def compare(
-    kafka: str | None,
-    pulsar: str | None,
-    admin_url: str | None,
+    broker: BrokerOptions,
     config: str | None,
     sizes: tuple[int, ...] | None,
     payloads: str | None,
@@ -107,9 +104,9 @@ def compare(
     """Measure which strategy, store and threshold fit, with your broker and store.
 
     Sends the same payloads as pointers, as chunks and without claimcheck. Needs no server without --kafka and --pulsar.
-    Creates topics named claimcheck-compare-..., and payloads below that name in the store, and removes both. Passwords
-    and tokens of brokers come from environment variables, such as CLAIMCHECK_KAFKA_SASL_PASSWORD and
-    CLAIMCHECK_PULSAR_TOKEN.
+    Creates topics named claimcheck-compare-..., and payloads below that name in the store, and removes both. Without
+    --admin-url, some rows cannot be measured on Pulsar. Passwords and tokens come from environment variables, such as
+    CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN.
     """
     from claimcheck._compare._model import as_json as as_values
     from claimcheck._compare._report import check_report, write_html
@@ -121,7 +118,7 @@ def compare(
         check_output(html, force=force)
         check_report(html)
     options = Options(
-        address=_address(kafka, pulsar, admin_url),
+        address=_address(broker),
         config=configuration.load(config) if config else None,
         sizes=sizes,
         payloads=payloads,
@@ -156,16 +153,15 @@ def _measured(options: Options) -> Comparison:
         raise
 
 
-def _address(kafka: str | None, pulsar: str | None, admin_url: str | None) -> BrokerAddress | None:
+def _address(broker: BrokerOptions) -> BrokerAddress | None:
     from claimcheck._compare._broker import BrokerAddress
 
-    if kafka and pulsar:
-        raise click.UsageError("use --kafka or --pulsar, not both")
-    if admin_url and not pulsar:
-        raise click.UsageError("--admin-url is an option of --pulsar")
-    if kafka:
-        return BrokerAddress("kafka", kafka)
-    return BrokerAddress("pulsar", pulsar, admin_url) if pulsar else None
+    if broker.admin_url and not broker.pulsar:
+        raise click.UsageError("--admin-url needs --pulsar")
+    options = tuple(broker.settings.items())
+    if broker.kafka:
+        return BrokerAddress("kafka", broker.kafka, options=options)
+    return BrokerAddress("pulsar", broker.pulsar, broker.admin_url, options) if broker.pulsar else None
 
 
 def _note(text: str) -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import re
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import click
 from rich.console import Console
@@ -19,18 +16,16 @@ from rich.text import Text
 from claimcheck._check import CheckReport, Finding
 from claimcheck._doctor._findings import WHY, explained
 from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
-from claimcheck._validation import did_you_mean, fail
+from claimcheck._validation import did_you_mean
+from claimcheck.cli._brokers import BrokerOptions, broker_options
 from claimcheck.cli._configuration import CONFIG, json_option, reported
 from claimcheck.cli._exit_codes import report_exit_code
 from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._setup import summary
-from claimcheck.config import expand
 
 __all__ = ["doctor"]
 
-_TOKEN = "CLAIMCHECK_PULSAR_TOKEN"
-_SETTING = re.compile(r"[a-z][a-z0-9._]*")
 _COLORS = {"error": "red", "warning": "yellow", "info": "blue"}
 
 
@@ -43,21 +38,7 @@ def _known_ids(context: click.Context, parameter: click.Parameter, ids: tuple[st
 
 @click.command(short_help=COMMANDS["doctor"])
 @click.argument("config", metavar="[FILE]", envvar="CLAIMCHECK_CONFIG", default=CONFIG)
-@click.option("--kafka", metavar="HOST:PORT", help="Bootstrap servers; with --topic.")
-@click.option(
-    "--kafka-config",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Settings of librdkafka as name=value lines, with ${NAME} for variables.",
-)
-@click.option("--pulsar", metavar="URL", help="Service URL; with --topic.")
-@click.option("--admin-url", metavar="URL", help="Pulsar's web service.")
-@click.option(
-    "--tls-ca-file",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="CA certificates to trust, for Pulsar.",
-)
+@broker_options
 @click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="A topic to examine; repeatable.")
 @click.option("--group", "groups", metavar="NAME", multiple=True, help="Only this group or subscription; repeatable.")
 @click.option(
@@ -72,11 +53,7 @@ def _known_ids(context: click.Context, parameter: click.Parameter, ids: tuple[st
 @json_option
 def doctor(
     config: str,
-    kafka: str | None,
-    kafka_config: Path | None,
-    pulsar: str | None,
-    admin_url: str | None,
-    tls_ca_file: str | None,
+    broker: BrokerOptions,
     topics: tuple[str, ...],
     groups: tuple[str, ...],
     dead_letters: tuple[str, ...],
@@ -89,23 +66,17 @@ def doctor(
     Does what "check --open" does, and also examines the servers of the stores, the topics named with --topic, and the
     groups that read them. Changes nothing, except that it writes a small payload into each store and deletes it.
 
-    FILE is claimcheck.yaml by default, or CLAIMCHECK_CONFIG. The token for Pulsar is in CLAIMCHECK_PULSAR_TOKEN. Exits
-    with 0 if there is no error; see the exit codes of "claimcheck --help".
+    FILE is claimcheck.yaml by default, or CLAIMCHECK_CONFIG. Passwords and tokens come from environment variables, such
+    as CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN. Exits with 0 if there is no error; see the exit codes
+    of "claimcheck --help".
     """
     from claimcheck._doctor._examination import examine
 
     check_output(STDIO, force=False)
-    _check_usage(kafka, pulsar or admin_url, topics, groups + dead_letters)
-    if kafka_config and not kafka:
-        raise click.UsageError("--kafka-config needs --kafka")
-    kafka_target = pulsar_target = None
-    if kafka is not None:
-        kafka_target = KafkaTarget(kafka, topics, groups, dead_letters, _settings(kafka_config))
-    elif pulsar or admin_url:
-        token = os.environ.get(_TOKEN)
-        pulsar_target = PulsarTarget(pulsar, admin_url, topics, groups, dead_letters, token, tls_ca_file)
+    _check_usage(broker, topics, groups + dead_letters)
+    kafka, pulsar = _targets(broker, topics, groups, dead_letters)
     with _quiet():
-        report = reported(config, lambda cc: examine(cc, kafka=kafka_target, pulsar=pulsar_target, ignore=ignore))
+        report = reported(config, lambda cc: examine(cc, kafka=kafka, pulsar=pulsar, ignore=ignore))
     _show(CheckReport(tuple(explained(report.findings))), config, as_json=as_json)
     sys.exit(report_exit_code(report, strict=strict))
 
@@ -121,31 +92,24 @@ def _quiet() -> Iterator[None]:
         log.removeHandler(handler)
 
 
-def _check_usage(kafka: str | None, pulsar: str | None, topics: tuple[str, ...], more: tuple[str, ...]) -> None:
-    if kafka and pulsar:
-        raise click.UsageError("--kafka and --pulsar cannot be combined: run the command once for each broker")
-    if (kafka or pulsar) and not topics:
+def _check_usage(broker: BrokerOptions, topics: tuple[str, ...], more: tuple[str, ...]) -> None:
+    named = broker.kafka or broker.pulsar or broker.admin_url
+    if named and not topics:
         raise click.UsageError("name the topics to examine with --topic")
-    if (topics or more) and not (kafka or pulsar):
+    if (topics or more) and not named:
         raise click.UsageError("--topic, --group and --dead-letter-topic need --kafka, --pulsar or --admin-url")
 
 
-def _settings(path: Path | None) -> Mapping[str, str]:
-    """Read settings of the Kafka client.
-
-    Raises:
-        ConfigError: A line is not ``name=value``, or a variable is not set. It quotes no line, which may be a secret.
-    """
-    settings = {}
-    lines = path.read_text(encoding="utf-8").splitlines() if path else []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if not equals or not _SETTING.fullmatch(name):
-            fail(f"{path}, line {number}", found="a line that is not a setting", expected="name=value or a comment (#)")
-        settings[name] = expand(value, path=f"{path}, line {number}: {name}")
-    return settings
+def _targets(
+    broker: BrokerOptions, topics: Iterable[str], groups: tuple[str, ...], dead_letters: Iterable[str]
+) -> tuple[KafkaTarget | None, PulsarTarget | None]:
+    names, dead = tuple(map(broker.topic, topics)), tuple(map(broker.topic, dead_letters))
+    if broker.kafka:
+        return KafkaTarget(broker.kafka, names, groups, dead, broker.settings), None
+    if not (broker.pulsar or broker.admin_url):
+        return None, None
+    token, ca_file, listener = map(broker.settings.get, ("token", "tls_trust_certs_file_path", "listener_name"))
+    return None, PulsarTarget(broker.pulsar, broker.admin_url, names, groups, dead, token, ca_file, listener)
 
 
 # Output --------------------------------------------------------------------------------------------------------

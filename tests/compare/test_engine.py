@@ -551,8 +551,8 @@ def test_the_command_prints_json_and_writes_a_report(tmp_path):
         (["--only", "sped"], 2, "no experiment 'sped'"),
         (["--only", ""], 2, "no experiment is named"),
         (["--only", ","], 2, "no experiment is named"),
-        (["--kafka", "a:1", "--pulsar", "pulsar://b"], 2, "not both"),
-        (["--admin-url", "http://a"], 2, "option of --pulsar"),
+        (["--kafka", "a:1", "--pulsar", "pulsar://b"], 2, "cannot be combined"),
+        (["--admin-url", "http://a"], 2, "--admin-url needs --pulsar"),
         (["--html", "/dev/full/no/report.html"], 1, "does not exist"),
     ],
 )
