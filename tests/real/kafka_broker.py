@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.real.certificates import make_certificate
 from tests.real.process import Location, Server, accepts_connections, running
 
 JARS = "CLAIMCHECK_TEST_KAFKA_JARS"
@@ -48,6 +49,20 @@ message.max.bytes={most}
 replica.fetch.max.bytes={most}
 socket.request.max.bytes={request}
 """
+_SECURE = """\
+listeners=SASL_SSL://127.0.0.1:{port},CONTROLLER://127.0.0.1:{spare}
+advertised.listeners=SASL_SSL://127.0.0.1:{port},CONTROLLER://127.0.0.1:{spare}
+inter.broker.listener.name=SASL_SSL
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL
+sasl.enabled.mechanisms=PLAIN
+sasl.mechanism.inter.broker.protocol=PLAIN
+listener.name.sasl_ssl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+  username="operator" password="{password}" user_operator="{password}";
+ssl.keystore.type=PEM
+ssl.keystore.location={folder}/server.pem
+ssl.truststore.type=PEM
+ssl.truststore.location={folder}/ca.crt
+"""
 
 
 @dataclass(frozen=True)
@@ -64,12 +79,16 @@ class KafkaBroker:
 
 
 @contextlib.contextmanager
-def kafka(*, max_message_bytes: int | None = None, heap: str = "512m") -> Iterator[KafkaBroker]:
+def kafka(
+    *, max_message_bytes: int | None = None, heap: str = "512m", password: str | None = None
+) -> Iterator[KafkaBroker]:
     """Run a broker, which is ready when it accepts connections: its last step.
 
     Args:
         max_message_bytes: Size limit of a record. Default: the broker's own, 1,048,588.
         heap: Value of ``java -Xmx``. Each record being written also takes its size outside of the heap.
+        password: Of the user ``operator``, with SASL PLAIN and TLS; the authority is in ``ca.crt`` in the server's
+            folder. Default: neither a password nor TLS.
     """
 
     def command(location: Location) -> list[str]:
@@ -77,6 +96,13 @@ def kafka(*, max_message_bytes: int | None = None, heap: str = "512m") -> Iterat
         text = _CONFIGURATION.format(port=location.port, spare=location.extra_port, folder=location.folder)
         if max_message_bytes is not None:
             text += _RAISED.format(most=max_message_bytes, request=max_message_bytes + (1 << 20))
+        if password is not None:
+            make_certificate(location.folder)
+            pem = [(location.folder / name).read_text() for name in ("server.key", "server.crt")]
+            (location.folder / "server.pem").write_text("".join(pem))
+            text += _SECURE.format(
+                port=location.port, spare=location.extra_port, folder=location.folder, password=password
+            )
         configuration.write_text(text)
         _format(configuration)
         return _java("kafka.Kafka", str(configuration), heap=heap)

@@ -1,0 +1,115 @@
+"""``claimcheck compare`` on real brokers, as a user runs it: with credentials and TLS, and with the user's payloads."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from claimcheck._compare import _kafka, _pulsar
+from claimcheck._compare._broker import Broker, BrokerAddress, TopicSettings
+from claimcheck._compare._model import MODES
+from claimcheck.cli._commands import commands
+from tests import servers
+
+PASSWORD = "hunter2-hunter2"
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def compared(*arguments: str, secret: str = PASSWORD) -> dict[str, Any]:
+    """Return the JSON of a comparison that measured every mode."""
+    result = CliRunner().invoke(commands, ["compare", "--quick", "--rounds", "1", "--json", *arguments])
+
+    assert result.exit_code == 0, result.output
+    assert secret not in result.output
+    values: dict[str, Any] = json.loads(result.stdout)
+    assert all(set(each["measured"]) >= set(MODES) for each in values["experiments"])
+    return values
+
+
+# Credentials and TLS -------------------------------------------------------------------------------------------
+
+
+def test_kafka_with_a_password_and_tls(kafka_jars: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if servers.KAFKA_JARS not in os.environ:
+        pytest.skip("no jars to start a broker with TLS")
+    with servers.kafka(password=PASSWORD) as broker:
+        assert broker.server is not None
+        authority = broker.server.location.folder / "ca.crt"
+        settings = f"security.protocol=sasl_ssl\nssl.ca.location={authority}\nsasl.mechanism=PLAIN\n"
+        (tmp_path / "client").write_text(f"{settings}sasl.username=operator\n")
+        arguments = ("--kafka", broker.bootstrap_servers, "--kafka-config", str(tmp_path / "client"))
+        monkeypatch.setenv("CLAIMCHECK_KAFKA_SASL_PASSWORD", PASSWORD)
+        compared(*arguments, "--only", "partition,speed", "--sizes", "64KiB")  # in this process, and in others
+
+        monkeypatch.setenv("CLAIMCHECK_KAFKA_SASL_PASSWORD", "wrong")
+        refused = CliRunner().invoke(commands, ["compare", *arguments])
+    assert (refused.exit_code, "no Kafka broker answered (_AUTHENTICATION)" in refused.stderr) == (1, True)
+
+
+def test_pulsar_with_a_token_and_tls(secure_pulsar: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = secure_pulsar.token("operator")
+    monkeypatch.setenv("CLAIMCHECK_PULSAR_TOKEN", token)
+    arguments = ("--pulsar", secure_pulsar.tls_url, "--admin-url", secure_pulsar.tls_admin_url)
+    arguments += ("--tls-ca-file", str(secure_pulsar.authority))
+    compared(*arguments, "--only", "partition,speed", "--sizes", "64KiB", secret=token)
+
+    monkeypatch.setenv("CLAIMCHECK_PULSAR_TOKEN", secure_pulsar.token("nobody"))
+    refused = CliRunner().invoke(commands, ["compare", *arguments])
+    assert (refused.exit_code, "the token's permissions" in refused.stderr) == (1, True)
+
+
+# The user's payloads -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("kafka_broker", marks=pytest.mark.kafka),
+        pytest.param("pulsar_broker", marks=pytest.mark.pulsar),
+    ]
+)
+def broker(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, list[str]]]:
+    """A real broker, and the options that name it."""
+    found = request.getfixturevalue(request.param)
+    if request.param == "kafka_broker":
+        options = ["--kafka", found.bootstrap_servers]
+        opened: Broker = _kafka.connect(BrokerAddress("kafka", found.bootstrap_servers))
+    else:
+        options = ["--pulsar", found.service_url, "--admin-url", found.admin_url]
+        opened = _pulsar.connect(BrokerAddress("pulsar", found.service_url, found.admin_url))
+    yield opened, options
+    opened.close()
+
+
+def test_the_sizes_of_an_existing_topic(broker: tuple[Broker, list[str]]) -> None:
+    opened, options = broker
+    topic = f"orders-{uuid.uuid4().hex}"
+    opened.create_topic(topic, TopicSettings())
+    try:
+        producer = opened.producer("native", topic, None)  # type: ignore[arg-type] # not used
+        for size in (1000, 2000, 70_000):
+            producer.send(bytes(size))
+        producer.flush(30)
+        producer.close()
+        values = compared(*options, "--sample-topic", topic, "--only", "partition")
+    finally:
+        opened.delete_topic(topic)
+    assert values["sizes"] == [1000, 2000, 70_000]
+
+
+def test_the_files_of_a_folder(broker: tuple[Broker, list[str]], tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    for size in (1000, 70_000):
+        (tmp_path / "files" / f"{size}.csv").write_bytes(b"a;b\n" * (size // 4))
+    values = compared(*broker[1], "--payloads", str(tmp_path / "files"), "--only", "partition")
+    assert values["sizes"] == [1000, 70_000]
