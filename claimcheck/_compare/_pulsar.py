@@ -38,6 +38,7 @@ __all__ = ["PulsarBroker", "connect"]
 
 _log = logging.getLogger(__name__)
 
+_MAX_PENDING_CHUNKS = 20_000
 _SECONDS = 15.0
 _POLL_SECONDS = 0.01
 _ACK_GROUPING_SECONDS = 0.2  # twice the time for which the client holds acknowledgements back
@@ -175,7 +176,9 @@ class PulsarBroker:
         self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None
     ) -> _PulsarTestProducer:
         """Return a producer with the client's defaults, except that it waits while its queue is full."""
-        options = {"block_if_queue_full": True, "chunking_enabled": mode == "native"}
+        options: dict[str, Any] = {"block_if_queue_full": True}
+        if mode == "native":  # with more chunks than pending messages, the client waits for itself and never returns
+            options |= {"chunking_enabled": True, "max_pending_messages": _MAX_PENDING_CHUNKS}
         with _translated(f"connect a producer to topic {topic}"):
             native = self._client.create_producer(self._full(topic), **options)
         limit = min(max_message_bytes or self._limit, self._limit)

@@ -264,7 +264,7 @@ def _speed_reason(times: Times, size: int) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms"
+    return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:,.3g} s"
 
 
 def _resource_reasons(size: int, facts: Mapping[str, float]) -> Iterator[str]:
