@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from claimcheck._compare import _plots
 from claimcheck._compare._model import MODES, CompareError, Point, Series
-from claimcheck._compare._report import check_packages, render, write_html
-from claimcheck._compare._units import printable
+from claimcheck._compare._report import _summary, check_packages, render, write_html
+from claimcheck._compare._units import number_text, printable
 from claimcheck.errors import MissingDependencyError
 from tests.compare.browser import browser, program
 from tests.compare.comparisons import HOSTILE, comparison, hostile
@@ -70,15 +70,16 @@ def test_each_series_is_a_plot_with_the_names_of_its_lines(tree):
 
 def test_captions_name_both_axes(tree):
     captions = {text_of(each) for each in section(tree, "plots").iter("figcaption")}
-    assert "Produce throughputMB per second, by payload size" in captions
-    assert "What is readable over timepercent, by seconds" in captions
+    assert "Produce: throughputMB/s, by payload size" in captions
+    assert "Consumer: memory for interleaved payloads of 4 MiBMB, by payloads at a time" in captions
 
 
 def test_a_point_shows_its_value_and_interval(tree):
     titles = [title.text for title in section(tree, "plots").iter("title")]
     speed = next(each for each in comparison().experiments if each.name == "speed")
     point = speed.series[0].points["external"][3]
-    assert f"external, 100 MiB: {point.y:,.0f} ({point.low:,.0f} to {point.high:,.0f}) MB per second" in titles
+    interval = f"({number_text(point.low)} to {number_text(point.high)})"
+    assert f"external, 100 MiB: {number_text(point.y)} {interval} MB/s" in titles
 
 
 def test_each_row_has_the_published_claim_the_numbers_and_the_verdict(tree):
@@ -91,8 +92,14 @@ def test_each_row_has_the_published_claim_the_numbers_and_the_verdict(tree):
         cells = {cell.get("data-mode"): text_of(cell) for cell in row.iter("td")}
         for mode in MODES:
             assert cells[mode] == each.claimed.get(mode, "") + each.measured.get(mode, "")
-    summary = "Of its 8 rows, 5 agree with the measurement, 1 agrees in part, 2 disagree."
-    assert summary in text_of(section(tree, "published"))
+    assert _summary(expected) in text_of(section(tree, "published"))
+
+
+def test_the_verdicts_are_counted():
+    one = comparison().experiments[0]
+    verdicts = ["agrees"] * 5 + ["partly", "disagrees", "disagrees"]
+    counted = "Of its 8 rows, 5 agree with the measurement, 1 agrees in part, 2 disagree."
+    assert _summary([replace(one, verdict=each) for each in verdicts]) == counted
 
 
 def test_the_details_have_every_experiment_with_its_table(tree):
