@@ -200,6 +200,8 @@ class KafkaBroker:
             found = _PROPERTY.search(str(error))
             which = found[1] if found else "security.protocol, sasl.* or ssl.*"
             return CompareError(f"the Kafka client does not accept its settings: correct {which}")
+        if hasattr(self, "_admin"):
+            self._admin.poll(0)  # calls `_keep` with what happened meanwhile, such as a refused password
         why = self._problem or _name(error)
         return CompareError(
             f"no Kafka broker answered ({why}): check that it runs, the address, and the security settings of the "

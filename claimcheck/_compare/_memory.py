@@ -71,8 +71,9 @@ def run(lab: Lab) -> Experiment:
 def _measure(pair: WorkerPair, size: int, together: int, number: int) -> Peak:
     """Send while the consumer waits: what a client fetches in advance counts."""
     pair.consumer.delivered.clear()
-    pair.consumer.start("receive", count=together, idle=_TIMEOUT / 4, commit="each", verify=True)
-    sent = pair.producer.send(size, number * together, together, interleaved=together > 1, timeout=_TIMEOUT)
+    pair.consumer.start("receive", count=together, idle=_TIMEOUT / 4, commit="each", verify=True, peak=True)
+    interleaved = together > 1
+    sent = pair.producer.send(size, number * together, together, interleaved=interleaved, peak=True, timeout=_TIMEOUT)
     received = pair.consumer.report(_TIMEOUT)
     wrong = [each for each in pair.consumer.delivered if not each.correct]
     if sent.errors or wrong or received.count != together:

@@ -106,7 +106,8 @@ class Report:
         size: Their bytes.
         seconds: From the command to the last acknowledgement or payload.
         cpu_seconds: Of all threads of the process.
-        peak_bytes: The most memory beyond what was resident before the command. Payloads to send count as before.
+        peak_bytes: The most memory beyond what was resident before the command, if that was measured, else 0. Payloads
+            to send count as before.
         latencies: Seconds for each payload: from `send` to its acknowledgement, or of `receive`.
         errors: Of sends: names and texts.
         partitions: Where the payloads went.
@@ -173,6 +174,7 @@ class Worker:
         keys: bool = False,
         one_by_one: bool = False,
         interleaved: bool = False,
+        peak: bool = False,
         timeout: float = 120.0,
     ) -> Report:
         """Send payloads and wait until all are acknowledged.
@@ -185,9 +187,10 @@ class Worker:
             one_by_one: Whether each payload waits for the acknowledgement of the one before.
             interleaved: Whether each payload has a producer of its own, and all send at the same time: of each payload
                 the first chunk, then of each the second, and so on.
+            peak: Whether memory is measured, which takes time.
             timeout: Seconds for everything.
         """
-        options = {"keys": keys, "one_by_one": one_by_one, "interleaved": interleaved}
+        options = {"keys": keys, "one_by_one": one_by_one, "interleaved": interleaved, "peak": peak}
         self.start("send", size=size, first=first, count=count, **options)
         return self.report(timeout)
 

@@ -48,12 +48,15 @@ class _Sending:
         self._point = point
         point.flush = self._flush_messages
 
-    def send(self, *, size: int, first: int, count: int, keys: bool, one_by_one: bool, interleaved: bool) -> Report:
-        numbers = range(first, first + count)
+    def send(
+        self, *, size: int, first: int, count: int, keys: bool, one_by_one: bool, interleaved: bool, peak: bool
+    ) -> Report:
+        numbers, meter = range(first, first + count), Meter(peak=peak)
         if interleaved:
-            return self._send_interleaved([_Batch(self._payloads, size, [number], keys=keys) for number in numbers])
+            batches = [_Batch(self._payloads, size, [number], keys=keys) for number in numbers]
+            return self._send_interleaved(batches, meter)
         batch = _Batch(self._payloads, size, numbers, keys=keys)
-        with Meter() as meter:
+        with meter:
             batch.send(self._producer, self._sent, one_by_one=one_by_one)
         return _sent_report([batch], meter)
 
@@ -62,10 +65,10 @@ class _Sending:
         with contextlib.suppress(TimeoutError):
             self._producer.flush(_KILL_SECONDS)
 
-    def _send_interleaved(self, batches: list[_Batch]) -> Report:
+    def _send_interleaved(self, batches: list[_Batch], meter: Meter) -> Report:
         """Send each batch with a producer of its own; each waits for the others after each message."""
         turn = threading.Barrier(len(batches))
-        with contextlib.ExitStack() as stack, Meter() as meter:
+        with contextlib.ExitStack() as stack, meter:
             cc = stack.enter_context(WatchedClaimCheck.of(self._spec.config, lambda: None, partial(_wait, turn)))
             producers = [stack.enter_context(contextlib.closing(self._new(cc))) for _ in batches]
             threads = [
@@ -161,10 +164,10 @@ class _Receiving:
         self._point = point
         self._deliver = deliver
 
-    def receive(self, *, count: int, idle: float, commit: str, verify: bool) -> Report:
+    def receive(self, *, count: int, idle: float, commit: str, verify: bool, peak: bool = False) -> Report:
         latencies: list[float] = []
         total = received_count = 0
-        with Meter() as meter:
+        with Meter(peak=peak) as meter:
             for received in self._received(count, idle, latencies):
                 received_count += 1
                 total += len(received.payload or b"")

@@ -154,8 +154,9 @@ def test_the_peak_of_a_consumer_grows_with_what_it_buffers(lab):
     _, producer, consumer = _pair(lab, "chunking")
     peaks = []
     for together in (1, 4):
+        consumer.start("receive", count=together, idle=10.0, commit="each", verify=True, peak=True)
         producer.send(4 * MIB, 0, together, interleaved=together > 1)
-        peaks.append(consumer.receive(together).peak_bytes)
+        peaks.append(consumer.report(60.0).peak_bytes)
 
     assert peaks[1] - peaks[0] > 2 * 4 * MIB
 
