@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._model import Mode
 
-__all__ = ["Broker", "BrokerAddress", "Consumer", "Producer", "Received", "TopicSettings"]
+__all__ = ["Broker", "BrokerAddress", "Consumer", "Producer", "Received", "TopicSettings", "connect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +176,14 @@ class Broker(Protocol):
 
     def close(self) -> None:
         """Close the connection; topics stay."""
+
+
+def connect(address: BrokerAddress) -> Broker:
+    """Return the broker of an address, connected for administration; the client is imported now.
+
+    Raises:
+        CompareError: It cannot be reached.
+        MissingDependencyError: Its client is not installed; names the extra.
+    """
+    broker: Broker = importlib.import_module(f"claimcheck._compare._{address.kind}").connect(address)
+    return broker

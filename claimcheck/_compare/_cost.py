@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Annotated
 
-from claimcheck._compare._model import MODES, Experiment, Point, Series, size_text
-from claimcheck._compare._units import number_text
+from claimcheck._compare._model import MODES, Experiment, Point, Series
+from claimcheck._texts import number_text, size_text
 from claimcheck._validation import Count, Range, build
 from claimcheck.config import read_yaml
 from claimcheck.errors import ConfigError

@@ -19,7 +19,14 @@ from claimcheck.config import Config, StoreConfig, expand
 from claimcheck.hooks import Hook
 from claimcheck.testing._faults import FaultyStore, Operation, When
 
-__all__ = ["KillingStore", "SendingClaimCheck", "refused_address", "with_faulty_stores", "without_stores"]
+__all__ = [
+    "KillingStore",
+    "PassingBlock",
+    "SendingClaimCheck",
+    "refused_address",
+    "with_faulty_stores",
+    "without_stores",
+]
 
 _FAULTY = "claimcheck.testing:FaultyStore"
 _ADDRESSES = ("url", "endpoint_url")
@@ -113,18 +120,20 @@ class SendingClaimCheck(ClaimCheck):
         """Same as for `ClaimCheck`."""
         if self._unknown:
             options["classify"] = lambda error: "unknown"
-        return _Block(super().outbound(payload, **options), self._before_message)
+        return PassingBlock(super().outbound(payload, **options), self._passed)
+
+    def _passed(self, messages: Iterable[Envelope]) -> Iterator[Envelope]:
+        return (self._before_message(number, envelope) for number, envelope in enumerate(messages))
 
 
-class _Block(OutboundBlock):
+class PassingBlock(OutboundBlock):
     """A block whose messages pass through a function."""
 
-    def __init__(self, block: OutboundBlock, before_message: Interceptor) -> None:
+    def __init__(self, block: OutboundBlock, through: Callable[[Iterable[Envelope]], Iterator[Envelope]]) -> None:
         super().__init__(block._strategy, block._message, block._classify)
-        self._before_message = before_message
+        self._through = through
 
     def __enter__(self) -> Outbound:
         out = super().__enter__()
-        numbered = enumerate(out.messages)
-        out._messages = (self._before_message(number, envelope) for number, envelope in numbered)
+        out._messages = self._through(out._messages)
         return out

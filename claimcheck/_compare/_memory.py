@@ -14,9 +14,9 @@ from claimcheck._compare._model import (
     Point,
     Series,
     Verdict,
-    size_text,
 )
 from claimcheck._compare._stats import median_point
+from claimcheck._texts import size_text
 
 __all__ = ["Peak", "judge", "run"]
 

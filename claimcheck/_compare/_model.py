@@ -24,7 +24,6 @@ __all__ = [
     "Verdict",
     "as_json",
     "from_json",
-    "size_text",
 ]
 
 Mode = Literal["external", "chunking", "hybrid", "native"]
@@ -209,11 +208,3 @@ def _value(kind: Any, value: Any) -> Any:
     if origin is Literal and value not in arguments:
         raise ValueError(f"{value!r} is not one of {', '.join(map(str, arguments))}")
     return value
-
-
-def size_text(size: float, *, digits: int = 4) -> str:
-    """Return a number of bytes for people, with so many significant digits at most: ``64 KiB``, ``1.5 MiB``."""
-    for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= unit_bytes:
-            return f"{float(f'{size / unit_bytes:.{digits}g}'):.4g} {unit}"
-    return f"{size:.0f} bytes"

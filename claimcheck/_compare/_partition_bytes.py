@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Mapping
 
 from claimcheck._compare._lab import Lab
-from claimcheck._compare._model import Experiment, Mode, NotMeasuredError, Point, Series, Verdict, size_text
+from claimcheck._compare._model import Experiment, Mode, NotMeasuredError, Point, Series, Verdict
+from claimcheck._texts import size_text
 
 __all__ = ["CLAIMED", "PARTITION_BYTES", "judge", "result", "run"]
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from claimcheck._compare._model import CompareError, size_text
+from claimcheck._compare._model import CompareError
+from claimcheck._texts import size_text
 
 __all__ = ["MAX_BYTES", "MIN_BYTES", "SIZE_RANGE", "Payloads", "number_of", "representative"]
 

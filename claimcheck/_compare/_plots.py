@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from claimcheck._compare._model import MODES, Point, Series, size_text
-from claimcheck._compare._units import number_text, printable
+from claimcheck._compare._model import MODES, Point, Series
+from claimcheck._texts import number_text, printable, size_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -204,7 +204,7 @@ def _name_lines(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
     spread = enumerate(_spread([ends[name] for name in names], gap))
     places = [max(place, index * gap) for index, place in spread]  # above the labels of the horizontal axis
     for name, y in zip(names, places, strict=True):
-        text = printable(name).replace("\n", " ")
+        text = printable(name)
         short = text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "\N{HORIZONTAL ELLIPSIS}"
         color, weight = _color(numbers[name], name), "bold" if name in MODES else "normal"
         axes.text(1.03, y, short, transform=axes.transAxes, va="center", color=color, weight=weight, size=_NAME_FONT)

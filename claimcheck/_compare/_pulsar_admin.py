@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import ssl
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from typing import Any
 
 from claimcheck._compare._model import CompareError
@@ -19,7 +14,6 @@ __all__ = ["TopicAdmin"]
 
 _SECONDS = 15.0
 _POLL_SECONDS = 0.05
-_MAX_REDIRECTS = 3
 _MAX_TEXT = 200
 
 
@@ -36,11 +30,9 @@ class TopicAdmin:
     """
 
     def __init__(self, url: str, *, token: str | None, trust: ssl.SSLContext) -> None:
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._trust = trust
-        self._url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            self._reads = AdminClient(url, headers=self._headers, trust=trust, timeout_seconds=_SECONDS)
+            self._client = AdminClient(url, headers=headers, trust=trust, timeout_seconds=_SECONDS)
         except AdminError as error:
             raise CompareError(str(error)) from error
 
@@ -114,14 +106,14 @@ class TopicAdmin:
     def get(self, path: str) -> Any:
         """Return the response to a GET request. Raises `CompareError`."""
         try:
-            return self._reads.get(path)
+            return self._client.get(path)
         except AdminError as error:
             raise CompareError(f"{error}: check --admin-url and the token's permissions") from error
 
     def version(self) -> str | None:
         """Return the broker's version; ``None`` if it is not told."""
-        with contextlib.suppress(CompareError):
-            return self._send("GET", "brokers/version", None)[1].decode("ascii", "replace").strip('" \n')[:40] or None
+        with contextlib.suppress(AdminError):
+            return self._client.send("GET", "brokers/version").decode("ascii", "replace").strip('" \n')[:40] or None
         return None
 
     def max_message_bytes(self) -> int | None:
@@ -135,65 +127,18 @@ class TopicAdmin:
         """Return ledgers and cursors of one partition."""
         return self.get(f"{topic_path(partition)}/internalStats") or {}
 
-    # Requests --------------------------------------------------------------------------------------------------
-
     def _change(self, method: str, path: str, body: object = None, *, what: str, allowed: tuple[int, ...] = ()) -> None:
-        status, text = self._send(method, path, body)
-        if status < 300 or status in allowed:
-            return
-        if status in (401, 403):
-            advice = "give the token's role the permission, or use a namespace where it has it"
-            raise CompareError(f"not permitted to {what} ({status}): {advice}")
-        if status == 405:
-            raise CompareError(f"the broker does not {what} (405): enable topicLevelPoliciesEnabled on the broker")
-        raise CompareError(f"the broker did not {what} ({status}): {_reason(text)}")
-
-    def _send(self, method: str, path: str, body: object) -> tuple[int, bytes]:
-        """Send a request; a redirect to the broker that owns the topic is followed, the token only to the same host."""
-        url = f"{self._url}/admin/v2/{path}"
-        data = None if body is None else json.dumps(body).encode()
-        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=self._trust), _NoRedirects())
-        for _ in range(_MAX_REDIRECTS):
-            headers = self._headers if _host(url) == _host(self._url) else {}
-            request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers}, method=method)
-            try:
-                with opener.open(request, timeout=_SECONDS) as response:
-                    return response.status, response.read()
-            except urllib.error.HTTPError as error:
-                with error:
-                    location = error.headers.get("Location") if error.code in (307, 308) else None
-                    if location is None:
-                        return error.code, error.read(_MAX_TEXT)
-                url = self._followed(url, location)
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                raise CompareError(
-                    f"the web service did not answer ({type(error).__name__}): check --admin-url"
-                ) from error
-        raise CompareError("the web service redirects in a circle: check --admin-url")
-
-    def _followed(self, url: str, location: str) -> str:
-        target = urllib.parse.urljoin(url, location)
-        scheme = urllib.parse.urlsplit(target).scheme
-        if scheme not in ("http", "https") or (scheme == "http" and self._url.startswith("https:")):
-            raise CompareError("the web service redirects from https to an address without TLS")
-        return target
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Makes a redirect an error: urllib does not follow those of PUT, POST and DELETE."""
-
-    def redirect_request(self, *arguments: Any) -> None:
-        return None
-
-
-def _host(url: str) -> str:
-    parts = urllib.parse.urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
-
-
-def _reason(text: bytes) -> str:
-    """Return the reason in an error's body, which is usually JSON."""
-    with contextlib.suppress(ValueError, TypeError):
-        reason = json.loads(text)["reason"]
-        return str(reason)[:_MAX_TEXT]
-    return text.decode("utf-8", "replace").strip() or "no reason given"
+        try:
+            self._client.send(method, path, body)
+        except AdminError as error:
+            if error.status in allowed:
+                return
+            if error.status is None:
+                raise CompareError(f"{error}: check --admin-url") from error
+            if error.status in (401, 403):
+                advice = "give the token's role the permission, or use a namespace where it has it"
+                raise CompareError(f"not permitted to {what} ({error.status}): {advice}") from error
+            if error.status == 405:
+                text = f"the broker does not {what} (405): enable topicLevelPoliciesEnabled on the broker"
+                raise CompareError(text) from error
+            raise CompareError(f"the broker did not {what} ({error.status}): {error.reason[:_MAX_TEXT]}") from error

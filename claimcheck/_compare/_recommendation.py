@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from claimcheck._compare._model import Experiment, Recommendation, size_text
+from claimcheck._compare._model import Experiment, Recommendation
 from claimcheck._compare._stats import percentile
+from claimcheck._texts import size_text
 
 __all__ = ["MARGIN", "Choice", "Setting", "Votes", "recommend"]
 

@@ -13,9 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from claimcheck._compare._model import MODES, CompareError, Comparison, Experiment, Series, size_text
-from claimcheck._compare._units import number_text, printable
+from claimcheck._compare._model import MODES, CompareError, Comparison, Experiment, Series
 from claimcheck._registry import import_vendor
+from claimcheck._texts import number_text, printable, size_text
 
 __all__ = ["check_packages", "check_report", "render", "write_html"]
 
@@ -113,7 +113,7 @@ def _template() -> Any:
 
 def _finalize(value: object) -> object:
     """Replace control characters in every value, except in the parts of the page itself."""
-    return printable(value) if type(value) is str else value
+    return printable(value, keep="\n") if type(value) is str else value
 
 
 def _text(name: str) -> str:

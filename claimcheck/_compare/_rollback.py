@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Literal
 
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._faults import KillingStore, SendingClaimCheck, with_faulty_stores
-from claimcheck._compare._model import Experiment, Mode, Verdict, size_text
+from claimcheck._compare._model import Experiment, Mode, Verdict
 from claimcheck._compare._process import Worker
 from claimcheck._compare._trial import Trial, until_killed
 from claimcheck._envelope import Envelope
+from claimcheck._texts import size_text
 from claimcheck.testing._faults import FaultyStore, When
 
 if TYPE_CHECKING:

@@ -15,17 +15,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from claimcheck._compare._broker import Broker, BrokerAddress
-from claimcheck._compare._connect import connect
+from claimcheck._compare._broker import Broker, BrokerAddress, connect
 from claimcheck._compare._cost import Prices, estimate, load_prices
 from claimcheck._compare._journal import Journal, locked, state_folder
 from claimcheck._compare._lab import PREFIX, Lab
 from claimcheck._compare._machine import machine
-from claimcheck._compare._model import CompareError, Comparison, Experiment, size_text
+from claimcheck._compare._model import CompareError, Comparison, Experiment
 from claimcheck._compare._payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE, Payloads, representative
 from claimcheck._compare._recommendation import Setting, recommend
 from claimcheck._compare._schedule import Plan, Schedule, selected
 from claimcheck._compare._store_space import StoreSpace
+from claimcheck._texts import size_text
 from claimcheck.config import Config, StoreConfig
 from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from claimcheck._compare._lab import Lab, WorkerPair
-from claimcheck._compare._model import CompareError, Experiment, Mode, Point, Series, size_text
+from claimcheck._compare._model import CompareError, Experiment, Mode, Point, Series
 from claimcheck._compare._process import Report
 from claimcheck._compare._stats import median_point, percentile, percentile_point
+from claimcheck._texts import size_text
 
 __all__ = ["Samples", "amount", "judge", "run"]
 

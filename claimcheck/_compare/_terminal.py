@@ -11,9 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from claimcheck._compare._model import MODES, Comparison, Experiment, Mode, Recommendation, Series, size_text
+from claimcheck._compare._model import MODES, Comparison, Experiment, Mode, Recommendation, Series
+from claimcheck._texts import printable, size_text
 
-__all__ = ["printable", "show"]
+__all__ = ["show"]
 
 _WIDTH, _TITLE, _VERDICT, _CELL = 100, 18, 9, 32
 _MOST_LINES, _MOST_SIZES, _MOST_REASONS, _MOST_CROSSOVERS = 2, 4, 2, 1
@@ -98,8 +99,3 @@ def _recommendation(recommendation: Recommendation) -> Group:
     lines = (printable(line) for line in recommendation.yaml.rstrip().split("\n"))
     yaml = Text("\n".join(lines), style="bold", no_wrap=True, overflow="ignore")
     return Group(Text.from_markup(confidence), reasons, yaml)
-
-
-def printable(text: str) -> str:
-    """Return the text with a space for each character that a terminal would interpret."""
-    return "".join(character if character.isprintable() else " " for character in text)

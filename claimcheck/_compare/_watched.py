@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from claimcheck._client import ClaimCheck
+from claimcheck._compare._faults import PassingBlock
 from claimcheck._decorator import OutboundBlock
 from claimcheck._envelope import Envelope
-from claimcheck._outbound import Outbound
 from claimcheck._pointer import Pointer
 from claimcheck._resolver import Outcome, Resolver
 from claimcheck.config import Config
@@ -86,22 +86,10 @@ class WatchedClaimCheck(ClaimCheck):
 
     def outbound(self, *args: Any, **kwargs: Any) -> OutboundBlock:
         """Return a block that counts the messages of its payload."""
-        block = super().outbound(*args, **kwargs)
-        return _WatchedBlock(block, self._watched)
+        return PassingBlock(super().outbound(*args, **kwargs), self._watched)
 
     def _watched(self, messages: Iterable[Envelope]) -> Iterator[Envelope]:
         for message in messages:
             self.before()
             yield message
             self.after()
-
-
-class _WatchedBlock(OutboundBlock):
-    def __init__(self, block: OutboundBlock, watched: Callable[[Iterable[Envelope]], Iterator[Envelope]]) -> None:
-        super().__init__(block._strategy, block._message, block._classify)
-        self._watched = watched
-
-    def __enter__(self) -> Outbound:
-        out = super().__enter__()
-        out._messages = self._watched(out._messages)
-        return out

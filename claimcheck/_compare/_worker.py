@@ -20,8 +20,7 @@ from functools import partial
 from typing import Any, TextIO
 
 from claimcheck._client import ClaimCheck
-from claimcheck._compare._broker import Broker, Consumer, Producer, Received
-from claimcheck._compare._connect import connect
+from claimcheck._compare._broker import Broker, Consumer, Producer, Received, connect
 from claimcheck._compare._meter import Meter
 from claimcheck._compare._payloads import Payloads, number_of
 from claimcheck._compare._process import Delivered, Report, WorkerSpec

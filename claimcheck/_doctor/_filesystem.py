@@ -12,7 +12,8 @@ from itertools import islice
 from pathlib import Path
 
 from claimcheck._check import Finding
-from claimcheck._doctor._findings import examined, finding, size
+from claimcheck._doctor._findings import examined, finding
+from claimcheck._texts import size_text
 from claimcheck.stores.filesystem import FilesystemStore
 
 __all__ = ["examine_filesystem"]
@@ -36,7 +37,7 @@ def examine_filesystem(store: FilesystemStore, path: str) -> Iterator[Finding]:
 def _space(root: Path, path: str) -> Iterator[Finding]:
     usage = shutil.disk_usage(root)
     if usage.free < _LEAST_FREE * usage.total:
-        message = f"{size(usage.free)} of {size(usage.total)} are free"
+        message = f"{size_text(usage.free)} of {size_text(usage.total)} are free"
         yield finding("warning", "filesystem-full", path, message, "Delete expired payloads, or enlarge the volume.")
     files = os.statvfs(root)
     if files.f_files and files.f_favail < _LEAST_FREE * files.f_files:  # 0: the file system has no fixed number

@@ -9,7 +9,7 @@ from typing import Literal
 from claimcheck._check import Finding, reason_of
 from claimcheck._validation import without_secrets
 
-__all__ = ["WHY", "duration", "examined", "explained", "finding", "hidden", "redacted", "size"]
+__all__ = ["WHY", "duration", "examined", "explained", "finding", "hidden", "redacted"]
 
 _GONE = "A consumer that reads the message later gets PayloadNotFoundError."
 _UNKNOWN = "This part was not examined, so a problem there would not be reported."
@@ -165,11 +165,3 @@ def duration(seconds: float) -> str:
     name, unit = next((each for each in _UNITS if seconds >= each[1]), _UNITS[-1])
     text = f"{seconds / unit:,.1f}".removesuffix(".0")
     return f"{text} {name}{'' if text == '1' else 's'}"
-
-
-def size(count: float) -> str:
-    """Return a number of bytes in a readable unit."""
-    for unit, least in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= least:
-            return f"{count / least:,.1f} {unit}"
-    return f"{count:,.0f} bytes"

@@ -9,7 +9,8 @@ from typing import Any
 
 from claimcheck._check import Finding
 from claimcheck._doctor._clock import skew
-from claimcheck._doctor._findings import duration, examined, finding, size
+from claimcheck._doctor._findings import duration, examined, finding
+from claimcheck._texts import size_text
 from claimcheck.stores.redis import RedisStore
 
 __all__ = ["examine_redis"]
@@ -90,14 +91,16 @@ def _memory(
         most = info.get("total_system_memory", 0)
     fix = "Increase maxmemory, reduce ttl_seconds, or use a store on disk."
     if most and used >= _FULL * most:
-        message = f"{used / most:.0%} of the memory is used ({size(used)} of {size(most)})"
+        message = f"{used / most:.0%} of the memory is used ({size_text(used)} of {size_text(most)})"
         yield finding("warning", "redis-memory-low", path, message, fix)
     elif most and (age := _time_of_use(store, client, clock())):
         base = info.get("used_memory_startup", 0)
         needed = base + (used - base) * (store.ttl_seconds or 0) / age
         if needed >= _FULL * most:
-            message = f"payloads of the last {duration(age)} use {size(used)}; at this rate, those of a whole lifetime "
-            message += f"({duration(store.ttl_seconds or 0)}) need {size(needed)} of {size(most)}"
+            message = (
+                f"payloads of the last {duration(age)} use {size_text(used)}; at this rate, those of a whole lifetime "
+            )
+            message += f"({duration(store.ttl_seconds or 0)}) need {size_text(needed)} of {size_text(most)}"
             yield finding("warning", "redis-memory-low", path, message, fix)
 
 

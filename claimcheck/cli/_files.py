@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TextIO, cast
 
+from claimcheck._texts import printable
 from claimcheck.errors import ClaimCheckError, EnvelopeError
 
 __all__ = [
@@ -168,11 +169,6 @@ def _open_special(path: str, flags: int) -> int:
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | _NOFOLLOW, 0o600)
-
-
-def printable(text: str) -> str:
-    """Return the text with a space for each character that a terminal would interpret."""
-    return "".join(ch if ch.isprintable() else " " for ch in text)
 
 
 def is_terminal(stream: TextIO | None) -> bool:

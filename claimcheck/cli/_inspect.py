@@ -10,6 +10,7 @@ from claimcheck import _pointer as pointers
 from claimcheck._client import ClaimCheck
 from claimcheck._envelope import HEADER, Abort, Chunk, Literal, PointerData, decode
 from claimcheck._pointer import Pointer
+from claimcheck._texts import size_text
 from claimcheck.errors import ClaimCheckError, ConfigError, PointerRejectedError
 
 __all__ = ["Facts", "describe", "human_bytes", "lines", "pointer_facts"]
@@ -166,10 +167,7 @@ def _signature_line(facts: Facts) -> tuple[str, str]:
 def human_bytes(count: int) -> str:
     """Return a number of bytes in a readable unit, with the exact number."""
     exact = f"{count:,} byte{'' if count == 1 else 's'}"
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit} ({exact})"
-    return exact
+    return exact if count < 1024 else f"{size_text(count, digits=2)} ({exact})"
 
 
 def printable(text: str) -> str:

@@ -27,11 +27,12 @@ from claimcheck._compare._broker import BrokerAddress
 from claimcheck._compare._journal import Journal, locked, state_folder
 from claimcheck._compare._lab import Lab
 from claimcheck._compare._local import EmbeddedBroker
-from claimcheck._compare._model import CompareError, Comparison, Experiment, as_json, from_json, size_text
+from claimcheck._compare._model import CompareError, Comparison, Experiment, as_json, from_json
 from claimcheck._compare._report import check_report
 from claimcheck._compare._runner import Options, Progress, compare
 from claimcheck._compare._schedule import Plan, Schedule
-from claimcheck._compare._terminal import printable, show
+from claimcheck._compare._terminal import show
+from claimcheck._texts import printable, size_text
 from claimcheck.cli._commands import commands
 from claimcheck.cli._compare import _sizes
 from claimcheck.config import from_dict

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from claimcheck._compare import _plots
 from claimcheck._compare._model import MODES, CompareError, Point, Series
 from claimcheck._compare._report import _summary, check_packages, render, write_html
-from claimcheck._compare._units import number_text, printable
+from claimcheck._texts import number_text, printable
 from claimcheck.errors import MissingDependencyError
 from tests.compare.browser import browser, program
 from tests.compare.comparisons import HOSTILE, comparison, hostile

@@ -24,7 +24,7 @@ from tests.docs_pages import ROOT
 from tests.doctor_rig import LIFETIME, configuration, diagnosed, ids, text
 
 DAY = 86_400
-FULL = [("1m", 1000, "KiB of 1.0 MiB are free"), ("64m", 200, "of 200 files (inodes) are free")]
+FULL = [("1m", 1000, "KiB of 1 MiB are free"), ("64m", 200, "of 200 files (inodes) are free")]
 
 
 # Filesystem ------------------------------------------------------------------------------------------------------

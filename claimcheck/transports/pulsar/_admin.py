@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import ssl
@@ -23,18 +24,25 @@ MAX_MESSAGE_BYTES = 5 << 20
 
 _SECONDS = 10.0
 _MAX_BYTES = 16 << 20
+_MAX_TEXT = 2000
 
 
 class AdminError(TransportError):
-    """The web service did not answer a request, or refused it. ``status`` is the HTTP status of a response."""
+    """The web service did not answer a request, or refused it.
 
-    def __init__(self, text: str, *, status: int | None = None) -> None:
+    Attributes:
+        status: The HTTP status of the response; ``None`` without one.
+        reason: What the response said.
+    """
+
+    def __init__(self, text: str, *, status: int | None = None, reason: str = "") -> None:
         super().__init__(text)
         self.status = status
+        self.reason = reason
 
 
 class AdminClient:
-    """GET requests to one web service. Certificates and host names are verified.
+    """Requests to one web service. Certificates and host names are verified.
 
     Args:
         url: The web service, for example ``https://broker:8443``.
@@ -77,18 +85,34 @@ class AdminClient:
         Raises:
             AdminError: No response, or another error status.
         """
-        request = urllib.request.Request(f"{self._url}/admin/v2/{path}", headers=self._headers)
+        try:
+            body = self.send("GET", path)
+            return json.loads(body) if body.strip() else None
+        except AdminError as error:
+            if error.status == 404:
+                return None
+            raise
+        except ValueError as error:
+            raise AdminError(f"the web service did not answer {path}: {type(error).__name__}") from error
+
+    def send(self, method: str, path: str, body: object = None) -> bytes:
+        """Send a request to a path below ``/admin/v2/``, with a body as JSON, and return the response.
+
+        Raises:
+            AdminError: No response, or an error status.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        headers = self._headers if method == "GET" else {"Content-Type": "application/json", **self._headers}
+        request = urllib.request.Request(f"{self._url}/admin/v2/{path}", data, headers, method=method)
         try:
             with self._opener.open(request, timeout=self._timeout_seconds) as response:
-                body = response.read(_MAX_BYTES)
                 self.date = response.headers["Date"]
-            return json.loads(body) if body.strip() else None
+                return bytes(response.read(_MAX_BYTES))
         except urllib.error.HTTPError as error:
-            error.close()
-            self.date = error.headers["Date"]
-            if error.code == 404:
-                return None
-            raise AdminError(self._refused(path, error), status=error.code) from error
+            with error:
+                self.date = error.headers["Date"]
+                reason = _reason(error.read(_MAX_TEXT))
+            raise AdminError(self._refused(path, error), status=error.code, reason=reason) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise AdminError(f"the web service did not answer {path}: {type(error).__name__}") from error
 
@@ -173,10 +197,21 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         allowed = ("https",) if req.full_url.startswith("https:") else ("http", "https")
         if urllib.parse.urlsplit(newurl).scheme not in allowed:
             raise urllib.error.HTTPError(req.full_url, code, "redirected from https to http", headers, fp)
-        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
+        redirected: urllib.request.Request | None
+        if code in (307, 308):  # to the broker that owns the topic; urllib follows them for GET only
+            redirected = urllib.request.Request(newurl, req.data, dict(req.headers), method=req.get_method())
+        else:
+            redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
         if redirected is not None and _origin(newurl) != _origin(req.full_url):
             redirected.headers.clear()
         return redirected
+
+
+def _reason(body: bytes) -> str:
+    """Return the reason in an error's body, which is usually JSON."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return str(json.loads(body)["reason"])
+    return body.decode("utf-8", "replace").strip() or "no reason given"
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

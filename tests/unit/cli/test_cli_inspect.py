@@ -140,7 +140,7 @@ def test_inspect_says_when_it_has_expired():
     shown = {label: text for label, text, _ in lines(facts, now=7200)}
     assert shown["written"] == "1970-01-01 00:00:00 UTC (2 hours ago)"
     assert "100000000000000000 ms after 1970" in shown["expired"]
-    assert shown["segments"] == "3 of 1.0 KiB (1,024 bytes)"
+    assert shown["segments"] == "3 of 1 KiB (1,024 bytes)"
 
 
 def test_sizes_for_people():
@@ -149,5 +149,5 @@ def test_sizes_for_people():
         "1 byte",
         "1,023 bytes",
         "1.5 KiB (1,536 bytes)",
-        "5.0 GiB (5,368,709,120 bytes)",
+        "5 GiB (5,368,709,120 bytes)",
     ]

@@ -1,0 +1,29 @@
+"""Numbers and foreign texts as short texts for people."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["number_text", "printable", "size_text"]
+
+
+def size_text(size: float, *, digits: int = 4) -> str:
+    """Return a number of bytes for people, with so many significant digits at most: ``64 KiB``, ``1.5 MiB``."""
+    for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= unit_bytes:
+            return f"{float(f'{size / unit_bytes:.{digits}g}'):,.4g} {unit}"
+    return f"{size:.0f} bytes"
+
+
+def number_text(value: float) -> str:
+    """Return a number without an exponent, with at least three significant digits: ``1,234``, ``12.3``, ``0.0456``."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Return the text with a space for each character that a terminal would interpret, except those to keep."""
+    return "".join(ch if ch.isprintable() or ch in keep else " " for ch in text)
