@@ -8,13 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from claimcheck import config
-from claimcheck._compare._broker import BrokerAddress, Received
-from claimcheck._compare._journal import Journal
+from claimcheck._compare._broker import Broker, Received
 from claimcheck._compare._lab import Lab
-from claimcheck._compare._local import EmbeddedBroker
 from claimcheck._compare._model import Mode
-from claimcheck._compare._store_space import StoreSpace
+from tests.compare.rig import MIB, embedded, lab_on
 
 IDLE_SECONDS = 1000.0
 
@@ -57,7 +54,7 @@ class FaultyBroker(Proxy):
 
     def __init__(
         self,
-        inner: EmbeddedBroker,
+        inner: Broker,
         clock: IdleClock | None,
         *,
         producer: Callable[[Any], Any] = lambda producer: producer,
@@ -83,34 +80,21 @@ class FaultyBroker(Proxy):
         return idling
 
 
-class SmallLab(Lab):
-    """A lab for some modes only."""
-
-    chosen: tuple[Mode, ...]
-
-    @property
-    def modes(self) -> tuple[Mode, ...]:
-        return self.chosen
-
-
 @contextlib.contextmanager
 def lab(folder: Path, *modes: Mode, real_time: bool = False, **faults: Any) -> Iterator[Any]:
-    """Open a lab on the embedded broker with a store of files; with ``real_time``, clock and consumers are normal."""
-    (folder / "broker").mkdir()
+    """Open a lab on the embedded broker for some modes; with ``real_time``, clock and consumers are normal."""
+
+    class SmallLab(Lab):
+        @property
+        def modes(self) -> tuple[Mode, ...]:
+            return modes
+
     clock = None if real_time else IdleClock()
-    broker = FaultyBroker(EmbeddedBroker(BrokerAddress("local", str(folder / "broker"))), clock, **faults)
-    entry = {"type": "filesystem", "path": str(folder / "store"), "create": True}
-    journal = Journal(folder / "journal.json")
-    space = StoreSpace.of(config.from_dict({"stores": {"disk": entry}}), f"claimcheck-compare-{journal.run}")
-    made = SmallLab(broker=broker, space=space, journal=journal, sizes=(1 << 20,), quick=True)
-    made.chosen = modes
-    if clock is not None:
-        made.clock = clock
-    try:
+    broker = FaultyBroker(embedded(folder), clock, **faults)
+    more = {} if clock is None else {"clock": clock}
+    with lab_on(broker, folder, kind=SmallLab, sizes=(MIB,), quick=True, **more) as made:  # type: ignore[arg-type]
         yield made
         assert broker.topics("") == [], "an experiment deletes its topics"
-    finally:
-        made.clean_up()
 
 
 def swapped(received: Received, payload: bytes) -> Received:

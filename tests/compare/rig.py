@@ -17,12 +17,14 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 @contextlib.contextmanager
-def lab_on(broker: Broker, folder: Path, *, store: dict[str, Any] | None = None, **more: Any) -> Iterator[Lab]:
+def lab_on(
+    broker: Broker, folder: Path, *, store: dict[str, Any] | None = None, kind: type[Lab] = Lab, **more: Any
+) -> Iterator[Any]:
     """Open a lab on a broker, with a store of files by default; what it created is removed."""
     entry = store or {"type": "filesystem", "path": str(folder / "store"), "create": True}
     settings = config.from_dict({"strategy": "external", "stores": {"s": entry}})
     journal = Journal(folder / "journal.json")
-    lab = Lab(
+    lab = kind(
         broker=broker,
         space=StoreSpace.of(settings, f"claimcheck-compare-{journal.run}"),
         journal=journal,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from claimcheck._compare import _expiry, _kafka, _pulsar
-from claimcheck._compare._broker import BrokerAddress
+from claimcheck._compare import _expiry
+from claimcheck._compare._broker import connect
 from claimcheck._compare._expiry import SHORT_SECONDS, Watch, judge, result
 from claimcheck._sweep import Sweep
 from tests.compare.rig import embedded, lab_on
@@ -101,17 +101,8 @@ def test_payloads_that_outlive_their_messages_are_counted():
     assert "stored_without_message" not in result(observed, retention="r", stored=None).facts
 
 
-def test_kafka(kafka_broker, redis_url, tmp_path):
-    check(_kafka.connect(BrokerAddress("kafka", kafka_broker.bootstrap_servers)), redis_url, tmp_path)
-
-
-def test_pulsar(pulsar_broker, redis_url, tmp_path):
-    address = BrokerAddress("pulsar", pulsar_broker.service_url, pulsar_broker.admin_url)
-    check(_pulsar.connect(address), redis_url, tmp_path)
-
-
-def check(broker, redis_url, folder):
-    with lab_on(broker, folder, store=redis(redis_url)) as lab:
+def test_on_real_brokers(real_address, redis_url, tmp_path):
+    with lab_on(connect(real_address), tmp_path, store=redis(redis_url)) as lab:
         found = _expiry.run(lab)
     assert found.verdict == "agrees", found
     assert set(found.measured) == {"external", "chunking", "hybrid", "native"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from claimcheck._compare import _kafka, _partition_bytes, _pulsar
-from claimcheck._compare._broker import BrokerAddress
+from claimcheck._compare import _partition_bytes
+from claimcheck._compare._broker import connect
 from tests.compare.rig import KIB, MIB, embedded, lab_on
 
 
@@ -94,18 +94,9 @@ def test_a_size_that_the_broker_refuses_is_left_out(tmp_path):
     assert "64 KiB" in found.measured["native"]
 
 
-def test_kafka(kafka_broker, tmp_path):
-    check(_kafka.connect(BrokerAddress("kafka", kafka_broker.bootstrap_servers)), tmp_path, "log directories")
-
-
-def test_pulsar(pulsar_broker, tmp_path):
-    address = BrokerAddress("pulsar", pulsar_broker.service_url, pulsar_broker.admin_url)
-    check(_pulsar.connect(address), tmp_path, "statistics")
-
-
-def check(broker, folder, source):
-    with lab_on(broker, folder, sizes=(2 * MIB,)) as lab:
+def test_on_real_brokers(real_address, tmp_path):
+    with lab_on(connect(real_address), tmp_path, sizes=(2 * MIB,)) as lab:
         found = _partition_bytes.run(lab)
     assert found.verdict == "agrees"
-    assert source in found.explanation
+    assert {"kafka": "log directories", "pulsar": "statistics"}[real_address.kind] in found.explanation
     assert 1 < found.facts[f"bytes_per_payload/native/{2 * MIB}"] / (2 * MIB) < 1.01

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from claimcheck._compare import _kafka, _pulsar
-from claimcheck._compare._broker import Broker, BrokerAddress, TopicSettings
+from claimcheck._compare._broker import BrokerAddress, TopicSettings, connect
 from claimcheck._compare._model import MODES
 from claimcheck.cli._commands import commands
 from tests import servers
@@ -72,44 +71,29 @@ def test_pulsar_with_a_token_and_tls(secure_pulsar: Any, monkeypatch: pytest.Mon
 # The user's payloads -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("kafka_broker", marks=pytest.mark.kafka),
-        pytest.param("pulsar_broker", marks=pytest.mark.pulsar),
-    ]
-)
-def broker(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, list[str]]]:
-    """A real broker, and the options that name it."""
-    found = request.getfixturevalue(request.param)
-    if request.param == "kafka_broker":
-        options = ["--kafka", found.bootstrap_servers]
-        opened: Broker = _kafka.connect(BrokerAddress("kafka", found.bootstrap_servers))
-    else:
-        options = ["--pulsar", found.service_url, "--admin-url", found.admin_url]
-        opened = _pulsar.connect(BrokerAddress("pulsar", found.service_url, found.admin_url))
-    yield opened, options
-    opened.close()
+def named(address: BrokerAddress) -> list[str]:
+    return [f"--{address.kind}", address.url, *(["--admin-url", address.admin_url] if address.admin_url else [])]
 
 
-def test_the_sizes_of_an_existing_topic(broker: tuple[Broker, list[str]]) -> None:
-    opened, options = broker
+def test_the_sizes_of_an_existing_topic(real_address: BrokerAddress) -> None:
     topic = f"orders-{uuid.uuid4().hex}"
-    opened.create_topic(topic, TopicSettings())
-    try:
-        producer = opened.producer("native", topic, None)  # type: ignore[arg-type] # not used
-        for size in (1000, 2000, 70_000):
-            producer.send(bytes(size))
-        producer.flush(30)
-        producer.close()
-        values = compared(*options, "--sample-topic", topic, "--only", "partition")
-    finally:
-        opened.delete_topic(topic)
+    with contextlib.closing(connect(real_address)) as broker:
+        broker.create_topic(topic, TopicSettings())
+        try:
+            producer = broker.producer("native", topic, None)  # type: ignore[arg-type] # not used
+            for size in (1000, 2000, 70_000):
+                producer.send(bytes(size))
+            producer.flush(30)
+            producer.close()
+            values = compared(*named(real_address), "--sample-topic", topic, "--only", "partition")
+        finally:
+            broker.delete_topic(topic)
     assert values["sizes"] == [1000, 2000, 70_000]
 
 
-def test_the_files_of_a_folder(broker: tuple[Broker, list[str]], tmp_path: Path) -> None:
+def test_the_files_of_a_folder(real_address: BrokerAddress, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     for size in (1000, 70_000):
         (tmp_path / "files" / f"{size}.csv").write_bytes(b"a;b\n" * (size // 4))
-    values = compared(*broker[1], "--payloads", str(tmp_path / "files"), "--only", "partition")
+    values = compared(*named(real_address), "--payloads", str(tmp_path / "files"), "--only", "partition")
     assert values["sizes"] == [1000, 70_000]

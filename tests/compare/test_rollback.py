@@ -27,6 +27,7 @@ def left(result: Experiment, mode: str) -> dict[tuple[str, str], tuple[Any, Any]
     return {(row["what fails"], row["point"]): (row["messages left"], row["stored payloads left"]) for row in rows}
 
 
+@pytest.mark.slow
 def test_what_stays_after_each_failure(tmp_path: Path) -> None:
     with rig.lab(tmp_path, *MODES) as lab:
         result = _rollback.run(lab)

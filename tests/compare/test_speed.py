@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +39,9 @@ class TwoModes(Lab):
 
 @pytest.fixture
 def lab(tmp_path):
-    with lab_on(embedded(tmp_path), tmp_path, sizes=(64 * KIB, 2 * MIB), rounds=2, quick=True) as plain:
-        made = TwoModes(**{each.name: getattr(plain, each.name) for each in fields(plain) if each.name[0] != "_"})
+    sizes = (64 * KIB, 2 * MIB)
+    with lab_on(embedded(tmp_path), tmp_path, kind=TwoModes, sizes=sizes, rounds=2, quick=True) as made:
         yield made
-        made.clean_up()
 
 
 def report(size: int, count: int, seconds: float, *, latencies: tuple[float, ...] = (), cpu: float = 0.0) -> Report:
@@ -102,6 +100,7 @@ def test_every_mode_and_size_is_measured_and_nothing_stays_behind(lab):
     assert lab.store_objects() == 0
 
 
+@pytest.mark.slow
 def test_wrong_payloads_end_the_experiment(lab, tmp_path):
     """The consumer of one mode expects other contents than its producer sends."""
     (tmp_path / "files").mkdir()
