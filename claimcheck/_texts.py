@@ -11,7 +11,7 @@ def size_text(size: float, *, digits: int = 4) -> str:
     """Return a number of bytes for people, with so many significant digits at most: ``64 KiB``, ``1.5 MiB``."""
     for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= unit_bytes:
-            return f"{float(f'{size / unit_bytes:.{digits}g}'):,.4g} {unit}"
+            return f"{float(f'{size / unit_bytes:.{digits}g}'):.4g} {unit}"
     return f"{size:.0f} bytes"
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._model import Mode
 
-__all__ = ["Broker", "BrokerAddress", "Consumer", "Producer", "Received", "TopicSettings", "connect"]
+__all__ = ["Broker", "Done", "Errors", "BrokerAddress", "Consumer", "Producer", "Received", "TopicSettings", "connect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,31 @@ class Received:
     handle: object
 
 
+Done = Callable[[Exception | None, int | None], None]
+"""Called once for a payload that was sent, with an error or the partition."""
+
+
+class Errors:
+    """The errors of sends without ``done``, which `Producer.flush` raises."""
+
+    def __init__(self) -> None:
+        self._failed: list[Exception] = []
+
+    def note(self, error: Exception | None, partition: int | None) -> None:
+        """Keep the error of a send, if there is one."""
+        if error is not None:
+            self._failed.append(error)
+
+    def raise_first(self) -> None:
+        """Raise the oldest error, and forget it."""
+        if self._failed:
+            raise self._failed.pop(0)
+
+
 class Producer(Protocol):
     """Sends payloads to one topic in one mode."""
 
-    def send(
-        self,
-        payload: bytes,
-        *,
-        key: bytes | None = None,
-        done: Callable[[Exception | None, int | None], None] | None = None,
-    ) -> None:
+    def send(self, payload: bytes, *, key: bytes | None = None, done: Done | None = None) -> None:
         """Send without waiting, unless the queue is full. ``done`` is called once, with an error or the partition."""
 
     def flush(self, timeout: float) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from claimcheck._compare._broker import BrokerAddress, Received, TopicSettings
+from claimcheck._compare._broker import BrokerAddress, Done, Errors, Received, TopicSettings
 from claimcheck._compare._kafka_log_dirs import LogDirsError, partition_bytes
 from claimcheck._compare._model import CompareError, Mode, NotMeasuredError
 from claimcheck._compare._sampling import PayloadSizes
@@ -323,17 +323,11 @@ class _KafkaTestProducer:
 
     def __init__(self, client: Any, topic: str) -> None:
         self._client, self._topic = client, topic
-        self._failed: list[Exception] = []
+        self._errors = Errors()
 
-    def send(
-        self,
-        payload: bytes,
-        *,
-        key: bytes | None = None,
-        done: Callable[[Exception | None, int | None], None] | None = None,
-    ) -> None:
+    def send(self, payload: bytes, *, key: bytes | None = None, done: Done | None = None) -> None:
         """Send; errors go to ``done``, or are raised by `flush` without it."""
-        report = done or self._note
+        report = done or self._errors.note
 
         def delivered(error: Any, message: Any) -> None:
             report(None, message.partition()) if error is None else report(exception_of(error), None)
@@ -349,8 +343,7 @@ class _KafkaTestProducer:
         left = self._client.flush(timeout)
         if left:
             raise TimeoutError(f"{left} records have no delivery report after {timeout:g} s")
-        if self._failed:
-            raise self._failed.pop(0)
+        self._errors.raise_first()
 
     def close(self) -> None:
         """Close the producer."""
@@ -366,10 +359,6 @@ class _KafkaTestProducer:
                 if time.monotonic() > end:
                     raise
                 self._client.poll(_POLL_SECONDS)
-
-    def _note(self, error: Exception | None, partition: int | None) -> None:
-        if error is not None:
-            self._failed.append(error)
 
 
 class _KafkaTestConsumer:

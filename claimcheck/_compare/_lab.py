@@ -112,10 +112,6 @@ class Lab:
         """Return the number of payloads that the experiment has in the store; ``None`` if it cannot be listed."""
         return self.space.count()
 
-    def store_bytes(self) -> int | None:
-        """Return the bytes of these payloads; ``None`` if the store cannot be listed."""
-        return self.space.size()
-
     def clear_store(self) -> bool:
         """Remove everything that the run has in the store; return whether that is known to be complete."""
         return self.space.clear()

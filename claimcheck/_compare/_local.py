@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from claimcheck._client import ClaimCheck
-from claimcheck._compare._broker import BrokerAddress, Consumer, Producer, Received, TopicSettings
+from claimcheck._compare._broker import BrokerAddress, Consumer, Done, Producer, Received, TopicSettings
 from claimcheck._compare._model import CompareError, Mode
 from claimcheck._compare._sampling import PayloadSizes
 from claimcheck.transports.local import (
@@ -30,8 +30,6 @@ LIMIT_BYTES = 1 << 20
 _LEASE_SECONDS = 30.0
 _FILES = ("", "-wal", "-shm")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,200}")
-
-Done = Callable[[Exception | None, int | None], None]
 
 
 def connect(address: BrokerAddress) -> EmbeddedBroker:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
+from claimcheck._compare._lab import Lab
 from claimcheck._compare._model import Experiment, Mode, NotMeasuredError, Verdict
 from claimcheck._compare._trial import Delivery, Trial
-
-if TYPE_CHECKING:
-    from claimcheck._compare._lab import Lab
 
 __all__ = ["Spread", "judge", "run"]
 

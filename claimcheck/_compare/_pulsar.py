@@ -15,10 +15,10 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from claimcheck._compare._broker import BrokerAddress, Received, TopicSettings
+from claimcheck._compare._broker import BrokerAddress, Done, Errors, Received, TopicSettings
 from claimcheck._compare._model import CompareError, Mode, NotMeasuredError
 from claimcheck._compare._pulsar_admin import TopicAdmin
 from claimcheck._compare._sampling import PayloadSizes
@@ -263,17 +263,11 @@ class _PulsarTestProducer:
         self._client = client
         self._changed = threading.Condition()
         self._in_flight = 0
-        self._failed: list[Exception] = []
+        self._errors = Errors()
 
-    def send(
-        self,
-        payload: bytes,
-        *,
-        key: bytes | None = None,
-        done: Callable[[Exception | None, int | None], None] | None = None,
-    ) -> None:
+    def send(self, payload: bytes, *, key: bytes | None = None, done: Done | None = None) -> None:
         """Send; errors go to ``done``, or are raised by `flush` without it."""
-        report = done or self._note
+        report = done or self._errors.note
 
         def sent(result: Any, message_id: Any) -> None:
             if result == vendor().Result.Ok:
@@ -295,8 +289,7 @@ class _PulsarTestProducer:
             if not self._changed.wait_for(lambda: self._in_flight == 0, timeout):
                 raise TimeoutError(f"{self._in_flight} payloads have no answer after {timeout:g} s")
         self._client.flush()  # also waits until failed payloads are rolled back
-        if self._failed:
-            raise self._failed.pop(0)
+        self._errors.raise_first()
 
     def close(self) -> None:
         """Close the producer."""
@@ -306,10 +299,6 @@ class _PulsarTestProducer:
         with self._changed:
             self._in_flight += change
             self._changed.notify_all()
-
-    def _note(self, error: Exception | None, partition: int | None) -> None:
-        if error is not None:
-            self._failed.append(error)
 
 
 class _PulsarTestConsumer:

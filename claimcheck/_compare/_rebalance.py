@@ -9,18 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._broker import Consumer
 from claimcheck._compare._faults import SendingClaimCheck
+from claimcheck._compare._lab import Lab
 from claimcheck._compare._model import Experiment, Mode, Verdict
 from claimcheck._compare._process import Worker
 from claimcheck._compare._trial import CHUNKS, Delivery, Trial, until_killed
 from claimcheck._envelope import Envelope
-
-if TYPE_CHECKING:
-    from claimcheck._compare._lab import Lab
 
 __all__ = ["Takeover", "judge", "kill_points", "run"]
 

@@ -6,19 +6,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._faults import KillingStore, SendingClaimCheck, with_faulty_stores
+from claimcheck._compare._lab import Lab
 from claimcheck._compare._model import Experiment, Mode, Verdict
 from claimcheck._compare._process import Worker
 from claimcheck._compare._trial import Trial, until_killed
 from claimcheck._envelope import Envelope
 from claimcheck._texts import size_text
 from claimcheck.testing._faults import FaultyStore, When
-
-if TYPE_CHECKING:
-    from claimcheck._compare._lab import Lab
 
 __all__ = ["Failure", "judge", "run"]
 

@@ -6,15 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._broker import Consumer
+from claimcheck._compare._lab import Lab
 from claimcheck._compare._model import MODES, Experiment, Mode, Verdict
 from claimcheck._compare._trial import Delivery, Trial
-
-if TYPE_CHECKING:
-    from claimcheck._compare._lab import Lab
 
 __all__ = ["Jump", "Target", "judge", "plan", "run"]
 

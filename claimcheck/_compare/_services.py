@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._faults import without_stores
+from claimcheck._compare._lab import Lab
 from claimcheck._compare._model import Experiment, Mode, Verdict
 from claimcheck._compare._trial import Trial
 from claimcheck.hooks import Event, FallbackEvent, OperationEvent
-
-if TYPE_CHECKING:
-    from claimcheck._compare._lab import Lab
 
 __all__ = ["Outage", "judge", "run"]
 

@@ -86,13 +86,15 @@ class StoreSpace:
 
     def count(self) -> int | None:
         """Return the number of payloads in the part; ``None`` if the store cannot be listed."""
-        entries = self._entries()
-        return None if entries is None else sum(1 for _ in entries)
-
-    def size(self) -> int | None:
-        """Return the bytes of all payloads in the part; ``None`` if the store cannot be listed."""
-        entries = self._entries()
-        return None if entries is None else sum(size for _, size in entries)
+        if self.name is None:
+            return 0
+        if self._folder is not None:
+            return len(_files(self._folder))
+        with self._opened() as store:
+            try:
+                return sum(1 for _ in store.scan())
+            except ScanNotSupportedError:
+                return None
 
     def clear(self) -> bool:
         """Remove everything from the part; return whether that is known to be complete."""
@@ -110,17 +112,6 @@ class StoreSpace:
                 return not any(errors)
             except ScanNotSupportedError:
                 return False
-
-    def _entries(self) -> list[tuple[str, int]] | None:
-        if self.name is None:
-            return []
-        if self._folder is not None:
-            return [(path.name, path.stat().st_size) for path in _files(self._folder)]
-        with self._opened() as store:
-            try:
-                return [(entry.key, entry.size or 0) for entry in store.scan()]
-            except ScanNotSupportedError:
-                return None
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Store]:

@@ -8,8 +8,11 @@ process ends when standard input does, and with it the parent.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -17,14 +20,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, TextIO
 
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._broker import Broker, Consumer, Producer, Received, connect
-from claimcheck._compare._meter import Meter
+from claimcheck._compare._faults import KillPoint, WatchedClaimCheck
 from claimcheck._compare._payloads import Payloads, number_of
 from claimcheck._compare._process import Delivered, Report, WorkerSpec
-from claimcheck._compare._watched import KillPoint, WatchedClaimCheck
 
 __all__ = ["main"]
 
@@ -50,7 +53,7 @@ class _Sending:
     def send(
         self, *, size: int, first: int, count: int, keys: bool, one_by_one: bool, interleaved: bool, peak: bool
     ) -> Report:
-        numbers, meter = range(first, first + count), Meter(peak=peak)
+        numbers, meter = range(first, first + count), _Meter(peak=peak)
         if interleaved:
             batches = [_Batch(self._payloads, size, [number], keys=keys) for number in numbers]
             return self._send_interleaved(batches, meter)
@@ -64,7 +67,7 @@ class _Sending:
         with contextlib.suppress(TimeoutError):
             self._producer.flush(_KILL_SECONDS)
 
-    def _send_interleaved(self, batches: list[_Batch], meter: Meter) -> Report:
+    def _send_interleaved(self, batches: list[_Batch], meter: _Meter) -> Report:
         """Send each batch with a producer of its own; each waits for the others after each message."""
         turn = threading.Barrier(len(batches))
         with contextlib.ExitStack() as stack, meter:
@@ -97,7 +100,7 @@ def _wait(turn: threading.Barrier) -> None:
         turn.wait(_FLUSH_SECONDS)
 
 
-def _sent_report(batches: Sequence[_Batch], meter: Meter) -> Report:
+def _sent_report(batches: Sequence[_Batch], meter: _Meter) -> Report:
     return Report(
         count=sum(len(batch.latencies) for batch in batches),
         size=sum(batch.size for batch in batches),
@@ -166,7 +169,7 @@ class _Receiving:
     def receive(self, *, count: int, idle: float, commit: str, verify: bool, peak: bool = False) -> Report:
         latencies: list[float] = []
         total = received_count = 0
-        with Meter(peak=peak) as meter:
+        with _Meter(peak=peak) as meter:
             for received in self._received(count, idle, latencies):
                 received_count += 1
                 total += len(received.payload or b"")
@@ -215,7 +218,7 @@ class _Receiving:
         return Delivered(number=number, size=size, correct=correct, **place)  # type: ignore[arg-type]
 
     def seek(self, *, partition: int, position: int | str) -> Report:
-        with Meter() as meter:
+        with _Meter() as meter:
             self._consumer.seek(partition, position)
         return Report(0, 0, meter.seconds, meter.cpu_seconds, meter.peak_bytes, ())
 
@@ -225,6 +228,57 @@ class _Receiving:
 
 def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+# What a command took -----------------------------------------------------------------------------------------
+
+
+class _Meter:
+    """Measures a block: time, processor time of all threads, and the peak of resident memory beyond its beginning.
+
+    Args:
+        peak: Whether to measure memory. The block is slower then: memory that was freed before returns to the system,
+            so that using it again is seen, and has to be requested again.
+    """
+
+    seconds = 0.0
+    cpu_seconds = 0.0
+    peak_bytes = 0
+
+    def __init__(self, *, peak: bool = False) -> None:
+        self._peak = peak
+
+    def __enter__(self) -> _Meter:
+        gc.collect()
+        self._before = _reset_peak() if self._peak else 0
+        self._cpu, self._begin = time.process_time(), time.perf_counter()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.seconds = time.perf_counter() - self._begin
+        self.cpu_seconds = time.process_time() - self._cpu
+        self.peak_bytes = max(0, _peak() - self._before) if self._peak else 0
+
+
+def _reset_peak() -> int:
+    """Return the resident bytes; on Linux the high-water mark begins there again."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS") or _peak()
+
+
+def _peak() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _status(key: str) -> int:
+    try:
+        text = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    return int(text.partition(f"{key}:")[2].split()[0]) * 1024
 
 
 # The process ---------------------------------------------------------------------------------------------------

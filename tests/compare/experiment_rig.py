@@ -10,7 +10,7 @@ from typing import Any
 
 from claimcheck._compare._broker import Broker, Received
 from claimcheck._compare._lab import Lab
-from claimcheck._compare._model import Mode
+from claimcheck._compare._model import Experiment, Mode
 from tests.compare.rig import MIB, embedded, lab_on
 
 IDLE_SECONDS = 1000.0
@@ -100,3 +100,9 @@ def lab(folder: Path, *modes: Mode, real_time: bool = False, **faults: Any) -> I
 def swapped(received: Received, payload: bytes) -> Received:
     """Return the message with other bytes."""
     return replace(received, payload=payload, error=None)
+
+
+def facts(result: Experiment) -> dict[str, float]:
+    """Return the numbers of a result."""
+    assert result.facts is not None
+    return result.facts

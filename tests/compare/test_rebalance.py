@@ -12,14 +12,9 @@ import pytest
 
 from claimcheck._compare import _rebalance
 from claimcheck._compare._broker import Received
-from claimcheck._compare._model import Experiment
 from claimcheck._compare._rebalance import Takeover, judge, kill_points
 from tests.compare import experiment_rig as rig
-
-
-def facts(result: Experiment) -> dict[str, float]:
-    assert result.facts is not None
-    return result.facts
+from tests.compare.experiment_rig import facts
 
 
 def test_nothing_is_lost_when_a_consumer_is_killed(tmp_path: Path) -> None:

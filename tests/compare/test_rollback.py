@@ -14,11 +14,7 @@ from claimcheck._compare._rollback import Failure, Reading, judge
 from claimcheck._sending import Verdict
 from claimcheck.stores.filesystem import FilesystemStore
 from tests.compare import experiment_rig as rig
-
-
-def facts(result: Experiment) -> dict[str, float]:
-    assert result.facts is not None
-    return result.facts
+from tests.compare.experiment_rig import facts
 
 
 def left(result: Experiment, mode: str) -> dict[tuple[str, str], tuple[Any, Any]]:

@@ -9,14 +9,10 @@ from typing import Any
 import pytest
 
 from claimcheck._compare import _seek
-from claimcheck._compare._model import MODES, Experiment
+from claimcheck._compare._model import MODES
 from claimcheck._compare._seek import Jump, Target, judge, plan
 from tests.compare import experiment_rig as rig
-
-
-def facts(result: Experiment) -> dict[str, float]:
-    assert result.facts is not None
-    return result.facts
+from tests.compare.experiment_rig import facts
 
 
 def test_only_chunked_payloads_have_a_middle(tmp_path: Path) -> None:
