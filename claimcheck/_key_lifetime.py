@@ -19,14 +19,14 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-__all__ = ["UNLIMITED", "KeyLifetime", "parse_name", "with_lifetime"]
+__all__ = ["UNLIMITED", "KeyLifetime", "destination_of", "parse_name", "with_lifetime"]
 
 UNLIMITED = "never"
 """The lifetime of a payload that does not expire."""
 
 _LIFETIME = r"\d{1,11}s|never"
 _NAME = re.compile(
-    r"[A-Za-z0-9._-]{1,64}-"
+    r"(?P<destination>[A-Za-z0-9._-]{1,64})-"
     rf"(?:(?P<created>\d{{8}}T\d{{6}}Z)-(?P<lifetime>{_LIFETIME})\.|(?P<relative>{_LIFETIME})_|(?<=-))"
     r"(?P<open>\{)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?P<close>\})?",
     re.ASCII,
@@ -78,11 +78,22 @@ def parse_name(name: str) -> KeyLifetime | None:
     Args:
         name: The key without the store's prefix and without folders.
     """
-    match = _NAME.fullmatch(name)
-    if match is None or (match["open"] is None) != (match["close"] is None):
+    match = _match(name)
+    if match is None:
         return None
     created, lifetime = match["created"], match["lifetime"] or match["relative"]
     return KeyLifetime() if lifetime is None else _known(created, lifetime)
+
+
+def destination_of(name: str) -> str | None:
+    """Return the destination in the last part of a key, as `claimcheck._pointer.slug` returns it; see `parse_name`."""
+    match = _match(name)
+    return None if match is None else match["destination"]
+
+
+def _match(name: str) -> re.Match[str] | None:
+    match = _NAME.fullmatch(name)
+    return None if match is None or (match["open"] is None) != (match["close"] is None) else match
 
 
 @functools.lru_cache(maxsize=1024)
