@@ -119,8 +119,7 @@ class Candidates:
             entry: An entry of a listing.
             prefix: The store's prefix of keys.
         """
-        destination = destination_of(entry.key.removeprefix(prefix).rpartition("/")[2])
-        return None if destination is None else self.slugs.get(destination)
+        return self.slugs.get(destination_of(entry.key.removeprefix(prefix)))
 
     def verdict(self, entry: StoreEntry, *, prefix: str = "") -> Verdict:
         """Return whether an entry is a ``candidate``, or why it is kept; see `topic_of`.

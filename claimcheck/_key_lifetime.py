@@ -78,22 +78,21 @@ def parse_name(name: str) -> KeyLifetime | None:
     Args:
         name: The key without the store's prefix and without folders.
     """
-    match = _match(name)
-    if match is None:
+    match = _NAME.fullmatch(name)
+    if match is None or (match["open"] is None) != (match["close"] is None):
         return None
     created, lifetime = match["created"], match["lifetime"] or match["relative"]
     return KeyLifetime() if lifetime is None else _known(created, lifetime)
 
 
-def destination_of(name: str) -> str | None:
-    """Return the destination in the last part of a key, as `claimcheck._pointer.slug` returns it; see `parse_name`."""
-    match = _match(name)
-    return None if match is None else match["destination"]
+def destination_of(key: str) -> str:
+    """Return the part of a key that names the destination; empty if this library did not create the key.
 
-
-def _match(name: str) -> re.Match[str] | None:
-    match = _NAME.fullmatch(name)
-    return None if match is None or (match["open"] is None) != (match["close"] is None) else match
+    Args:
+        key: The key without the store's prefix. Folders, and what the medium appended after an ``@``, are ignored.
+    """
+    match = _NAME.fullmatch(key.rpartition("/")[2].partition("@")[0])
+    return "" if match is None else match["destination"]
 
 
 @functools.lru_cache(maxsize=1024)
