@@ -30,6 +30,10 @@ class Log:
         self.messages[self.end] = message
         self.end += 1
 
+    def consume(self, group: str) -> None:
+        waiting = [offset for offset, message in self.messages.items() if message.state == "open"]
+        self.committed[group] = max(self.committed[group], min(waiting, default=self.end))
+
     @property
     def floor(self) -> int:
         """Below it, every group has read everything."""

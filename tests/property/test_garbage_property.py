@@ -31,6 +31,10 @@ LIFETIMES = st.sampled_from([None, 20, 200])
 IDENTITIES = [uuid.UUID(int=number) for number in range(2)]
 
 
+MOVES = st.lists(st.sampled_from("-mr"), min_size=3, max_size=9)
+SCRIPTS = MOVES | st.lists(st.sampled_from("---mmrrwWstTixcSgk"), max_size=14)
+
+
 class Killed(BaseException):
     """The process of a collection or a sweep ended here."""
 
@@ -138,10 +142,8 @@ class Life(RuleBasedStateMachine):
 
     @rule(place=st.sampled_from([("orders", 0), ("orders", 1)]), group=st.sampled_from(["fast", "slow"]))
     def consume(self, place: tuple[str, int], group: str) -> None:
-        log = self.broker.logs[place]
-        offset = log.committed[group]
-        is_open = offset in log.messages and log.messages[offset].state == "open"
-        log.committed[group] = min(log.end, offset + (not is_open))
+        """Read and commit everything up to the first transaction that has not ended."""
+        self.broker.logs[place].consume(group)
 
     @rule(place=st.sampled_from([("orders", 0), ("orders", 1), ("dead", 0), ("payments", 0)]))
     def retain(self, place: tuple[str, int]) -> None:
@@ -165,7 +167,7 @@ class Life(RuleBasedStateMachine):
 
     # Collections -----------------------------------------------------------------------------------------------
 
-    @rule(script=st.lists(st.sampled_from("---mmrrwWstTixcSgk"), max_size=14))
+    @rule(script=SCRIPTS)
     def collect(self, script: list[str]) -> None:
         """Collect while other things happen, one at each step of listing, reading and deleting."""
         self.events = iter(script)
