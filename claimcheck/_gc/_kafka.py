@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from claimcheck._doctor._topics import DEAD_LETTERS, KafkaTarget
+from claimcheck._doctor._topics import KafkaTarget, is_dead_letter_topic
 from claimcheck._gc._topics import IncompleteReadError, TopicMessage
 from claimcheck._registry import import_vendor
 from claimcheck.errors import ConfigError, TransportError
@@ -22,7 +22,7 @@ _OWN = {
     "group.id": "claimcheck-gc",  # the client requires one; it is never joined
     "enable.auto.commit": False,
     "enable.partition.eof": True,  # sent where only the markers of transactions are left
-    "isolation.level": "read_uncommitted",  # what is aborted later may keep garbage; what is committed later keeps its own
+    "isolation.level": "read_uncommitted",  # messages of open transactions may be committed later
     "queued.max.messages.kbytes": 16_384,
     "receive.message.max.bytes": 1_000_000_000,  # a larger record is fetched again and again
 }
@@ -91,7 +91,7 @@ class KafkaTopics:
     def _partitions(self) -> list[_Partition]:
         found = []
         for topic, metadata in self._metadata().items():
-            if not any(topic == each or _is_dead_letters(topic, each) for each in self.topics):
+            if not any(topic == each or is_dead_letter_topic(topic, each) for each in self.topics):
                 continue
             if metadata.error is not None:
                 raise IncompleteReadError(f"topic {topic} cannot be read: {metadata.error.str()}", destination=topic)
@@ -113,15 +113,14 @@ class KafkaTopics:
     def _consumed(self) -> dict[_Partition, int]:
         """Return the offset of each partition below which every group has read everything."""
         try:
-            groups = self._groups()
-            committed = [offsets for each in groups if (offsets := self._committed(each)) is not None]
+            groups = [self._committed(group) for group in self._groups()]
         except vendor().KafkaException as error:
             text = f"the committed offsets of all groups cannot be read: {error.args[0].str()}"
             raise IncompleteReadError(text) from error
         floors = {}
-        for each in self._partitions():
-            offsets = [of_group.get(each, 0) for topics, of_group in committed if each[0] in topics]
-            floors[each] = min(offsets, default=0)
+        for place in self._partitions():
+            committed = [offsets.get(place, 0) for topics, offsets in groups if place[0] in topics]
+            floors[place] = min(committed, default=0)
         return floors
 
     def _groups(self) -> list[str]:
@@ -130,7 +129,7 @@ class KafkaTopics:
             raise result.errors[0]
         return [each.group_id for each in result.valid]
 
-    def _committed(self, group: str) -> tuple[set[str], dict[_Partition, int]] | None:
+    def _committed(self, group: str) -> tuple[set[str], dict[_Partition, int]]:
         """Return the topics that a group reads, and its committed offsets."""
         request = vendor().ConsumerGroupTopicPartitions(group)
         result = self._admin.list_consumer_group_offsets([request], request_timeout=_SECONDS)[group].result()
@@ -183,11 +182,6 @@ class KafkaTopics:
         if where in left and offset >= ends[where]:
             left.remove(where)
             consumer.incremental_unassign([vendor().TopicPartition(*where)])
-
-
-def _is_dead_letters(name: str, topic: str) -> bool:
-    """Whether this is the dead-letter topic of a topic, by convention."""
-    return name.startswith(topic) and DEAD_LETTERS.fullmatch(name[len(topic) :]) is not None
 
 
 def _lost(partition: _Partition) -> IncompleteReadError:
