@@ -181,7 +181,8 @@ class _Output:
             damaged = f", {report.damaged:,} damaged" if report.damaged else ""
             click.echo(f"{report.messages:,} messages read: {report.pointers:,} pointers{damaged}")
             for each in report.stores:
-                click.echo("\n".join(_lines(each, report)))
+                skipped = isinstance(each.error, ScanNotSupportedError)
+                click.echo(_why(each.error) if skipped else "\n".join(_lines(each, report)))
 
 
 def _why(error: BaseException | None) -> str | None:
