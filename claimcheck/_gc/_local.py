@@ -28,8 +28,9 @@ class LocalTopics:
         self._broker = broker
         self._next: dict[tuple[str, int], int] = {}
         if consumed:
+            places = self._partitions()
             with broker.database.read() as db:
-                self._next = {place: consumed_offset(db, *place) for place in self._partitions()}
+                self._next = {place: consumed_offset(db, *place) for place in places}
 
     def known(self) -> list[str]:
         """Return all topics."""
