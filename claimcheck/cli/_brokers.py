@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
+from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
 from claimcheck._validation import fail
 from claimcheck.config import expand
 
@@ -61,6 +62,18 @@ class BrokerOptions:
     pulsar: str | None = field(default=None, repr=False)
     admin_url: str | None = field(default=None, repr=False)
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def target(
+        self, topics: Iterable[str], groups: tuple[str, ...] = (), dead_letters: Iterable[str] = ()
+    ) -> KafkaTarget | PulsarTarget | None:
+        """Return topics of this broker, and the groups or subscriptions that matter; ``None`` without a broker."""
+        names, dead = tuple(map(self.topic, topics)), tuple(map(self.topic, dead_letters))
+        if self.kafka:
+            return KafkaTarget(self.kafka, names, groups, dead, self.settings)
+        if not (self.pulsar or self.admin_url):
+            return None
+        token, ca_file, listener = map(self.settings.get, ("token", "tls_trust_certs_file_path", "listener_name"))
+        return PulsarTarget(self.pulsar, self.admin_url, names, groups, dead, token, ca_file, listener)
 
     def topic(self, name: str) -> str:
         """Return the name of a topic with the namespace of ``CLAIMCHECK_PULSAR_NAMESPACE``, if it has none."""

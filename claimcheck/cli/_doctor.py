@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import click
 from rich.console import Console
@@ -74,7 +74,9 @@ def doctor(
 
     check_output(STDIO, force=False)
     _check_usage(broker, topics, groups + dead_letters)
-    kafka, pulsar = _targets(broker, topics, groups, dead_letters)
+    target = broker.target(topics, groups, dead_letters)
+    kafka = target if isinstance(target, KafkaTarget) else None
+    pulsar = target if isinstance(target, PulsarTarget) else None
     with _quiet():
         report = reported(config, lambda cc: examine(cc, kafka=kafka, pulsar=pulsar, ignore=ignore))
     _show(CheckReport(tuple(explained(report.findings))), config, as_json=as_json)
@@ -98,18 +100,6 @@ def _check_usage(broker: BrokerOptions, topics: tuple[str, ...], more: tuple[str
         raise click.UsageError("name the topics to examine with --topic")
     if (topics or more) and not named:
         raise click.UsageError("--topic, --group and --dead-letter-topic need --kafka, --pulsar or --admin-url")
-
-
-def _targets(
-    broker: BrokerOptions, topics: Iterable[str], groups: tuple[str, ...], dead_letters: Iterable[str]
-) -> tuple[KafkaTarget | None, PulsarTarget | None]:
-    names, dead = tuple(map(broker.topic, topics)), tuple(map(broker.topic, dead_letters))
-    if broker.kafka:
-        return KafkaTarget(broker.kafka, names, groups, dead, broker.settings), None
-    if not (broker.pulsar or broker.admin_url):
-        return None, None
-    token, ca_file, listener = map(broker.settings.get, ("token", "tls_trust_certs_file_path", "listener_name"))
-    return None, PulsarTarget(broker.pulsar, broker.admin_url, names, groups, dead, token, ca_file, listener)
 
 
 # Output --------------------------------------------------------------------------------------------------------
