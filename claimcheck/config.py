@@ -59,7 +59,7 @@ _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _KINDS = {"NoneType": "nothing", "str": "text", "dict": "a mapping", "bool": "a boolean", "int": "an integer"}
 _UNKNOWN = "?"  # the name of a store that a problem hides; no such configuration is ever returned
 _STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
-OVERRIDABLE = ("strategy", "threshold_bytes", "store", "chunking", "hybrid", "limits")
+OVERRIDABLE = ("strategy", "threshold_bytes", "store", "dead_letter_ttl_seconds", "chunking", "hybrid", "limits")
 """The keys that a destination may override."""
 
 _TOP = (*OVERRIDABLE, "stores", "reads_from", "signing", "envelope", "destinations")
@@ -182,6 +182,8 @@ class Config:
         store: The store that writers use; by default the only one.
         stores: All stores by name.
         reads_from: Names of the stores that readers accept in pointers; ``None`` for all.
+        dead_letter_ttl_seconds: How long a stored payload stays readable after a consumer sent its message to a
+            dead-letter topic, if that is longer than the rest of its lifetime; ``None`` leaves lifetimes as they are.
         chunking: Payloads in chunks; see `ChunkingConfig`.
         hybrid: The hybrid strategy; see `HybridConfig`.
         signing: Signatures of pointers; see `SigningConfig`.
@@ -195,6 +197,7 @@ class Config:
     store: str | None = None
     stores: Mapping[str, StoreConfig] = field(default_factory=dict)
     reads_from: tuple[str, ...] | None = None
+    dead_letter_ttl_seconds: Seconds | None = None
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
     hybrid: HybridConfig = field(default_factory=HybridConfig)
     signing: Annotated[SigningConfig, SECRET] = field(default_factory=SigningConfig)

@@ -96,6 +96,7 @@ class Assignment:
         native: The consumer.
         cc: A `claimcheck.ClaimCheck` with the writers' stores.
         max_redeliveries: How often an incomplete payload is read again; ``None`` for ``chunking.max_redeliveries``.
+        keep: Whether to keep the records of chunks, for a dead-letter topic.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -110,8 +111,10 @@ class Assignment:
         cc: ClaimCheck,
         *,
         max_redeliveries: int | None,
+        keep: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._keep = keep
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.resolver = cc.resolver(clock=clock, max_redeliveries=max_redeliveries)
         self.busy = False
@@ -356,9 +359,10 @@ class Assignment:
         if partition.was_reported(payload):
             partition.skipped(offset)
             return []
-        native.set_value(None)  # the resolver holds the chunk, and the headers and the key of the first one
-        native.set_headers(None)  # type: ignore[arg-type]
-        native.set_key(None)
+        if not self._keep:  # the resolver holds the chunk, and the headers and the key of the first one
+            native.set_value(None)
+            native.set_headers(None)  # type: ignore[arg-type]
+            native.set_key(None)
         if isinstance(envelope, Chunk) and self._lacks_first(partition, payload, envelope):
             state = self._find_first(partition, envelope, offset)
             if state == "reading":

@@ -13,11 +13,12 @@ from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck.transports._common.prefetch import Prefetch
 from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage, Start
 from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, vendor
+from claimcheck.transports.kafka._dead_letters import DeadLetters
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Partition
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Message, TopicPartition
+    from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
     from claimcheck._client import ClaimCheck
     from claimcheck.transports.kafka._client import Record
@@ -37,6 +38,7 @@ class ConsumerOptions(TypedDict, total=False):
     """The options of a `KafkaConsumer`, which documents them."""
 
     auto_offset_store: bool
+    dead_letter_producer: Producer | None
     max_redeliveries: int | None
     prefetch_bytes: int
     prefetch_threads: int
@@ -65,6 +67,8 @@ class KafkaConsumer(NativeClient):
         cc: A `claimcheck.ClaimCheck` with the writers' stores.
         auto_offset_store: Whether to do what ``enable.auto.offset.store`` does: a message is included in the next
             automatic commit once the following one is requested.
+        dead_letter_producer: A `confluent_kafka.Producer` for `dead_letter`. It is not closed. With it, chunks are in
+            memory twice, until the application drops the message.
         max_redeliveries: How often the chunks of an incomplete payload are read again, from 0; by default
             ``chunking.max_redeliveries``.
         prefetch_bytes: Bytes of stored payloads to read ahead while the current message is processed; 0 for none.
@@ -83,6 +87,7 @@ class KafkaConsumer(NativeClient):
         cc: ClaimCheck,
         *,
         auto_offset_store: bool = False,
+        dead_letter_producer: Producer | None = None,
         max_redeliveries: int | None = None,
         prefetch_bytes: int = 0,
         prefetch_threads: int = 4,
@@ -99,7 +104,10 @@ class KafkaConsumer(NativeClient):
         self._poll: Callable[[float], Record | None] = consumer.poll  # type: ignore[assignment]
         self._consume: Callable[[int, float], list[Record]] = consumer.consume  # type: ignore[assignment]
         self._header = cc.config.header
-        self._assignment = Assignment(consumer, cc, max_redeliveries=max_redeliveries, clock=clock)
+        self._dead_letters = DeadLetters(cc, dead_letter_producer)
+        self._assignment = Assignment(
+            consumer, cc, max_redeliveries=max_redeliveries, keep=bool(self._dead_letters), clock=clock
+        )
         self._paused: set[tuple[str, int]] = set()
         self._ready: deque[ReadyMessage] = deque()  # not delivered: never committed, dropped by a seek or a revocation
         self._looks_ahead = prefetch_bytes > 0
@@ -168,6 +176,25 @@ class KafkaConsumer(NativeClient):
         if offsets is None:
             raise ValueError("store_offsets needs a message or offsets")
         self._store([self._assignment.safe_for(given) for given in offsets])
+
+    def dead_letter(self, message: Message, topic: str, *, reason: str = "rejected") -> None:
+        """Send a payload's records to a dead-letter topic, and wait until they are in it. Then commit the message.
+
+        The records are unchanged, readable or not, except for a pointer whose payload's lifetime was extended, see
+        ``dead_letter_ttl_seconds``. Each gets the headers ``dead-letter-topic``, ``-partition``, ``-offset`` and
+        ``-reason``, unless it is so close to the producer's ``message.max.bytes`` that they do not fit.
+
+        Args:
+            message: As it was received.
+            topic: The dead-letter topic.
+            reason: For the header.
+
+        Raises:
+            ConfigError: There is no ``dead_letter_producer``.
+            StoreUnavailableError: The lifetime of the payload could not be extended now; nothing was sent.
+            KafkaException: An error of the client. Some of the records may be in the dead-letter topic.
+        """
+        self._dead_letters.send(message, topic, reason)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return where to continue after the last message: the offset that may be committed, with its metadata.

@@ -7,11 +7,13 @@ import logging
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type
-from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError, StoreError, TransportError
+from claimcheck.transports._common.dead_letters import kept_longer, origin
 from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports._common.dispatch import dispatch
 from claimcheck.transports._common.stored_payload import StoredPayload
@@ -27,7 +29,6 @@ __all__ = ["LocalConsumer", "ReceivedMessage"]
 _log = logging.getLogger(__name__)
 _TICK_SECONDS = 1.0  # the longest time between two checks for expired chunks while no messages arrive
 _BUSY_SECONDS = 1.0  # how long to read on beyond the timeout while chunks arrive, but no payload
-_LONGEST_REASON = 500
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,7 +190,8 @@ class LocalConsumer(Closing):
 
         The topic is created, with one partition, if it does not exist; all messages go to one partition. Each gets the
         headers ``dead-letter-topic``, ``-partition``, ``-offset`` and ``-reason``, unless it is so close to the
-        broker's limit that they do not fit.
+        broker's limit that they do not fit. With ``dead_letter_ttl_seconds`` the lifetime of a stored payload is
+        extended first.
 
         Args:
             message: As it was received.
@@ -197,6 +199,7 @@ class LocalConsumer(Closing):
 
         Raises:
             StaleDeliveryError: They are in the dead-letter topic, but were not acknowledged: they are redelivered.
+            StoreUnavailableError: The lifetime of the payload could not be extended now; nothing was sent.
             TransportError: The broker refused them; they were not acknowledged.
         """
         self._append_dead_letters(message.outcome, reason or _reason("rejected", message.error))
@@ -354,7 +357,7 @@ class LocalConsumer(Closing):
         try:
             self._append_dead_letters(outcome, _reason(reason, getattr(outcome, "error", None)))
             self._ack_unless_stale(outcome)
-        except TransportError as error:
+        except (TransportError, StoreError) as error:
             _log.warning("messages of %s could not be sent to the dead-letter topic: %s", outcome.source, error)
             return False
         _log.warning("messages of %s were sent to the dead-letter topic: %s", outcome.source, reason)
@@ -367,11 +370,13 @@ class LocalConsumer(Closing):
             self._broker.create_topic(topic)
         partition = self._broker.partition_for(topic, outcome.handles[0].message.key)
         for message in originals:
-            with_labels = [*message.headers, *_dead_letter_headers(message, reason)]
+            value = kept_longer(self._cc, message.value, topic=message.topic, dead_letter_topic=topic)
+            labels = origin(message.topic, message.partition, message.offset, reason)
+            append = partial(self._broker.append, topic, value, key=message.key, partition=partition)
             try:
-                self._broker.append(topic, message.value, key=message.key, headers=with_labels, partition=partition)
+                append(headers=[*message.headers, *labels])
             except MessageTooLargeError:  # because of the labels
-                self._broker.append(topic, message.value, key=message.key, headers=message.headers, partition=partition)
+                append(headers=message.headers)
 
 
 def _redelivery_count(outcome: Outcome) -> int:
@@ -381,10 +386,3 @@ def _redelivery_count(outcome: Outcome) -> int:
 
 def _reason(word: str, error: ClaimCheckError | None) -> str:
     return f"{word}: {type(error).__name__}: {error}" if error is not None else word
-
-
-def _dead_letter_headers(message: LocalMessage, reason: str) -> Iterator[tuple[str, bytes]]:
-    yield "dead-letter-topic", message.topic.encode()
-    yield "dead-letter-partition", b"%d" % message.partition
-    yield "dead-letter-offset", b"%d" % message.offset
-    yield "dead-letter-reason", reason[:_LONGEST_REASON].encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from claimcheck._resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck.errors import ClaimCheckError, ConfigError
+from claimcheck.transports._common.dead_letters import REASON, kept_longer
 from claimcheck.transports._common.prefetch import Prefetch
 from claimcheck.transports.pulsar._errors import SharedSubscriptionError, vendor
 from claimcheck.transports.pulsar._inbox import Inbox
@@ -38,8 +40,8 @@ __all__ = ["ConsumerOptions", "PulsarConsumer", "RedeliveryTracker", "listening"
 _log = logging.getLogger(__name__)
 _REMEMBERED = 10_000  # payloads whose redeliveries are counted
 _ORIGIN_ID, _ORIGIN_TOPIC = "ORIGIN_MESSAGE_ID", "REAL_TOPIC"  # the names that Pulsar's own clients use
-_REASON = "dead-letter-reason"
 _REASON_CHARACTERS = 300
+_PARTITION = re.compile(r"-partition-\d+$")
 _SHARED = (
     "cannot assemble chunks on a Shared subscription, where each may go to another consumer: subscribe Key_Shared, "
     "Failover or Exclusive, or send pointers (strategy external, for example to a store of type pulsar-topic)"
@@ -84,7 +86,8 @@ class PulsarConsumer(Receiver):
             be Shared, which the client cannot distinguish from Key_Shared.
         start_message_id_inclusive: The value that it was subscribed with; determines where `seek` goes.
         dead_letter_producer: A `pulsar.Producer` for payloads that were redelivered too often. It is not closed. With
-            it, chunks are in memory twice until they are settled.
+            it, chunks are in memory twice until they are settled. With ``dead_letter_ttl_seconds`` in the
+            configuration, the lifetime of a stored payload is extended before its message is sent.
         max_redeliveries: How often a payload is redelivered, from 0; by default a negatively acknowledged payload is
             redelivered without limit. Redeliveries of an incomplete payload count, too. On Exclusive and Failover
             subscriptions, where the broker does not count, this object does, for the last 10,000 payloads.
@@ -124,6 +127,7 @@ class PulsarConsumer(Receiver):
         self._consumer_type = consumer_type
         self._refusal: list[ClaimCheckError | None] = []  # of chunks, once it is known
         keep = self._dead_letters is not None
+        self._cc = cc
         inbox = Inbox(cc, consumer._schema, refusal=self._refusal_of_chunks, keep=keep, clock=clock)
         super().__init__(consumer, consumer.receive, inbox, clock, inclusive=start_message_id_inclusive)
 
@@ -215,15 +219,18 @@ class PulsarConsumer(Receiver):
         self._redeliver(natives(id_of(message)), self._outcome_of(message), place)
 
     def dead_letter(self, message: PulsarMessage, *, reason: str = "rejected") -> None:
-        """Send a payload's messages unchanged to the dead-letter topic, and acknowledge them.
+        """Send a payload's messages to the dead-letter topic, and acknowledge them.
+
+        They are unchanged, except for a pointer whose payload's lifetime was extended, see ``dead_letter_ttl_seconds``.
 
         Raises:
             ConfigError: There is no ``dead_letter_producer``.
+            StoreUnavailableError: The lifetime of the payload could not be extended now; nothing was sent.
             Exception: The client's own error; nothing was acknowledged. Some messages may be in the dead-letter topic.
         """
         if self._dead_letters is None:
             raise ConfigError("there is no dead_letter_producer")
-        _send_dead_letters(self._dead_letters, message.natives, reason)
+        self._send_dead_letters(self._dead_letters, message.natives, reason)
         self.acknowledge(message)
 
     def redeliver_unacknowledged_messages(self) -> None:
@@ -319,13 +326,32 @@ class PulsarConsumer(Receiver):
         if self._dead_letters is None:
             return False
         try:
-            _send_dead_letters(self._dead_letters, message.natives, reason)
+            self._send_dead_letters(self._dead_letters, message.natives, reason)
         except Exception as error:
             count = len(message.natives)
             _log.warning("%s: failed to send %d messages to the dead-letter topic: %s", self.topic(), count, error)
             return False
         self.acknowledge(message)
         return True
+
+    def _send_dead_letters(self, producer: pulsar.Producer, messages: tuple[pulsar.Message, ...], reason: str) -> None:
+        """Send messages to a dead-letter topic, whose readers get the same payloads, and wait for the broker.
+
+        Chunks keep their key, and with it their partition. After an error of the client some messages may have been
+        sent; another call sends them again.
+        """
+        for message in messages:
+            about = {_ORIGIN_ID: str(message.message_id()), _ORIGIN_TOPIC: message.topic_name()}
+            data, topic = message.data(), _PARTITION.sub("", message.topic_name())
+            if not message.has_null_value():
+                data = kept_longer(self._cc, data, topic=topic, dead_letter_topic=producer.topic())
+            producer.send(
+                None if message.has_null_value() else data,
+                properties={**message.properties(), **about, REASON: reason[:_REASON_CHARACTERS]},
+                partition_key=message.partition_key() or None,
+                ordering_key=message.ordering_key() or None,
+                event_timestamp=message.event_timestamp() or None,
+            )
 
     def _outcome_of(self, message: AnyMessage) -> Outcome | None:
         return message.outcome if isinstance(message, PulsarMessage) else self._inbox.find(message)
@@ -410,27 +436,6 @@ def _unwrapped(producer: pulsar.Producer) -> pulsar.Producer:
     native = isinstance(producer, vendor().Producer)
     check_type("dead_letter_producer", producer, valid=native, expected="an unwrapped pulsar.Producer")
     return without_schema(producer)
-
-
-def _send_dead_letters(producer: pulsar.Producer, messages: tuple[pulsar.Message, ...], reason: str) -> None:
-    """Send messages unchanged to a dead-letter topic, whose readers get the same payloads, and wait for the broker.
-
-    Chunks keep their key, and with it their partition. After an error of the client some messages may have been sent;
-    another call sends them again.
-    """
-    for message in messages:
-        origin = {
-            _ORIGIN_ID: str(message.message_id()),
-            _ORIGIN_TOPIC: message.topic_name(),
-            _REASON: reason[:_REASON_CHARACTERS],
-        }
-        producer.send(
-            None if message.has_null_value() else message.data(),
-            properties={**message.properties(), **origin},
-            partition_key=message.partition_key() or None,
-            ordering_key=message.ordering_key() or None,
-            event_timestamp=message.event_timestamp() or None,
-        )
 
 
 # Listeners ---------------------------------------------------------------------------------------------------------
