@@ -27,9 +27,11 @@ from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._setup import summary
 from claimcheck.config import expand
 
-__all__ = ["doctor"]
+__all__ = ["PULSAR_TOKEN", "doctor", "kafka_settings"]
 
-_TOKEN = "CLAIMCHECK_PULSAR_TOKEN"
+PULSAR_TOKEN = "CLAIMCHECK_PULSAR_TOKEN"
+"""The environment variable with the token for Pulsar."""
+
 _SETTING = re.compile(r"[a-z][a-z0-9._]*")
 _COLORS = {"error": "red", "warning": "yellow", "info": "blue"}
 
@@ -100,9 +102,9 @@ def doctor(
         raise click.UsageError("--kafka-config needs --kafka")
     kafka_target = pulsar_target = None
     if kafka is not None:
-        kafka_target = KafkaTarget(kafka, topics, groups, dead_letters, _settings(kafka_config))
+        kafka_target = KafkaTarget(kafka, topics, groups, dead_letters, kafka_settings(kafka_config))
     elif pulsar or admin_url:
-        token = os.environ.get(_TOKEN)
+        token = os.environ.get(PULSAR_TOKEN)
         pulsar_target = PulsarTarget(pulsar, admin_url, topics, groups, dead_letters, token, tls_ca_file)
     with _quiet():
         report = reported(config, lambda cc: examine(cc, kafka=kafka_target, pulsar=pulsar_target, ignore=ignore))
@@ -130,7 +132,7 @@ def _check_usage(kafka: str | None, pulsar: str | None, topics: tuple[str, ...],
         raise click.UsageError("--topic, --group and --dead-letter-topic need --kafka, --pulsar or --admin-url")
 
 
-def _settings(path: Path | None) -> Mapping[str, str]:
+def kafka_settings(path: Path | None) -> Mapping[str, str]:
     """Read settings of the Kafka client.
 
     Raises:

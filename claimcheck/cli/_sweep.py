@@ -25,7 +25,7 @@ from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
 
-__all__ = ["duration", "sweep"]
+__all__ = ["duration", "rate_option", "sweep"]
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
@@ -51,7 +51,8 @@ def duration(context: click.Context, parameter: click.Parameter, value: str | No
     return seconds
 
 
-def _rate(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+def rate_option(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Return the rate per second of an option such as 500/s or 0.5."""
     if value is None:
         return None
     match = _RATE.fullmatch(value)
@@ -73,7 +74,7 @@ def _rate(context: click.Context, parameter: click.Parameter, value: str | None)
     show_default=True,
     help="Keep expired entries this much longer.",
 )
-@click.option("--rate", metavar="N/s", callback=_rate, help="Delete at most this many entries per second.")
+@click.option("--rate", metavar="N/s", callback=rate_option, help="Delete at most this many entries per second.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many entries.")
 @click.option(
     "--unmarked-lifetime",
