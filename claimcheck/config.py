@@ -221,6 +221,12 @@ class Config:
         """The names of the stores that pointers may name."""
         return tuple(self.stores) if self.reads_from is None else self.reads_from
 
+    @property
+    def longest_dead_letter_ttl_seconds(self) -> float:
+        """The longest ``dead_letter_ttl_seconds`` of all destinations; 0 without one."""
+        configs = (self, *(config for _, config in self.destinations))
+        return max(config.dead_letter_ttl_seconds or 0 for config in configs)
+
     def for_destination(self, destination: str) -> Config:
         """Return the configuration of the first matching pattern, else this one."""
         for pattern, config in self.destinations:

@@ -29,7 +29,7 @@ LABELS = frozenset(
 
 
 def origin(topic: str, partition: int, offset: int, reason: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the headers that say where a dead letter comes from, and why; for brokers with partitions and offsets."""
+    """Yield the headers with a dead letter's origin and reason, for brokers with partitions and offsets."""
     yield _TOPIC, topic.encode()
     yield _PARTITION, b"%d" % partition
     yield _OFFSET, b"%d" % offset

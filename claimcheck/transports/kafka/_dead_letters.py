@@ -29,7 +29,7 @@ class _Record(NamedTuple):
     offset: int
     value: bytes | None
     key: bytes | None
-    headers: list[tuple[str, bytes]]
+    headers: list[Any]
 
 
 class DeadLetters:
@@ -93,4 +93,4 @@ def _records_of(message: Any, header: bytes) -> list[_Record]:
         return [_Record(message.offset(), value, message.key(), message.headers() or [])]
     if not message.records:
         raise ClaimCheckError("the chunks were not kept: pass dead_letter_producer to the consumer that received them")
-    return [_Record(each.offset(), each.value(), each.key(), each.headers() or []) for each in message.records]
+    return [_Record(each.offset(), each.value(), each.key(), list(each.headers() or [])) for each in message.records]

@@ -104,8 +104,8 @@ class PulsarDeadLetters:
             yield self._letter(consumer, message)
         self._clock.end()
         consumer.tick()
-        while (message := consumer.take_ready()) is not None:
-            yield self._letter(consumer, message)
+        while (incomplete := consumer.take_ready()) is not None:
+            yield self._letter(consumer, incomplete)
 
     def _letter(self, consumer: PulsarConsumer, message: PulsarMessage) -> Letter:
         return Letter(
