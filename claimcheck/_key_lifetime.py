@@ -19,14 +19,14 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-__all__ = ["UNLIMITED", "KeyLifetime", "parse_name", "with_lifetime"]
+__all__ = ["UNLIMITED", "KeyLifetime", "destination_of", "parse_name", "with_lifetime"]
 
 UNLIMITED = "never"
 """The lifetime of a payload that does not expire."""
 
 _LIFETIME = r"\d{1,11}s|never"
 _NAME = re.compile(
-    r"[A-Za-z0-9._-]{1,64}-"
+    r"(?P<destination>[A-Za-z0-9._-]{1,64})-"
     rf"(?:(?P<created>\d{{8}}T\d{{6}}Z)-(?P<lifetime>{_LIFETIME})\.|(?P<relative>{_LIFETIME})_|(?<=-))"
     r"(?P<open>\{)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?P<close>\})?",
     re.ASCII,
@@ -83,6 +83,12 @@ def parse_name(name: str) -> KeyLifetime | None:
         return None
     created, lifetime = match["created"], match["lifetime"] or match["relative"]
     return KeyLifetime() if lifetime is None else _known(created, lifetime)
+
+
+def destination_of(name: str) -> str | None:
+    """Return the destination in the last part of a key; ``None`` if this library did not create the key."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else match["destination"]
 
 
 @functools.lru_cache(maxsize=1024)
