@@ -408,9 +408,7 @@ class Store(ABC):
             PointerRejectedError: Not a pointer of this store; nothing was deleted.
             StoreUnavailableError: The store could not be reached; the payload stays until it expires.
         """
-        self.check(pointer)
-        with self._operation("rollback", pointer, pointer.size), self._translated(pointer, "rollback"):
-            self._delete(pointer)
+        self._delete_one(pointer, "rollback")
 
     def extend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
         """Extend the lifetime of a payload, and return the pointer to use from now on.
@@ -538,6 +536,12 @@ class Store(ABC):
         return f"<{type(self).__name__} {self.name!r}>"
 
     # Internals -------------------------------------------------------------------------------------------------
+
+    def _delete_one(self, pointer: Pointer, operation: Literal["rollback", "delete"]) -> None:
+        """Delete one payload; raises as `rollback`."""
+        self.check(pointer)
+        with self._operation(operation, pointer, pointer.size), self._translated(pointer, operation):
+            self._delete(pointer)
 
     def _source(self, payload: Payload, limit: int | None) -> Source:
         """Limit the payload to the bytes and segments that `check` accepts: a larger one could not be read."""

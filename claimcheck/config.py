@@ -59,7 +59,10 @@ _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _KINDS = {"NoneType": "nothing", "str": "text", "dict": "a mapping", "bool": "a boolean", "int": "an integer"}
 _UNKNOWN = "?"  # the name of a store that a problem hides; no such configuration is ever returned
 _STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
-OVERRIDABLE = ("strategy", "threshold_bytes", "store", "dead_letter_ttl_seconds", "chunking", "hybrid", "limits")
+OVERRIDABLE = (
+    "strategy", "threshold_bytes", "store", "dead_letter_ttl_seconds", "delete_after_ack",
+    "chunking", "hybrid", "limits",
+)  # fmt: skip
 """The keys that a destination may override."""
 
 _TOP = (*OVERRIDABLE, "stores", "reads_from", "signing", "envelope", "destinations")
@@ -189,6 +192,8 @@ class Config:
         signing: Signatures of pointers; see `SigningConfig`.
         limits: Size limits; see `LimitsConfig`.
         envelope: The format of envelopes; see `EnvelopeConfig`.
+        delete_after_ack: Whether consumers delete a stored payload once the broker has confirmed the acknowledgement of
+            its message. Only for topics that exactly one group or subscription reads.
         destinations: Overrides by destination pattern, in the order of the file; the first match applies.
     """
 
@@ -203,6 +208,7 @@ class Config:
     signing: Annotated[SigningConfig, SECRET] = field(default_factory=SigningConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     envelope: EnvelopeConfig = field(default_factory=EnvelopeConfig)
+    delete_after_ack: bool = False
     destinations: tuple[tuple[str, Config], ...] = ()
 
     @property

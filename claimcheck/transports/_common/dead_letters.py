@@ -11,6 +11,7 @@ from claimcheck.errors import ClaimCheckError, ConfigError
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
+    from claimcheck.config import Config
 
 __all__ = ["LABELS", "REASON", "kept_longer", "origin"]
 
@@ -39,9 +40,10 @@ def origin(topic: str, partition: int, offset: int, reason: str) -> Iterator[tup
 def kept_longer(cc: ClaimCheck, message: bytes | None, *, topic: str, dead_letter_topic: str) -> bytes | None:
     """Return a message for a dead-letter topic, after the lifetime of its stored payload was extended.
 
-    With ``dead_letter_ttl_seconds`` a pointer is replaced by the one to use from now on, signed again. Any other
-    message is returned unchanged, and so is a pointer that is rejected, or whose payload is gone or damaged: it must
-    not keep the message from the dead-letter topic. That is logged as a warning.
+    With ``dead_letter_ttl_seconds`` a pointer is replaced by the one to use from now on, signed again. With
+    ``delete_after_ack`` the payload is copied in any case, because the original is deleted if its message is delivered
+    and acknowledged again. Any other message is returned unchanged, and so is a pointer that is rejected, or whose
+    payload is gone or damaged: it must not keep the message from the dead-letter topic. That is logged as a warning.
 
     Args:
         cc: The configuration.
@@ -53,11 +55,12 @@ def kept_longer(cc: ClaimCheck, message: bytes | None, *, topic: str, dead_lette
         ClaimCheckError: An error that is ``retryable``, for example because the store cannot be reached. The message
             should be sent later.
     """
-    seconds = cc.config.for_destination(topic).dead_letter_ttl_seconds
-    if seconds is None or message is None or not message.startswith(cc.config.header):
+    config = cc.config.for_destination(topic)
+    is_off = config.dead_letter_ttl_seconds is None and not config.delete_after_ack
+    if is_off or message is None or not message.startswith(config.header):
         return message
     try:
-        return _extended(cc, message, seconds, dead_letter_topic)
+        return _extended(cc, config, message, dead_letter_topic)
     except ClaimCheckError as error:
         if error.retryable:
             raise
@@ -65,14 +68,17 @@ def kept_longer(cc: ClaimCheck, message: bytes | None, *, topic: str, dead_lette
         return message
 
 
-def _extended(cc: ClaimCheck, message: bytes, seconds: float, dead_letter_topic: str) -> bytes:
-    header = cc.config.header
+def _extended(cc: ClaimCheck, config: Config, message: bytes, dead_letter_topic: str) -> bytes:
+    header, seconds = config.header, config.dead_letter_ttl_seconds or 0
     if not isinstance(decode(message, header=header), PointerData):
         return message
     pointer = cc.pointer(message)
     assert pointer is not None
     store = cc._store_of(pointer)
-    extended = store.extend(pointer, seconds, destination=dead_letter_topic)
+    if config.delete_after_ack:
+        extended = store.copy(pointer, to=store, destination=dead_letter_topic, min_ttl_seconds=seconds)
+    else:
+        extended = store.extend(pointer, seconds, destination=dead_letter_topic)
     may_sign = pointer.mac is None or cc.config.signing.key_id is not None
     if may_sign and extended is not pointer:
         return encode_pointer(cc._sign(extended), header=header)

@@ -67,7 +67,10 @@ class EndClock:
 
 
 def patient(cc: ClaimCheck) -> ClaimCheck:
-    """Return a `ClaimCheck` that reports an incomplete payload as an error when its chunks expire, and not earlier."""
+    """Return a `ClaimCheck` that reports an incomplete payload as an error when its chunks expire, and not earlier.
+
+    It never deletes payloads after an acknowledgement: other messages may point at the payload of a dead letter.
+    """
     chunking = replace(
         cc.config.chunking,
         expire_after_seconds=_PATIENCE_SECONDS,
@@ -75,7 +78,7 @@ def patient(cc: ClaimCheck) -> ClaimCheck:
         on_evict="redeliver",
         max_redeliveries=0,
     )
-    return type(cc)(replace(cc.config, chunking=chunking))
+    return type(cc)(replace(cc.config, chunking=chunking, delete_after_ack=False, destinations=()))
 
 
 def relabeled(headers: Iterable[tuple[str, V]], encode: Callable[[str], V]) -> list[tuple[str, V]]:

@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from claimcheck._validation import check_cc, check_int, check_type
+from claimcheck._validation import check_cc, check_int, check_type, fail
+from claimcheck.transports._common.deletion import PayloadDeletion, deletes
 from claimcheck.transports._common.prefetch import Prefetch
 from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage, Start
 from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, vendor
 from claimcheck.transports.kafka._dead_letters import DeadLetters
+from claimcheck.transports.kafka._groups import GroupOffsets, group_of
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Partition
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, Producer, TopicPartition
+    from confluent_kafka.admin import AdminClient
 
     from claimcheck._client import ClaimCheck
     from claimcheck.transports.kafka._client import Record
@@ -42,6 +45,7 @@ class ConsumerOptions(TypedDict, total=False):
     max_redeliveries: int | None
     prefetch_bytes: int
     prefetch_threads: int
+    admin: AdminClient | None
     clock: Callable[[], float]
 
 
@@ -73,10 +77,12 @@ class KafkaConsumer(NativeClient):
             ``chunking.max_redeliveries``.
         prefetch_bytes: Bytes of stored payloads to read ahead while the current message is processed; 0 for none.
         prefetch_threads: Payloads to read ahead concurrently.
+        admin: A `confluent_kafka.admin.AdminClient`, needed if the configuration has ``delete_after_ack``. It asks for
+            committed offsets and for the groups of a topic. It is not closed.
         clock: Seconds, monotonic.
 
     Raises:
-        ConfigError: A number is out of range.
+        ConfigError: A number is out of range, or ``delete_after_ack`` is on and there is no ``admin``.
         OffsetStoreError: The consumer stores offsets itself.
         ArgumentTypeError: An argument has the wrong type; a `ConfigError` that is also a `TypeError`.
     """
@@ -91,6 +97,7 @@ class KafkaConsumer(NativeClient):
         max_redeliveries: int | None = None,
         prefetch_bytes: int = 0,
         prefetch_threads: int = 4,
+        admin: AdminClient | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         expected = "a confluent_kafka.Consumer, not a subclass; deserialize what value() returns"
@@ -105,8 +112,14 @@ class KafkaConsumer(NativeClient):
         self._consume: Callable[[int, float], list[Record]] = consumer.consume  # type: ignore[assignment]
         self._header = cc.config.header
         self._dead_letters = DeadLetters(cc, dead_letter_producer)
+        self._deletion = _deletion(consumer, cc, admin, clock)
         self._assignment = Assignment(
-            consumer, cc, max_redeliveries=max_redeliveries, keep=bool(self._dead_letters), clock=clock
+            consumer,
+            cc,
+            max_redeliveries=max_redeliveries,
+            keep=bool(self._dead_letters),
+            deletion=self._deletion,
+            clock=clock,
         )
         self._paused: set[tuple[str, int]] = set()
         self._ready: deque[ReadyMessage] = deque()  # not delivered: never committed, dropped by a seek or a revocation
@@ -194,6 +207,8 @@ class KafkaConsumer(NativeClient):
             StoreUnavailableError: The lifetime of the payload could not be extended now; nothing was sent.
             KafkaException: An error of the client. Some of the records may be in the dead-letter topic.
         """
+        if self._deletion is not None:  # what a dead letter points at is not deleted after the commit
+            self._deletion.keep((message.topic(), message.partition()), message.offset())
         self._dead_letters.send(message, topic, reason)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -241,7 +256,7 @@ class KafkaConsumer(NativeClient):
 
         def assigned(_: Consumer, partitions: list[TopicPartition]) -> None:
             starts = self._assignment.starts(partitions)
-            self._assignment.begin_at(starts)
+            self._begin_at(starts)
             call(on_assign, partitions)
             defer(lambda: self._assign_moved(starts))
 
@@ -252,6 +267,7 @@ class KafkaConsumer(NativeClient):
 
         def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
             call(on_revoke if on_lost is None else on_lost, partitions)
+            self._assignment.lose(partitions)
             self._revoke(partitions)
 
         self._native.subscribe(topics, on_assign=assigned, on_revoke=revoked, on_lost=lost)
@@ -266,13 +282,13 @@ class KafkaConsumer(NativeClient):
         starts = self._assignment.starts(partitions)
         self._native.assign([start.at for start in starts])
         self._forget()
-        self._assignment.begin_at(starts)
+        self._begin_at(starts)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Assign additional partitions."""
         starts = self._assignment.starts(partitions)
         self._native.incremental_assign([start.at for start in starts])
-        self._assignment.begin_at(starts)
+        self._begin_at(starts)
 
     def unassign(self) -> None:
         """Remove all partitions from the assignment, and forget chunks and waiting messages."""
@@ -299,6 +315,8 @@ class KafkaConsumer(NativeClient):
         self._store_offsets()
         self._native.close()
         self._forget()
+        if self._deletion is not None:
+            self._deletion.close()
         self._raise_deferred()
 
     def assignment(self) -> list[TopicPartition]:
@@ -454,6 +472,7 @@ class KafkaConsumer(NativeClient):
             ready.partition.delivered(ready.first, ready.last)
             if isinstance(ready.message, KafkaMessage):
                 ready.message.next_offset = ready.partition.position or 0
+                self._assignment.delivered(ready.partition, ready.message)
             if ready.outcome is not None:
                 self._assignment.settle(ready.partition, ready.outcome)
         return ready.message
@@ -476,6 +495,11 @@ class KafkaConsumer(NativeClient):
 
     def _end(self, timeout: float | None) -> float:
         return _FOREVER if timeout is None or timeout < 0 else self._clock() + timeout
+
+    def _begin_at(self, starts: list[Start]) -> None:
+        """Track partitions that were assigned; the next call raises an error of ``delete_after_ack``."""
+        self._assignment.begin_at(starts)
+        self._defer_errors(lambda: self._assignment.check_groups(starts))
 
     def _drop(self, partitions: list[TopicPartition]) -> None:
         """Drop the waiting messages of these partitions."""
@@ -571,6 +595,18 @@ class KafkaConsumer(NativeClient):
             _log.info("offsets were not stored: %s", error)
         for partition in changed:
             partition.changed = False
+
+
+def _deletion(
+    consumer: Consumer, cc: ClaimCheck, admin: AdminClient | None, clock: Callable[[], float]
+) -> PayloadDeletion | None:
+    if not deletes(cc):
+        return None
+    if admin is None:
+        fail("admin", found="nothing", expected="a confluent_kafka.admin.AdminClient, because delete_after_ack is true")
+    valid = hasattr(admin, "list_consumer_group_offsets")
+    check_type("admin", admin, valid=valid, expected="a confluent_kafka.admin.AdminClient")
+    return PayloadDeletion(cc, GroupOffsets(admin, group_of(consumer)), clock=clock)
 
 
 def _check_offset_store(consumer: Consumer) -> None:
