@@ -59,7 +59,10 @@ _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _KINDS = {"NoneType": "nothing", "str": "text", "dict": "a mapping", "bool": "a boolean", "int": "an integer"}
 _UNKNOWN = "?"  # the name of a store that a problem hides; no such configuration is ever returned
 _STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
-OVERRIDABLE = ("strategy", "threshold_bytes", "store", "chunking", "hybrid", "limits")
+OVERRIDABLE = (
+    "strategy", "threshold_bytes", "store", "dead_letter_ttl_seconds", "delete_after_ack",
+    "chunking", "hybrid", "limits",
+)  # fmt: skip
 """The keys that a destination may override."""
 
 _TOP = (*OVERRIDABLE, "stores", "reads_from", "signing", "envelope", "destinations")
@@ -182,11 +185,15 @@ class Config:
         store: The store that writers use; by default the only one.
         stores: All stores by name.
         reads_from: Names of the stores that readers accept in pointers; ``None`` for all.
+        dead_letter_ttl_seconds: How long a stored payload stays readable after a consumer sent its message to a
+            dead-letter topic, if that is longer than the rest of its lifetime; ``None`` leaves lifetimes as they are.
         chunking: Payloads in chunks; see `ChunkingConfig`.
         hybrid: The hybrid strategy; see `HybridConfig`.
         signing: Signatures of pointers; see `SigningConfig`.
         limits: Size limits; see `LimitsConfig`.
         envelope: The format of envelopes; see `EnvelopeConfig`.
+        delete_after_ack: Whether consumers delete a stored payload once the broker has confirmed the acknowledgement of
+            its message. Only for topics that exactly one group or subscription reads.
         destinations: Overrides by destination pattern, in the order of the file; the first match applies.
     """
 
@@ -195,11 +202,13 @@ class Config:
     store: str | None = None
     stores: Mapping[str, StoreConfig] = field(default_factory=dict)
     reads_from: tuple[str, ...] | None = None
+    dead_letter_ttl_seconds: Seconds | None = None
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
     hybrid: HybridConfig = field(default_factory=HybridConfig)
     signing: Annotated[SigningConfig, SECRET] = field(default_factory=SigningConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     envelope: EnvelopeConfig = field(default_factory=EnvelopeConfig)
+    delete_after_ack: bool = False
     destinations: tuple[tuple[str, Config], ...] = ()
 
     @property
@@ -217,6 +226,12 @@ class Config:
     def readable(self) -> tuple[str, ...]:
         """The names of the stores that pointers may name."""
         return tuple(self.stores) if self.reads_from is None else self.reads_from
+
+    @property
+    def longest_dead_letter_ttl_seconds(self) -> float:
+        """The longest ``dead_letter_ttl_seconds`` of all destinations; 0 without one."""
+        configs = (self, *(config for _, config in self.destinations))
+        return max(config.dead_letter_ttl_seconds or 0 for config in configs)
 
     def for_destination(self, destination: str) -> Config:
         """Return the configuration of the first matching pattern, else this one."""

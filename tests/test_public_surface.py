@@ -89,6 +89,7 @@ PUBLIC: dict[str, list[str]] = {
         "PayloadTypeError",
         "PointerRejectedError",
         "ScanNotSupportedError",
+        "SeveralGroupsError",
         "StoreError",
         "StoreUnavailableError",
         "TransportError",

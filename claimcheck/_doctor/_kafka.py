@@ -230,8 +230,8 @@ def _dead_letter_topics(topic: str, known: Mapping[str, object], named: tuple[st
 
 def _dead_letters(admin: Any, name: str, expected: Expectation) -> Iterator[Finding]:
     config = _config(admin, name)
-    if expected.lifetime is not None and outlives(config.retention, expected.lifetime):
+    if (lifetime := expected.dead_letter_lifetime) is not None and outlives(config.retention, lifetime):
         message = f"this dead-letter topic keeps messages for {config.retention_text}, "
-        message += f"and payloads live {duration(expected.lifetime)}"
-        fix = "Reduce its retention.ms, or raise ttl_seconds to the sum of both retentions."
+        message += f"and their payloads live {duration(lifetime)}"
+        fix = "Reduce its retention.ms, or raise dead_letter_ttl_seconds to it."
         yield finding("warning", "kafka-dead-letters", f"topic {name}", message, fix)

@@ -17,6 +17,7 @@ from claimcheck._doctor._topics import Expectation, behind
 from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
 from claimcheck.errors import ClaimCheckError
+from claimcheck.transports.kafka._groups import groups_of
 
 __all__ = ["GroupReader"]
 
@@ -55,24 +56,16 @@ class GroupReader:
 
     def findings(self, groups: tuple[str, ...]) -> Iterator[Finding]:
         """Yield the findings about groups; an empty tuple stands for all."""
-        names = groups or tuple(sorted(each.group_id for each in self.admin.list_consumer_groups().result().valid))
-        committed = {name: offsets for name in names if (offsets := self._committed(name))}
+        committed = groups_of(self.admin, self.topic, groups)
         for name in groups:
             if name not in committed:
                 message = f"group {name} has committed no offsets for this topic"
                 yield finding("warning", "kafka-group-unknown", self.expected.path, message, "Check its name.")
         if len(committed) > 1:
             message = f"{len(committed)} groups read this topic: {', '.join(committed)}"
-            yield finding("info", "kafka-groups", self.expected.path, message)
+            yield self.expected.read_by_several("kafka-groups", message)
         for name, offsets in committed.items():
             yield from examined("kafka", self.expected.path, f"group {name}", partial(self._group, name, offsets))
-
-    def _committed(self, group: str) -> dict[int, int]:
-        """Return a group's committed offsets by partition."""
-        request = _vendor().ConsumerGroupTopicPartitions(group)
-        result = self.admin.list_consumer_group_offsets([request], request_timeout=_SECONDS)[group].result()
-        places = [each for each in result.topic_partitions if each.topic == self.topic and each.error is None]
-        return {each.partition: each.offset for each in places if each.offset >= 0}
 
     def _group(self, group: str, offsets: dict[int, int]) -> Iterator[Finding]:
         earliest, latest = self._watermarks(offsets, "earliest"), self._watermarks(offsets, "latest")

@@ -208,7 +208,8 @@ def _dead_letters(admin: AdminClient, name: str, expected: Expectation) -> Itera
         yield finding("warning", "pulsar-dead-letters-dropped", path, message, fix)
         return
     longest = ttl if stats.get("subscriptions") else 0.0
-    if expected.lifetime is not None and (outlives(longest, expected.lifetime) or outlives(kept, expected.lifetime)):
-        message = f"this dead-letter topic may keep messages longer than payloads live ({duration(expected.lifetime)})"
-        fix = "Set its message TTL and retention, or raise ttl_seconds to the sum of both."
+    lifetime = expected.dead_letter_lifetime
+    if lifetime is not None and (outlives(longest, lifetime) or outlives(kept, lifetime)):
+        message = f"this dead-letter topic may keep messages longer than their payloads live ({duration(lifetime)})"
+        fix = "Set its message TTL and retention, or raise dead_letter_ttl_seconds to the longer one."
         yield finding("warning", "pulsar-dead-letters", path, message, fix)

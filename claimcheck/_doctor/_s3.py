@@ -23,11 +23,14 @@ _NO_RULES = ("NoSuchLifecycleConfiguration", "NoSuchLifecycleConfigurationError"
 _NOT_THERE = ("NotImplemented", "MethodNotAllowed", "XNotImplemented")
 
 
-def examine_s3(store: S3Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
+def examine_s3(
+    store: S3Store, path: str, clock: Callable[[], float], *, dead_letter_ttl_seconds: float = 0
+) -> Iterator[Finding]:
     """Yield the findings about the bucket of a store."""
     bucket = _Bucket(store._s3(), store._bucket)
     yield from examined("s3", path, "the clock", partial(_clock, bucket, path, clock))
-    yield from examined("s3", path, "the lifecycle rules", partial(_lifecycle, bucket, path, store))
+    lifecycle = partial(_lifecycle, bucket, path, store, dead_letter_ttl_seconds)
+    yield from examined("s3", path, "the lifecycle rules", lifecycle)
     yield from examined("s3", path, "the bucket policy", partial(_policy, bucket, path))
     yield from examined("s3", path, "the bucket's ACL", partial(_acl, bucket, path))
 
@@ -109,7 +112,7 @@ class _Rule:
         return (prefix.startswith(self.prefix) or self.prefix.startswith(prefix)) and not self.by_tag
 
 
-def _lifecycle(bucket: _Bucket, path: str, store: S3Store) -> Iterator[Finding]:
+def _lifecycle(bucket: _Bucket, path: str, store: S3Store, dead_letter_ttl: float) -> Iterator[Finding]:
     raw = bucket.get("get_bucket_lifecycle_configuration", *_NO_RULES).get("Rules", [])
     rules = [_Rule.of(each) for each in raw if each.get("Status") == "Enabled"]
     covering = [rule for rule in rules if rule.covers(store.prefix)]
@@ -122,16 +125,17 @@ def _lifecycle(bucket: _Bucket, path: str, store: S3Store) -> Iterator[Finding]:
         yield finding("warning", "s3-no-abort", path, "no lifecycle rule aborts incomplete multipart uploads", fix)
     for rule in rules:
         if rule.touches(store.prefix) and store.ttl_seconds is not None:
-            yield from _too_early(rule, path, store.ttl_seconds)
+            longer = "dead_letter_ttl_seconds" if dead_letter_ttl > store.ttl_seconds else "ttl_seconds"
+            yield from _too_early(rule, path, longer, max(store.ttl_seconds, dead_letter_ttl))
     noncurrent = any(rule.noncurrent for rule in covering)
     yield from examined("s3", path, "the versioning", partial(_versioning, bucket, path, noncurrent))
 
 
-def _too_early(rule: _Rule, path: str, lifetime: float) -> Iterator[Finding]:
+def _too_early(rule: _Rule, path: str, option: str, lifetime: float) -> Iterator[Finding]:
     if rule.days is not None and rule.days * _DAY < lifetime:
         when = f"after {duration(rule.days * _DAY)}" if rule.days else "on a fixed date"
-        message = f"the lifecycle rule {rule.name!r} deletes payloads {when}, but ttl_seconds is {duration(lifetime)}"
-        fix = "Change the rule to delete them later, or reduce ttl_seconds."
+        message = f"the lifecycle rule {rule.name!r} deletes payloads {when}, but {option} is {duration(lifetime)}"
+        fix = f"Change the rule to delete them later, or reduce {option}."
         yield finding("error", "s3-expiry-early", path, message, fix)
     if rule.archive_days is not None and rule.archive_days * _DAY < lifetime:
         message = f"the lifecycle rule {rule.name!r} archives payloads after {duration(rule.archive_days * _DAY)}"

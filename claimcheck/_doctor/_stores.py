@@ -36,7 +36,7 @@ def examine_stores(cc: ClaimCheck, clock: Callable[[], float]) -> Iterator[Findi
             continue
         if not isinstance(store, RedisStore):  # which expires payloads, and may have many keys of other programs
             yield from _listing(store, f"stores.{name}", clock)
-        yield from _server(store, f"stores.{name}", clock)
+        yield from _server(cc, store, f"stores.{name}", clock)
 
 
 def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
@@ -61,11 +61,13 @@ def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Fi
         yield finding("warning", "store-not-listable", path, message, fix)
 
 
-def _server(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
+def _server(cc: ClaimCheck, store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
     if isinstance(store, RedisStore):
         yield from examined("redis", path, "the server", partial(examine_redis, store, path, clock))
     elif isinstance(store, S3Store):
-        yield from examined("s3", path, "the bucket", partial(examine_s3, store, path, clock))
+        longest = cc.config.longest_dead_letter_ttl_seconds
+        look = partial(examine_s3, store, path, clock, dead_letter_ttl_seconds=longest)
+        yield from examined("s3", path, "the bucket", look)
     elif isinstance(store, FilesystemStore):
         yield from examine_filesystem(store, path)
     elif isinstance(store, ObstoreStore):

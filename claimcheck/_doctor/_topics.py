@@ -92,8 +92,10 @@ class Expectation:
         strategy: As in the configuration.
         store: Where payloads of the topic are stored; ``None`` if they are not.
         lifetime: Their ``ttl_seconds``; ``None`` if they are not stored, or have none.
+        dead_letter_lifetime: The longer one of it and ``dead_letter_ttl_seconds``; ``None`` as above.
         threshold: Messages up to this size are sent unchanged; ``None`` for the producer's own limit.
         chunk_bytes: The largest chunk; ``None`` for the producer's own limit.
+        deletes: Whether consumers delete payloads after they are acknowledged.
     """
 
     path: str
@@ -102,6 +104,8 @@ class Expectation:
     lifetime: float | None
     threshold: int | None
     chunk_bytes: int | None
+    dead_letter_lifetime: float | None = None
+    deletes: bool = False
 
     @classmethod
     def of(cls, cc: ClaimCheck, topic: str) -> Expectation:
@@ -112,20 +116,29 @@ class Expectation:
         """
         config = cc.config.for_destination(topic)
         store = config.store if config.strategy not in ("chunking", "inline") else None
-        chunk = config.chunking.max_message_bytes
+        lifetime, chunk = cc.store(store).ttl_seconds if store else None, config.chunking.max_message_bytes
         return cls(
             path=f"topic {topic}",
             strategy=config.strategy,
             store=store,
-            lifetime=cc.store(store).ttl_seconds if store else None,
+            lifetime=lifetime,
+            dead_letter_lifetime=None if lifetime is None else max(lifetime, config.dead_letter_ttl_seconds or 0),
             threshold=None if config.threshold_bytes == "auto" else config.threshold_bytes,
             chunk_bytes=None if chunk == "auto" else chunk,
+            deletes=config.delete_after_ack,
         )
 
     @property
     def chunks(self) -> bool:
         """Whether the writer may send chunks."""
         return self.strategy in ("chunking", "hybrid")
+
+    def read_by_several(self, kind: str, message: str) -> Finding:
+        """Return the finding that several groups or subscriptions read the topic."""
+        if not self.deletes:
+            return finding("info", kind, self.path, message)
+        fix = "Turn delete_after_ack off for this topic, or delete the groups that are not used."
+        return finding("error", kind, self.path, f"{message}, and delete_after_ack is on", fix)
 
     def unset(self) -> Iterator[Finding]:
         """Yield a finding if payloads are stored, but the configuration does not limit their lifetime."""

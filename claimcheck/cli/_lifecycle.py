@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from claimcheck._client import ClaimCheck
@@ -11,6 +13,9 @@ from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._sweep import duration
 from claimcheck.errors import ConfigError
 from claimcheck.stores.s3 import S3Store
+
+if TYPE_CHECKING:
+    from claimcheck.stores.s3._lifecycle import LifecycleRule
 
 __all__ = ["lifecycle"]
 
@@ -26,21 +31,25 @@ __all__ = ["lifecycle"]
     callback=duration,
     default="1d",
     show_default=True,
-    help="Keep objects this much longer than ttl_seconds.",
+    help="Keep objects this much longer than their lifetime.",
 )
 def lifecycle(config: str, names: tuple[str, ...], show: bool, write: bool, grace: float) -> None:
     """Make the bucket of an s3 store delete objects below its prefix after ttl_seconds plus the grace period.
 
-    The same rule aborts incomplete multipart uploads. Other rules of the bucket stay as they are. Applying the rule
-    again changes nothing.
+    If dead_letter_ttl_seconds is longer than ttl_seconds, it applies to all objects. The same rule aborts incomplete
+    multipart uploads. Other rules of the bucket stay as they are. Applying the rule again changes nothing.
     """
     if show and write:
         raise click.UsageError("--show and --apply cannot be combined")
     check_output(STDIO, force=False)
+    from claimcheck.stores.s3._lifecycle import rule_for
+
     with loaded(config) as cc:
         for store in _stores(cc, names):
             others = [each for each in _stores(cc, ()) if each is not store]
-            click.echo("\n".join(_described(store, others, grace=grace, write=write)))
+            longest = cc.config.longest_dead_letter_ttl_seconds
+            rule = rule_for(store, grace_seconds=grace, others=others, dead_letter_ttl_seconds=longest)
+            click.echo("\n".join(_described(store, rule, write=write)))
 
 
 def _stores(cc: ClaimCheck, names: tuple[str, ...]) -> list[S3Store]:
@@ -55,11 +64,10 @@ def _stores(cc: ClaimCheck, names: tuple[str, ...]) -> list[S3Store]:
     return [store for store in stores if isinstance(store, S3Store)]
 
 
-def _described(store: S3Store, others: list[S3Store], *, grace: float, write: bool) -> list[str]:
+def _described(store: S3Store, rule: LifecycleRule, *, write: bool) -> list[str]:
     """Apply the rule if requested, and describe it."""
-    from claimcheck.stores.s3._lifecycle import apply, rule_for, rules_of
+    from claimcheck.stores.s3._lifecycle import apply, rules_of
 
-    rule = rule_for(store, grace_seconds=grace, others=others)
     text = (
         f"{store.name}: bucket {rule.bucket}, prefix {rule.prefix}: delete objects after {_days(rule.days)}, "
         f"abort incomplete uploads after {_days(rule.upload_days)}"

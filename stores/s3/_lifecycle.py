@@ -52,13 +52,16 @@ class LifecycleRule:
         return all(found.get(name) == value for name, value in self.as_dict().items())
 
 
-def rule_for(store: S3Store, *, grace_seconds: float, others: list[S3Store]) -> LifecycleRule:
+def rule_for(
+    store: S3Store, *, grace_seconds: float, others: list[S3Store], dead_letter_ttl_seconds: float = 0
+) -> LifecycleRule:
     """Return the rule for a store: its lifetime plus the grace, rounded up to days.
 
     Args:
         store: The store.
         grace_seconds: How long payloads are kept after their lifetime.
         others: The other stores of the configuration.
+        dead_letter_ttl_seconds: The lifetime of payloads of dead letters, if longer.
 
     Raises:
         ConfigError: The store has no lifetime or no prefix, or another store keeps payloads longer below its prefix.
@@ -74,7 +77,8 @@ def rule_for(store: S3Store, *, grace_seconds: float, others: list[S3Store]) -> 
         if inside and (other.ttl_seconds is None or other.ttl_seconds > store.ttl_seconds):
             text = f"{path}.prefix: the rule would also delete payloads of the store {other.name!r}, which live longer"
             raise ConfigError(text, path=f"{path}.prefix")
-    days = max(1, math.ceil((store.ttl_seconds + grace_seconds) / _DAY))
+    lifetime = max(store.ttl_seconds, dead_letter_ttl_seconds)
+    days = max(1, math.ceil((lifetime + grace_seconds) / _DAY))
     return LifecycleRule(store._bucket, store.prefix, days, max(1, math.ceil(grace_seconds / _DAY)))
 
 

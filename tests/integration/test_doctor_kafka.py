@@ -210,6 +210,8 @@ def test_dead_letter_topics_are_found_by_their_names_or_named(lab):
     assert text(seen(lab), "kafka-dead-letters").startswith(f"warning topic {lab.topic}.DLT: ")
     report = seen(lab, dead_letter_topics=(f"graveyard-{lab.topic}",))
     assert found(report) == ["kafka-dead-letters"] * 2
+    longer = stored(dead_letter_ttl_seconds=48 * HOUR_MS / 1000)
+    assert found(seen(lab, longer, dead_letter_topics=(f"graveyard-{lab.topic}",))) == ["kafka-dead-letters"]
 
 
 def test_a_topic_or_a_broker_that_is_missing_is_an_error(lab):

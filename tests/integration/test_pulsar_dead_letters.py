@@ -2,8 +2,10 @@
 
 import pulsar
 import pytest
+import redis
 
 from claimcheck.errors import ArgumentTypeError, ConfigError
+from claimcheck.transports.pulsar import listening
 from tests import servers
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, chunk, content, nothing_comes, pending, receive, rig_on
 
@@ -84,6 +86,35 @@ class TestDeadLetters:
         lab.settled()
         letter = rig_on(lab, f"{lab.topic}-dlq").consumer().receive(5000)
         assert (letter.data(), letter.properties()["dead-letter-reason"]) == (payload, "no sense in it")
+
+    @pytest.mark.parametrize("by", ["hand", "negative acknowledgement", "listener"])
+    def test_the_payload_stays_readable_in_the_dead_letter_topic(self, lab, by, redis_url):
+        stores = {"m": {"type": "redis", "url": redis_url, "ttl_seconds": 60, "key_prefix": f"{lab.topic}:"}}
+        signing = {"key_id": "a", "keys": {"a": "0123456789abcdef"}}
+        cc = lab.claimcheck("external", stores=stores, signing=signing, dead_letter_ttl_seconds=3600)
+        aside = lab.client.create_producer(f"{lab.topic}-dlq")
+        lab.producer(cc).send(payload := content(2 * LIMIT), properties={"a": "b"}, partition_key="k")
+        wrap = {"dead_letter_producer": aside, "max_redeliveries": 0}
+        if by == "listener":
+            react = listening(lambda consumer, message: consumer.dead_letter(message), cc, dead_letter_producer=aside)
+            lab.subscribe(message_listener=react)
+        elif by == "hand":
+            consumer = lab.consumer(cc=cc, wrap=wrap)
+            consumer.dead_letter(consumer.receive(5000))
+        else:
+            consumer = lab.consumer(cc=cc, wrap=wrap)
+            consumer.negative_acknowledge(consumer.receive(5000))
+        lab.settled()
+
+        native = rig_on(lab, f"{lab.topic}-dlq").subscribe().receive(5000)
+
+        pointer = cc.pointer(native.data())
+        assert pointer.expires_ms - pointer.created_ms > 3_500_000
+        with redis.Redis.from_url(redis_url) as server:
+            assert all(server.pttl(f"{pointer.key}-{i}") > 3_500_000 for i in range(pointer.segments))
+        assert cc.resolve(native.data()) == payload
+        assert (native.properties()["a"], native.partition_key()) == ("b", "k")
+        cc.store("m").rollback(pointer)
 
     def test_a_chunk_of_the_largest_size_has_room_for_its_origin(self, lab):
         aside = lab.client.create_producer(f"{lab.topic}-dlq", producer_name="n" * 60)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from claimcheck import _hints as hints
 from claimcheck._envelope import Abort, Chunk, Literal, Plain, PointerData, decode
 from claimcheck._payload import crc32_of
-from claimcheck._pointer import Pointer
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports._common.stored_payload import PointerRead, StoredPayload
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
@@ -43,11 +42,13 @@ def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object]) -> C
 
 
 def _stored(cc: ClaimCheck, envelope: PointerData, headers: object) -> StoredPayload:
-    pointer, claims = cc._accept(envelope.data), hints.declared(headers)
-    return StoredPayload(lambda: _load(cc, pointer, claims), size=pointer.size or 0)
+    read, claims = PointerRead(cc._accept(envelope.data)), hints.declared(headers)
+    return StoredPayload(lambda: _load(cc, read, claims), size=read.pointer.size or 0, origin=read)
 
 
-def _load(cc: ClaimCheck, pointer: Pointer, claims: frozenset[tuple[str, str]]) -> bytes:
-    payload = cc.read(pointer)
+def _load(cc: ClaimCheck, read: PointerRead, claims: frozenset[tuple[str, str]]) -> bytes:
+    read.state = "failed"
+    payload = cc.read(read.pointer)
     hints.check(claims, size=len(payload), checksum=lambda: crc32_of(payload))
+    read.state = "verified"
     return payload

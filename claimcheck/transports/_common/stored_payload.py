@@ -5,10 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Literal
 
+from claimcheck._pointer import Pointer
 from claimcheck.errors import ClaimCheckError
 
-__all__ = ["StoredPayload"]
+__all__ = ["PointerRead", "StoredPayload"]
+
+
+@dataclass(slots=True, eq=False)
+class PointerRead:
+    """An accepted pointer, and what became of its last read.
+
+    Attributes:
+        pointer: The pointer.
+        state: ``unread``; ``verified``: the payload was read, and is whole; ``failed``: it could not be read.
+    """
+
+    pointer: Pointer
+    state: Literal["unread", "verified", "failed"] = "unread"
 
 
 class StoredPayload:
@@ -20,15 +36,18 @@ class StoredPayload:
     Args:
         load: Reads and verifies the payload; raises `ClaimCheckError`.
         size: Bytes of the payload, 0 if unknown.
+        origin: The pointer, and what became of its reads; ``None`` if it is not needed.
 
     Attributes:
         size: Bytes of the payload, 0 if unknown.
+        origin: See above.
     """
 
-    __slots__ = ("_ahead", "_error", "_load", "_payload", "_read_for_event_loop", "size")
+    __slots__ = ("_ahead", "_error", "_load", "_payload", "_read_for_event_loop", "origin", "size")
 
-    def __init__(self, load: Callable[[], bytes], *, size: int = 0) -> None:
+    def __init__(self, load: Callable[[], bytes], *, size: int = 0, origin: PointerRead | None = None) -> None:
         self.size = size
+        self.origin = origin
         self._load: Callable[[], bytes] | None = load
         self._ahead: Future[bytes] | None = None
         self._payload: bytes | None = None

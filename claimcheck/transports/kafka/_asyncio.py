@@ -46,7 +46,7 @@ class AsyncKafkaConsumer(AsyncClosing):
     Args:
         consumer: An `AIOConsumer`, with ``enable.auto.offset.store`` set to ``False``.
         cc: A `claimcheck.ClaimCheck` with the writers' stores.
-        options: The options of `KafkaConsumer`.
+        options: The options of `KafkaConsumer`; ``dead_letter_producer`` is a blocking one.
 
     Raises:
         ConfigError: A number is out of range.
@@ -86,6 +86,7 @@ class AsyncKafkaConsumer(AsyncClosing):
 
     commit = off_the_loop(KafkaConsumer.commit)
     store_offsets = off_the_loop(KafkaConsumer.store_offsets)
+    dead_letter = off_the_loop(KafkaConsumer.dead_letter)
     position = off_the_loop(KafkaConsumer.position)
     committed = off_the_loop(KafkaConsumer.committed)
     seek = off_the_loop(KafkaConsumer.seek)

@@ -9,15 +9,19 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from claimcheck._validation import check_cc, check_int, check_type
+from claimcheck._validation import check_cc, check_int, check_type, fail
+from claimcheck.transports._common.deletion import PayloadDeletion, deletes
 from claimcheck.transports._common.prefetch import Prefetch
 from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage, Start
 from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, vendor
+from claimcheck.transports.kafka._dead_letters import DeadLetters
+from claimcheck.transports.kafka._groups import GroupOffsets, group_of
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Partition
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Message, TopicPartition
+    from confluent_kafka import Consumer, Message, Producer, TopicPartition
+    from confluent_kafka.admin import AdminClient
 
     from claimcheck._client import ClaimCheck
     from claimcheck.transports.kafka._client import Record
@@ -37,9 +41,11 @@ class ConsumerOptions(TypedDict, total=False):
     """The options of a `KafkaConsumer`, which documents them."""
 
     auto_offset_store: bool
+    dead_letter_producer: Producer | None
     max_redeliveries: int | None
     prefetch_bytes: int
     prefetch_threads: int
+    admin: AdminClient | None
     clock: Callable[[], float]
 
 
@@ -65,14 +71,18 @@ class KafkaConsumer(NativeClient):
         cc: A `claimcheck.ClaimCheck` with the writers' stores.
         auto_offset_store: Whether to do what ``enable.auto.offset.store`` does: a message is included in the next
             automatic commit once the following one is requested.
+        dead_letter_producer: A `confluent_kafka.Producer` for `dead_letter`. It is not closed. With it, chunks are in
+            memory twice, until the application drops the message.
         max_redeliveries: How often the chunks of an incomplete payload are read again, from 0; by default
             ``chunking.max_redeliveries``.
         prefetch_bytes: Bytes of stored payloads to read ahead while the current message is processed; 0 for none.
         prefetch_threads: Payloads to read ahead concurrently.
+        admin: A `confluent_kafka.admin.AdminClient`, needed if the configuration has ``delete_after_ack``. It asks for
+            committed offsets and for the groups of a topic. It is not closed.
         clock: Seconds, monotonic.
 
     Raises:
-        ConfigError: A number is out of range.
+        ConfigError: A number is out of range, or ``delete_after_ack`` is on and there is no ``admin``.
         OffsetStoreError: The consumer stores offsets itself.
         ArgumentTypeError: An argument has the wrong type; a `ConfigError` that is also a `TypeError`.
     """
@@ -83,9 +93,11 @@ class KafkaConsumer(NativeClient):
         cc: ClaimCheck,
         *,
         auto_offset_store: bool = False,
+        dead_letter_producer: Producer | None = None,
         max_redeliveries: int | None = None,
         prefetch_bytes: int = 0,
         prefetch_threads: int = 4,
+        admin: AdminClient | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         expected = "a confluent_kafka.Consumer, not a subclass; deserialize what value() returns"
@@ -99,7 +111,16 @@ class KafkaConsumer(NativeClient):
         self._poll: Callable[[float], Record | None] = consumer.poll  # type: ignore[assignment]
         self._consume: Callable[[int, float], list[Record]] = consumer.consume  # type: ignore[assignment]
         self._header = cc.config.header
-        self._assignment = Assignment(consumer, cc, max_redeliveries=max_redeliveries, clock=clock)
+        self._dead_letters = DeadLetters(cc, dead_letter_producer)
+        self._deletion = _deletion(consumer, cc, admin, clock)
+        self._assignment = Assignment(
+            consumer,
+            cc,
+            max_redeliveries=max_redeliveries,
+            keep=bool(self._dead_letters),
+            deletion=self._deletion,
+            clock=clock,
+        )
         self._paused: set[tuple[str, int]] = set()
         self._ready: deque[ReadyMessage] = deque()  # not delivered: never committed, dropped by a seek or a revocation
         self._looks_ahead = prefetch_bytes > 0
@@ -169,6 +190,27 @@ class KafkaConsumer(NativeClient):
             raise ValueError("store_offsets needs a message or offsets")
         self._store([self._assignment.safe_for(given) for given in offsets])
 
+    def dead_letter(self, message: Message, topic: str, *, reason: str = "rejected") -> None:
+        """Send a payload's records to a dead-letter topic, and wait until they are in it. Then commit the message.
+
+        The records are unchanged, readable or not, except for a pointer whose payload's lifetime was extended, see
+        ``dead_letter_ttl_seconds``. Each gets the headers ``dead-letter-topic``, ``-partition``, ``-offset`` and
+        ``-reason``, unless it is so close to the producer's ``message.max.bytes`` that they do not fit.
+
+        Args:
+            message: As it was received.
+            topic: The dead-letter topic.
+            reason: For the header.
+
+        Raises:
+            ConfigError: There is no ``dead_letter_producer``.
+            StoreUnavailableError: The lifetime of the payload could not be extended now; nothing was sent.
+            KafkaException: An error of the client. Some of the records may be in the dead-letter topic.
+        """
+        if self._deletion is not None:  # what a dead letter points at is not deleted after the commit
+            self._deletion.keep((message.topic(), message.partition()), message.offset())
+        self._dead_letters.send(message, topic, reason)
+
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return where to continue after the last message: the offset that may be committed, with its metadata.
 
@@ -214,7 +256,7 @@ class KafkaConsumer(NativeClient):
 
         def assigned(_: Consumer, partitions: list[TopicPartition]) -> None:
             starts = self._assignment.starts(partitions)
-            self._assignment.begin_at(starts)
+            self._begin_at(starts)
             call(on_assign, partitions)
             defer(lambda: self._assign_moved(starts))
 
@@ -225,6 +267,7 @@ class KafkaConsumer(NativeClient):
 
         def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
             call(on_revoke if on_lost is None else on_lost, partitions)
+            self._assignment.lose(partitions)
             self._revoke(partitions)
 
         self._native.subscribe(topics, on_assign=assigned, on_revoke=revoked, on_lost=lost)
@@ -239,13 +282,13 @@ class KafkaConsumer(NativeClient):
         starts = self._assignment.starts(partitions)
         self._native.assign([start.at for start in starts])
         self._forget()
-        self._assignment.begin_at(starts)
+        self._begin_at(starts)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Assign additional partitions."""
         starts = self._assignment.starts(partitions)
         self._native.incremental_assign([start.at for start in starts])
-        self._assignment.begin_at(starts)
+        self._begin_at(starts)
 
     def unassign(self) -> None:
         """Remove all partitions from the assignment, and forget chunks and waiting messages."""
@@ -272,6 +315,8 @@ class KafkaConsumer(NativeClient):
         self._store_offsets()
         self._native.close()
         self._forget()
+        if self._deletion is not None:
+            self._deletion.close()
         self._raise_deferred()
 
     def assignment(self) -> list[TopicPartition]:
@@ -427,6 +472,7 @@ class KafkaConsumer(NativeClient):
             ready.partition.delivered(ready.first, ready.last)
             if isinstance(ready.message, KafkaMessage):
                 ready.message.next_offset = ready.partition.position or 0
+                self._assignment.delivered(ready.partition, ready.message)
             if ready.outcome is not None:
                 self._assignment.settle(ready.partition, ready.outcome)
         return ready.message
@@ -449,6 +495,11 @@ class KafkaConsumer(NativeClient):
 
     def _end(self, timeout: float | None) -> float:
         return _FOREVER if timeout is None or timeout < 0 else self._clock() + timeout
+
+    def _begin_at(self, starts: list[Start]) -> None:
+        """Track partitions that were assigned; the next call raises an error of ``delete_after_ack``."""
+        self._assignment.begin_at(starts)
+        self._defer_errors(lambda: self._assignment.check_groups(starts))
 
     def _drop(self, partitions: list[TopicPartition]) -> None:
         """Drop the waiting messages of these partitions."""
@@ -544,6 +595,18 @@ class KafkaConsumer(NativeClient):
             _log.info("offsets were not stored: %s", error)
         for partition in changed:
             partition.changed = False
+
+
+def _deletion(
+    consumer: Consumer, cc: ClaimCheck, admin: AdminClient | None, clock: Callable[[], float]
+) -> PayloadDeletion | None:
+    if not deletes(cc):
+        return None
+    if admin is None:
+        fail("admin", found="nothing", expected="a confluent_kafka.admin.AdminClient, because delete_after_ack is true")
+    valid = hasattr(admin, "list_consumer_group_offsets")
+    check_type("admin", admin, valid=valid, expected="a confluent_kafka.admin.AdminClient")
+    return PayloadDeletion(cc, GroupOffsets(admin, group_of(consumer)), clock=clock)
 
 
 def _check_offset_store(consumer: Consumer) -> None:

@@ -22,7 +22,7 @@ else:
 
 __all__ = ["KafkaMessage", "last_offset", "message_of", "of_chunks", "report_of"]
 
-_SLOTS = ("_problem", "_stored", "last_offset", "next_offset")
+_SLOTS = ("_problem", "_stored", "last_offset", "next_offset", "records")
 
 
 @functools.cache
@@ -43,12 +43,14 @@ class KafkaMessage(Message):
     Attributes:
         last_offset: The highest offset of its records.
         next_offset: The offset after everything that was returned up to and including this message.
+        records: The records as they were received, for a dead-letter topic; of chunks only if they were kept.
     """
 
     __slots__ = ()
 
     last_offset: int | None
     next_offset: int
+    records: tuple[Record, ...]
     _stored: StoredPayload | None
     _problem: ClaimCheckError | None
 
@@ -137,6 +139,7 @@ def message_of(native: Record, content: Plain | Literal | StoredPayload | ClaimC
     else:
         message = _like(native, hints.strip(native.headers()), native.key())
         message._stored = content
+    message.records = (native,)
     return message
 
 
@@ -145,6 +148,8 @@ def of_chunks(outcome: Outcome) -> KafkaMessage:
     native = min(outcome.handles, key=lambda handle: handle.offset())
     message = _like(native, outcome.headers, outcome.key)
     message.last_offset = outcome.positions[-1]
+    if native.value() is not None:  # the chunks were kept
+        message.records = tuple(sorted(outcome.handles, key=lambda handle: handle.offset()))
     if isinstance(outcome, Resolved):
         message.set_value(outcome.payload)
     else:
@@ -171,4 +176,5 @@ def _like(native: Record, headers: object, key: object) -> KafkaMessage:
     )  # fmt: skip
     message.last_offset, message.next_offset = native.offset(), (native.offset() or 0) + 1
     message._stored = message._problem = None
+    message.records = ()
     return message

@@ -7,17 +7,21 @@ import logging
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from claimcheck._envelope import Kind
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type
-from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError, StoreError, TransportError
+from claimcheck.transports._common.dead_letters import kept_longer, origin
 from claimcheck.transports._common.delegation import Closing
+from claimcheck.transports._common.deletion import PayloadDeletion, deletes
 from claimcheck.transports._common.dispatch import dispatch
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports._common.stored_payload import PointerRead, StoredPayload
 from claimcheck.transports.local._broker import LocalBroker, LocalMessage
 from claimcheck.transports.local._errors import MessageTooLargeError, StaleDeliveryError, TopicExistsError
-from claimcheck.transports.local._groups import Delivery, GroupMember
+from claimcheck.transports.local._groups import Delivery, GroupMember, GroupPositions
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
@@ -27,7 +31,6 @@ __all__ = ["LocalConsumer", "ReceivedMessage"]
 _log = logging.getLogger(__name__)
 _TICK_SECONDS = 1.0  # the longest time between two checks for expired chunks while no messages arrive
 _BUSY_SECONDS = 1.0  # how long to read on beyond the timeout while chunks arrive, but no payload
-_LONGEST_REASON = 500
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +102,7 @@ class LocalConsumer(Closing):
     Raises:
         ConfigError: The group's name, the topics or one of the numbers is invalid.
         ArgumentTypeError: ``broker`` or ``cc`` has another type; a `ConfigError` that is also a `TypeError`.
+        SeveralGroupsError: ``delete_after_ack`` is on, and another group reads one of the topics. It did not join.
         UnknownTopicError: One of the topics does not exist.
     """
 
@@ -118,8 +122,10 @@ class LocalConsumer(Closing):
         check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
         check_seconds("redelivery_delay_seconds", redelivery_delay_seconds, allow_zero=True)
         self._broker = broker
-        self._member = GroupMember(broker, group, topics, lease_seconds=lease_seconds)
         self._cc = cc
+        topics = topics if isinstance(topics, str) else tuple(topics)
+        self._deletion = _deletion(broker, cc, topics, group)
+        self._member = GroupMember(broker, group, topics, lease_seconds=lease_seconds)
         self._resolver = cc.resolver(clock=broker.clock)
         self._delay = redelivery_delay_seconds
         self._max_redeliveries = max_redeliveries
@@ -161,6 +167,8 @@ class LocalConsumer(Closing):
             BrokerClosedError: The consumer or the broker was closed; nothing was acknowledged.
         """
         self._ack(message.outcome)
+        if self._deletion is not None:
+            self._deletion.acknowledged(message.outcome.source, message.offset)
 
     def nack(self, message: ReceivedMessage, *, delay_seconds: float | None = None) -> None:
         """Negatively acknowledge a payload with all its chunks: it is redelivered as a whole.
@@ -189,7 +197,8 @@ class LocalConsumer(Closing):
 
         The topic is created, with one partition, if it does not exist; all messages go to one partition. Each gets the
         headers ``dead-letter-topic``, ``-partition``, ``-offset`` and ``-reason``, unless it is so close to the
-        broker's limit that they do not fit.
+        broker's limit that they do not fit. With ``dead_letter_ttl_seconds`` the lifetime of a stored payload is
+        extended first.
 
         Args:
             message: As it was received.
@@ -197,6 +206,7 @@ class LocalConsumer(Closing):
 
         Raises:
             StaleDeliveryError: They are in the dead-letter topic, but were not acknowledged: they are redelivered.
+            StoreUnavailableError: The lifetime of the payload could not be extended now; nothing was sent.
             TransportError: The broker refused them; they were not acknowledged.
         """
         self._append_dead_letters(message.outcome, reason or _reason("rejected", message.error))
@@ -228,6 +238,8 @@ class LocalConsumer(Closing):
         self._undelivered.clear()
         self._resolver.clear()
         self._member.close()
+        if self._deletion is not None:
+            self._deletion.close()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Receive until the consumer is closed."""
@@ -260,12 +272,24 @@ class LocalConsumer(Closing):
         handle = delivery._replace(message=replace(message, value=None))
         source = (message.topic, message.partition)
         try:
-            return self._resolver.feed(
+            outcomes = self._resolver.feed(
                 source, message.offset, message.value, headers=message.headers, key=message.key, handle=handle
             )
         except BaseException:
             self._member.nack([delivery], delay_seconds=self._delay)
             raise
+        if self._deletion is not None and self._deletion.is_on(source):
+            self._note_pointer(message, outcomes)
+        return outcomes
+
+    def _note_pointer(self, message: LocalMessage, outcomes: Iterable[Outcome]) -> None:
+        """Remember a stored payload, to delete it once it is acknowledged."""
+        assert self._deletion is not None
+        for outcome in outcomes:
+            if isinstance(outcome, Resolved) and outcome.kind is Kind.POINTER and message.value is not None:
+                pointer = self._cc.pointer(message.value)
+                assert pointer is not None
+                self._deletion.delivered(outcome.source, message.offset, PointerRead(pointer, "verified"))
 
     def _process(self, outcomes: Iterable[Outcome]) -> None:
         limited = self._max_redeliveries is not None
@@ -297,7 +321,12 @@ class LocalConsumer(Closing):
 
     def _stored_payload(self, message: LocalMessage) -> StoredPayload | None:
         content = dispatch(self._cc, self._original(message).value or b"", lambda: message.headers)
-        return content if isinstance(content, StoredPayload) else None
+        if not isinstance(content, StoredPayload):
+            return None
+        if self._deletion is not None and content.origin is not None:
+            content.origin.state = "failed"  # until it is read
+            self._deletion.delivered((message.topic, message.partition), message.offset, content.origin)
+        return content
 
     def _original(self, message: LocalMessage) -> LocalMessage:
         """Return the message with its value, which handles do not hold."""
@@ -305,6 +334,8 @@ class LocalConsumer(Closing):
 
     def _clear(self, source: Hashable) -> None:
         self._resolver.clear(source)
+        if self._deletion is not None:
+            self._deletion.forget(source)
         self._ready = deque(message for message in self._ready if message.outcome.source != source)
         self._undelivered = deque(outcome for outcome in self._undelivered if outcome.source != source)
 
@@ -346,6 +377,7 @@ class LocalConsumer(Closing):
             _log.debug("messages of %s became stale before they were acknowledged", outcome.source)
 
     def _nack(self, outcome: Outcome, delay_seconds: float) -> None:
+        self._keep(outcome)
         self._member.nack(outcome.handles, delay_seconds=delay_seconds)
         self._resolver.settle(outcome, acked=False)
 
@@ -354,24 +386,43 @@ class LocalConsumer(Closing):
         try:
             self._append_dead_letters(outcome, _reason(reason, getattr(outcome, "error", None)))
             self._ack_unless_stale(outcome)
-        except TransportError as error:
+        except (TransportError, StoreError) as error:
             _log.warning("messages of %s could not be sent to the dead-letter topic: %s", outcome.source, error)
             return False
         _log.warning("messages of %s were sent to the dead-letter topic: %s", outcome.source, reason)
         return True
 
+    def _keep(self, outcome: Outcome) -> None:
+        """Delete no payload of these messages, which are redelivered or become dead letters."""
+        if self._deletion is not None:
+            for position in outcome.positions:
+                self._deletion.keep(outcome.source, position)
+
     def _append_dead_letters(self, outcome: Outcome, reason: str) -> None:
+        self._keep(outcome)
         originals = sorted((self._original(each.message) for each in outcome.handles), key=lambda each: each.offset)
         topic = f"{originals[0].topic}.dead_letter"
         with contextlib.suppress(TopicExistsError):  # with more partitions
             self._broker.create_topic(topic)
         partition = self._broker.partition_for(topic, outcome.handles[0].message.key)
         for message in originals:
-            with_labels = [*message.headers, *_dead_letter_headers(message, reason)]
+            value = kept_longer(self._cc, message.value, topic=message.topic, dead_letter_topic=topic)
+            labels = origin(message.topic, message.partition, message.offset, reason)
+            append = partial(self._broker.append, topic, value, key=message.key, partition=partition)
             try:
-                self._broker.append(topic, message.value, key=message.key, headers=with_labels, partition=partition)
+                append(headers=[*message.headers, *labels])
             except MessageTooLargeError:  # because of the labels
-                self._broker.append(topic, message.value, key=message.key, headers=message.headers, partition=partition)
+                append(headers=message.headers)
+
+
+def _deletion(broker: LocalBroker, cc: ClaimCheck, topics: Iterable[str], group: str) -> PayloadDeletion | None:
+    """Return what deletes acknowledged payloads, unless a topic has another group; ``None`` if it is off."""
+    if not deletes(cc) or isinstance(topics, str):
+        return None
+    deletion = PayloadDeletion(cc, GroupPositions(broker, group), clock=broker.clock)
+    for topic in topics:
+        deletion.check((topic, 0))
+    return deletion
 
 
 def _redelivery_count(outcome: Outcome) -> int:
@@ -381,10 +432,3 @@ def _redelivery_count(outcome: Outcome) -> int:
 
 def _reason(word: str, error: ClaimCheckError | None) -> str:
     return f"{word}: {type(error).__name__}: {error}" if error is not None else word
-
-
-def _dead_letter_headers(message: LocalMessage, reason: str) -> Iterator[tuple[str, bytes]]:
-    yield "dead-letter-topic", message.topic.encode()
-    yield "dead-letter-partition", b"%d" % message.partition
-    yield "dead-letter-offset", b"%d" % message.offset
-    yield "dead-letter-reason", reason[:_LONGEST_REASON].encode()

@@ -149,7 +149,8 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
     Args:
         consumer: A `pulsar.asyncio.Consumer`.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        options: See `PulsarConsumer`; ``dead_letter_producer`` is a blocking one, from a `pulsar.Client`.
+        options: See `PulsarConsumer`; ``dead_letter_producer`` is a blocking one, from a `pulsar.Client`. With
+            ``delete_after_ack`` the constructor blocks during the requests to ``admin_url``.
     """
 
     def __init__(self, consumer: pulsar.asyncio.Consumer, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
@@ -162,6 +163,11 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
     async def get_last_message_id(self) -> pulsar.MessageId:
         """The native id of the last message in the topic, which may be a chunk."""
         return await self._native.get_last_message_id()
+
+    async def close(self) -> None:
+        """Close the wrapped object. Unacknowledged messages are redelivered, to other consumers."""
+        await super().close()
+        await asyncio.to_thread(self._blocking.close_deletion)
 
     async def unsubscribe(self) -> None:
         """Delete the subscription."""

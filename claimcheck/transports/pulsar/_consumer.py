@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from claimcheck._resolver import Dropped, Outcome
-from claimcheck._validation import check_cc, check_int, check_type
+from claimcheck._validation import check_cc, check_int, check_type, fail
 from claimcheck.errors import ClaimCheckError, ConfigError
+from claimcheck.transports._common.dead_letters import REASON, kept_longer
+from claimcheck.transports._common.deletion import PayloadDeletion, deletes
 from claimcheck.transports._common.prefetch import Prefetch
+from claimcheck.transports.pulsar._admin import AdminClient, AdminError, trusting
+from claimcheck.transports.pulsar._cursors import Cursors
 from claimcheck.transports.pulsar._errors import SharedSubscriptionError, vendor
 from claimcheck.transports.pulsar._inbox import Inbox
 from claimcheck.transports.pulsar._message import (
@@ -38,8 +43,8 @@ __all__ = ["ConsumerOptions", "PulsarConsumer", "RedeliveryTracker", "listening"
 _log = logging.getLogger(__name__)
 _REMEMBERED = 10_000  # payloads whose redeliveries are counted
 _ORIGIN_ID, _ORIGIN_TOPIC = "ORIGIN_MESSAGE_ID", "REAL_TOPIC"  # the names that Pulsar's own clients use
-_REASON = "dead-letter-reason"
 _REASON_CHARACTERS = 300
+_PARTITION = re.compile(r"-partition-\d+$")
 _SHARED = (
     "cannot assemble chunks on a Shared subscription, where each may go to another consumer: subscribe Key_Shared, "
     "Failover or Exclusive, or send pointers (strategy external, for example to a store of type pulsar-topic)"
@@ -59,6 +64,9 @@ class ConsumerOptions(TypedDict, total=False):
     max_redeliveries: int | None
     prefetch_bytes: int
     prefetch_threads: int
+    admin_url: str | None
+    admin_headers: Mapping[str, str] | None
+    admin_ca_file: str | None
     clock: Callable[[], float]
 
 
@@ -84,17 +92,24 @@ class PulsarConsumer(Receiver):
             be Shared, which the client cannot distinguish from Key_Shared.
         start_message_id_inclusive: The value that it was subscribed with; determines where `seek` goes.
         dead_letter_producer: A `pulsar.Producer` for payloads that were redelivered too often. It is not closed. With
-            it, chunks are in memory twice until they are settled.
+            it, chunks are in memory twice until they are settled. With ``dead_letter_ttl_seconds`` in the
+            configuration, the lifetime of a stored payload is extended before its message is sent.
         max_redeliveries: How often a payload is redelivered, from 0; by default a negatively acknowledged payload is
             redelivered without limit. Redeliveries of an incomplete payload count, too. On Exclusive and Failover
             subscriptions, where the broker does not count, this object does, for the last 10,000 payloads.
         prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none.
         prefetch_threads: How many payloads are read ahead concurrently.
+        admin_url: The broker's web service, needed if the configuration has ``delete_after_ack``. It is asked for the
+            subscriptions of the topic, by the constructor too, and for what is acknowledged.
+        admin_headers: Sent with these requests, for example a token; never to another host.
+        admin_ca_file: CA certificates (PEM) to trust for an ``admin_url`` with https; by default the system's.
         clock: Seconds, monotonic.
 
     Raises:
-        ConfigError: An argument is of the wrong type or out of range, or ``max_redeliveries`` is set without a
-            ``dead_letter_producer``.
+        ConfigError: An argument is of the wrong type or out of range, ``max_redeliveries`` is set without a
+            ``dead_letter_producer``, or ``delete_after_ack`` is on without an ``admin_url``.
+        SeveralGroupsError: ``delete_after_ack`` is on, and the topic has several subscriptions. A consumer of several
+            topics raises it when a payload of such a topic is received, once for each topic.
     """
 
     def __init__(
@@ -108,6 +123,9 @@ class PulsarConsumer(Receiver):
         max_redeliveries: int | None = None,
         prefetch_bytes: int = 0,
         prefetch_threads: int = 4,
+        admin_url: str | None = None,
+        admin_headers: Mapping[str, str] | None = None,
+        admin_ca_file: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_type("consumer", consumer, valid=hasattr(consumer, "_consumer"), expected="a pulsar.Consumer")
@@ -124,8 +142,13 @@ class PulsarConsumer(Receiver):
         self._consumer_type = consumer_type
         self._refusal: list[ClaimCheckError | None] = []  # of chunks, once it is known
         keep = self._dead_letters is not None
+        self._cc = cc
         inbox = Inbox(cc, consumer._schema, refusal=self._refusal_of_chunks, keep=keep, clock=clock)
         super().__init__(consumer, consumer.receive, inbox, clock, inclusive=start_message_id_inclusive)
+        self._deletion = None
+        if deletes(cc):
+            admin = _admin(admin_url, admin_headers, admin_ca_file)
+            self._deletion = _deletion(cc, Cursors(admin, self.subscription_name(), clock=clock), self.topic(), clock)
 
     # Receiving -------------------------------------------------------------------------------------------------
 
@@ -172,9 +195,11 @@ class PulsarConsumer(Receiver):
             self._inbox.settle_own(place)
         if isinstance(message, PulsarMessage) and message.outcome is None:
             self._native.acknowledge(message.native)
+            self._note_acknowledged(message)
             return
         for native in natives(id_of(message)):
             self._native.acknowledge(native)
+        self._note_acknowledged(message)
         self._inbox.settle(self._outcome_of(message), acked=True)
         self.tick()  # duplicates may have ended with it
 
@@ -195,8 +220,12 @@ class PulsarConsumer(Receiver):
         if cumulatively is not None:
             self._native.acknowledge_cumulative(cumulatively)
             self._redeliveries.forget_up_to(topic, position_of(cumulatively))
+            if self._deletion is not None:
+                self._deletion.acknowledged_up_to(topic, position_of(cumulatively))
         for native in individually:
             self._native.acknowledge(native)
+            if self._deletion is not None:
+                self._deletion.acknowledged(topic, position_of(native))
             self._redeliveries.forget((topic, position_of(native)))
         self.tick()
 
@@ -212,18 +241,23 @@ class PulsarConsumer(Receiver):
             if count is not None and self._try_dead_letter(message, reason):
                 return
         self._inbox.settle_own(place)
+        self._keep_payload(place)
         self._redeliver(natives(id_of(message)), self._outcome_of(message), place)
 
     def dead_letter(self, message: PulsarMessage, *, reason: str = "rejected") -> None:
-        """Send a payload's messages unchanged to the dead-letter topic, and acknowledge them.
+        """Send a payload's messages to the dead-letter topic, and acknowledge them.
+
+        They are unchanged, except for a pointer whose payload's lifetime was extended, see ``dead_letter_ttl_seconds``.
 
         Raises:
             ConfigError: There is no ``dead_letter_producer``.
+            StoreUnavailableError: The lifetime of the payload could not be extended now; nothing was sent.
             Exception: The client's own error; nothing was acknowledged. Some messages may be in the dead-letter topic.
         """
         if self._dead_letters is None:
             raise ConfigError("there is no dead_letter_producer")
-        _send_dead_letters(self._dead_letters, message.natives, reason)
+        self._keep_payload(self._place_of(message))
+        self._send_dead_letters(self._dead_letters, message.natives, reason)
         self.acknowledge(message)
 
     def redeliver_unacknowledged_messages(self) -> None:
@@ -247,6 +281,7 @@ class PulsarConsumer(Receiver):
 
     def unsubscribe(self) -> None:
         """Delete the subscription, and forget all messages that are held."""
+        self.close_deletion()
         self._native.unsubscribe()
         self.forget()
 
@@ -265,15 +300,33 @@ class PulsarConsumer(Receiver):
 
     def take_ready(self) -> PulsarMessage | None:
         """Return the next payload that is complete, or ``None``."""
+        if self._deletion is not None and self._ready and self._ready[0].pointer_read is not None:
+            self._deletion.check(self._ready[0].topic_name())
         message = super().take_ready()
-        if message is not None and self._looks_ahead:
+        if message is None:
+            return None
+        if self._looks_ahead:
             self._prefetch.remove(message)
+        if self._deletion is not None and (read := message.pointer_read) is not None:
+            self._deletion.delivered(message.topic_name(), position_of(message.message_id()), read)
         return message
 
     def forget(self) -> None:
         """Forget all messages that are held; those that were not acknowledged are redelivered."""
         super().forget()
         self._prefetch.forget()
+        if self._deletion is not None:
+            self._deletion.forget_delivered()
+
+    def close(self) -> None:
+        """Close the wrapped object. Unacknowledged messages are redelivered, to other consumers."""
+        super().close()
+        self.close_deletion()
+
+    def close_deletion(self) -> None:
+        """Delete the payloads that are confirmed, and stop doing so."""
+        if self._deletion is not None:
+            self._deletion.close()
 
     def _take_available(self) -> bool:
         try:
@@ -286,6 +339,8 @@ class PulsarConsumer(Receiver):
 
     def _forget_history(self) -> None:
         self._redeliveries.clear()
+        if self._deletion is not None:
+            self._deletion.forget_all()
 
     def _keep(self, message: PulsarMessage) -> None:
         if message.is_incomplete and self._try_dead_letter(message, f"incomplete: {message.error}"):
@@ -318,14 +373,43 @@ class PulsarConsumer(Receiver):
     def _try_dead_letter(self, message: PulsarMessage, reason: str) -> bool:
         if self._dead_letters is None:
             return False
+        self._keep_payload(self._place_of(message))
         try:
-            _send_dead_letters(self._dead_letters, message.natives, reason)
+            self._send_dead_letters(self._dead_letters, message.natives, reason)
         except Exception as error:
             count = len(message.natives)
             _log.warning("%s: failed to send %d messages to the dead-letter topic: %s", self.topic(), count, error)
             return False
         self.acknowledge(message)
         return True
+
+    def _send_dead_letters(self, producer: pulsar.Producer, messages: tuple[pulsar.Message, ...], reason: str) -> None:
+        """Send messages to a dead-letter topic, whose readers get the same payloads, and wait for the broker.
+
+        Chunks keep their key, and with it their partition. After an error of the client some messages may have been
+        sent; another call sends them again.
+        """
+        for message in messages:
+            about = {_ORIGIN_ID: str(message.message_id()), _ORIGIN_TOPIC: message.topic_name()}
+            data, topic = message.data(), _PARTITION.sub("", message.topic_name())
+            if not message.has_null_value():
+                data = kept_longer(self._cc, data, topic=topic, dead_letter_topic=producer.topic())
+            producer.send(
+                None if message.has_null_value() else data,
+                properties={**message.properties(), **about, REASON: reason[:_REASON_CHARACTERS]},
+                partition_key=message.partition_key() or None,
+                ordering_key=message.ordering_key() or None,
+                event_timestamp=message.event_timestamp() or None,
+            )
+
+    def _note_acknowledged(self, message: AnyMessage) -> None:
+        if self._deletion is not None:
+            self._deletion.acknowledged(*self._place_of(message))
+
+    def _keep_payload(self, place: Place) -> None:
+        """Delete no payload of a message that is redelivered or becomes a dead letter."""
+        if self._deletion is not None:
+            self._deletion.keep(*place)
 
     def _outcome_of(self, message: AnyMessage) -> Outcome | None:
         return message.outcome if isinstance(message, PulsarMessage) else self._inbox.find(message)
@@ -353,6 +437,25 @@ class PulsarConsumer(Receiver):
             except pulsar.exceptions.PulsarException as error:
                 _log.debug("cannot determine the type of the subscription: %s", error)
         return None
+
+
+def _admin(url: str | None, headers: Mapping[str, str] | None, ca_file: str | None) -> AdminClient:
+    if not url:
+        fail("admin_url", found="nothing", expected="the broker's web service, because delete_after_ack is true")
+    return AdminClient(url, headers=headers, trust=trusting(ca_file, option="admin_ca_file"))
+
+
+def _deletion(cc: ClaimCheck, cursors: Cursors, topic: str, clock: Callable[[], float]) -> PayloadDeletion:
+    """Return what deletes acknowledged payloads, unless the topic has several subscriptions."""
+    deletion = PayloadDeletion(cc, cursors, clock=clock)
+    try:
+        partitions = cursors.partitions(topic)
+    except AdminError as error:  # asked again before anything is deleted
+        _log.warning("%s: the subscriptions are not known: %s", topic, error)
+        partitions = []
+    for partition in partitions:
+        deletion.check(partition)
+    return deletion
 
 
 def _topic_of(message: AnyMessage) -> str | None:
@@ -410,27 +513,6 @@ def _unwrapped(producer: pulsar.Producer) -> pulsar.Producer:
     native = isinstance(producer, vendor().Producer)
     check_type("dead_letter_producer", producer, valid=native, expected="an unwrapped pulsar.Producer")
     return without_schema(producer)
-
-
-def _send_dead_letters(producer: pulsar.Producer, messages: tuple[pulsar.Message, ...], reason: str) -> None:
-    """Send messages unchanged to a dead-letter topic, whose readers get the same payloads, and wait for the broker.
-
-    Chunks keep their key, and with it their partition. After an error of the client some messages may have been sent;
-    another call sends them again.
-    """
-    for message in messages:
-        origin = {
-            _ORIGIN_ID: str(message.message_id()),
-            _ORIGIN_TOPIC: message.topic_name(),
-            _REASON: reason[:_REASON_CHARACTERS],
-        }
-        producer.send(
-            None if message.has_null_value() else message.data(),
-            properties={**message.properties(), **origin},
-            partition_key=message.partition_key() or None,
-            ordering_key=message.ordering_key() or None,
-            event_timestamp=message.event_timestamp() or None,
-        )
 
 
 # Listeners ---------------------------------------------------------------------------------------------------------

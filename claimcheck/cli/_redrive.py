@@ -1,0 +1,189 @@
+"""``redrive``: sends dead letters back to their topic."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import click
+from rich.console import Console
+
+from claimcheck._client import ClaimCheck
+from claimcheck._redrive import Redrive, RedriveReport
+from claimcheck.cli._brokers import BrokerOptions, broker_options
+from claimcheck.cli._configuration import config_option, json_option, loaded
+from claimcheck.cli._exit_codes import one_line
+from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
+from claimcheck.cli._help import COMMANDS
+from claimcheck.cli._inspect import human_bytes
+from claimcheck.cli._sweep import per_second
+from claimcheck.errors import TransportError
+from claimcheck.transports._common.redrive import DeadLetterTopic
+
+__all__ = ["redrive"]
+
+_GROUP = "claimcheck-redrive"
+
+
+@click.command(short_help=COMMANDS["redrive"])
+@config_option
+@broker_options
+@click.option(
+    "--local", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="The file of the embedded broker."
+)
+@click.option("--from", "source", metavar="TOPIC", required=True, help="The dead-letter topic.")
+@click.option("--to", "target", metavar="TOPIC", required=True, help="The topic to send to.")
+@click.option(
+    "--group",
+    metavar="NAME",
+    default=_GROUP,
+    show_default=True,
+    help="The group or subscription that reads the dead letters.",
+)
+@click.option("--yes", is_flag=True, help="Send. Without it, nothing is sent.")
+@click.option("--dry-run", is_flag=True, help="Only read and verify; the default.")
+@click.option("--rate", metavar="N/s", callback=per_second, help="Take at most this many letters per second.")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many letters.")
+@json_option
+def redrive(
+    config: str,
+    broker: BrokerOptions,
+    local: str | None,
+    source: str,
+    target: str,
+    group: str,
+    yes: bool,
+    dry_run: bool,
+    rate: float | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Send dead letters back to their topic, whole, and acknowledge them.
+
+    Only reads and verifies them, unless --yes is given. Takes the letters that are in the topic at the start. Payloads
+    are stored again with a full lifetime. A letter is acknowledged after the broker has confirmed its message, so that
+    an interruption loses nothing, but may send the last letters twice. A letter whose payload is gone, damaged or
+    incomplete stays, and is named. Passwords and tokens come from environment variables, such as
+    CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN. Exits with 1 if a letter could not be read or sent.
+    """
+    _check_usage((broker.kafka, broker.pulsar, local), source, target, yes=yes, dry_run=dry_run)
+    check_output(STDIO, force=False)
+    options, report = Redrive(dry_run=not yes, limit=limit, rate=rate), RedriveReport(dry_run=not yes)
+    problem: str | None = "interrupted"
+    with loaded(config) as cc, ExitStack() as opened:
+        try:
+            topic: DeadLetterTopic
+            with _as_ours():
+                if broker.kafka:
+                    topic = _kafka(cc, broker, source, target, group)
+                elif broker.pulsar:
+                    topic = _pulsar(cc, broker.pulsar, broker, source, target, group)
+                else:
+                    topic = _local(cc, opened, local or "", source, target, group)
+            with _as_ours(), closing(topic), _counter(report) as count:
+                options.run(topic.letters(), report, count)
+            problem = None
+        except Exception as error:
+            problem = one_line(error)
+            raise
+        finally:  # also after Ctrl-C: it has sent something
+            _show(report, source, target, problem, as_json=as_json)
+    sys.exit(int(bool(report.unreadable)))
+
+
+def _check_usage(brokers: tuple[str | None, ...], source: str, target: str, *, yes: bool, dry_run: bool) -> None:
+    if sum(each is not None for each in brokers) != 1:
+        raise click.UsageError("name one broker: --kafka, --pulsar or --local")
+    if source == target:
+        raise click.UsageError("--from and --to are the same topic")
+    if yes and dry_run:
+        raise click.UsageError("--yes and --dry-run cannot be combined")
+
+
+def _kafka(cc: ClaimCheck, broker: BrokerOptions, source: str, target: str, group: str) -> DeadLetterTopic:
+    from claimcheck.transports.kafka._redrive import KafkaDeadLetters
+
+    settings = {**broker.settings, "bootstrap.servers": broker.kafka}
+    return KafkaDeadLetters(settings, cc, source=source, target=target, group=group)
+
+
+def _pulsar(cc: ClaimCheck, url: str, broker: BrokerOptions, source: str, target: str, group: str) -> DeadLetterTopic:
+    from claimcheck.transports.pulsar._redrive import PulsarDeadLetters, connect
+
+    token, ca_file = map(broker.settings.get, ("token", "tls_trust_certs_file_path"))
+    headers = {"Authorization": f"Bearer {token}"} if token else None
+    return PulsarDeadLetters(
+        connect(url, token=token, ca_file=ca_file, listener_name=broker.settings.get("listener_name")),
+        cc,
+        source=broker.topic(source),
+        target=broker.topic(target),
+        subscription=group,
+        admin_url=broker.admin_url,
+        admin_headers=headers,
+        admin_ca_file=ca_file,
+    )
+
+
+def _local(cc: ClaimCheck, opened: ExitStack, path: str, source: str, target: str, group: str) -> DeadLetterTopic:
+    from claimcheck.transports.local import LocalBroker
+    from claimcheck.transports.local._redrive import LocalDeadLetters
+
+    broker = opened.enter_context(LocalBroker(path))
+    return LocalDeadLetters(broker, cc, source=source, target=target, group=group)
+
+
+@contextlib.contextmanager
+def _as_ours() -> Iterator[None]:
+    """Raise errors of the brokers' clients as a `TransportError`, whose text is shown."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith(("cimpl", "confluent_kafka", "_pulsar", "pulsar")):
+            raise
+        text = f"the broker refused a request, or cannot be reached: {type(error).__name__}: {error}"
+        ours = TransportError(text)
+        for note in getattr(error, "__notes__", ()):
+            ours.add_note(note)
+        raise ours from error
+
+
+@contextlib.contextmanager
+def _counter(report: RedriveReport) -> Iterator[Callable[[], None]]:
+    """Yield a function that shows the state so far on a terminal."""
+    if not is_terminal(sys.stderr):
+        yield lambda: None
+        return
+    with Console(stderr=True).status("reading ...") as status:
+        yield lambda: status.update(f"{report.read:,} read, {report.sent:,} sent, {report.unreadable:,} unreadable")
+
+
+# Output --------------------------------------------------------------------------------------------------------
+
+
+def _show(report: RedriveReport, source: str, target: str, problem: str | None, *, as_json: bool) -> None:
+    if as_json:
+        facts = {name: getattr(report, name) for name in RedriveReport.__slots__ if name != "named"}
+        named = [{"position": position, "error": one_line(error)} for position, error in report.named]
+        ok = problem is None and not report.unreadable
+        click.echo(json.dumps({"ok": ok, **facts, "letters": named, "error": problem}, indent=2))
+        return
+    click.echo("\n".join(_lines(report, printable(source), printable(target), problem)))
+
+
+def _lines(report: RedriveReport, source: str, target: str, problem: str | None) -> Iterator[str]:
+    yield f"{source}: {report.read:,} read, {report.unreadable:,} unreadable, {human_bytes(report.bytes)}"
+    if report.dry_run:
+        yield "  nothing was sent: use --yes to send them" if report.read else "  nothing to send"
+    else:
+        yield f"  {report.sent:,} sent to {target}, {report.failed:,} failed, in {report.duration_seconds:,.1f} s"
+    for position, error in report.named:
+        yield f"  {printable(position)} stays: {type(error).__name__}: {one_line(error)}"
+    if report.unreadable > len(report.named):
+        yield f"  and {report.unreadable - len(report.named):,} more stay"
+    if problem is not None:
+        yield f"  not finished: {problem}"
+    elif not report.finished:
+        yield "  the limit was reached: later letters were not read"

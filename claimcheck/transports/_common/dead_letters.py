@@ -1,0 +1,88 @@
+"""Extends the lifetime of stored payloads whose messages go to a dead-letter topic."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from claimcheck._envelope import PointerData, decode, encode_pointer
+from claimcheck.errors import ClaimCheckError, ConfigError
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
+    from claimcheck.config import Config
+
+__all__ = ["LABELS", "REASON", "kept_longer", "origin"]
+
+_log = logging.getLogger(__name__)
+
+REASON = "dead-letter-reason"
+"""The header or property with the reason, for all transports."""
+
+_TOPIC, _PARTITION, _OFFSET = "dead-letter-topic", "dead-letter-partition", "dead-letter-offset"
+_LONGEST_REASON = 500
+
+LABELS = frozenset(
+    {REASON, _TOPIC, _PARTITION, _OFFSET, "ORIGIN_MESSAGE_ID", "REAL_TOPIC", "REAL_SUBSCRIPTION"}  # Pulsar's clients
+)
+"""What wrappers, and Pulsar's own clients, add to dead letters."""
+
+
+def origin(topic: str, partition: int, offset: int, reason: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the headers with a dead letter's origin and reason, for brokers with partitions and offsets."""
+    yield _TOPIC, topic.encode()
+    yield _PARTITION, b"%d" % partition
+    yield _OFFSET, b"%d" % offset
+    yield REASON, reason[:_LONGEST_REASON].encode("utf-8", "replace")
+
+
+def kept_longer(cc: ClaimCheck, message: bytes | None, *, topic: str, dead_letter_topic: str) -> bytes | None:
+    """Return a message for a dead-letter topic, after the lifetime of its stored payload was extended.
+
+    With ``dead_letter_ttl_seconds`` a pointer is replaced by the one to use from now on, signed again. With
+    ``delete_after_ack`` the payload is copied in any case, because the original is deleted if its message is delivered
+    and acknowledged again. Any other message is returned unchanged, and so is a pointer that is rejected, or whose
+    payload is gone or damaged: it must not keep the message from the dead-letter topic. That is logged as a warning.
+
+    Args:
+        cc: The configuration.
+        message: The value as it was received.
+        topic: Where it was received.
+        dead_letter_topic: Where it goes.
+
+    Raises:
+        ClaimCheckError: An error that is ``retryable``, for example because the store cannot be reached. The message
+            should be sent later.
+    """
+    config = cc.config.for_destination(topic)
+    is_off = config.dead_letter_ttl_seconds is None and not config.delete_after_ack
+    if is_off or message is None or not message.startswith(config.header):
+        return message
+    try:
+        return _extended(cc, config, message, dead_letter_topic)
+    except ClaimCheckError as error:
+        if error.retryable:
+            raise
+        _log.warning("%s: the lifetime of a dead letter's payload was not extended: %s", topic, error)
+        return message
+
+
+def _extended(cc: ClaimCheck, config: Config, message: bytes, dead_letter_topic: str) -> bytes:
+    header, seconds = config.header, config.dead_letter_ttl_seconds or 0
+    if not isinstance(decode(message, header=header), PointerData):
+        return message
+    pointer = cc.pointer(message)
+    assert pointer is not None
+    store = cc._store_of(pointer)
+    if config.delete_after_ack:
+        extended = store.copy(pointer, to=store, destination=dead_letter_topic, min_ttl_seconds=seconds)
+    else:
+        extended = store.extend(pointer, seconds, destination=dead_letter_topic)
+    may_sign = pointer.mac is None or cc.config.signing.key_id is not None
+    if may_sign and extended is not pointer:
+        return encode_pointer(cc._sign(extended), header=header)
+    if extended.key != pointer.key:
+        store.rollback(extended)
+        raise ConfigError("signing.key_id is not set, so the pointer to a copy cannot be signed", path="signing.key_id")
+    return message

@@ -1,0 +1,94 @@
+"""What the transports' readers of dead-letter topics share: letters, and chunks that stay incomplete. No I/O."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from claimcheck.transports._common.dead_letters import LABELS
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
+
+__all__ = ["COUNT", "DeadLetterTopic", "EndClock", "Letter", "patient", "relabeled"]
+
+COUNT = "redrive-count"
+"""The header or property with the number of times that a dead letter was sent back to its topic."""
+
+_PATIENCE_SECONDS = 1e9
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter: a whole payload, or the error in its place.
+
+    Attributes:
+        position: Topic and position, for the report.
+        read: Returns the payload, verified, or ``None`` for a tombstone; raises `ClaimCheckError`.
+        send: Sends a payload to the letter's topic, and returns when the broker has confirmed it.
+        settle: Acknowledges or commits the letter.
+        skip: Leaves a letter that cannot be read where it is.
+    """
+
+    position: str
+    read: Callable[[], bytes | None] = field(repr=False)
+    send: Callable[[bytes | None], None] = field(repr=False)
+    settle: Callable[[], None] = field(repr=False)
+    skip: Callable[[], None] = field(repr=False, default=lambda: None)
+
+
+class DeadLetterTopic(Protocol):
+    """A dead-letter topic with a consumer, and the topic to send to with a producer."""
+
+    def letters(self) -> Iterator[Letter]:
+        """Yield the letters that were in the topic at the time of the call, and were not settled before."""
+
+    def close(self) -> None:
+        """Close consumer and producer; letters that were not settled are received again by the next consumer."""
+
+
+class EndClock:
+    """A monotonic clock for chunks that do not expire before all letters were received; see `patient`."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def __call__(self) -> float:
+        """Return seconds."""
+        return time.monotonic() + self._ahead
+
+    def end(self) -> None:
+        """Let all chunks expire: the rest of their payloads is not in the topic."""
+        self._ahead += 2 * _PATIENCE_SECONDS
+
+
+def patient(cc: ClaimCheck) -> ClaimCheck:
+    """Return a `ClaimCheck` that reports an incomplete payload as an error when its chunks expire, and not earlier.
+
+    It never deletes payloads after an acknowledgement: other messages may point at the payload of a dead letter.
+    """
+    chunking = replace(
+        cc.config.chunking,
+        expire_after_seconds=_PATIENCE_SECONDS,
+        on_expire="redeliver",
+        on_evict="redeliver",
+        max_redeliveries=0,
+    )
+    return type(cc)(replace(cc.config, chunking=chunking, delete_after_ack=False, destinations=()))
+
+
+def relabeled(headers: Iterable[tuple[str, V]], encode: Callable[[str], V]) -> list[tuple[str, V]]:
+    """Return a letter's headers without those of dead letters, and with the number of redrives."""
+    pairs = list(headers)
+    known = next((value for name, value in reversed(pairs) if name == COUNT), None)
+    kept = [(name, value) for name, value in pairs if name not in LABELS and name != COUNT]
+    return [*kept, (COUNT, encode(_next_count(known)))]
+
+
+def _next_count(text: object) -> str:
+    count = text.decode("ascii", "replace") if isinstance(text, bytes) else str(text or 0)
+    return str(int(count) + 1) if count.isascii() and count.isdigit() and len(count) < 10 else "1"

@@ -1,0 +1,122 @@
+"""Consumer groups and their committed offsets, as an admin client sees them. Nothing here joins a group or commits."""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from typing import Any
+
+from claimcheck.errors import TransportError
+from claimcheck.transports.kafka._client import vendor
+
+__all__ = ["GroupOffsets", "committed_offsets", "group_of", "groups_of"]
+
+_SECONDS = 10.0
+_METADATA = struct.Struct("<7si")  # a name with a version, and the generation
+
+
+def committed_offsets(
+    admin: Any, groups: Iterable[str], *, stable: bool = False
+) -> dict[str, dict[tuple[str, int], int]]:
+    """Return the committed offsets of groups by topic and partition.
+
+    Args:
+        admin: The admin client.
+        groups: Their names.
+        stable: Whether offsets of an open transaction are an error, because they may change.
+
+    Raises:
+        KafkaException: The broker did not return all offsets.
+    """
+    requests = {name: vendor().ConsumerGroupTopicPartitions(name) for name in groups}
+    options = {"require_stable": stable, "request_timeout": _SECONDS}
+    futures = {name: admin.list_consumer_group_offsets([each], **options)[name] for name, each in requests.items()}
+    return {name: _offsets(future.result().topic_partitions) for name, future in futures.items()}
+
+
+def groups_of(admin: Any, topic: str, names: Collection[str] = ()) -> dict[str, dict[int, int]]:
+    """Return the groups that have committed offsets of a topic, with these offsets by partition.
+
+    Args:
+        admin: The admin client.
+        topic: The topic.
+        names: The groups to look at; empty for all.
+
+    Raises:
+        KafkaException: The broker did not answer, or did not list all groups.
+    """
+    found = committed_offsets(admin, names or _group_names(admin))
+    by_group: dict[str, dict[int, int]] = defaultdict(dict)
+    for name, offsets in found.items():
+        for (each, partition), offset in offsets.items():
+            if each == topic:
+                by_group[name][partition] = offset
+    return dict(by_group)
+
+
+def group_of(consumer: Any) -> str:
+    """Return the ``group.id`` of a consumer, which the client only has in its group metadata.
+
+    Raises:
+        TransportError: The client has another format.
+    """
+    data = consumer.consumer_group_metadata()
+    if isinstance(data, bytes) and data.startswith(b"CGMDv2:") and len(data) > _METADATA.size:
+        return data[_METADATA.size :].partition(b"\0")[0].decode()
+    raise TransportError("delete_after_ack does not support this version of confluent-kafka: the group is not known")
+
+
+class GroupOffsets:
+    """What one group has committed, and which other groups read its topics; for `PayloadDeletion`.
+
+    A source is a topic and a partition; a position is an offset.
+
+    Args:
+        admin: A `confluent_kafka.admin.AdminClient`.
+        group: The group.
+    """
+
+    def __init__(self, admin: Any, group: str) -> None:
+        self._admin = admin
+        self._group = group
+
+    def topic(self, source: Any) -> str:
+        return str(source[0])
+
+    destination = topic
+
+    def groups(self, topic: str) -> set[str]:
+        """Return the groups that have committed offsets of a topic, or have members that read it."""
+        return {self._group, *groups_of(self._admin, topic), *self._active(topic)}
+
+    def confirmed(self, sources: Collection[Hashable]) -> Mapping[Hashable, int]:
+        offsets = committed_offsets(self._admin, [self._group], stable=True)[self._group]
+        return {source: offset for source, offset in offsets.items() if source in sources}
+
+    def _active(self, topic: str) -> set[str]:
+        names = _group_names(self._admin)
+        described = self._admin.describe_consumer_groups(names, request_timeout=_SECONDS) if names else {}
+        return {name for name, future in described.items() if topic in _assigned(future.result())}
+
+
+def _offsets(places: Iterable[Any]) -> dict[tuple[str, int], int]:
+    offsets: dict[tuple[str, int], int] = {}
+    for each in places:
+        if each.error is not None:
+            raise vendor().KafkaException(each.error)
+        if each.offset >= 0:
+            offsets[each.topic, each.partition] = each.offset
+    return offsets
+
+
+def _assigned(group: Any) -> set[str]:
+    """Return the topics that members of a group are assigned."""
+    return {place.topic for member in group.members for place in member.assignment.topic_partitions}
+
+
+def _group_names(admin: Any) -> list[str]:
+    listed = admin.list_consumer_groups(request_timeout=_SECONDS).result()
+    if listed.errors:
+        raise listed.errors[0]
+    return sorted(each.group_id for each in listed.valid)

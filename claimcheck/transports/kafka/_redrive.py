@@ -1,0 +1,134 @@
+"""Reads a dead-letter topic of Kafka, and sends to another topic."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from claimcheck._registry import import_vendor
+from claimcheck.errors import TransportError
+from claimcheck.transports._common.redrive import EndClock, Letter, patient, relabeled
+from claimcheck.transports.kafka._client import exception_of, vendor
+from claimcheck.transports.kafka._consumer import KafkaConsumer
+from claimcheck.transports.kafka._producer import KafkaProducer
+from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
+
+__all__ = ["KafkaDeadLetters"]
+
+_SECONDS = 30.0
+_POLL_SECONDS = 0.2
+_LIMIT = "message.max.bytes"
+_quiet = logging.getLogger(__name__)
+
+
+class KafkaDeadLetters:
+    """A dead-letter topic of Kafka; see `claimcheck.transports._common.redrive.DeadLetterTopic`.
+
+    Partitions are assigned manually, and begin at the group's committed offset, or at the first record. A letter that
+    cannot be read stays in the topic, and the group's offset moves past it.
+
+    Args:
+        settings: Of all clients, with ``bootstrap.servers``.
+        cc: A `claimcheck.ClaimCheck` with the stores of both topics.
+        source: The dead-letter topic.
+        target: The topic to send to.
+        group: The group whose offsets are used.
+
+    Raises:
+        KafkaException: The cluster cannot be reached, or the client refuses the settings.
+        TransportError: One of the topics does not exist.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], cc: ClaimCheck, *, source: str, target: str, group: str) -> None:
+        own = {name: value for name, value in settings.items() if name != _LIMIT}
+        mine: dict[str, Any] = {
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+        }
+        mine |= {"group.id": group, "auto.offset.reset": "earliest"}
+        limit = int(settings.get(_LIMIT, MAX_MESSAGE_BYTES))
+        admin = import_vendor("confluent_kafka.admin", extra="kafka").AdminClient(own, logger=_quiet)
+        self._source, self._target = source, target
+        self._settled: dict[int, Any] = {}  # the last message by partition
+        self._clock = EndClock()
+        self._reader = patient(cc)
+        self._consumer = KafkaConsumer(
+            vendor().Consumer({**own, **mine}, logger=_quiet), self._reader, clock=self._clock
+        )
+        sending = {**own, _LIMIT: limit, "linger.ms": 0, "enable.idempotence": True}
+        native = vendor().Producer(sending, logger=_quiet)
+        self._producer = KafkaProducer(native, cc, max_message_bytes=limit, admin=admin)
+        known = self._consumer.list_topics(timeout=_SECONDS).topics
+        for name in (source, target):
+            if name not in known or known[name].error is not None:
+                raise TransportError(f"the topic {name} does not exist, or may not be described", destination=name)
+        self._partitions = sorted(known[source].partitions)
+
+    def letters(self) -> Iterator[Letter]:
+        """Yield the letters of all partitions, in the order in which the broker returns them."""
+        places = [vendor().TopicPartition(self._source, partition) for partition in self._partitions]
+        ends = {place.partition: self._consumer.get_watermark_offsets(place, _SECONDS)[1] for place in places}
+        self._consumer.assign(places)
+        done: set[int] = set()
+        has_ended = False
+        while True:
+            message = self._consumer.poll(_POLL_SECONDS)
+            if message is None and len(done) == len(ends):
+                if has_ended:
+                    return
+                has_ended = True
+                self._clock.end()
+            elif message is not None and message.error() is not None:
+                done.add(_ended(message))
+            elif message is not None and message.offset() < ends[message.partition()]:
+                yield self._letter(message)
+            elif message is not None:
+                done.add(message.partition())
+
+    def _letter(self, message: Any) -> Letter:
+        def move_past() -> None:
+            self._settled[message.partition()] = message
+            self._consumer.commit(message)
+
+        return Letter(
+            position=f"{message.topic()}[{message.partition()}] at {message.offset()}",
+            read=message.value,
+            send=partial(self._send, message),
+            settle=move_past,
+            skip=move_past,
+        )
+
+    def _send(self, message: Any, payload: bytes | None) -> None:
+        errors: list[Any] = []
+        headers = relabeled(message.headers() or [], str.encode)
+        self._producer.produce(
+            self._target, payload, message.key(), on_delivery=lambda error, _: errors.append(error), headers=headers
+        )
+        self._producer.flush()
+        for error in filter(None, errors):
+            raise exception_of(error)
+        if not errors:
+            raise TransportError("the producer has no delivery report", destination=self._target)
+
+    def close(self) -> None:
+        """Commit what was settled, and close consumer and producer."""
+        with ExitStack() as closing:
+            closing.callback(self._reader.close)
+            closing.callback(self._producer.close)
+            closing.callback(self._consumer.close)
+            for message in self._settled.values():
+                self._consumer.commit(message, asynchronous=False)
+
+
+def _ended(message: Any) -> int:
+    """Return the partition that has no more records; raises any other error of the client."""
+    if message.error().code() != vendor().KafkaError._PARTITION_EOF:
+        raise exception_of(message.error())
+    return int(message.partition())

@@ -1,0 +1,85 @@
+"""Reads a dead-letter topic of the embedded broker, and sends to another topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from claimcheck.transports._common.redrive import EndClock, Letter, patient, relabeled
+from claimcheck.transports.local._broker import LocalBroker
+from claimcheck.transports.local._consumer import LocalConsumer, ReceivedMessage
+from claimcheck.transports.local._producer import LocalProducer
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
+
+__all__ = ["LocalDeadLetters"]
+
+_LEASE_SECONDS = 5.0
+_STEP_SECONDS = 0.5
+
+
+class LocalDeadLetters:
+    """A dead-letter topic of the embedded broker; see `claimcheck.transports._common.redrive.DeadLetterTopic`.
+
+    Args:
+        broker: The broker.
+        cc: A `claimcheck.ClaimCheck` with the stores of both topics.
+        source: The dead-letter topic.
+        target: The topic to send to.
+        group: The group that reads.
+    """
+
+    def __init__(self, broker: LocalBroker, cc: ClaimCheck, *, source: str, target: str, group: str) -> None:
+        broker.end_offset(target, 0)  # raises if there is no such topic
+        self._broker, self._source, self._target = broker, source, target
+        self._clock = EndClock()
+        self._reader = patient(cc)
+        self._consumer = LocalConsumer(broker, self._reader, topics=[source], group=group, lease_seconds=_LEASE_SECONDS)
+        self._consumer._resolver = self._reader.resolver(clock=self._clock)  # the broker's clock is that of its leases
+        self._producer = LocalProducer(broker, cc)
+
+    def letters(self) -> Iterator[Letter]:
+        """Yield the letters, partition by partition."""
+        partitions = range(self._broker.partitions(self._source))
+        ends = [self._broker.end_offset(self._source, partition) for partition in partitions]
+        self._wait_for_partitions(len(ends))
+        beyond: set[int] = set()
+        while len(beyond) < len(ends) and (message := self._next()) is not None:
+            if message.offset < ends[message.partition]:
+                yield self._letter(message)
+            else:
+                beyond.add(message.partition)
+
+    def _wait_for_partitions(self, count: int) -> None:
+        """Wait until a member that was killed has lost its partitions."""
+        waited, member = 0.0, self._consumer._member
+        while len(member.assignment()) < count and waited <= 2 * _LEASE_SECONDS:
+            member._poll_once(0)
+            self._broker.sleep(_STEP_SECONDS)
+            waited += _STEP_SECONDS
+
+    def _next(self) -> ReceivedMessage | None:
+        message = self._consumer.receive(timeout=0)
+        if message is None:
+            self._clock.end()
+            message = self._consumer.receive(timeout=0)
+        return message
+
+    def _letter(self, message: ReceivedMessage) -> Letter:
+        return Letter(
+            position=f"{message.topic}[{message.partition}] at {message.offset}",
+            read=lambda: message.value,
+            send=partial(self._send, message),
+            settle=partial(self._consumer.ack, message),
+        )
+
+    def _send(self, message: ReceivedMessage, payload: bytes | None) -> None:
+        headers = relabeled(message.headers, str.encode)
+        self._producer.send(self._target, payload, key=message.key, headers=headers)
+
+    def close(self) -> None:
+        """Close the consumer."""
+        self._consumer.close()
+        self._reader.close()

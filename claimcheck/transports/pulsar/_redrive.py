@@ -1,0 +1,130 @@
+"""Reads a dead-letter topic of Pulsar, and sends to another topic."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Unpack
+
+from claimcheck.transports._common.redrive import EndClock, Letter, patient, relabeled
+from claimcheck.transports.pulsar._consumer import PulsarConsumer
+from claimcheck.transports.pulsar._errors import vendor
+from claimcheck.transports.pulsar._message import PulsarMessage, natives, position_of
+from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer
+
+if TYPE_CHECKING:
+    import pulsar
+
+    from claimcheck._client import ClaimCheck
+
+__all__ = ["PulsarDeadLetters", "connect"]
+
+_SILENCE_MILLIS = 3000  # without a message although some may be left: they were acknowledged before
+_SECONDS = 30
+_quiet = logging.getLogger(f"{__name__}.client")
+
+
+def connect(url: str, *, token: str | None, ca_file: str | None, listener_name: str | None = None) -> pulsar.Client:
+    """Return a client; with a token or certificates where they are given."""
+    pulsar = vendor()
+    return pulsar.Client(
+        url,
+        authentication=pulsar.AuthenticationToken(token) if token else None,
+        tls_trust_certs_file_path=ca_file,
+        tls_validate_hostname=True,
+        listener_name=listener_name,
+        operation_timeout_seconds=_SECONDS,
+        logger=_quiet,
+    )
+
+
+class PulsarDeadLetters:
+    """A dead-letter topic of Pulsar; see `claimcheck.transports._common.redrive.DeadLetterTopic`.
+
+    Reads one partition after the other with an exclusive subscription. A letter that cannot be read is not
+    acknowledged.
+
+    Args:
+        client: The client; it is closed.
+        cc: A `claimcheck.ClaimCheck` with the stores of both topics.
+        source: The dead-letter topic.
+        target: The topic to send to.
+        subscription: Its name; created at the beginning of the topic if it does not exist.
+        options: Of the `PulsarProducer`.
+    """
+
+    def __init__(
+        self,
+        client: pulsar.Client,
+        cc: ClaimCheck,
+        *,
+        source: str,
+        target: str,
+        subscription: str,
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        self._client, self._source, self._subscription = client, source, subscription
+        self._clock = EndClock()
+        self._opened = ExitStack()
+        self._opened.callback(client.close)
+        try:
+            self._partitions = client.get_topic_partitions(source)
+            self._reader = self._opened.enter_context(patient(cc))
+            self._producer = PulsarProducer(client.create_producer(target), cc, **options)
+        except BaseException:
+            self._opened.close()
+            raise
+
+    def letters(self) -> Iterator[Letter]:
+        """Yield the letters, partition by partition."""
+        consumers = [self._subscribe(topic) for topic in self._partitions]
+        ends = [position_of(consumer.get_last_message_id()) for consumer in consumers]
+        for consumer, end in zip(consumers, ends, strict=True):
+            if end[1] >= 0:  # the topic has messages
+                yield from self._letters_of(consumer, end)
+
+    def _subscribe(self, topic: str) -> PulsarConsumer:
+        pulsar = vendor()
+        exclusive, earliest = pulsar.ConsumerType.Exclusive, pulsar.InitialPosition.Earliest
+        native = self._client.subscribe(topic, self._subscription, consumer_type=exclusive, initial_position=earliest)
+        return PulsarConsumer(native, self._reader, consumer_type=exclusive, clock=self._clock)
+
+    def _letters_of(self, consumer: PulsarConsumer, end: tuple[int, int, int]) -> Iterator[Letter]:
+        last = (0, 0, 0)
+        while last < end:
+            try:
+                message = consumer.receive(_SILENCE_MILLIS)
+            except vendor().Timeout:
+                break
+            ids = natives(message.message_id())
+            if position_of(ids[0])[:2] > end[:2]:  # it arrived since the start
+                break
+            last = max(last, *map(position_of, ids))
+            yield self._letter(consumer, message)
+        self._clock.end()
+        consumer.tick()
+        while (incomplete := consumer.take_ready()) is not None:
+            yield self._letter(consumer, incomplete)
+
+    def _letter(self, consumer: PulsarConsumer, message: PulsarMessage) -> Letter:
+        return Letter(
+            position=f"{message.topic_name()} at {message.message_id()}",
+            read=lambda: None if message.has_null_value() else message.data(),
+            send=partial(self._send, message),
+            settle=partial(consumer.acknowledge, message),
+        )
+
+    def _send(self, message: PulsarMessage, payload: bytes | None) -> None:
+        self._producer.send(
+            payload,
+            dict(relabeled(message.properties().items(), str)),
+            message.partition_key() or None,
+            ordering_key=message.ordering_key() or None,
+            event_timestamp=message.event_timestamp() or None,
+        )
+
+    def close(self) -> None:
+        """Close consumer, producer and client."""
+        self._opened.close()

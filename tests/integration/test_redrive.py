@@ -1,0 +1,271 @@
+"""Dead letters go back to their topic whole, and an interruption at any point loses none."""
+
+import json
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+import claimcheck
+from claimcheck._redrive import Redrive, RedriveReport
+from claimcheck.cli._commands import commands
+from claimcheck.errors import ConfigError, StoreUnavailableError
+from claimcheck.testing import FaultyStore
+from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer
+from claimcheck.transports.local._redrive import LocalDeadLetters
+from tests.local_rig import LIMIT, append_chunks, drain
+
+PAYLOADS = [b"small", bytes(10_000), None, b"x" * 20_000, b"last"]
+
+
+class KilledError(BaseException):
+    """Ends the process at some point."""
+
+
+@pytest.fixture
+def cc(configure):
+    return configure("chunking", threshold_bytes=1000, destinations={"wide": {"strategy": "external"}})
+
+
+@pytest.fixture
+def dead_letters(broker, cc):
+    """Five dead letters: plain, chunked, stored."""
+    for topic in ("orders", "wide"):
+        for payload in PAYLOADS:
+            LocalProducer(broker, cc).send(topic, payload, key="k", headers={"a": "b"})
+    with LocalConsumer(broker, cc, topics=["orders"], group="app") as consumer:
+        while (message := consumer.receive(timeout=0)) is not None:
+            consumer.dead_letter(message, reason="no sense in it")
+    return "orders.dead_letter"
+
+
+def opened(broker, cc, source="orders.dead_letter", target="wide"):
+    return LocalDeadLetters(broker, cc, source=source, target=target, group="redrive")
+
+
+def run(broker, cc, *, within=lambda letters: letters, close=True, target="again", **options):
+    if target not in broker.topics():
+        broker.create_topic(target, partitions=2)
+    topic, report = opened(broker, cc, target=target), RedriveReport(dry_run=False)
+    try:
+        Redrive(**{"dry_run": False, **options}).run(within(topic.letters()), report, lambda: None)
+    finally:
+        if close:
+            topic.close()
+    return report
+
+
+def values_in(broker, cc, topic="again"):
+    with LocalConsumer(broker, cc, topics=[topic], group="check") as consumer:
+        return [message.value for message in drain(consumer)]
+
+
+def test_letters_go_back_whole(broker, cc, dead_letters):
+    report = run(broker, cc)
+
+    assert (report.read, report.sent, report.unreadable, report.finished) == (5, 5, 0, True)
+    assert report.bytes == sum(len(payload or b"") for payload in PAYLOADS)
+    with LocalConsumer(broker, cc, topics=["again"], group="check") as consumer:
+        messages = drain(consumer)
+    assert [message.value for message in messages] == PAYLOADS
+    assert all(message.key == b"k" for message in messages)
+    assert all(message.headers == [("a", b"b"), ("redrive-count", b"1")] for message in messages)
+    assert run(broker, cc).read == 0
+
+
+def test_the_count_goes_up(broker, cc, dead_letters):
+    run(broker, cc, target="orders")
+    with LocalConsumer(broker, cc, topics=["orders"], group="app") as consumer:
+        consumer.dead_letter(consumer.receive(timeout=0))
+
+    run(broker, cc)
+
+    (letter,) = broker.fetch("again", broker.partition_for("again", b"k"), 0, 9)
+    assert dict(letter.headers)["redrive-count"] == b"2"
+
+
+def killing(step, *, before):
+    """Return a wrapper of letters that ends the process before or after the step with this number."""
+    count = 0
+
+    def deadly(call):
+        def called(*arguments):
+            nonlocal count
+            count += 1
+            if count == step and before:
+                raise KilledError
+            result = call(*arguments)
+            if count == step:
+                raise KilledError
+            return result
+
+        return called
+
+    def within(letters):
+        for letter in letters:
+            yield replace(letter, read=deadly(letter.read), send=deadly(letter.send), settle=deadly(letter.settle))
+
+    return within
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("step", range(1, 16))
+def test_a_kill_loses_nothing(broker, cc, dead_letters, step, before):
+    with pytest.raises(KilledError):
+        run(broker, cc, within=killing(step, before=before), close=False)
+
+    report = run(broker, cc)
+
+    found = values_in(broker, cc)
+    assert report.finished
+    assert sorted(set(found), key=str) == sorted(PAYLOADS, key=str)
+    assert len(found) <= len(PAYLOADS) + 1
+
+
+def test_unreadable_letters_stay_and_are_named(broker, cc, tmp_path):
+    LocalProducer(broker, cc).send("wide", bytes(10_000), partition=0)
+    append_chunks(broker, cc, bytes(10_000), slice(2))
+    broker.append("orders", broker.fetch("wide", 0, 0, 1)[0].value)
+    broker.append("orders", b"good")
+    for path in (tmp_path / "store").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    broker.create_topic("again")
+
+    for _ in range(2):
+        topic, report = opened(broker, cc, "orders", "again"), RedriveReport(dry_run=False)
+        with closing(topic):
+            Redrive(dry_run=False).run(topic.letters(), report, lambda: None)
+        named = {position: type(error).__name__ for position, error in report.named}
+        assert named == {"orders[0] at 2": "PayloadNotFoundError", "orders[0] at 0": "IncompletePayloadError"}
+        assert report.unreadable == 2
+        assert report.finished
+
+    assert values_in(broker, cc) == [b"good"]
+
+
+def test_it_stops_at_the_end_that_the_topic_had(broker, cc):
+    broker.append("orders", b"first")
+
+    def endless(letters):
+        for letter in letters:
+            broker.append("orders", b"later")
+            yield letter
+
+    topic, report = opened(broker, cc, "orders", "wide"), RedriveReport(dry_run=False)
+    with closing(topic):
+        Redrive(dry_run=False).run(endless(topic.letters()), report, lambda: None)
+
+    assert report.sent == 1
+
+
+def test_a_store_that_is_down_ends_the_run(broker, configure):
+    cc = configure("external", stores={"m": {"type": "claimcheck.testing:FaultyStore", "store": {"type": "memory"}}})
+    LocalProducer(broker, cc).send("orders", bytes(10_000))
+    broker.append("orders", b"later")
+    topic, report = opened(broker, cc, "orders"), RedriveReport(dry_run=False)
+    store = topic._reader.store("m")
+    assert isinstance(store, FaultyStore)
+    store.fail("read")
+
+    with closing(topic), pytest.raises(StoreUnavailableError):
+        Redrive(dry_run=False).run(topic.letters(), report, lambda: None)
+
+    assert (report.sent, report.unreadable) == (0, 0)
+    with closing(opened(broker, cc, "orders")) as topic:
+        Redrive(dry_run=False).run(topic.letters(), report, lambda: None)
+    assert report.sent == 2
+
+
+def test_a_letter_that_cannot_be_sent_ends_the_run(broker, cc, dead_letters):
+    def refused(letters):
+        for number, letter in enumerate(letters):
+            yield letter if number != 1 else replace(letter, send=lambda _: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError) as error:
+        run(broker, cc, within=refused)
+
+    assert "orders.dead_letter[0] at 1 was not sent" in error.value.__notes__[0]
+    assert run(broker, cc).sent == 4
+
+
+def test_limit_and_rate(broker, cc, dead_letters):
+    slept = []
+
+    report = run(broker, cc, limit=3, rate=2, sleep=slept.append, clock=lambda: 0.0)
+
+    assert (report.sent, report.finished, slept) == (3, False, [0.5, 1.0])
+    assert run(broker, cc).sent == 2
+    with pytest.raises(ConfigError, match="limit"):
+        Redrive(limit=0)
+
+
+# The command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def invoke(tmp_path):
+    """Runs the command on a broker with one stored and one plain dead letter."""
+    store = tmp_path / "store"
+    config = tmp_path / "claimcheck.yaml"
+    config.write_text(f"strategy: external\nstores: {{disk: {{type: filesystem, path: {store}, create: true}}}}\n")
+    file = tmp_path / "broker.sqlite"
+    with LocalBroker(file, max_message_bytes=LIMIT) as broker, claimcheck.load(config) as cc:
+        for topic in ("orders", "orders.dlq"):
+            broker.create_topic(topic)
+        for payload in (bytes(10_000), b"plain"):
+            LocalProducer(broker, cc).send("orders.dlq", payload)
+
+    def invoke(*arguments):
+        common = ["redrive", "--config", str(config), "--local", str(file), "--from", "orders.dlq", "--to", "orders"]
+        return CliRunner().invoke(commands, [*common, *arguments])
+
+    invoke.store = store
+    return invoke
+
+
+def test_the_command_sends_only_with_yes(invoke):
+    result = invoke("--json")
+    assert (result.exit_code, json.loads(result.stdout)["read"], json.loads(result.stdout)["sent"]) == (0, 2, 0)
+    assert "orders.dlq: 2 read, 0 unreadable, 9.8 KiB (10,005 bytes)\n  nothing was sent: use --yes" in invoke().stdout
+
+    result = invoke("--yes", "--json")
+
+    facts = json.loads(result.stdout)
+    assert (result.exit_code, facts["ok"], facts["sent"], facts["bytes"], facts["failed"]) == (0, True, 2, 10_005, 0)
+    assert "0 read, 0 unreadable, 0 bytes\n  0 sent" in invoke("--yes").stdout
+
+
+def test_the_command_names_what_stays(invoke):
+    for path in invoke.store.rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+    result = invoke("--yes")
+
+    assert result.exit_code == 1
+    assert "1 sent to orders, 0 failed" in result.stdout
+    assert "orders.dlq[0] at 0 stays: PayloadNotFoundError: store 'disk'" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--kafka", "a:1"], "name one broker"),
+        (["--to", "orders.dlq"], "the same topic"),
+        (["--yes", "--dry-run"], "cannot be combined"),
+    ],
+)
+def test_wrong_usage(invoke, arguments, text):
+    result = invoke(*arguments)
+
+    assert result.exit_code == 2
+    assert text in result.stderr
+
+
+def test_a_topic_that_does_not_exist(invoke):
+    result = invoke("--to", "nowhere", "--yes", "--json")
+
+    assert result.exit_code == 1
+    assert "there is no topic nowhere" in json.loads(result.stdout)["error"]
