@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,14 +12,26 @@ from urllib.parse import urlsplit
 import pytest
 
 from claimcheck._store import Store, StoreContext
+from claimcheck.errors import IntegrityError, PayloadNotFoundError
 from claimcheck.stores.s3._store import S3Store
 from tests.fault.http_proxy import HttpProxy
-from tests.fault.rig import MIB, assert_healthy, content
+from tests.fault.proxy import Proxy
+from tests.fault.rig import MIB, READINGS, assert_healthy, assert_unavailable, content
 from tests.real.process import wait_until
 
 PART = 5 * MIB
 SMALL = content(3 * MIB)  # goes in one request
 LARGE = content(2 * PART + 2 * MIB)  # goes in three parts
+
+ALL_READINGS = pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
+CHANGES = {
+    "shorter by one": lambda data: data[:-1],
+    "shorter by half": lambda data: data[: len(data) // 2],
+    "longer by one": lambda data: data + b"x",
+    "nothing": lambda data: b"",
+    "one byte": lambda data: data[:1000] + bytes([data[1000] ^ 1]) + data[1001:],
+    "the last byte": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+}
 
 
 class S3Line:
@@ -55,6 +68,77 @@ class S3Line:
         store.close()
         # If a client leaves in the middle of a part, the proxy may notice only after its timeout of a minute.
         wait_until(lambda: hung_up(proxy), "closing leaves no connection", within=150)
+
+
+class BareLine(S3Line):
+    """Fixtures for a store behind a proxy that knows nothing of requests; ``far_options`` are added to its options."""
+
+    far_options: ClassVar[dict[str, Any]] = {}
+
+    @pytest.fixture
+    def line(self, s3_server):
+        place = urlsplit(s3_server.endpoint_url)
+        with Proxy(place.hostname, place.port) as line:
+            yield line
+
+    @pytest.fixture
+    def far(self, line, s3_bucket, store):
+        options = {**self.options, **self.far_options}
+        with self.engine(s3_bucket, endpoint_url=f"http://127.0.0.1:{line.port}", **options) as far:
+            far.context = store.context
+            yield far
+
+
+class Reads(S3Line):
+    """A payload that was written in one request is written sooner; it is read in no other way."""
+
+    options: ClassVar[dict[str, Any]] = {**S3Line.options, "single_put_bytes": 64 * MIB}
+    payload: ClassVar[bytes] = LARGE
+
+    @pytest.fixture
+    def pointer(self, store):
+        return store.write(self.payload)
+
+
+class DamagedReads(Reads):
+    """Tests of what every reader notices."""
+
+    @ALL_READINGS
+    def test_refused_for_ever_is_an_error(self, store, proxy, pointer, read):
+        proxy.fail("get", status=503, times=None)
+
+        assert_unavailable(lambda: read(store, pointer))
+
+    @ALL_READINGS
+    def test_changed_on_the_way_is_noticed(self, store, proxy, pointer, read):
+        proxy.fail("get", flip_answer=MIB)
+
+        with pytest.raises(IntegrityError):
+            read(store, pointer)
+
+        assert read(store, pointer) == self.payload
+
+    @ALL_READINGS
+    def test_gone(self, store, bucket, pointer, read):
+        bucket.Object(pointer.key).delete()
+
+        with pytest.raises(PayloadNotFoundError):
+            read(store, pointer)
+
+    @ALL_READINGS
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_changed(self, store, bucket, pointer, read, change):
+        bucket.Object(pointer.key).put(Body=CHANGES[change](self.payload))
+
+        with pytest.raises(IntegrityError):
+            read(store, pointer)
+
+    def test_gone_while_it_is_read_is_whole_or_gone(self, store, bucket, pointer):
+        with store.open(pointer) as file:
+            got = file.read(MIB)
+            bucket.Object(pointer.key).delete()
+            with contextlib.suppress(PayloadNotFoundError):
+                assert got + file.read() == self.payload
 
 
 def hung_up(proxy):

@@ -2,20 +2,17 @@
 
 import contextlib
 import time
-from urllib.parse import urlsplit
 
 import pytest
 
-from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
 from claimcheck.stores.obstore import ObstoreStore
-from tests.fault.proxy import Proxy
-from tests.fault.rig import MIB, READINGS, TriggerFile, assert_unavailable, content
-from tests.fault.s3_rig import LARGE, NOTHING, PART, SMALL, S3Line, left
+from tests.fault.rig import MIB, TriggerFile, assert_unavailable, content
+from tests.fault.s3_rig import ALL_READINGS, LARGE, NOTHING, PART, SMALL, BareLine, DamagedReads, S3Line, left
 
 REQUESTS = {"put": SMALL, "begin": LARGE, "part": LARGE, "complete": LARGE}
 ALL_REQUESTS = pytest.mark.parametrize(("request_", "payload"), REQUESTS.items(), ids=REQUESTS)
 WITH_BODY = pytest.mark.parametrize(("request_", "payload"), [("put", SMALL), ("part", LARGE)], ids=["put", "part"])
-ALL_READINGS = pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
 
 
 class Line(S3Line):
@@ -127,24 +124,12 @@ class TestWriting(Line):
         assert left(bucket) == NOTHING
 
 
-class TestReading(Line):
-    options = {**Line.options, "single_put_bytes": 64 * MIB}
-
-    @pytest.fixture
-    def pointer(self, store):
-        return store.write(LARGE)
-
+class TestReading(Line, DamagedReads):
     @ALL_READINGS
     def test_refused_twice_is_asked_again(self, store, proxy, pointer, read):
         proxy.fail("get", status=503, times=2)
 
         assert read(store, pointer) == LARGE
-
-    @ALL_READINGS
-    def test_refused_for_ever_is_an_error(self, store, proxy, pointer, read):
-        proxy.fail("get", status=503, times=None)
-
-        assert_unavailable(lambda: read(store, pointer))
 
     @ALL_READINGS
     @pytest.mark.parametrize("place", [0, 1000, 5 * MIB, len(LARGE) - 1])
@@ -159,37 +144,6 @@ class TestReading(Line):
         proxy.fail("get", break_answer=0, times=None)
 
         assert_unavailable(lambda: read(store, pointer))
-
-    @ALL_READINGS
-    def test_changed_on_the_way_is_noticed(self, store, proxy, pointer, read):
-        proxy.fail("get", flip_answer=MIB)
-
-        with pytest.raises(IntegrityError):
-            read(store, pointer)
-
-        assert read(store, pointer) == LARGE
-
-    @ALL_READINGS
-    def test_gone(self, store, bucket, pointer, read):
-        bucket.Object(pointer.key).delete()
-
-        with pytest.raises(PayloadNotFoundError):
-            read(store, pointer)
-
-    @ALL_READINGS
-    @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x", lambda data: b"x" + data[1:]])
-    def test_changed(self, store, bucket, pointer, read, change):
-        bucket.Object(pointer.key).put(Body=change(LARGE))
-
-        with pytest.raises(IntegrityError):
-            read(store, pointer)
-
-    def test_gone_while_it_is_read_is_whole_or_gone(self, store, bucket, pointer):
-        with store.open(pointer) as file:
-            got = file.read(MIB)
-            bucket.Object(pointer.key).delete()
-            with contextlib.suppress(PayloadNotFoundError):
-                assert got + file.read() == LARGE
 
     def test_replaced_while_a_torn_line_is_made_again(self, store, proxy, bucket, pointer):
         """What is fetched to go on with must not be of another object without anybody noticing."""
@@ -217,21 +171,8 @@ class TestLate(TestReading):
         late.go.set()
 
 
-class TestBareLine(Line):
-    """A line that knows nothing of requests."""
-
-    @pytest.fixture
-    def line(self, s3_server):
-        place = urlsplit(s3_server.endpoint_url)
-        with Proxy(place.hostname, place.port) as line:
-            yield line
-
-    @pytest.fixture
-    def far(self, line, s3_bucket, store):
-        options = {**self.options, "timeout_seconds": 2, "connect_timeout_seconds": 1}
-        with self.engine(s3_bucket, endpoint_url=f"http://127.0.0.1:{line.port}", **options) as far:
-            far.context = store.context
-            yield far
+class TestBareLine(Line, BareLine):
+    far_options = {"timeout_seconds": 2, "connect_timeout_seconds": 1}
 
     def test_dead_before_the_write(self, far, line, bucket):
         line.die()

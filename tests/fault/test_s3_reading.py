@@ -3,40 +3,23 @@
 import contextlib
 import threading
 import time
-from urllib.parse import urlsplit
 
 import pytest
 
 from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.stores.s3._store import S3Store
-from tests.fault.proxy import Proxy
-from tests.fault.rig import MIB, READINGS, assert_unavailable, content
-from tests.fault.s3_rig import LARGE, S3Line
+from tests.fault.rig import MIB, assert_unavailable, content
+from tests.fault.s3_rig import ALL_READINGS, LARGE, BareLine, DamagedReads, Reads
 
 PAYLOAD = content(6 * MIB)
-ALL_READINGS = pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
 ALL_PLACES = pytest.mark.parametrize(
     "place", [0, 1000, 3 * MIB, len(PAYLOAD) - 1], ids=["nothing", "first", "middle", "last"]
 )
 ALL_ENDS = pytest.mark.parametrize("reset", [False, True], ids=["cut", "reset"])
-CHANGES = {
-    "shorter by one": lambda data: data[:-1],
-    "shorter by half": lambda data: data[: len(data) // 2],
-    "longer by one": lambda data: data + b"x",
-    "nothing": lambda data: b"",
-    "one byte": lambda data: data[:1000] + bytes([data[1000] ^ 1]) + data[1001:],
-    "the last byte": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
-}
 
 
-class Reading(S3Line):
-    """A payload that was written in one request is written sooner; it is read in no other way."""
-
-    options = {**S3Line.options, "single_put_bytes": 64 * MIB}
-
-    @pytest.fixture
-    def pointer(self, store):
-        return store.write(PAYLOAD)
+class Reading(Reads):
+    payload = PAYLOAD
 
 
 class TestRefused(Reading):
@@ -46,12 +29,6 @@ class TestRefused(Reading):
         proxy.fail("get", status=status, times=2)
 
         assert read(store, pointer) == PAYLOAD
-
-    @ALL_READINGS
-    def test_for_ever_is_an_error(self, store, proxy, pointer, read):
-        proxy.fail("get", status=503, times=None)
-
-        assert_unavailable(lambda: read(store, pointer))
 
     @ALL_READINGS
     def test_for_want_of_rights_is_not_tried_again(self, store, proxy, pointer, read):
@@ -88,15 +65,6 @@ class TestTorn(Reading):
 
         assert read(store, pointer) == PAYLOAD
 
-    @ALL_READINGS
-    def test_changed_on_the_way_is_noticed(self, store, proxy, pointer, read):
-        proxy.fail("get", flip_answer=MIB)
-
-        with pytest.raises(IntegrityError):
-            read(store, pointer)
-
-        assert read(store, pointer) == PAYLOAD
-
     def test_a_reader_that_stops_early_costs_no_connection(self, store, proxy, pointer):
         for _ in range(10):
             with store.open(pointer) as file:
@@ -107,10 +75,7 @@ class TestSideBySide(Reading):
     """Several parts are fetched at once; whichever fails, the payload is whole or it is none."""
 
     options = {**Reading.options, "parallel_gets": 3}
-
-    @pytest.fixture
-    def pointer(self, store):
-        return store.write(LARGE)
+    payload = LARGE
 
     @ALL_READINGS
     def test_goes_well(self, store, proxy, pointer, read):
@@ -171,29 +136,7 @@ class TestLate(Reading):
         late.go.set()
 
 
-class TestDamaged(Reading):
-    @ALL_READINGS
-    def test_gone(self, store, bucket, pointer, read):
-        bucket.Object(pointer.key).delete()
-
-        with pytest.raises(PayloadNotFoundError):
-            read(store, pointer)
-
-    @ALL_READINGS
-    @pytest.mark.parametrize("change", CHANGES)
-    def test_changed(self, store, bucket, pointer, read, change):
-        bucket.Object(pointer.key).put(Body=CHANGES[change](PAYLOAD))
-
-        with pytest.raises(IntegrityError):
-            read(store, pointer)
-
-    def test_gone_while_it_is_read_is_whole_or_gone(self, store, bucket, pointer):
-        with store.open(pointer) as file:
-            got = file.read(MIB)
-            bucket.Object(pointer.key).delete()
-            with contextlib.suppress(PayloadNotFoundError):
-                assert got + file.read() == PAYLOAD
-
+class TestDamaged(Reading, DamagedReads):
     def test_no_bucket(self, s3_server, pointer):
         with S3Store(bucket="nobody-made-this-one", endpoint_url=s3_server.endpoint_url) as store:
             store.context = type(store.context)(name="cold")
@@ -202,21 +145,8 @@ class TestDamaged(Reading):
         assert not isinstance(caught.value, StoreUnavailableError)
 
 
-class TestBareLine(Reading):
-    """A line that knows nothing of requests."""
-
-    @pytest.fixture
-    def line(self, s3_server):
-        place = urlsplit(s3_server.endpoint_url)
-        with Proxy(place.hostname, place.port) as line:
-            yield line
-
-    @pytest.fixture
-    def far(self, line, s3_bucket, store):
-        options = {**self.options, "timeout_seconds": 1}
-        with S3Store(bucket=s3_bucket, endpoint_url=f"http://127.0.0.1:{line.port}", **options) as far:
-            far.context = store.context
-            yield far
+class TestBareLine(Reading, BareLine):
+    far_options = {"timeout_seconds": 1}
 
     @ALL_READINGS
     def test_dead_before_the_read(self, far, line, pointer, read):

@@ -1,14 +1,11 @@
 """Requests that are refused, torn or unanswered while a payload is written to S3: whole, or nothing is left."""
 
-from urllib.parse import urlsplit
-
 import pytest
 
 from claimcheck.errors import StoreError, StoreUnavailableError
 from claimcheck.stores.s3._store import S3Store
-from tests.fault.proxy import Proxy
 from tests.fault.rig import MIB, TriggerFile, assert_unavailable, content
-from tests.fault.s3_rig import LARGE, NOTHING, PART, SMALL, S3Line, left
+from tests.fault.s3_rig import LARGE, NOTHING, PART, SMALL, BareLine, S3Line, left
 
 REQUESTS = {"put": SMALL, "begin": LARGE, "part": LARGE, "complete": LARGE}
 ALL_REQUESTS = pytest.mark.parametrize(("request_", "payload"), REQUESTS.items(), ids=REQUESTS)
@@ -189,19 +186,8 @@ class TestAbort(S3Line):
         assert left(bucket) == NOTHING
 
 
-class TestBareLine(S3Line):
-    """A line that knows nothing of requests, and is cut in the middle of several of them."""
-
-    @pytest.fixture
-    def line(self, s3_server):
-        place = urlsplit(s3_server.endpoint_url)
-        with Proxy(place.hostname, place.port) as line:
-            yield line
-
-    @pytest.fixture
-    def far(self, line, s3_bucket, store):
-        with S3Store(bucket=s3_bucket, endpoint_url=f"http://127.0.0.1:{line.port}", **self.options) as far:
-            yield far
+class TestBareLine(BareLine):
+    """A line that is cut in the middle of several requests."""
 
     @pytest.mark.parametrize("end", ["cut", "reset"])
     def test_once_during_the_write_is_made_again(self, far, line, end):
