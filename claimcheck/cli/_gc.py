@@ -94,12 +94,13 @@ def gc(
         headers = tuple(dict.fromkeys((cc.config.header, HEADER)))
         options = Collection(grace_seconds=grace, headers=headers, dry_run=not yes, rate=rate, limit=limit)
         target = broker.target(topics)
-        if isinstance(target, KafkaTarget):
+        if local is not None:
+            read = _local(local, topics, consumed, stack)
+        elif isinstance(target, KafkaTarget):
             read = _kafka(target, consumed)
-        elif isinstance(target, PulsarTarget):
-            read = _pulsar(target, consumed)
         else:
-            read = _local(local or "", topics, consumed, stack)
+            assert isinstance(target, PulsarTarget)
+            read = _pulsar(target, consumed)
         output = _Output(is_chosen=bool(names), as_json=as_json)
         with output.shown():
             options.run(stores, read, on_progress=output.note)
