@@ -1,6 +1,6 @@
 """Reads the topics of a Pulsar cluster for a garbage collection. Nothing is acknowledged.
 
-The web service tells which topics exist, and where they end. Messages come from readers, which receive unacknowledged,
+The web service has the topics that exist, and where they end. Messages come from readers, which receive unacknowledged,
 retained and delayed messages alike. Pulsar deletes whole ledgers, the oldest first: as long as a ledger exists, nothing
 that was appended to it or after it is gone.
 """
@@ -111,7 +111,7 @@ class PulsarTopics:
     def _internal_stats(self, name: str) -> Mapping[str, Any]:
         stats: Mapping[str, Any] | None = self._admin.get(f"{topic_path(name)}/internalStats")
         if stats is None:
-            raise IncompleteReadError(f"topic {name} cannot be read: there are no statistics of it", destination=name)
+            raise IncompleteReadError(f"topic {name} cannot be read: it has no statistics", destination=name)
         return stats
 
     def _stats(self, name: str) -> Mapping[str, Any]:

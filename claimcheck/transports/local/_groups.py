@@ -329,7 +329,7 @@ def acknowledge(db: sqlite3.Connection, place: _Place, offsets: Iterable[int]) -
 
 
 def consumed_offset(db: sqlite3.Connection, topic: str, partition: int) -> int:
-    """Return the offset below which every group has acknowledged everything; 0 if there are no groups."""
+    """Return the offset below which every group has acknowledged everything; 0 without groups."""
     query = "SELECT min(floor) FROM leases WHERE topic = ? AND partition = ?"
     offset: int | None = db.execute(query, (topic, partition)).fetchone()[0]
     return offset or 0
