@@ -139,7 +139,7 @@ def compare(
 
 
 def _measured(options: Options) -> Comparison:
-    """Run the comparison; after an interruption the notes of the error say how to go on."""
+    """Run the comparison; after an interruption the notes of the error describe how to continue."""
     from claimcheck._compare._runner import compare as run
 
     # Experiments make stores fail and consumers die: what the library logs about that is expected.

@@ -55,6 +55,11 @@ class KafkaDeadLetters:
         mine |= {"group.id": group, "auto.offset.reset": "earliest"}
         limit = int(settings.get(_LIMIT, MAX_MESSAGE_BYTES))
         admin = import_vendor("confluent_kafka.admin", extra="kafka").AdminClient(own, logger=_quiet)
+        known = admin.list_topics(timeout=_SECONDS).topics
+        for name in (source, target):
+            if name not in known or known[name].error is not None:
+                raise TransportError(f"the topic {name} does not exist, or may not be described", destination=name)
+        self._partitions = sorted(known[source].partitions)
         self._source, self._target = source, target
         self._settled: dict[int, Any] = {}  # the last message by partition
         self._clock = EndClock()
@@ -65,11 +70,6 @@ class KafkaDeadLetters:
         sending = {**own, _LIMIT: limit, "linger.ms": 0, "enable.idempotence": True}
         native = vendor().Producer(sending, logger=_quiet)
         self._producer = KafkaProducer(native, cc, max_message_bytes=limit, admin=admin)
-        known = self._consumer.list_topics(timeout=_SECONDS).topics
-        for name in (source, target):
-            if name not in known or known[name].error is not None:
-                raise TransportError(f"the topic {name} does not exist, or may not be described", destination=name)
-        self._partitions = sorted(known[source].partitions)
 
     def letters(self) -> Iterator[Letter]:
         """Yield the letters of all partitions, in the order in which the broker returns them."""

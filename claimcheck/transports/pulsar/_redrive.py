@@ -23,6 +23,7 @@ __all__ = ["PulsarDeadLetters", "connect"]
 
 _SILENCE_MILLIS = 3000  # without a message although some may be left: they were acknowledged before
 _SECONDS = 30
+_QUEUE = 20  # messages of a partition in memory; chunks are large
 _quiet = logging.getLogger(f"{__name__}.client")
 
 
@@ -88,7 +89,13 @@ class PulsarDeadLetters:
     def _subscribe(self, topic: str) -> PulsarConsumer:
         pulsar = vendor()
         exclusive, earliest = pulsar.ConsumerType.Exclusive, pulsar.InitialPosition.Earliest
-        native = self._client.subscribe(topic, self._subscription, consumer_type=exclusive, initial_position=earliest)
+        native = self._client.subscribe(
+            topic,
+            self._subscription,
+            consumer_type=exclusive,
+            initial_position=earliest,
+            receiver_queue_size=_QUEUE,
+        )
         return PulsarConsumer(native, self._reader, consumer_type=exclusive, clock=self._clock)
 
     def _letters_of(self, consumer: PulsarConsumer, end: tuple[int, int, int]) -> Iterator[Letter]:
