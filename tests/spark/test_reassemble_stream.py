@@ -285,17 +285,22 @@ def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_p
     everything = [*sent, *rng.sample(sent, 20), b"plain"]
     rng.shuffle(everything)
     topic.put(*orders(lost))
+    job = Job(stored, topic, tmp_path)
+    assert job.run(expire=0.01) == 0  # applies to the chunks of batch 0
+    before = job.batches()
     for n in range(3):
         topic.put(*orders(everything[n::3]))
-    job = Job(stored, topic, tmp_path)
+    last = max(before)
 
-    assert job.run(die=["before", 1], expire=0.01) == -signal.SIGKILL  # applies to the chunks of batch 0
-    assert job.batches() == {0: 1}
-    assert job.run(die=["after", 2]) == -signal.SIGKILL
-    assert job.batches() == {0: 1, 1: 1, 2: 1}
+    assert job.run(die=["before", last + 1]) == -signal.SIGKILL
+    assert job.batches() == before
+    assert job.run(die=["after", last + 2]) == -signal.SIGKILL
+    assert job.batches() == before | {last + 1: 1, last + 2: 1}
     assert job.run() == 0
-    assert job.batches() == {0: 1, 1: 1, 2: 2, 3: 1} | ({4: 1} if 4 in job.batches() else {})
-    first, again = job.attempts(2)
+    assert job.batches() == before | {last + 1: 1, last + 2: 2, last + 3: 1} | {
+        number: 1 for number in job.batches() if number > last + 3
+    }
+    first, again = job.attempts(last + 2)
     assert first == again  # of the same batch
     assert len(first) >= 3
 
@@ -307,6 +312,38 @@ def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_p
         (decode(chunks[0]).uuid, "IncompletePayloadError") for chunks in incomplete
     )
     assert len(rows) == len(payloads) + 1 + len(incomplete)
+    assert claims(tmp_path) == 0
+
+
+def test_drivers_killed_at_any_point_miss_no_chunk_and_leave_none(stored, topic, tmp_path):
+    """While chunks are written, fetched and deleted, and before and after commits."""
+    rng = random.Random(29)
+    payloads = [rng.randbytes(3_000) for _ in range(12)]
+    sent = [chunk for payload in payloads for chunk in in_chunks(payload)]
+    given_up = in_chunks(rng.randbytes(3_000))
+    first, *others = in_chunks(rng.randbytes(3_000))
+    conflict = [first, first[:-1] + b"?", *others]
+    everything = [*sent, *rng.sample(sent, 30), *given_up[1:], encode_abort(decode(given_up[0]).uuid), *conflict]
+    rng.shuffle(everything)
+    for n in range(6):
+        topic.put(*orders(everything[n::6]))
+    job = Job(stored, topic, tmp_path)
+
+    for batch in (1, 4):
+        job.run(die=["within", batch, rng.uniform(0, 2)])
+    topic.put(*orders([b"quiet"]))
+    assert job.run() == 0
+
+    for batch in job.batches():
+        first_attempt, *replays = [
+            [(row["uuid"], row["digest"], row["error"]) for row in attempt] for attempt in job.attempts(batch)
+        ]
+        assert all(sorted(replay, key=str) == sorted(first_attempt, key=str) for replay in replays)
+    rows = job.rows()
+    assert sorted(row["digest"] for row in rows if row["digest"]) == sorted(
+        hashlib.sha256(payload).hexdigest() for payload in [*payloads, b"quiet"]
+    )
+    assert [(row["uuid"], row["error"]) for row in rows if row["error"]] == [(decode(first).uuid, "ChunkConflictError")]
     assert claims(tmp_path) == 0
 
 
@@ -343,7 +380,7 @@ class Job:
 
     def batches(self) -> dict[int, int]:
         """Return the number of attempts at each batch."""
-        numbers = [int(path.stem.split("-")[0]) for path in self._output.iterdir()]
+        numbers = [int(path.stem.split("-")[0]) for path in self._output.glob("*.json")]
         return {number: numbers.count(number) for number in sorted(numbers)}
 
     def attempts(self, batch: int) -> list[Any]:
