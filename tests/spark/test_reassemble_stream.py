@@ -94,7 +94,7 @@ def run(stateful, stored, topic, tmp_path):
     """Run a query on the available data; returns the rows of its output."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    def once(*, properties: dict[str, str] | None = None, **options: Any) -> list[Any]:
+    def once(*, properties: dict[str, str] | None = None, each: Any = None, **options: Any) -> list[Any]:
         rows = list[Any]()
         source = stateful.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
         if properties is not None:
@@ -102,7 +102,7 @@ def run(stateful, stored, topic, tmp_path):
             source = source.withColumn("properties", F.create_map(*pairs))
         done = source.transform(reassemble("value", config=stored, expire_by="data", **options))
         query = (
-            done.writeStream.foreachBatch(lambda df, _: rows.extend(df.collect()))
+            done.writeStream.foreachBatch(each or (lambda df, _: rows.extend(df.collect())))
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
             .start()
@@ -209,14 +209,19 @@ def test_the_clock_goes_on_while_nothing_comes(stateful, stored, topic, tmp_path
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .start()
     )
+    rows: list[Any] = []
     try:
         deadline = time.monotonic() + 60
-        while not (rows := stateful.table("expired").collect()) and query.isActive and time.monotonic() < deadline:
+        while query.isActive and time.monotonic() < deadline:
+            rows = stateful.table("expired").collect()
+            if rows and not claims(tmp_path):
+                break
             query.awaitTermination(0.1)
     finally:
         query.stop()
 
     assert [row.error.type for row in rows] == ["IncompletePayloadError"]
+    assert claims(tmp_path) == 0
 
 
 def test_small_chunks_need_no_store_and_large_ones_are_stored_once(run, topic, tmp_path, spark):
@@ -243,6 +248,23 @@ def test_a_chunk_that_is_gone_is_the_payloads_error(run, topic, tmp_path):
         ("PayloadNotFoundError", "disk"),
         None,
     ]
+
+
+def test_chunks_are_kept_until_the_micro_batch_with_their_payload_is_committed(run, topic, tmp_path):
+    seen = list[Any]()
+
+    def evaluate(df: Any, batch: int) -> None:
+        """Evaluate the plan twice, as a replay does."""
+        rows = [[bytes(row.payload) for row in df.collect()] for _ in range(2)]
+        seen.append((rows, claims(tmp_path)))
+
+    chunks = in_chunks(b"x" * 2_000)
+    topic.put(*orders(chunks[:2]))
+    topic.put(*orders(chunks[2:]))
+    run(each=evaluate)
+
+    assert seen[:2] == [([[], []], 2), ([[b"x" * 2_000]] * 2, 3)]
+    assert claims(tmp_path) == 0
 
 
 def test_two_in_one_query_do_not_delete_the_chunks_of_each_other(stateful, stored, topic, tmp_path):
