@@ -46,7 +46,7 @@ class ChunkCleanup:
         for reference in references:
             try:
                 pointer = self._cc.pointer(reference)
-            except ClaimCheckError as error:  # for example, it was signed with a key that is no longer configured
+            except ClaimCheckError as error:  # for example, its signing key was removed from the configuration
                 _log_once("", error)
                 continue
             if pointer is not None:
