@@ -69,7 +69,10 @@ class _InputRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _PayloadState:
-    """The state of one payload; ``row`` of one that has ended: its packed references to release."""
+    """The state of one payload.
+
+    One that has ended has the references to release: packed in ``row``, and with a ``count`` in the state of chunks.
+    """
 
     done: bool = False
     count: int = 0
@@ -161,8 +164,8 @@ class Reassembler(StatefulProcessor):
         if not payload.done:
             yield self._expired(_uuid(key), payload)
             self._finish(0, now, now, (), waited=True)
-        elif released := self._released(payload):
-            yield from self._release(released)
+        elif payload.row or payload.count:
+            yield from self._release(payload)
             self._end(now + self._limits.remember_ms)
         else:
             self._payload.clear()
@@ -250,14 +253,15 @@ class Reassembler(StatefulProcessor):
         if timer:
             self._handle.deleteTimer(timer)
         if self._limits.release and (stored or waited):
-            self._end(now + 1, stored)
+            self._end(now + 1, stored, waited=waited)
         else:
             self._chunks.clear()
             self._end(arrived + self._limits.remember_ms)
 
-    def _end(self, timer: int, stored: Collection[bytes] = ()) -> None:
+    def _end(self, timer: int, stored: Collection[bytes] = (), *, waited: bool = False) -> None:
+        row = _pack(stored) if stored else None
         self._handle.registerTimer(timer)
-        self._payload.update(_PayloadState(done=True, timer=timer, row=_pack(stored) if stored else None).values())
+        self._payload.update(_PayloadState(done=True, count=int(waited), timer=timer, row=row).values())
 
     def _drop(self, payload: _PayloadState, rows: Iterator[Row], now: int) -> Iterator[Row]:
         """Drop late chunks of a payload that has ended: they were stored again, and are released again."""
@@ -266,27 +270,23 @@ class Reassembler(StatefulProcessor):
             self._note_stored(row, late)
         if not late or not self._limits.release:
             return
-        earlier: Collection[bytes] = ()
-        if payload.timer <= now:  # a timer of an earlier micro-batch
-            yield from self._release(self._released(payload))
-        else:
-            earlier = _unpack(payload.row)
         self._handle.deleteTimer(payload.timer)
-        self._end(now + 1, [*earlier, *late.values()])
+        if payload.timer <= now:  # it was set by an earlier micro-batch
+            yield from self._release(payload)
+            payload = _PayloadState(done=True)
+        self._end(now + 1, [*_unpack(payload.row), *late.values()], waited=payload.count > 0)
 
     def _note_stored(self, row: _InputRow, stored: dict[bytes, bytes]) -> None:
         """Note the reference to a chunk, unless it is the chunk itself; duplicates are stored under the same name."""
         if row.reference is not None and not bytes(row.reference).startswith(self._limits.inline):
             stored[bytes(row.digest)] = bytes(row.reference)
 
-    def _released(self, payload: _PayloadState) -> list[bytes]:
-        """Return the references of a payload that has ended: those of its last micro-batch, and of earlier ones."""
-        waited = [bytes(reference) for _, (_, reference) in self._chunks.iterator() if reference is not None]
-        return [*_unpack(payload.row), *waited]
-
-    def _release(self, released: list[bytes]) -> Iterator[Row]:
-        self._chunks.clear()
-        stored = [reference for reference in released if not reference.startswith(self._limits.inline)]
+    def _release(self, payload: _PayloadState) -> Iterator[Row]:
+        references = _unpack(payload.row)
+        if payload.count:
+            references += [bytes(reference) for _, (_, reference) in self._chunks.iterator() if reference is not None]
+            self._chunks.clear()
+        stored = [reference for reference in references if not reference.startswith(self._limits.inline)]
         if stored:
             yield _row(pieces=stored)
 
@@ -324,9 +324,9 @@ def _pack(references: Iterable[bytes]) -> bytes:
 
 
 def _unpack(packed: bytes | None) -> list[bytes]:
-    references, start, end = list[bytes](), 0, len(packed or b"")
-    while packed and start < end:
-        stop = start + 4 + int.from_bytes(packed[start : start + 4], "big")
-        references.append(packed[start + 4 : stop])
-        start = stop
+    references, rest = list[bytes](), memoryview(packed or b"")
+    while rest:
+        end = 4 + int.from_bytes(rest[:4], "big")
+        references.append(bytes(rest[4:end]))
+        rest = rest[end:]
     return references
