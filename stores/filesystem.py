@@ -48,6 +48,10 @@ _THREADS = 8
 _PROBES = 50
 _SLOW_SECONDS = 0.0002  # per deletion: a local disk takes less, a server or a disk that discards blocks takes more
 _TOKEN = re.compile(r"[0-9a-f]{8}")
+_UUID = 36  # characters
+_FRESH = "."  # before the uuid of a key with a time
+_MARKS = (_FRESH, "_")  # before the uuid of a key with a lifetime
+_DAY_MS = 86_400_000
 _NO_PAYLOAD = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}
 _NOT_REACHED = {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 
@@ -113,12 +117,12 @@ class FilesystemStore(Store):
 
     def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool) -> str:
         name = super()._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms, fresh=fresh)
-        known = parse_name(name)
-        return name if known is None else f"{_folder_for(name, known)}{name}"
+        mark = name[-_UUID - 1]  # see `claimcheck._key_lifetime`
+        return f"{_folder_for(name, created_ms if mark == _FRESH else None)}{name}" if mark in _MARKS else name
 
     def _lifetime_of(self, key: str) -> KeyLifetime | None:
-        folder, name = _split(key)
-        return _parse_in(f"{folder}/" if folder else "", name)
+        folder, slash, name = key.rpartition("/")
+        return _parse_in(f"{folder}{slash}", name)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
         folder, name = _split(pointer.key)
@@ -142,8 +146,7 @@ class FilesystemStore(Store):
 
     def _keep_time(self, descriptor: int, pointer: Pointer) -> None:
         """Set the time from which the lifetime counts, if the key does not have it, to that of the pointer."""
-        known = self._lifetime_of(pointer.key)
-        if pointer.created_ms is not None and (known is None or known.created_ms is None):
+        if pointer.created_ms is not None and pointer.key[-_UUID - 1 : -_UUID] != _FRESH:
             os.utime(descriptor, ns=(pointer.created_ms * 1_000_000, pointer.created_ms * 1_000_000))
 
     def _fill(self, descriptor: int, source: Source) -> None:
@@ -303,14 +306,14 @@ class FilesystemStore(Store):
 
     def _list(self, folder: str, folders: list[str]) -> Iterator[StoreEntry]:
         """Yield the entries of one folder, and add the names of the folders in it."""
-        is_empty = True
+        is_empty, parent = True, f"{folder}/" if folder else ""
         try:
             with os.scandir(self._root / folder) as files:
                 for file in files:
                     is_empty = False
                     if file.is_dir(follow_symlinks=False):
                         folders.append(file.name)
-                    elif (entry := self._entry(folder, file)) is not None:
+                    elif (entry := _entry(parent, file)) is not None:
                         yield entry
         except FileNotFoundError as error:  # deleted meanwhile
             self._check_mounted(error)
@@ -319,27 +322,12 @@ class FilesystemStore(Store):
             with contextlib.suppress(FileNotFoundError):
                 yield _leftover(f"{folder}/", os.lstat(self._root / folder), folder)
 
-    def _entry(self, folder: str, file: os.DirEntry[str]) -> StoreEntry | None:
-        """Return the entry of one file; ``None`` for one that is not the store's."""
-        key = f"{folder}/{file.name}" if folder else file.name
-        known = self._lifetime_of(key)
-        is_partial = known is None and _is_partial(key)
-        if not is_partial and known is None:
-            return None
-        try:
-            status = file.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        return _leftover(key, status, folder) if known is None else _payload(key, known, status, folder)
-
     def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
         """Compare nothing yet: `_discard` does that for each file at the last moment."""
         return ((entry, entry) for entry in entries)
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
-        for folder, group in itertools.groupby(entries, key=lambda entry: os.path.dirname(entry.key.rstrip("/"))):
+        for folder, group in itertools.groupby(entries, key=lambda entry: entry.key.rstrip("/").rpartition("/")[0]):
             some = list(group)
             try:
                 with self._directory(folder) as directory:
@@ -366,7 +354,7 @@ class FilesystemStore(Store):
                 yield from done
 
     def _discard_one(self, entry: StoreEntry, directory: int) -> Deletion:
-        name = os.path.basename(entry.key.rstrip("/"))
+        name = entry.key.rstrip("/").rpartition("/")[2]
         try:
             if entry.key.endswith("/"):
                 os.rmdir(name, dir_fd=directory)
@@ -457,23 +445,25 @@ def _version(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns}/{status.st_ino}"
 
 
-def _folder_for(name: str, known: KeyLifetime) -> str:
-    """Return the folders that a name belongs in, with a slash at the end; empty for names without a lifetime."""
-    if not known.is_known:
-        return ""
-    date = "" if known.created_ms is None else _date(known.created_ms)
-    return f"{date}{zlib.crc32(bytes.fromhex(name[-36:].replace('-', ''))) & 0xFF:02x}/"
+def _folder_for(name: str, created_ms: int | None) -> str:
+    """Return the folders that a name with a lifetime belongs in, with a slash at the end."""
+    date = "" if created_ms is None else _date(created_ms // _DAY_MS)
+    return f"{date}{zlib.crc32(bytes.fromhex(name[-_UUID:].replace('-', ''))) & 0xFF:02x}/"
 
 
 @functools.lru_cache(maxsize=1024)
-def _date(created_ms: int) -> str:
-    return datetime.fromtimestamp(created_ms // 1000, UTC).strftime("%Y-%m-%d/")
+def _date(day: int) -> str:
+    return datetime.fromtimestamp(day * _DAY_MS // 1000, UTC).strftime("%Y-%m-%d/")
 
 
+@functools.lru_cache(maxsize=2048)  # a sweep parses a key again when it deletes the entry
 def _parse_in(folder: str, name: str) -> KeyLifetime | None:
     """Return what the name of a file in a folder says; ``None`` if it is not the store's, or in another folder."""
     known = None if name.endswith("}") else parse_name(name)
-    return known if known is not None and _folder_for(name, known) == folder else None
+    if known is None:
+        return None
+    expected = _folder_for(name, known.created_ms) if known.is_known else ""
+    return known if expected == folder else None
 
 
 def _is_partial(key: str) -> bool:
@@ -483,6 +473,20 @@ def _is_partial(key: str) -> bool:
         return False
     final, _, token = name[1 : -len(PARTIAL_SUFFIX)].rpartition(".")
     return _TOKEN.fullmatch(token) is not None and _parse_in(f"{folder}/" if folder else "", final) is not None
+
+
+def _entry(parent: str, file: os.DirEntry[str]) -> StoreEntry | None:
+    """Return the entry of one file; ``None`` for one that is not the store's."""
+    key, known = f"{parent}{file.name}", _parse_in(parent, file.name)
+    if known is None and not _is_partial(key):
+        return None
+    try:
+        status = file.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return _leftover(key, status, parent[:-1]) if known is None else _payload(key, known, status, parent[:-1])
 
 
 def _payload(key: str, known: KeyLifetime, status: os.stat_result, folder: str) -> StoreEntry:

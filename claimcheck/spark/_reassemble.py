@@ -41,6 +41,7 @@ def reassemble(
     expire_after_seconds: float | None = None,
     expire_by: ExpireBy = "clock",
     remember_seconds: float = 3600.0,
+    delete_chunks: bool = True,
     concurrency: Concurrency = "auto",
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     metrics: Metrics | None = None,
@@ -61,9 +62,10 @@ def reassemble(
     at a time. Chunks that are not in the DataFrame are missing.
 
     **On a stream** chunks are stored in ``config.store``, and small references to them in Spark's state, until the
-    payload is complete. Their names depend on the query and the content, so that a replay writes the same ones. They
-    are not deleted here, because a replay may need them again: let the store's TTL or a lifecycle rule delete them,
-    well after ``expire_after_seconds``. Each micro-batch reads the source twice, once for the chunks and once for
+    payload is complete. Their names depend on the query and the content, so that a replay writes the same ones. A
+    later micro-batch deletes them, when the one with the payload or its error is committed, so a replay never misses
+    one. Those of a query that was stopped, or that could not be deleted, expire with their store: its lifetime must be
+    well above ``expire_after_seconds``. Each micro-batch reads the source twice, once for the chunks and once for
     everything else. Streaming needs pyspark 4.1 and the RocksDB state store.
 
     Args:
@@ -85,6 +87,8 @@ def reassemble(
             query ends, and leaves incomplete payloads to the next run.
         remember_seconds: On a stream: how long a finished payload is remembered, to drop late duplicates of its
             chunks; later duplicates count as chunks of a payload that never completes.
+        delete_chunks: On a stream: whether stored chunks are deleted. ``False`` leaves them to expire, so that an older
+            copy of the checkpoint can be used again, or two copies at once.
         concurrency: Payloads or chunks that one task reads or writes at once, 1 to 64, or ``auto``.
         max_inflight_bytes: Bound on their bytes.
         metrics: Counts the rows of the result.
@@ -103,6 +107,7 @@ def reassemble(
     checked = as_config(config)
     expire = checked.chunks.expire_after_seconds if expire_after_seconds is None else expire_after_seconds
     check_value("expire_after_seconds", expire, Annotated[float, Range(0, MAX_SECONDS)])
+    check_value("delete_chunks", delete_chunks, bool)
     check_value("remember_seconds", remember_seconds, Annotated[float, Range(1, MAX_SECONDS)])
     reading = Reading(
         config=checked,
@@ -112,7 +117,7 @@ def reassemble(
         on_error="null",
         metrics=metrics,
     )
-    options = Options(reading, float(expire), expire_by, float(remember_seconds))
+    options = Options(reading, float(expire), expire_by, float(remember_seconds), delete_chunks)
 
     def transform(df: DataFrame) -> DataFrame:
         check_paths(checked, df.sparkSession)

@@ -35,6 +35,7 @@ class Options:
     expire_after_seconds: float
     expire_by: ExpireBy
     remember_seconds: float
+    delete_chunks: bool
 
     @property
     def config(self) -> Config:

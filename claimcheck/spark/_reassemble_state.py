@@ -8,7 +8,7 @@ pickled the same way. The names of arguments are Spark's: it passes them by keyw
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     )
 
 OUTPUT = "uuid string, row binary, pieces array<binary>, error_type string, error_message string, declared string"
-"""One payload: the packed row of its first chunk, references to its pieces in order, or its error."""
+"""One payload: the packed row of its first chunk, references to its pieces in order, or its error.
+
+A row without a uuid has references that no micro-batch needs any longer.
+"""
 
 _PAYLOAD_STATE = "done boolean, count int, seen int, size bigint, lowest int, row binary, timer bigint, declared string"
 _CHUNK_STATE = "digest binary, reference binary"
@@ -38,13 +41,16 @@ _NO_POSITION = 0x7FFFFFFF
 class Limits:
     """The limits on one payload; 0 for ``expire_ms`` means never.
 
-    The time of timers lags ``behind_ms`` behind arrivals: a watermark does, a clock does not.
+    The time of timers lags ``behind_ms`` behind arrivals: a watermark does, a clock does not. References that begin
+    with ``inline`` are the pieces themselves. All others are released if ``release`` is true.
     """
 
     max_chunks: int
     max_bytes: int
     expire_ms: int
     remember_ms: int
+    inline: bytes
+    release: bool
     behind_ms: int = 0
 
 
@@ -63,7 +69,10 @@ class _InputRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _PayloadState:
-    """The state of one payload."""
+    """The state of one payload.
+
+    One that has ended has the references to release: packed in ``row``, and with a ``count`` in the state of chunks.
+    """
 
     done: bool = False
     count: int = 0
@@ -89,6 +98,7 @@ class _MicroBatch:
 
     payload: _PayloadState
     chunks: dict[int, tuple[bytes, bytes | None]] = field(default_factory=dict)
+    stored: dict[bytes, bytes] = field(default_factory=dict)
     aborted: bool = False
     now: int = 0
     error: tuple[str, str] | None = None
@@ -121,13 +131,15 @@ class Reassembler(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[Row]:
         """Add the chunks of one micro-batch to one payload; yields its row when it ends."""
-        state = self._payload.get()
+        state, now = self._payload.get(), self._time(timerValues)
         payload = _PayloadState() if state is None else _PayloadState.load(state)
         if payload.done:
+            yield from self._drop(payload, rows, now)
             return
         uuid, batch = _uuid(key), _MicroBatch(payload)
         for row in cast("Iterator[_InputRow]", rows):
             batch.now = max(batch.now, int(row.arrived) - self._limits.behind_ms)
+            self._note_stored(row, batch.stored)
             self._add(uuid, row, batch, waited=state is not None)
         if batch.is_complete:
             yield self._complete(uuid, batch, waited=state is not None)
@@ -136,7 +148,7 @@ class Reassembler(StatefulProcessor):
         elif not batch.aborted:
             self._wait(batch, is_new=state is None)
             return
-        self._finish(payload.timer, batch.now)
+        self._finish(payload.timer, batch.now, now, batch.stored.values(), waited=state is not None)
 
     def handleExpiredTimer(  # noqa: N802
         self,
@@ -144,24 +156,27 @@ class Reassembler(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Row]:
-        """Expire an incomplete payload, or forget a finished one."""
-        state = self._payload.get()
+        """Expire an incomplete payload; release the references of a finished one, and later forget it."""
+        state, now = self._payload.get(), self._time(timerValues)
         payload = None if state is None else _PayloadState.load(state)
         if payload is None or payload.timer != expiredTimerInfo.getExpiryTimeInMs():
             return
-        if payload.done:
+        if not payload.done:
+            yield self._expired(_uuid(key), payload)
+            self._finish(0, now, now, (), waited=True)
+        elif payload.row or payload.count:
+            yield from self._release(payload)
+            self._end(now + self._limits.remember_ms)
+        else:
             self._payload.clear()
-            return
-        positions = sorted(position for (position,) in self._chunks.keys())  # noqa: SIM118 - not a dictionary
-        why = f"expire_after_seconds ({self._limits.expire_ms / 1000:g}) passed"
-        text = incomplete_text(_uuid(key), positions, payload.count, why)
-        yield _failed(_uuid(key), payload.row, "IncompletePayloadError", text)
-        by_data = self._limits.behind_ms
-        now = timerValues.getCurrentWatermarkInMs() if by_data else timerValues.getCurrentProcessingTimeInMs()
-        self._finish(0, int(now))
 
     def close(self) -> None:
         """Do nothing: Spark requires this method."""
+
+    def _time(self, values: TimerValues) -> int:
+        """Return the time of timers in this micro-batch; it is the same when the micro-batch is replayed."""
+        by_data = self._limits.behind_ms
+        return int(values.getCurrentWatermarkInMs() if by_data else values.getCurrentProcessingTimeInMs())
 
     def _add(self, uuid: str, row: _InputRow, batch: _MicroBatch, *, waited: bool) -> None:
         if row.position < 0:
@@ -210,9 +225,7 @@ class Reassembler(StatefulProcessor):
         if waited:
             references |= {key[0]: value[1] for key, value in self._chunks.iterator()}
         pieces = [bytes(references[position] or b"") for position in range(payload.count)]
-        return Row(
-            uuid=uuid, row=payload.row, pieces=pieces, error_type=None, error_message=None, declared=payload.declared
-        )
+        return _row(uuid=uuid, row=payload.row, pieces=pieces, declared=payload.declared)
 
     def _wait(self, batch: _MicroBatch, *, is_new: bool) -> None:
         for position, value in batch.chunks.items():
@@ -222,14 +235,60 @@ class Reassembler(StatefulProcessor):
             self._handle.registerTimer(batch.payload.timer)
         self._payload.update(batch.payload.values())
 
-    def _finish(self, timer: int, now: int) -> None:
-        """Drop all state except that the payload has ended, and that after a while."""
+    def _expired(self, uuid: str, payload: _PayloadState) -> Row:
+        positions = sorted(position for (position,) in self._chunks.keys())  # noqa: SIM118 - not a dictionary
+        why = f"expire_after_seconds ({self._limits.expire_ms / 1000:g}) passed"
+        return _failed(
+            uuid, payload.row, "IncompletePayloadError", incomplete_text(uuid, positions, payload.count, why)
+        )
+
+    # Payloads that have ended --------------------------------------------------------------------------------------
+
+    def _finish(self, timer: int, arrived: int, now: int, stored: Collection[bytes], *, waited: bool) -> None:
+        """Drop all state except that the payload has ended, and the references to its stored chunks.
+
+        A replay of this micro-batch needs the chunks. So they are released by a timer that is later than the time of
+        this micro-batch: it fires in another one, which Spark begins only after it has committed this one.
+        """
         if timer:
             self._handle.deleteTimer(timer)
-        self._chunks.clear()
-        ended = _PayloadState(done=True, timer=now + self._limits.remember_ms)
-        self._handle.registerTimer(ended.timer)
-        self._payload.update(ended.values())
+        if self._limits.release and (stored or waited):
+            self._end(now + 1, stored, waited=waited)
+        else:
+            self._chunks.clear()
+            self._end(arrived + self._limits.remember_ms)
+
+    def _end(self, timer: int, stored: Collection[bytes] = (), *, waited: bool = False) -> None:
+        row = _pack(stored) if stored else None
+        self._handle.registerTimer(timer)
+        self._payload.update(_PayloadState(done=True, count=int(waited), timer=timer, row=row).values())
+
+    def _drop(self, payload: _PayloadState, rows: Iterator[Row], now: int) -> Iterator[Row]:
+        """Drop late chunks of a payload that has ended: they were stored again, and are released again."""
+        late: dict[bytes, bytes] = {}
+        for row in cast("Iterator[_InputRow]", rows):
+            self._note_stored(row, late)
+        if not late or not self._limits.release:
+            return
+        self._handle.deleteTimer(payload.timer)
+        if payload.timer <= now:  # it was set by an earlier micro-batch
+            yield from self._release(payload)
+            payload = _PayloadState(done=True)
+        self._end(now + 1, [*_unpack(payload.row), *late.values()], waited=payload.count > 0)
+
+    def _note_stored(self, row: _InputRow, stored: dict[bytes, bytes]) -> None:
+        """Note the reference to a chunk, unless it is the chunk itself; duplicates are stored under the same name."""
+        if row.reference is not None and not bytes(row.reference).startswith(self._limits.inline):
+            stored[bytes(row.digest)] = bytes(row.reference)
+
+    def _release(self, payload: _PayloadState) -> Iterator[Row]:
+        references = _unpack(payload.row)
+        if payload.count:
+            references += [bytes(reference) for _, (_, reference) in self._chunks.iterator() if reference is not None]
+            self._chunks.clear()
+        stored = [reference for reference in references if not reference.startswith(self._limits.inline)]
+        if stored:
+            yield _row(pieces=stored)
 
 
 def _uuid(key: tuple[str]) -> str:
@@ -237,4 +296,37 @@ def _uuid(key: tuple[str]) -> str:
 
 
 def _failed(uuid: str, row: bytes | None, kind: str, text: str) -> Row:
-    return Row(uuid=uuid, row=row, pieces=[], error_type=kind, error_message=text, declared=None)
+    return _row(uuid=uuid, row=row, error_type=kind, error_message=text)
+
+
+def _row(
+    *,
+    uuid: str | None = None,
+    row: bytes | None = None,
+    pieces: Sequence[bytes] = (),
+    error_type: str | None = None,
+    error_message: str | None = None,
+    declared: str | None = None,
+) -> Row:
+    return Row(
+        uuid=uuid,
+        row=row,
+        pieces=list(pieces),
+        error_type=error_type,
+        error_message=error_message,
+        declared=declared,
+    )
+
+
+def _pack(references: Iterable[bytes]) -> bytes:
+    """Join references, each after its length: arrays in state do not work in all versions of Spark."""
+    return b"".join(len(reference).to_bytes(4, "big") + reference for reference in references)
+
+
+def _unpack(packed: bytes | None) -> list[bytes]:
+    references, rest = list[bytes](), memoryview(packed or b"")
+    while rest:
+        end = 4 + int.from_bytes(rest[:4], "big")
+        references.append(bytes(rest[4:end]))
+        rest = rest[end:]
+    return references

@@ -3,7 +3,8 @@
 `_StoreStage` writes every chunk to the store and passes on a small row with a reference: a message that resolves to the
 chunk's piece, either a pointer envelope or, for a piece no larger than a pointer, a literal. When Spark reruns a task,
 or replays a micro-batch after the driver died, the same chunks are written under the same names, so nothing is left
-over. `claimcheck.spark._reassemble_state` tracks the chunks. `_FetchStage` reads the chunks of complete payloads.
+over. `claimcheck.spark._reassemble_state` tracks the chunks. `_FetchStage` reads the chunks of complete payloads, and
+deletes the chunks of payloads that an earlier micro-batch completed or gave up.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from claimcheck.spark._columns import error_value
 from claimcheck.spark._fetching import Job, OrderedExecutor, Outcome, is_bad_message, outcomes
 from claimcheck.spark._metrics import Tally
 from claimcheck.spark._reassemble_chunks import ABORT, checksum_error, declared_checksum, read_header
+from claimcheck.spark._reassemble_cleanup import ChunkCleanup
 from claimcheck.spark._reassemble_common import ColumnIndexes, Options, OutputRow, added_columns, count, cut
 from claimcheck.spark._resolve import resolve
 from claimcheck.spark._rows import views
@@ -132,6 +134,8 @@ def _chunks(df: DataFrame, columns: ColumnIndexes, options: Options, schema: Str
         max_bytes=options.max_payload_bytes,
         expire_ms=int(options.expire_after_seconds * 1000),
         remember_ms=int(options.remember_seconds * 1000),
+        inline=encode_literal(b"", header=options.config.header),
+        release=options.delete_chunks,
         behind_ms=_BEHIND_SECONDS * 1000 if by_data else 0,
     )
     now = F.current_timestamp()  # of the micro-batch, the same when it is replayed
@@ -183,7 +187,7 @@ class _StoreStage:
             yield _chunk_batch(rows)
 
     def _stored(self, batches: Iterable[pa.RecordBatch]) -> Generator[_ChunkRow]:
-        reading, writer = self.options.reading, _ChunkWriter(self.options)
+        reading, writer = self.options.reading, _ChunkWriter(self.options, self.columns)
         concurrency = adaptive_concurrency(reading.config, reading.concurrency, "write")
         executor = OrderedExecutor[_ChunkRow](concurrency, reading.max_inflight_bytes, measure=lambda row: 0)
         try:
@@ -210,11 +214,17 @@ class _StoreStage:
 
 
 class _ChunkWriter:
-    """Stores the chunks of a task, each under a name that depends on its content and place."""
+    """Stores the chunks of a task, each under a name that depends on its content and place.
 
-    def __init__(self, options: Options) -> None:
+    The name depends on the limits, too: two `reassemble` of one query may end the same payload at different times, and
+    neither may delete chunks of the other.
+    """
+
+    def __init__(self, options: Options, columns: ColumnIndexes) -> None:
         self._cc, self._query = claim_check(options.config), query_id() or ""
         self._store = _store(self._cc, options)
+        limits = (options.expire_after_seconds, options.expire_by, options.remember_seconds, options.delete_chunks)
+        self._operator = repr((columns, limits, options.config.chunks.max_chunks, options.max_payload_bytes)).encode()
         self._max_chunks, self._max_bytes = options.config.chunks.max_chunks, options.max_payload_bytes
 
     def job(self, row: _ChunkRow, part: Chunk | Abort) -> Job[_ChunkRow]:
@@ -231,8 +241,11 @@ class _ChunkWriter:
         if row.size <= _INLINE_BYTES:
             reference = encode_literal(chunk.piece, header=self._cc.config.header)
         else:
-            name, identity = f"chunk-{chunk.uuid}", uuid.UUID(bytes=digest)
-            reference = self._cc.seal(self._store.write(chunk.piece, destination=name, identity=identity))
+            name = hashlib.blake2b(digest + self._operator, digest_size=_DIGEST_BYTES).digest()
+            identity = uuid.UUID(bytes=name)
+            reference = self._cc.seal(
+                self._store.write(chunk.piece, destination=f"chunk-{chunk.uuid}", identity=identity)
+            )
         return row._replace(digest=digest, reference=reference)
 
 
@@ -322,9 +335,10 @@ class _FetchStage:
 
     def _joined(self, batches: Iterable[pa.RecordBatch]) -> Generator[OutputRow]:
         reading, tally = self.options.reading, Tally(self.options.reading.metrics)
+        cleanup = ChunkCleanup(cc := claim_check(reading.config))
         results = outcomes(
-            self._references(batches),
-            claim_check(reading.config),
+            self._references(batches, cleanup),
+            cc,
             concurrency=adaptive_concurrency(reading.config, reading.concurrency),
             max_inflight_bytes=reading.max_inflight_bytes,
             waited=tally.close,
@@ -336,14 +350,20 @@ class _FetchStage:
                     row = payload.finish()
                     count(tally, row, store=reading.config.store)
                     yield row
+        cleanup.finish()
 
-    def _references(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_FetchedPayload, bytes | None]]:
+    def _references(
+        self, batches: Iterable[pa.RecordBatch], cleanup: ChunkCleanup
+    ) -> Iterator[tuple[_FetchedPayload, bytes | None]]:
         """Yield each payload with each of its references; a payload with an error comes once, with ``None``."""
         for batch in batches:
             rows, references = batch.column("row"), batch.column("pieces")
             names = ("uuid", "error_type", "error_message", "declared")
             values = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
             for number, (identity, kind, text, declared) in enumerate(values):
+                if identity is None:
+                    cleanup.add(references[number].as_py())
+                    continue
                 row, error = self._unpacked(rows[number].as_py()), None
                 pieces = [None] if kind else references[number].as_py()
                 if kind:

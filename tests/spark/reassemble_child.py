@@ -2,7 +2,8 @@
 
 The package comes as a zip, for the workers. The job is a JSON file: ``config``, ``input``, ``checkpoint``, ``output``
 (folders), ``expire``, and ``die``, one of ``["before", batch]`` (all is computed, nothing is put out), ``["after",
-batch]`` (put out, but Spark has not noted it) and null.
+batch]`` (put out, but Spark has not noted it), ``["within", batch, seconds]`` (so long after it began, perhaps in a
+later one) and null.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 PACKAGE, JOB = sys.argv[1:]
@@ -38,17 +40,24 @@ for name, value in options.items():
 spark = builder.getOrCreate()
 spark.sparkContext.setLogLevel("ERROR")
 spark.sparkContext.addPyFile(PACKAGE)
+jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
+
+
+def die():
+    os.kill(jvm, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_here(point, batch):
     if job["die"] == [point, batch]:
-        jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
-        os.kill(jvm, signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
+    elif job["die"] and job["die"][:2] == [point, batch]:
+        threading.Timer(job["die"][2], die).start()
 
 
 def put_out(df, batch):
     """Write one file for each attempt at a batch."""
+    die_here("within", batch)
     rows = [
         {
             "uuid": row.uuid,
@@ -60,7 +69,9 @@ def put_out(df, batch):
     ]
     die_here("before", batch)
     attempt = len(list(Path(job["output"]).glob(f"{batch}-*")))
-    Path(job["output"], f"{batch}-{attempt}.json").write_text(json.dumps(rows))
+    hidden = Path(job["output"], ".hidden")
+    hidden.write_text(json.dumps(rows))
+    hidden.rename(hidden.with_name(f"{batch}-{attempt}.json"))
     die_here("after", batch)
 
 

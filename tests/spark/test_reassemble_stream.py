@@ -94,7 +94,7 @@ def run(stateful, stored, topic, tmp_path):
     """Run a query on the available data; returns the rows of its output."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    def once(*, properties: dict[str, str] | None = None, **options: Any) -> list[Any]:
+    def once(*, properties: dict[str, str] | None = None, each: Any = None, **options: Any) -> list[Any]:
         rows = list[Any]()
         source = stateful.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
         if properties is not None:
@@ -102,7 +102,7 @@ def run(stateful, stored, topic, tmp_path):
             source = source.withColumn("properties", F.create_map(*pairs))
         done = source.transform(reassemble("value", config=stored, expire_by="data", **options))
         query = (
-            done.writeStream.foreachBatch(lambda df, _: rows.extend(df.collect()))
+            done.writeStream.foreachBatch(each or (lambda df, _: rows.extend(df.collect())))
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
             .start()
@@ -154,6 +154,7 @@ def test_chunks_and_all_else_over_several_batches_and_a_restart(run, topic, send
 
     last = topic.put(*orders([*chunks[:20], encode_abort(decode(given_up[0]).uuid), b"next"]))
     assert [(row.offset, bytes(row.payload)) for row in run(expire_after_seconds=3_600)] == [(last[-1], b"next")]
+    assert claims(tmp_path) == 0  # neither of late duplicates, nor of the conflict, nor of the aborted payload
 
 
 @pytest.mark.parametrize(("byte", "wrong"), [(b"p", None), (b"q", "IntegrityError")])
@@ -179,7 +180,7 @@ def test_the_row_is_that_of_the_first_chunk_whenever_it_comes(run, topic):
     assert (row.uuid, bytes(row.payload), row.error) == (decode(chunks[0]).uuid, b"x" * 2_000, None)
 
 
-def test_what_is_missing_is_said_once_by_a_run_that_comes_later(run, topic):
+def test_what_is_missing_is_said_once_by_a_run_that_comes_later(run, topic, tmp_path):
     first, second = in_chunks(b"1" * 3_000), in_chunks(b"2" * 3_000)
     topic.put(*orders([first[1], first[3]]))
     assert run(expire_after_seconds=0.05) == []
@@ -195,6 +196,7 @@ def test_what_is_missing_is_said_once_by_a_run_that_comes_later(run, topic):
     assert "missing 0, 2, 4: expire_after_seconds (0.05) passed" in rows[0].error.message
     topic.put(*orders([first[0], b"next"]))
     assert [row.uuid for row in run(expire_after_seconds=0.05)] == [None]
+    assert claims(tmp_path) == 0
 
 
 def test_the_clock_goes_on_while_nothing_comes(stateful, stored, topic, tmp_path):
@@ -207,23 +209,28 @@ def test_the_clock_goes_on_while_nothing_comes(stateful, stored, topic, tmp_path
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .start()
     )
+    rows: list[Any] = []
     try:
         deadline = time.monotonic() + 60
-        while not (rows := stateful.table("expired").collect()) and query.isActive and time.monotonic() < deadline:
+        while query.isActive and time.monotonic() < deadline:
+            rows = stateful.table("expired").collect()
+            if rows and not claims(tmp_path):
+                break
             query.awaitTermination(0.1)
     finally:
         query.stop()
 
     assert [row.error.type for row in rows] == ["IncompletePayloadError"]
+    assert claims(tmp_path) == 0
 
 
-def test_small_chunks_need_no_store_and_large_ones_rest_there_once(run, topic, tmp_path, spark):
+def test_small_chunks_need_no_store_and_large_ones_are_stored_once(run, topic, tmp_path, spark):
     metrics = Metrics(spark)
     small, large = in_chunks(b"s" * 900, size=300), in_chunks(b"l" * 2_000, size=1_000)
     topic.put(*orders([*small, *large, *large]))
     topic.put(*orders(large))
 
-    assert [len(row.payload) for row in run(metrics=metrics)] == [900, 2_000]
+    assert [len(row.payload) for row in run(metrics=metrics, delete_chunks=False)] == [900, 2_000]
     assert claims(tmp_path) == 2
     assert (metrics.rows, metrics.payload_bytes, metrics.store_bytes) == (2, 2_900, {"disk": 2_900})
 
@@ -243,6 +250,50 @@ def test_a_chunk_that_is_gone_is_the_payloads_error(run, topic, tmp_path):
     ]
 
 
+def test_chunks_are_kept_until_the_micro_batch_with_their_payload_is_committed(run, topic, tmp_path):
+    seen = list[Any]()
+
+    def evaluate(df: Any, batch: int) -> None:
+        """Evaluate the plan twice, as a replay does."""
+        rows = [[bytes(row.payload) for row in df.collect()] for _ in range(2)]
+        seen.append((rows, claims(tmp_path)))
+
+    chunks = in_chunks(b"x" * 2_000)
+    topic.put(*orders(chunks[:2]))
+    topic.put(*orders(chunks[2:]))
+    run(each=evaluate)
+
+    assert seen[:2] == [([[], []], 2), ([[b"x" * 2_000]] * 2, 3)]
+    assert claims(tmp_path) == 0
+
+
+def test_two_in_one_query_do_not_delete_the_chunks_of_each_other(stateful, stored, topic, tmp_path):
+    """One gives up what the other one still waits for."""
+    rows, chunks = list[Any](), in_chunks(b"x" * 3_000)
+    topic.put(*orders(chunks[:2]))
+    topic.put(*orders(in_chunks(b"y" * 900)))
+    topic.put(*orders(in_chunks(b"y" * 900)))
+    topic.put(*orders(chunks[2:]))
+    source = stateful.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
+    both = [
+        source.transform(reassemble("value", config=stored, expire_by="data", expire_after_seconds=seconds))
+        for seconds in (0.01, 3_600)
+    ]
+    query = (
+        both[0]
+        .union(both[1])
+        .writeStream.foreachBatch(lambda df, _: rows.extend(df.collect()))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(90)
+
+    ended = [row.error.type if row.error else len(row.payload) for row in rows if row.uuid == decode(chunks[0]).uuid]
+    assert ended == ["IncompletePayloadError", 3_000]
+    assert claims(tmp_path) == 0
+
+
 # Killed drivers -------------------------------------------------------------------------------------------------
 
 
@@ -256,17 +307,22 @@ def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_p
     everything = [*sent, *rng.sample(sent, 20), b"plain"]
     rng.shuffle(everything)
     topic.put(*orders(lost))
+    job = Job(stored, topic, tmp_path)
+    assert job.run(expire=0.01) == 0  # applies to the chunks of batch 0
+    before = job.batches()
     for n in range(3):
         topic.put(*orders(everything[n::3]))
-    job = Job(stored, topic, tmp_path)
+    last = max(before)
 
-    assert job.run(die=["before", 1], expire=0.01) == -signal.SIGKILL  # applies to the chunks of batch 0
-    assert job.batches() == {0: 1}
-    assert job.run(die=["after", 2]) == -signal.SIGKILL
-    assert job.batches() == {0: 1, 1: 1, 2: 1}
+    assert job.run(die=["before", last + 1]) == -signal.SIGKILL
+    assert job.batches() == before
+    assert job.run(die=["after", last + 2]) == -signal.SIGKILL
+    assert job.batches() == before | {last + 1: 1, last + 2: 1}
     assert job.run() == 0
-    assert job.batches() == {0: 1, 1: 1, 2: 2, 3: 1} | ({4: 1} if 4 in job.batches() else {})
-    first, again = job.attempts(2)
+    assert job.batches() == before | {last + 1: 1, last + 2: 2, last + 3: 1} | {
+        number: 1 for number in job.batches() if number > last + 3
+    }
+    first, again = job.attempts(last + 2)
     assert first == again  # of the same batch
     assert len(first) >= 3
 
@@ -278,7 +334,39 @@ def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_p
         (decode(chunks[0]).uuid, "IncompletePayloadError") for chunks in incomplete
     )
     assert len(rows) == len(payloads) + 1 + len(incomplete)
-    assert claims(tmp_path) == sum(len(decode(chunk).piece) > 512 for chunk in [*sent, *lost])
+    assert claims(tmp_path) == 0
+
+
+def test_drivers_killed_at_any_point_miss_no_chunk_and_leave_none(stored, topic, tmp_path):
+    """While chunks are written, fetched and deleted, and before and after commits."""
+    rng = random.Random(29)
+    payloads = [rng.randbytes(3_000) for _ in range(12)]
+    sent = [chunk for payload in payloads for chunk in in_chunks(payload)]
+    given_up = in_chunks(rng.randbytes(3_000))
+    first, *others = in_chunks(rng.randbytes(3_000))
+    conflict = [first, first[:-1] + b"?", *others]
+    everything = [*sent, *rng.sample(sent, 30), *given_up[1:], encode_abort(decode(given_up[0]).uuid), *conflict]
+    rng.shuffle(everything)
+    for n in range(6):
+        topic.put(*orders(everything[n::6]))
+    job = Job(stored, topic, tmp_path)
+
+    for batch in (1, 4):
+        job.run(die=["within", batch, rng.uniform(0, 2)])
+    topic.put(*orders([b"quiet"]))
+    assert job.run() == 0
+
+    for batch in job.batches():
+        first_attempt, *replays = [
+            [(row["uuid"], row["digest"], row["error"]) for row in attempt] for attempt in job.attempts(batch)
+        ]
+        assert all(sorted(replay, key=str) == sorted(first_attempt, key=str) for replay in replays)
+    rows = job.rows()
+    assert sorted(row["digest"] for row in rows if row["digest"]) == sorted(
+        hashlib.sha256(payload).hexdigest() for payload in [*payloads, b"quiet"]
+    )
+    assert [(row["uuid"], row["error"]) for row in rows if row["error"]] == [(decode(first).uuid, "ChunkConflictError")]
+    assert claims(tmp_path) == 0
 
 
 class Job:
@@ -314,7 +402,7 @@ class Job:
 
     def batches(self) -> dict[int, int]:
         """Return the number of attempts at each batch."""
-        numbers = [int(path.stem.split("-")[0]) for path in self._output.iterdir()]
+        numbers = [int(path.stem.split("-")[0]) for path in self._output.glob("*.json")]
         return {number: numbers.count(number) for number in sorted(numbers)}
 
     def attempts(self, batch: int) -> list[Any]:
@@ -369,7 +457,7 @@ def test_a_store_that_forgets_too_soon(stored):
     stored["stores"]["disk"]["ttl_seconds"] = 60
     known = as_config(stored)
     reading = Reading(config=known, concurrency=1, max_inflight_bytes=1, out_batch_bytes=1, on_error="null")
-    options = Options(reading, 59, "clock", 60)
+    options = Options(reading, 59, "clock", 60, delete_chunks=True)
 
     assert on_stream._store(claim_check(known), options).ttl_seconds == 60
     with pytest.raises(ConfigError, match=r"stores.disk.ttl_seconds: found 60, expected well above"):

@@ -5,8 +5,11 @@ import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from claimcheck._pointer import Pointer
 from claimcheck.errors import (
@@ -38,6 +41,24 @@ def test_a_payload_is_one_plain_file(store, tmp_path):
 
     assert [str(path.relative_to(tmp_path)) for path in files(tmp_path)] == [pointer.key]
     assert (tmp_path / pointer.key).read_bytes() == b"payload"
+
+
+@given(
+    destination=st.text(max_size=80),
+    unique=st.uuids(),
+    created_ms=st.integers(0, 250_000_000_000_000),
+    ttl=st.none() | st.integers(0, 10**9),
+    fresh=st.booleans(),
+)
+def test_a_new_key_has_the_folder_in_which_a_listing_expects_it(destination, unique: UUID, created_ms, ttl, fresh):
+    store = FilesystemStore(path="claims", ttl_seconds=ttl)
+
+    known = store._lifetime_of(store._key(destination, unique, created_ms=created_ms, fresh=fresh))
+
+    assert known is not None
+    assert known.is_known
+    assert (known.created_ms and known.created_ms // 1000) == (created_ms // 1000 if fresh else None)
+    assert known.lifetime_ms == (None if ttl is None else ttl * 1000)
 
 
 def test_a_payload_is_never_seen_before_it_is_whole(store, tmp_path):
