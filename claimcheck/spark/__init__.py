@@ -7,6 +7,8 @@ Importing this package does not import pyspark; if pyspark is missing, its first
 naming the extra to install. On a machine without Java, call `ensure_java` before the first ``SparkSession``.
 """
 
+from claimcheck.spark._collect_garbage import GarbageReport, collect_garbage
+from claimcheck.spark._delete_garbage import GarbageDeletion, delete_garbage
 from claimcheck.spark._java import ensure_java
 from claimcheck.spark._map_payloads import map_payloads
 from claimcheck.spark._metrics import Metrics, measures, progress
@@ -19,8 +21,12 @@ from claimcheck.spark._rows import DeadLetter, ResultError
 
 __all__ = [
     "DeadLetter",
+    "GarbageDeletion",
+    "GarbageReport",
     "Metrics",
     "ResultError",
+    "collect_garbage",
+    "delete_garbage",
     "ensure_java",
     "map_payloads",
     "measures",
