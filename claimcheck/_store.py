@@ -26,6 +26,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import ClassVar, Literal, NoReturn
 
+from claimcheck import _copying
 from claimcheck._envelope import Buffer
 from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime
 from claimcheck._listing import Deletion, StoreEntry
@@ -43,7 +44,7 @@ from claimcheck._pointer import Pointer, is_key, slug
 from claimcheck._store_context import StoreContext
 from claimcheck._store_errors import Translated, missing, not_listed, translated
 from claimcheck._threads import in_thread
-from claimcheck._validation import MAX_SECONDS, fail
+from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
 from claimcheck.errors import (
     ConfigError,
     KeyTakenError,
@@ -152,6 +153,14 @@ class Store(ABC):
         source.take_all()
         return None
 
+    def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:
+        """Return a pointer to the same payload that stays readable for ``ttl_seconds`` from now; see `extend`.
+
+        By default the payload is copied. Override it if the medium can change the expiry of what it stores; it must
+        never become earlier.
+        """
+        return self.copy(pointer, to=self, destination=destination, min_ttl_seconds=ttl_seconds)
+
     def _scan(self, after: str | None) -> Iterable[StoreEntry]:
         """Yield an entry for each payload below the prefix, in bounded memory; see `scan`.
 
@@ -252,20 +261,21 @@ class Store(ABC):
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
         return f"{self.prefix}{slug(destination)}-{unique}"
 
-    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, fresh: bool) -> str:
+    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool) -> str:
         """Return the key of a new payload, with its lifetime.
 
         Args:
             destination: Topic or queue.
             unique: The uuid.
             created_ms: When it is written.
+            expires_ms: When its lifetime ends; ``None`` for never.
             fresh: Whether the uuid is new. Otherwise the key must not depend on the time.
         """
-        key, expires = self._new_key(destination, unique), self._expires_ms(created_ms)
+        key = self._new_key(destination, unique)
         if self.pointer_version == 1:
             return key
         limit = min(self.max_key_bytes, _MAX_KEY_BYTES)
-        return with_lifetime(key, unique, created_ms=created_ms, expires_ms=expires, fresh=fresh, max_bytes=limit)
+        return with_lifetime(key, unique, created_ms=created_ms, expires_ms=expires_ms, fresh=fresh, max_bytes=limit)
 
     def _lifetime_of(self, key: str) -> KeyLifetime | None:
         """Return what a key says about its payload's lifetime; ``None`` if it is not one of this store's keys."""
@@ -300,6 +310,7 @@ class Store(ABC):
         destination: str = "",
         limit: int | None = None,
         identity: uuid.UUID | None = None,
+        min_ttl_seconds: float | None = None,
     ) -> Pointer:
         """Store one payload and return a pointer to it.
 
@@ -310,6 +321,7 @@ class Store(ABC):
             identity: Replaces the fresh uuid, for a bytes-like payload that several attempts may write, sequentially or
                 concurrently. It must identify this payload alone; all attempts use the same key. Each attempt renews
                 the lifetime of what is stored, and a failed write deletes nothing.
+            min_ttl_seconds: The lifetime of this payload, if longer than the store's ``ttl_seconds``.
 
         Returns:
             A pointer with the payload's size and checksum, readable at once by any reader.
@@ -324,7 +336,7 @@ class Store(ABC):
                 store would reject its own pointer; then nothing was written.
         """
         source = self._source(payload, limit)
-        draft = self._draft(destination, identity)
+        draft = self._draft(destination, identity, min_ttl_seconds)
         self._check_draft(draft)
         with self._operation("write", draft, source.size):
             with self._translated(draft, "write"):
@@ -408,6 +420,62 @@ class Store(ABC):
         with self._operation("rollback", pointer, pointer.size), self._translated(pointer, "rollback"):
             self._delete(pointer)
 
+    def extend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
+        """Extend the lifetime of a payload, and return the pointer to use from now on.
+
+        The payload stays readable for at least ``ttl_seconds`` from now. Redis changes the expiry of what is stored.
+        All other stores copy the payload under a new key, and the old one stays until its own lifetime ends.
+
+        Args:
+            pointer: The payload's pointer.
+            ttl_seconds: Seconds from now.
+            destination: Topic or queue of the new pointer, for the key of a copy; by default that of the old one.
+
+        Returns:
+            An unsigned pointer. If the lifetime is already as long, or unlimited, ``pointer`` itself: then nothing was
+            read or written.
+
+        Raises:
+            PointerRejectedError: Not a pointer of this store; no I/O was done.
+            PayloadNotFoundError: The payload, or a part of it, is gone.
+            IntegrityError: The payload is damaged; there is no copy.
+            StoreUnavailableError: The store could not be reached; the same call may succeed later.
+        """
+        check_value("ttl_seconds", ttl_seconds, Seconds)
+        self.check(pointer)
+        unlimited = pointer.expires_ms is None and pointer.version != 1
+        if unlimited or (pointer.expires_ms or 0) >= int((self.context.clock() + ttl_seconds) * 1000):
+            return pointer
+        return self._extend(pointer, ttl_seconds, destination)
+
+    def copy(
+        self,
+        pointer: Pointer,
+        *,
+        to: Store,
+        destination: str | None = None,
+        min_ttl_seconds: float | None = None,
+        identity: uuid.UUID | None = None,
+    ) -> Pointer:
+        """Copy a payload to a store, in bounded memory, and return a pointer to the copy.
+
+        The copy is verified: a damaged payload leaves none. What the pointer points at stays as it is.
+
+        Args:
+            pointer: The payload's pointer.
+            to: The store to write to, which may be this one.
+            destination: Topic or queue, for the key of the copy; by default that of the payload's key.
+            min_ttl_seconds: The lifetime of the copy, if longer than the ``ttl_seconds`` of ``to``.
+            identity: Replaces the fresh uuid, so that several attempts write one copy; see `write`. A payload of more
+                than 8 MiB passes through a temporary file.
+
+        Raises:
+            StoreError: See `read` for this store's errors, and `write` for those of ``to``.
+        """
+        return _copying.copy(
+            self, pointer, to, destination=destination, min_ttl_seconds=min_ttl_seconds, identity=identity
+        )
+
     def scan(self, after: str | None = None, *, partition: str | None = None) -> Iterator[StoreEntry]:
         """List what is stored below this store's prefix, in bounded memory.
 
@@ -472,6 +540,13 @@ class Store(ABC):
         """Same as `read`. After a cancellation the read stops soon and closes its connection."""
         return await in_thread(lambda: self.read(pointer))
 
+    async def aextend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
+        """Same as `extend`. After a cancellation no copy stays in the store."""
+        return await in_thread(
+            lambda: self.extend(pointer, ttl_seconds, destination=destination),
+            undo=lambda extended: None if extended.key == pointer.key else self.rollback(extended),
+        )
+
     async def arollback(self, pointer: Pointer) -> None:
         """Same as `rollback`. It runs to completion even if it is cancelled."""
         await in_thread(lambda: self.rollback(pointer))
@@ -498,19 +573,22 @@ class Store(ABC):
                 return Source(payload, limit=self.segment_bytes * segments, limit_name=what)
         return Source(payload, limit=limit)
 
-    def _draft(self, destination: str, identity: uuid.UUID | None) -> Pointer:
+    def _draft(self, destination: str, identity: uuid.UUID | None, min_ttl_seconds: float | None) -> Pointer:
         created, unique = int(self.context.clock() * 1000), identity or self.context.new_uuid()
-        key = self._key(destination, unique, created_ms=created, fresh=identity is None)
-        version, expires = self.pointer_version, self._expires_ms(created)
+        expires = self._expires_ms(created, min_ttl_seconds)
+        key = self._key(destination, unique, created_ms=created, expires_ms=expires, fresh=identity is None)
+        version = self.pointer_version
         return Pointer(key=key, store=self.context.name, version=version, created_ms=created, expires_ms=expires)
 
-    def _expires_ms(self, created_ms: int) -> int | None:
+    def _expires_ms(self, created_ms: int, min_ttl_seconds: float | None) -> int | None:
         if self.ttl_seconds is None:
             return None
         if not 0 <= self.ttl_seconds <= MAX_SECONDS:  # a third-party store may not check its option, and pass NaN
             expected = f"0 to {MAX_SECONDS} seconds"
             fail(f"stores.{self.name}.ttl_seconds", found=f"{self.ttl_seconds:g}", expected=expected)
-        return created_ms + int(self.ttl_seconds * 1000)
+        if min_ttl_seconds is not None:
+            check_value("min_ttl_seconds", min_ttl_seconds, Seconds)
+        return created_ms + int(max(self.ttl_seconds, min_ttl_seconds or 0) * 1000)
 
     def _check_draft(self, draft: Pointer) -> None:
         """Refuse to write what this store would not read."""
@@ -614,7 +692,7 @@ class Store(ABC):
             return _UNWATCHED
         return hooks.operation(operation, store=self.name, key=pointer.key, size=size)
 
-    def _translated(self, pointer: Pointer, operation: Operation | Literal["scan", "delete"]) -> Translated:
+    def _translated(self, pointer: Pointer, operation: Operation | Literal["scan", "delete", "extend"]) -> Translated:
         """Translate the medium's errors in a block that accesses it."""
         return Translated(self, pointer, operation)
 

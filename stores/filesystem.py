@@ -112,8 +112,8 @@ class FilesystemStore(Store):
         if not name or "/" in name or name.startswith("."):
             self._reject(pointer, "scope", "has a key that is not a plain file name")
 
-    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, fresh: bool) -> str:
-        name = super()._key(destination, unique, created_ms=created_ms, fresh=fresh)
+    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool) -> str:
+        name = super()._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms, fresh=fresh)
         known = parse_name(name)
         return name if known is None else f"{_folder_for(name, known)}{name}"
 

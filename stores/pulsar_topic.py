@@ -98,7 +98,7 @@ class PulsarTopicStore(Store):
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._opened: tuple[pulsar.Client, pulsar.Producer] | None = None
-        self._retention_known = False
+        self._known_retention: float = -1  # seconds; at least that long, or it cannot be checked
         self.ttl_seconds = ttl_seconds
         self.segment_bytes = segment_bytes
 
@@ -118,11 +118,10 @@ class PulsarTopicStore(Store):
 
     def _reach(self) -> None:
         self._producer()
-        if not self._retention_known:
-            self._check_retention()
-            self._retention_known = True
+        self._check_retention(self.ttl_seconds or 0)
 
     def _write(self, pointer: Pointer, source: Source) -> str:
+        self._check_retention(((pointer.expires_ms or 0) - (pointer.created_ms or 0)) / 1000)
         window = InFlightWindow(self._settings(_WINDOW_BYTES))
         first = None
         for number, piece in enumerate(self._pieces(source)):
@@ -243,25 +242,30 @@ class PulsarTopicStore(Store):
     def _vendor(self) -> ModuleType:
         return import_vendor("pulsar", extra="pulsar")
 
-    def _check_retention(self) -> None:
+    def _check_retention(self, seconds: float) -> None:
+        """Check, once, that the topic retains messages for as long as a payload has to be readable."""
+        if seconds <= self._known_retention:
+            return
         if not self._admin_url:
             _log.warning(
                 "store %r: cannot check that topic %s retains messages for %g s; set admin_url to check it",
                 self.name,
                 self._topic,
-                self.ttl_seconds,
+                seconds,
             )
+            self._known_retention = seconds
             return
         policy = self._retention(self._admin_url)
         minutes, megabytes = policy.get("retentionTimeInMinutes", 0), policy.get("retentionSizeInMB", 0)
-        if not megabytes or (minutes != -1 and minutes * 60 < (self.ttl_seconds or 0)):
+        if not megabytes or (minutes != -1 and minutes * 60 < seconds):
             raise ConfigError(
                 f"stores.{self.name}.topic: {self._topic} retains messages for {minutes} minutes and {megabytes} MB, "
-                f"but ttl_seconds is {self.ttl_seconds:g}: set a longer retention or a shorter ttl_seconds",
+                f"but payloads have to be readable for {seconds:g} s: set a longer retention or a shorter lifetime",
                 path=f"stores.{self.name}.topic",
                 found=f"{minutes} minutes, {megabytes} MB",
-                expected=f"at least {self.ttl_seconds:g} s, and -1 MB",
+                expected=f"at least {seconds:g} s, and -1 MB",
             )
+        self._known_retention = seconds
 
     def _retention(self, admin_url: str) -> dict[str, int]:
         trust = trusting(self._tls_ca_file, option="tls_ca_file")

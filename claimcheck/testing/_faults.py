@@ -112,8 +112,9 @@ class FaultyStore(Store):
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
         return self._store()._new_key(destination, unique)
 
-    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, fresh: bool) -> str:
-        return self._store()._key(destination, unique, created_ms=created_ms, fresh=fresh)
+    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool) -> str:
+        store = self._store()
+        return store._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms, fresh=fresh)
 
     def _lifetime_of(self, key: str) -> KeyLifetime | None:
         return self._store()._lifetime_of(key)

@@ -48,6 +48,7 @@ from claimcheck.testing._store_kit import (
     forbid_io,
     read_in_pieces,
 )
+from claimcheck.testing._store_lifetime import LifetimeConformance
 from claimcheck.testing._store_scan import ScanConformance
 
 __all__ = ["StoreConformance"]
@@ -55,7 +56,7 @@ __all__ = ["StoreConformance"]
 _NOW = 4_000_000_000.25  # in the year 2096, so that nothing written by this clock has expired already
 
 
-class StoreConformance(ScanConformance):
+class StoreConformance(LifetimeConformance, ScanConformance):
     """Subclass it under a name that begins with ``Test`` and override `options`, `peek` and `damage`.
 
     Declare tests that the store cannot pass in `skip`, with a reason; the report shows them as skipped.
@@ -102,7 +103,7 @@ class StoreConformance(ScanConformance):
         assert store.read(pointer) == expected
 
     def test_large_payload_in_bounded_memory(self, store: Store) -> None:
-        """A payload that is larger than the allowed memory can be written and read."""
+        """A payload that is larger than the allowed memory can be written, read and copied."""
         size = 2 * self.memory_bytes
         assert store.read(store.write(b"vendor and connections")), "which are not measured here"
         tracemalloc.start()
@@ -110,6 +111,7 @@ class StoreConformance(ScanConformance):
             pointer = store.write(payloads.Unseekable(payloads.Zeros(size)))
             with store.open(pointer) as file:
                 assert sum(len(piece) for piece in iter(lambda: file.read(MIB), b"")) == size
+            assert store.copy(pointer, to=store).checksum == pointer.checksum
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

@@ -18,7 +18,7 @@ from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
 from claimcheck.stores.redis._server import Borrowed, RedisServer, segment_key
 
-__all__ = ["SegmentReader", "unsized_segments"]
+__all__ = ["SegmentReader", "pipelined", "unsized_segments"]
 
 _SIZES_AT_ONCE = 1000
 _BYTES_AT_ONCE = 4 << 20
@@ -46,12 +46,12 @@ def unsized_segments(
     """
     total, numbers = 0, iter(range(pointer.segments))
     while some := list(islice(numbers, _SIZES_AT_ONCE)):
-        sizes = _pipelined(server, pointer, "STRLEN", some)
+        sizes = pipelined(server, pointer, "STRLEN", some)
         total += sum(sizes)
         if total > limit:
             raise too_large(total)
         for batch in _batches(some, sizes):
-            for i, segment in zip(batch, _pipelined(server, pointer, "GET", batch), strict=True):
+            for i, segment in zip(batch, pipelined(server, pointer, "GET", batch), strict=True):
                 if segment is None:
                     raise missing(f"segment {i} of {pointer.segments}")
                 if not segment and pointer.segments > 1:
@@ -59,10 +59,13 @@ def unsized_segments(
                 yield segment
 
 
-def _pipelined(server: RedisServer, pointer: Pointer, command: str, numbers: Sequence[int]) -> list[Any]:
+def pipelined(
+    server: RedisServer, pointer: Pointer, command: str, numbers: Sequence[int], *arguments: object
+) -> list[Any]:
+    """Send a command for each of these segments in one round trip, and return the replies."""
     pipeline = server.client.pipeline(transaction=False)
     for i in numbers:
-        pipeline.execute_command(command, segment_key(pointer, i))
+        pipeline.execute_command(command, segment_key(pointer, i), *arguments)
     replies = list(pipeline.execute(raise_on_error=False))  # raising would prepend the command to the server's text
     for reply in replies:
         if isinstance(reply, Exception):
