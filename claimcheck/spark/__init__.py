@@ -13,6 +13,7 @@ from claimcheck.spark._java import ensure_java
 from claimcheck.spark._map_payloads import map_payloads
 from claimcheck.spark._metrics import Metrics, measures, progress
 from claimcheck.spark._offload import offload
+from claimcheck.spark._pin import pin
 from claimcheck.spark._reassemble import reassemble
 from claimcheck.spark._repartition_by_payload import repartition_by_payload
 from claimcheck.spark._resolve import resolve
@@ -31,6 +32,7 @@ __all__ = [
     "map_payloads",
     "measures",
     "offload",
+    "pin",
     "progress",
     "reassemble",
     "repartition_by_payload",
