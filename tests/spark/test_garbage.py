@@ -60,8 +60,12 @@ class Rig:
         for partition in range(2):
             for message in self.broker.fetch(source, partition, 0, 1000):
                 self.broker.append(target, message.value, key=message.key)
+        self.clear(source)
+
+    def clear(self, topic: str) -> None:
+        """Delete all messages of a topic."""
         with self.broker.database.write() as db:
-            db.execute("DELETE FROM messages WHERE topic = ?", (source,))
+            db.execute("DELETE FROM messages WHERE topic = ?", (topic,))
 
 
 @pytest.fixture
@@ -174,15 +178,13 @@ def test_a_topic_that_keeps_losing_messages_deletes_nothing(rig, monkeypatch):
 
     def read_and_lose(topics, spark):
         frames = [rig.spark.createDataFrame(df.collect(), df.schema) for df in read(topics, spark)]
-        with rig.broker.database.write() as db:
-            db.execute("DELETE FROM messages")
+        rig.clear("orders")
         return frames
 
     with rig.collect(topics=("orders",)) as report:
-        monkeypatch.setattr(WholeTopics, "read", read_and_lose)
+        rig.clear("orders")
         rig.send(rig.write())
-        with rig.broker.database.write() as db:
-            db.execute("UPDATE messages SET offset = offset + 10")
+        monkeypatch.setattr(WholeTopics, "read", read_and_lose)
         with pytest.raises(TransportError, match="Try again later"):
             report.delete()
 
