@@ -17,7 +17,7 @@ from claimcheck._gc._stores import AGES
 from claimcheck._store import Store
 from claimcheck.errors import ScanNotSupportedError
 from claimcheck.spark._columns import map_batches
-from claimcheck.spark._delete_garbage import GarbageDeletion, Scope, Tables, Topics, delete_orphans
+from claimcheck.spark._delete_garbage import GarbageDeletion, Scope, Topics, delete_orphans
 from claimcheck.spark._references import Spans
 from claimcheck.spark._worker import AnyConfig, claim_check
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from claimcheck.config import Config
+    from claimcheck.spark._delete_garbage import Tables
 
 __all__ = ["GarbageReport", "collect_garbage"]
 
@@ -94,7 +95,7 @@ class GarbageReport:
         listed: Entries in the stores.
         candidates: Payloads of the topics that are older than the grace period.
         pointers: Pointers in the topics and tables.
-        damaged: Damaged pointers, which nobody can read.
+        damaged: Damaged pointers, which cannot be read.
         not_listed: Stores that cannot be listed.
         deletion: The result of the last deletion.
     """

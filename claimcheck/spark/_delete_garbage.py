@@ -50,7 +50,8 @@ class GarbageDeletion:
         deleted: Payloads that were deleted.
         gone: Payloads that no longer existed: something else, or an earlier attempt of a task, has deleted them.
         changed: Payloads that were written again since they were listed; they stay.
-        kept: Payloads that stay because a message points at them now, or because they are no candidates.
+        kept: Payloads that stay because a message points at them now, or because they are too young or of other
+            topics.
         failed: Payloads that could not be deleted.
         error: The text of one of the errors behind ``failed``.
     """
@@ -232,6 +233,6 @@ def _entry_of(store: Store, row: Mapping[str, Any]) -> StoreEntry:
     """Return the entry of a report's row. What its key says comes from the key, not from the row."""
     key, known = row["key"], store._lifetime_of(row["key"])
     if known is None:
-        return StoreEntry(key=key)  # of nobody's topic
+        return StoreEntry(key=key)  # of none of the topics
     entry = StoreEntry.of(key, known, size=row["size"], stored_ms=row["created_ms"], version=row["version"])
     return entry if row["expires_ms"] is None else replace(entry, expires_ms=row["expires_ms"], has_lifetime=True)

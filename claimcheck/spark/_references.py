@@ -89,7 +89,7 @@ class Pass(NamedTuple):
         count: Their number.
         spans: What was read.
         references: Pointers.
-        damaged: Damaged pointers, which nobody can read.
+        damaged: Damaged pointers, which cannot be read.
     """
 
     left: DataFrame

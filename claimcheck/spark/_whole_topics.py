@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WholeTopics"]
 
-_PLACE = "concat('topic ', topic, ', partition ', partition) AS place"
+_PLACE = "concat('topic ', topic, ', partition ', `partition`) AS place"
 _SLUG_CHARACTERS = 64
 
 
@@ -33,7 +33,7 @@ class _Kind(NamedTuple):
     topic: str
     fixed: Mapping[str, str]
     others: tuple[str, ...]
-    position: str = "offset"
+    position: str = "`offset`"
 
 
 _KINDS = {
