@@ -95,7 +95,7 @@ class Scope:
         check_paths(checked, spark)
         whole = tuple(WholeTopics.of(each, path=f"topics[{number}]") for number, each in enumerate(topics))
         for each in whole:
-            each.prepare(spark)
+            each.prepare(spark, whole)
         tables = tuple(_messages(*each) if isinstance(each, tuple) else _messages(each) for each in keep)
         references = References(spark=spark, topics=whole, keep=tables, header=checked.header)
         return cls(config=checked, references=references, grace_seconds=grace_seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -114,8 +114,12 @@ class WholeTopics:
             for chosen in self._chosen()
         ]  # fmt: skip
 
-    def prepare(self, spark: SparkSession) -> None:
-        """Register the source, and check the topics against the others of the broker, where it can list them.
+    def prepare(self, spark: SparkSession, named: Iterable[WholeTopics]) -> None:
+        """Register the source, and check the topics against the others of the broker.
+
+        Args:
+            spark: The session.
+            named: All topics that are named.
 
         Raises:
             ConfigError: The payloads of a topic cannot be told from those of a topic that is not named.
@@ -125,7 +129,7 @@ class WholeTopics:
         from claimcheck.spark.sources import register
 
         register(spark)
-        ours = {name: (name,) for name in self.names}
+        ours = {name: (name,) for each in named if each.options == self.options for name in each.names}
         for other, name in same_slug(ours, {each: (each,) for each in self._all_topics()}).items():
             text = f"topics: the keys of payloads of {name!r} look like those of {other!r}: name this topic, too"
             raise ConfigError(text, path="topics", found=repr(name), expected=repr(other))
