@@ -32,13 +32,11 @@ class TopicMessage:
 
 
 class Topics(Protocol):
-    """The topics of one broker. Reading them changes nothing: no group is joined, nothing is acknowledged.
+    """The topics of one broker. Reading them changes nothing: no group is joined, nothing is acknowledged."""
 
-    Attributes:
-        topics: The topics whose payloads are collected, as the broker calls them.
-    """
-
-    topics: Sequence[str]
+    @property
+    def topics(self) -> Sequence[str]:
+        """The topics whose payloads are collected, as the broker calls them."""
 
     def known(self) -> Sequence[str]:
         """Return all topics of the broker that can be listed.

@@ -15,6 +15,7 @@ COMMANDS = {
     "check": "Check a configuration file.",
     "doctor": "Find what will go wrong with the configuration, its stores and topics.",
     "sweep": "Delete expired payloads, and what interrupted writes left behind.",
+    "gc": "Delete stored payloads that no message points at.",
     "lifecycle": "Make a bucket delete expired payloads.",
     "compare": "Measure which strategy fits your broker and store.",
     "put": "Store a payload and write its envelope.",
@@ -25,7 +26,7 @@ COMMANDS = {
 
 EXIT_CODES = """Exit codes:
   0    done
-  1    any other error, or Ctrl-C; a demo whose payloads came back wrong; a sweep with failed entries
+  1    any other error, or Ctrl-C; a demo whose payloads came back wrong; a sweep or gc with failed entries
   2    wrong usage
   3    the configuration is wrong, or a package that it needs is missing
   4    the payload is no longer in its store
