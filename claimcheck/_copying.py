@@ -48,7 +48,7 @@ def copy(
 def _verified(source: Store, pointer: Pointer) -> Buffer:
     """Return the whole payload, verified before its first byte is written, because nothing can undo the write.
 
-    A large one is a temporary file, mapped into memory and deleted when it is no longer referenced.
+    A large one is a temporary file, mapped into memory. The system frees it with the last reference.
     """
     if pointer.size is not None and pointer.size <= _IN_MEMORY_BYTES:
         return source.read(pointer)
@@ -58,4 +58,4 @@ def _verified(source: Store, pointer: Pointer) -> Buffer:
         temporary.flush()
         if not temporary.tell():
             return b""
-        return mmap.mmap(temporary.fileno(), 0, access=mmap.ACCESS_READ)
+        return memoryview(mmap.mmap(temporary.fileno(), 0, access=mmap.ACCESS_READ))
