@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -96,11 +97,13 @@ class WholeTopics:
         if kind is None:
             fail(f"{path}.format", found=repr(given.get("format")), expected=f"one of {', '.join(_KINDS)}")
         options = {name: _text(value) for name, value in given.items() if name != "format"}
-        named = [value for name, value in options.items() if name.lower() == kind.topic]
-        names = [name.strip() for name in (named or [""])[0].split(",")]
+        named = _option(options, kind.topic)
+        names = [name.strip() for name in (named or "").split(",")]
         if not all(names):
-            fail(f"{path}.{kind.topic}", found=repr((named or ["nothing"])[0]), expected="the names of topics")
+            fail(f"{path}.{kind.topic}", found=repr(named), expected="the names of topics")
         others = {name: value for name, value in options.items() if _is_other(kind, name, value, path)}
+        if form == "claimcheck_local":
+            _check_file(others, path)
         if form == "claimcheck_pulsar":
             names = _pulsar_names(names, others, path)
         return cls(form, others, tuple(names))
@@ -146,14 +149,17 @@ class WholeTopics:
         if self.form == "claimcheck_local":
             from claimcheck.transports.local import LocalBroker
 
-            with LocalBroker(self.options["path"]) as broker:
+            with LocalBroker(self._option("path") or "") as broker:
                 return broker.topics()
         from claimcheck.spark.sources._options import parse
         from claimcheck.spark.sources._pulsar.client import similar_topics
         from claimcheck.spark.sources._pulsar.connection import CONNECTION_OPTIONS, Connection
 
-        known = {name: value for name, value in self.options.items() if name in CONNECTION_OPTIONS}
-        return similar_topics(Connection.of(parse(known, CONNECTION_OPTIONS), timeout_seconds=60.0), self.names)
+        given = {name: value for name in CONNECTION_OPTIONS if (value := self._option(name)) is not None}
+        return similar_topics(Connection.of(parse(given, CONNECTION_OPTIONS), timeout_seconds=60.0), self.names)
+
+    def _option(self, name: str) -> str | None:
+        return _option(self.options, name)
 
 
 def _text(value: object) -> str:
@@ -177,10 +183,21 @@ def _is_other(kind: _Kind, name: str, value: str, path: str) -> bool:
     return True
 
 
+def _option(options: Mapping[str, str], name: str) -> str | None:
+    """Return an option; Spark ignores the case of names."""
+    return next((value for given, value in options.items() if given.lower() == name.lower()), None)
+
+
+def _check_file(options: Mapping[str, str], path: str) -> None:
+    file = _option(options, "path")
+    if file is None or not os.path.isfile(file):  # a broker would create it
+        fail(f"{path}.path", found=repr(file), expected="the file of an embedded broker")
+
+
 def _pulsar_names(names: list[str], options: Mapping[str, str], path: str) -> list[str]:
     from claimcheck.transports.pulsar._admin import full_name
 
-    if not any(name.lower() == "adminurl" for name in options):
+    if _option(options, "adminUrl") is None:
         expected = "the address of the web service: without it, a misspelled topic would be created, and be empty"
         fail(f"{path}.adminUrl", found="nothing", expected=expected)
     return [full_name(name) for name in names]

@@ -312,6 +312,7 @@ def test_similar_topics_are_refused(rig):
     [
         ({"format": "parquet", "path": "x"}, "one of kafka"),
         ({"format": "claimcheck_local", "path": "x"}, "the names of topics"),
+        ({"format": "claimcheck_local", "path": "x", "topic": "a"}, "found 'x', expected the file"),
         ({"format": "claimcheck_local", "path": "x", "topic": "a", "maxRowsPerTrigger": 5}, "all messages are read"),
         ({"format": "kafka", "subscribe": "a", "startingOffsets": "latest"}, "found 'latest', expected 'earliest'"),
         ({"format": "kafka", "subscribe": "a", "endingTimestamp": 5}, "all messages are read"),
