@@ -524,6 +524,14 @@ class ClaimCheck:
     def _accept(self, data: bytes) -> Pointer:
         return self._current().seal.accept(data)
 
+    def _store_of(self, pointer: Pointer) -> Store:
+        """Return the store that a pointer names; raises `PointerRejectedError` as `read` does."""
+        name = self._current().seal.store_name(pointer)
+        try:
+            return self.store(name)
+        except UNUSABLE as error:
+            raise unusable(name, pointer, error) from error
+
     def _read(self, data: bytes) -> bytes:
         return self.read(self._accept(data))
 

@@ -168,6 +168,14 @@ class Store(ABC):
         """
         raise not_listed(self)
 
+    def _partitions(self, count: int) -> Sequence[str]:
+        """Return about ``count`` parts of the listing for `_scan_partition`: see `partitions`. By default, one part."""
+        return [""]
+
+    def _scan_partition(self, partition: str) -> Iterable[StoreEntry]:
+        """Yield the entries of one part. Implement it together with `_partitions`."""
+        return self._scan(None)
+
     def _stat(self, entry: StoreEntry) -> StoreEntry | None:
         """Return an entry as it is now, with the same ``version`` if it is unchanged; ``None`` if it is gone.
 
@@ -466,7 +474,7 @@ class Store(ABC):
             self, pointer, to, destination=destination, min_ttl_seconds=min_ttl_seconds, identity=identity
         )
 
-    def scan(self, after: str | None = None) -> Iterator[StoreEntry]:
+    def scan(self, after: str | None = None, *, partition: str | None = None) -> Iterator[StoreEntry]:
         """List what is stored below this store's prefix, in bounded memory.
 
         Objects that this library did not create are not listed. Payloads that are written or deleted during the listing
@@ -474,6 +482,7 @@ class Store(ABC):
 
         Args:
             after: The ``position`` of an entry: the listing continues there.
+            partition: One of the store's `partitions`: only its entries are listed, from the first one on.
 
         Raises:
             ScanNotSupportedError: This store cannot list its payloads.
@@ -481,7 +490,21 @@ class Store(ABC):
             StoreError: Any other failure, such as a missing permission.
         """
         with self._translated(Pointer(key=self.prefix), "scan"):
-            yield from self._scan(after)
+            yield from self._scan(after) if partition is None else self._scan_partition(partition)
+
+    def partitions(self, count: int) -> list[str]:
+        """Divide the listing into parts that several processes can list at the same time with `scan`.
+
+        Every entry is in exactly one part. The parts stay valid while payloads are written and deleted.
+
+        Args:
+            count: About how many parts; a store that cannot divide its listing returns one.
+
+        Raises:
+            StoreError: As `scan` does.
+        """
+        with self._translated(Pointer(key=self.prefix), "scan"):
+            return list(self._partitions(count))
 
     def delete(self, entries: Iterable[StoreEntry]) -> list[Deletion]:
         """Delete entries that `scan` returned, in batches, and return the result of each, in any order.

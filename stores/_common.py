@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -25,10 +26,12 @@ __all__ = [
     "PREFIX",
     "CaFile",
     "ParallelReader",
+    "bounds",
     "check_ca_file",
     "folder",
     "in_parts",
     "part_size",
+    "ranges",
 ]
 
 _MAX_PARTS = 10_000
@@ -178,3 +181,20 @@ def in_parts(
     if stop is None or parallel == 1 or stop - start <= part_bytes:
         return opened(start, stop)
     return ParallelReader(opened, start, stop, part_bytes=part_bytes, parallel=parallel)
+
+
+def ranges(names: Sequence[str], count: int) -> list[str]:
+    """Divide all names into up to ``count`` ranges, each as one text.
+
+    Args:
+        names: Sorted names at which a range may begin.
+        count: The most ranges.
+    """
+    starts = sorted({names[len(names) * i // count] for i in range(1, count)} - {""}) if names else []
+    return [f"{start}\n{stop}" for start, stop in pairwise(["", *starts, ""])]
+
+
+def bounds(text: str) -> tuple[str, str]:
+    """Return the names between which a range of `ranges` lies; an empty one is no bound."""
+    start, _, stop = text.partition("\n")
+    return start, stop

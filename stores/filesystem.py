@@ -27,6 +27,7 @@ from claimcheck._pointer import Pointer
 from claimcheck._store import Store
 from claimcheck._validation import Check, Seconds, check_arguments
 from claimcheck.errors import PointerRejectedError, StoreError, StoreUnavailableError
+from claimcheck.stores._common import bounds, ranges
 
 __all__ = ["FilesystemStore"]
 
@@ -268,31 +269,56 @@ class FilesystemStore(Store):
     # Listing ---------------------------------------------------------------------------------------------------
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
-        """List one folder after the other; the listing can be continued at the start of a folder.
+        """List one folder after the other; the listing can be continued at the start of a folder."""
+        return self._scan_range(after or "", "")
+
+    def _partitions(self, count: int) -> list[str]:
+        """Divide the folders, in the order of the listing, into ranges."""
+        folders: list[str] = []
+        for folder in self._folders(""):
+            folders.append(folder)
+            if _DATE.fullmatch(folder):
+                folders += [f"{folder}/{name}" for name in self._folders(folder)]
+        return ranges(folders, count)
+
+    def _scan_partition(self, partition: str) -> Iterator[StoreEntry]:
+        return self._scan_range(*bounds(partition))
+
+    def _folders(self, folder: str) -> list[str]:
+        """Return the names of the folders in a folder, sorted."""
+        try:
+            with os.scandir(self._root / folder) as files:
+                return sorted(file.name for file in files if file.is_dir(follow_symlinks=False))
+        except FileNotFoundError as error:  # deleted meanwhile
+            self._check_mounted(error)
+            return []
+
+    def _scan_range(self, start: str, stop: str) -> Iterator[StoreEntry]:
+        """List the folders from ``start`` up to ``stop``, all of them without these.
 
         A folder that cannot be listed does not keep the others; the errors are raised at the end.
         """
         folders: list[str] = []
         errors: list[StoreError] = []
-        yield from (entry for entry in self._list("", folders) if not after)
+        if start:
+            folders = self._folders("")
+        else:
+            yield from self._list("", folders)
         for folder in sorted(folders):
-            if _HASH.fullmatch(folder):
-                yield from self._list_from(folder, after, errors)
-            elif _DATE.fullmatch(folder):
-                yield from self._scan_date(folder, after, errors)
+            if _HASH.fullmatch(folder) and _is_between(start, folder, stop):
+                yield from self._list_or_note(folder, [], errors)
+            elif _DATE.fullmatch(folder) and start[: len(folder)] <= folder and (not stop or folder < stop):
+                yield from self._scan_date(folder, start, stop, errors)
         if errors:
             more = f"; and {len(errors) - 1} more" if errors[1:] else ""
             raise IncompleteScanError(f"{errors[0]}{more}", store=self.name, errors=tuple(errors))
 
-    def _scan_date(self, date: str, after: str | None, errors: list[StoreError]) -> Iterator[StoreEntry]:
+    def _scan_date(self, date: str, start: str, stop: str, errors: list[StoreError]) -> Iterator[StoreEntry]:
         folders: list[str] = []
-        yield from self._list_or_note(date, folders, errors)
+        yield from (e for e in self._list_or_note(date, folders, errors) if _is_between(start, date, stop))
         for folder in sorted(filter(_HASH.fullmatch, folders)):
-            yield from self._list_from(f"{date}/{folder}", after, errors)
-
-    def _list_from(self, folder: str, after: str | None, errors: list[StoreError]) -> Iterator[StoreEntry]:
-        if not after or folder >= after:
-            yield from self._list_or_note(folder, [], errors)
+            if _is_between(start, f"{date}/{folder}", stop):
+                yield from self._list_or_note(f"{date}/{folder}", [], errors)
 
     def _list_or_note(self, folder: str, folders: list[str], errors: list[StoreError]) -> Iterator[StoreEntry]:
         """List one folder; adds an error about this folder alone to ``errors``."""
@@ -424,6 +450,11 @@ class _FileReader:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _is_between(start: str, folder: str, stop: str) -> bool:
+    """Whether a folder is in a range; an empty end is no limit."""
+    return start <= folder and (not stop or folder < stop)
 
 
 def _folder_of(key: str) -> str:

@@ -7,10 +7,13 @@ Importing this package does not import pyspark; if pyspark is missing, its first
 naming the extra to install. On a machine without Java, call `ensure_java` before the first ``SparkSession``.
 """
 
+from claimcheck.spark._collect_garbage import GarbageReport, collect_garbage
+from claimcheck.spark._delete_garbage import GarbageDeletion, delete_garbage
 from claimcheck.spark._java import ensure_java
 from claimcheck.spark._map_payloads import map_payloads
 from claimcheck.spark._metrics import Metrics, measures, progress
 from claimcheck.spark._offload import offload
+from claimcheck.spark._pin import pin
 from claimcheck.spark._reassemble import reassemble
 from claimcheck.spark._repartition_by_payload import repartition_by_payload
 from claimcheck.spark._resolve import resolve
@@ -19,12 +22,17 @@ from claimcheck.spark._rows import DeadLetter, ResultError
 
 __all__ = [
     "DeadLetter",
+    "GarbageDeletion",
+    "GarbageReport",
     "Metrics",
     "ResultError",
+    "collect_garbage",
+    "delete_garbage",
     "ensure_java",
     "map_payloads",
     "measures",
     "offload",
+    "pin",
     "progress",
     "reassemble",
     "repartition_by_payload",

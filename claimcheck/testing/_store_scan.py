@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -16,6 +18,8 @@ from claimcheck.testing import _payloads as payloads
 from claimcheck.testing._store_kit import MIB, OpenStore, StoreKit
 
 __all__ = ["ScanConformance"]
+
+DAY = 86_400
 
 
 class ScanConformance(StoreKit):
@@ -63,6 +67,18 @@ class ScanConformance(StoreKit):
         for number, entry in enumerate(entries):
             rest = {each.key for each in open_store().scan(after=entry.position)}
             assert {each.key for each in entries[number + 1 :]} <= rest
+
+    def test_parts_of_a_listing_have_every_entry_once(self, open_store: OpenStore) -> None:
+        """Several processes can list a store together."""
+        days = [open_store(clock=partial(_later, n * DAY)) for n in range(4)]
+        pointers = [store.write(b"payload", destination=f"topic-{i}") for store in days for i in range(5)]
+        pointers += [days[0].write(b"payload", destination="orders", identity=uuid.uuid4()) for _ in range(9)]
+        store, keys = open_store(), {pointer.key for pointer in pointers}
+        self._needs_listing(store)
+
+        for count in (1, 3, 50):
+            parts = [{entry.key for entry in store.scan(partition=part)} & keys for part in store.partitions(count)]
+            assert sorted(key for part in parts for key in part) == sorted(keys)
 
     def test_delete_deletes_exactly_its_entries(self, store: Store) -> None:
         """All parts of a payload are deleted, and nothing else; a repetition is harmless."""
@@ -134,3 +150,7 @@ def assert_not_earlier(entry: StoreEntry, pointer: Pointer) -> None:
         assert entry.expires_ms is not None
         assert pointer.expires_ms <= entry.expires_ms + 50  # the medium may count its remaining milliseconds
         assert entry.expires_ms <= pointer.expires_ms + 60_000
+
+
+def _later(seconds: float) -> float:
+    return time.time() + seconds

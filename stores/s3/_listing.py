@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -14,6 +15,9 @@ __all__ = ["Bucket", "StoredObject"]
 
 _THREADS = 16
 _ROUNDED_MS = 999  # times are rounded down to seconds
+_MOST_GROUPS = 1000
+_DAY = re.compile(r"(.*-\d{8}T)\d{6}Z-(?:\d+s|never)\.[^/]*")
+_UUID = re.compile(r"(.*[-_])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _GONE = {"NoSuchKey", "NotFound", "404", "NoSuchUpload"}
 
 
@@ -40,16 +44,41 @@ class Bucket:
         self._name = name
         self._prefix = prefix
 
-    def objects(self, after: str | None) -> Iterator[StoredObject]:
-        """Yield the objects with keys greater than ``after``, in the order of their keys."""
+    def objects(self, after: str | None, stop: str = "") -> Iterator[StoredObject]:
+        """Yield the objects with keys greater than ``after``, up to ``stop``, in the order of their keys."""
         options = {"StartAfter": after} if after else {}
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._name, Prefix=self._prefix, **options
         )
         for page in pages:
             for found in page.get("Contents", ()):
+                if stop and found["Key"] > stop:
+                    return
                 stored_ms = _milliseconds(found["LastModified"]) + _ROUNDED_MS
                 yield StoredObject(found["Key"], found["Size"], stored_ms, _version(found))
+
+    def cuts(self, count: int) -> list[str]:
+        """Return about ``count`` names between which similar numbers of keys may lie, sorted.
+
+        Keys of one destination and one day form a group, and keys without a time those of one destination. Their number
+        is unknown: if there are fewer groups than names, each group is divided by the hours or by the digits of uuids.
+        """
+        groups = list(self._groups(max(count, _MOST_GROUPS)))
+        each = -(-count // max(1, len(groups)))
+        return [name for group in groups for name in _divided(group, each)]
+
+    def _groups(self, most: int) -> Iterator[str]:
+        """Yield what the keys of each group begin with; one request for each."""
+        after = ""
+        for _ in range(most):
+            page = self._client.list_objects_v2(Bucket=self._name, Prefix=self._prefix, StartAfter=after, MaxKeys=1)
+            if not page.get("Contents"):
+                return
+            key: str = page["Contents"][0]["Key"]
+            match = _DAY.match(key) or _UUID.fullmatch(key)
+            if match is not None:
+                yield match[1]
+            after = key if match is None else f"{match[1]}~"  # after all digits and letters
 
     def uploads(self) -> Iterator[tuple[str, int, str]]:
         """Yield each incomplete upload: its key, when its last part arrived, and its id."""
@@ -130,6 +159,13 @@ class Bucket:
                 yield key, error
             else:
                 yield key, None
+
+
+def _divided(group: str, count: int) -> list[str]:
+    """Return where to divide a group into ``count`` parts: at hours, or at the first two digits of uuids."""
+    if group.endswith("T"):
+        return sorted({f"{group}{24 * i // count:02d}" for i in range(count)})
+    return sorted({f"{group}{256 * i // count:02x}" for i in range(count)})
 
 
 def _version(found: dict[str, Any]) -> str:

@@ -22,7 +22,17 @@ from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._validation import Check, Count, Range, Seconds, Size, Timeout, check_arguments
 from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
-from claimcheck.stores._common import ENDPOINT, PREFIX, CaFile, check_ca_file, folder, in_parts, part_size
+from claimcheck.stores._common import (
+    ENDPOINT,
+    PREFIX,
+    CaFile,
+    bounds,
+    check_ca_file,
+    folder,
+    in_parts,
+    part_size,
+    ranges,
+)
 from claimcheck.stores.s3._client import client_error, code_of, connect, kind_of_error, never_arrived
 from claimcheck.stores.s3._listing import Bucket
 from claimcheck.stores.s3._upload import Creator, Upload, ViewFile, attach
@@ -170,11 +180,25 @@ class S3Store(Store):
         self._s3().delete_object(Bucket=self._bucket, Key=pointer.key)
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
-        bucket = self._listing()
-        for key, started_ms, upload_id in bucket.uploads():
+        yield from self._leftovers()
+        yield from self._payloads(after or "", "")
+
+    def _partitions(self, count: int) -> list[str]:
+        return ranges(self._listing().cuts(count), count)
+
+    def _scan_partition(self, partition: str) -> Iterator[StoreEntry]:
+        start, stop = bounds(partition)
+        if not start:
+            yield from self._leftovers()
+        yield from self._payloads(start, stop)
+
+    def _leftovers(self) -> Iterator[StoreEntry]:
+        for key, started_ms, upload_id in self._listing().uploads():
             if self._lifetime_of(key) is not None:
                 yield StoreEntry(kind="leftover", key=key, created_ms=started_ms, version=upload_id)
-        for found in bucket.objects(after):
+
+    def _payloads(self, after: str, stop: str) -> Iterator[StoreEntry]:
+        for found in self._listing().objects(after, stop):
             known = self._lifetime_of(found.key)
             if known is not None:
                 yield StoreEntry.of(

@@ -1,6 +1,6 @@
 """Spark's own Kafka source and sink, in a process of its own: jars are chosen before Java starts, and it may be killed.
 
-    python spark_kafka_job.py batch | sink | stream
+    python spark_kafka_job.py batch | sink | stream | garbage
 
 Reads JSON from its standard input: ``conf`` for Spark, ``kafka`` for its source and sink, the ``topic``, the ``config``
 of claimcheck; and see each job. What it prints last is JSON.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,15 @@ class Job:
         query = rows.writeStream.foreachBatch(keep).option("checkpointLocation", self.given["checkpoint"])
         running = query.trigger(availableNow=True).start()
         running.awaitTermination()
+
+    def garbage(self) -> dict[str, Any]:
+        """Collect the garbage of a topic."""
+        from claimcheck.spark import collect_garbage
+
+        topics = [{"format": "kafka", **self.given["kafka"], "subscribe": self.given["topic"]}]
+        with collect_garbage(self.spark, config=self.given["config"], topics=topics, dry_run=False) as report:
+            assert report.deletion is not None
+            return {"pointers": report.pointers, **asdict(report.deletion)}
 
     def _options(self, topic: str) -> dict[str, str]:
         read = {"subscribe": topic, "startingOffsets": "earliest", "includeHeaders": "true"}

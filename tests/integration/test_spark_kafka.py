@@ -9,14 +9,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka as kafka
 import pytest
+import redis
 
 import claimcheck
 import claimcheck.spark
+from claimcheck._store import StoreContext
 from tests.integration.kafka_rig import LIMIT, WITHIN_SECONDS, Rig, content, receive, rig
 from tests.spark.shipping_rig import staged
 
@@ -178,3 +182,33 @@ def test_what_spark_sends_is_what_consumers_read(lab, cc, run):
     assert {n: row["digest"] for n, row in rows.items()} == {n: digest(p) for n, p in enumerate(payloads)}
     for message in messages:
         assert [value for name, value in message.headers() if name == "n"] == [message.key()[1:]]
+
+
+def test_garbage_in_redis(lab, run, redis_url):
+    """A message of an open transaction, and one of a topic with a similar name, keep their payloads, too."""
+    prefix, day = f"{lab.topic}:", 86_400
+    stores = {"hot": {"type": "redis", "url": redis_url, "key_prefix": prefix, "ttl_seconds": 30 * day}}
+    config = {"strategy": "external", "store": "hot", "stores": stores}
+    similar = lab.create(1, f".{lab.topic}")
+    with claimcheck.from_dict(config) as cc, redis.Redis.from_url(redis_url) as client:
+        store = cc.store("hot")
+        store.context = StoreContext(name="hot", clock=lambda: time.time() - 3 * day)
+        kept, lost = ([store.write(content(100, n), destination=lab.topic) for n in range(20)] for _ in range(2))
+        for n, pointer in enumerate(kept[:18]):
+            lab.send_raw(cc.seal(pointer), partition=n % 2)
+        producer = kafka.Producer({**lab.servers, "transactional.id": lab.topic})
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.produce(lab.topic, cc.seal(kept[18]), partition=0)
+        producer.produce(similar, cc.seal(kept[19]))
+        producer.flush()
+
+        found = run("garbage", config=config)
+
+        producer.abort_transaction()
+        left = {name.decode().removesuffix("-0") for name in client.scan_iter(f"{prefix}*", count=1000)}
+        for pointer in kept:
+            store.rollback(pointer)
+    assert (found["pointers"], found["deleted"], found["failed"]) == (20, 20, 0)
+    assert left == {pointer.key for pointer in kept}
+    assert not left & {pointer.key for pointer in lost}

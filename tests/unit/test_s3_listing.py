@@ -57,6 +57,20 @@ class TestListing:
 
         assert [entry.key for entry in open_store().scan()] == [pointer.key]
 
+    def test_parts_divide_days_into_hours_and_keys_without_a_time_by_uuids(self, open_store, bucket):
+        store = open_store()
+        for hour in range(48):
+            store.context = StoreContext(clock=lambda hour=hour: 1_700_006_400 + 3600 * hour)  # midnight
+            store.write(b"payload", destination="orders")
+            store.write(b"payload", destination="orders", identity=uuid.uuid4())
+        bucket.put_object(Key="claims/zz-of-others", Body=b"")
+
+        parts = [[entry.key for entry in store.scan(partition=part)] for part in store.partitions(24)]
+
+        assert sorted(key for part in parts for key in part) == sorted(entry.key for entry in store.scan())
+        assert len(parts) == 24
+        assert max(map(len, parts)) <= 24, "no part has a quarter of all"
+
     def test_of_a_store_without_a_prefix_has_nothing_else_of_the_bucket(self, open_store, bucket):
         open_store().write(b"of the other store")
         bucket.put_object(Key="data.csv", Body=b"of others")

@@ -17,7 +17,7 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from claimcheck._validation import fail
@@ -30,10 +30,20 @@ from claimcheck.transports.pulsar._errors import vendor
 if TYPE_CHECKING:
     import pulsar
 
-__all__ = ["ask_limit", "check_topic", "client_errors", "client_for", "open_client", "retry", "transport_error"]
+__all__ = [
+    "ask_limit",
+    "check_topic",
+    "client_errors",
+    "client_for",
+    "open_client",
+    "retry",
+    "similar_topics",
+    "transport_error",
+]
 
 T = TypeVar("T")
 
+_PARTITION = re.compile(r"-partition-\d+$")
 _PAUSE_SECONDS = 0.5
 _PROBE_SECONDS = 5.0  # for each step; a slower broker is left to the client
 _PROTOCOL_VERSION = 19
@@ -232,6 +242,17 @@ def check_topic(connection: Connection, topic: str) -> None:
         raise _explained(connection, error) from error
     if missing:
         fail("topic", found=f"{topic}, which does not exist", expected="the name of an existing topic")
+
+
+def similar_topics(connection: Connection, topics: Iterable[str]) -> list[str]:
+    """Return all topics in the namespaces of these topics, without their partitions. Raises as `ask_limit` does."""
+    admin, found = _admin(connection), set[str]()
+    try:
+        for namespace in sorted({topic_path(topic).rpartition("/")[0] for topic in topics}):
+            found |= {*(admin.get(namespace) or ()), *(admin.get(f"{namespace}/partitioned") or ())}
+    except AdminError as error:
+        raise _explained(connection, error) from error
+    return sorted({_PARTITION.sub("", name) for name in found})
 
 
 def ask_limit(connection: Connection, topic: str) -> int:

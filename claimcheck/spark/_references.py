@@ -1,0 +1,208 @@
+"""What the messages of topics and tables point at, and which payloads are left when these are taken away.
+
+`claimcheck._gc._collection` proves that two passes over the topics are enough, if the second one reads everything that
+was appended after the first one began. Here each pass reads everything, so that is the case if the last message of
+each partition in the first pass is still there in the second one: brokers delete from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
+
+from claimcheck._garbage import fingerprint, reference_of
+from claimcheck.errors import EnvelopeError, TransportError, UnknownVersionError
+from claimcheck.spark._columns import map_batches
+from claimcheck.spark._rows import views
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+    from claimcheck.spark._whole_topics import WholeTopics
+
+__all__ = ["Pass", "References", "Spans", "without_referenced"]
+
+Spans = Mapping[str, tuple[int, int]]
+"""The first and the last position that was read, by partition."""
+
+_DAMAGED = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class References:
+    """Where to look for references.
+
+    Attributes:
+        spark: The session.
+        topics: The topics.
+        keep: Tables with one column, of messages.
+        header: The bytes that envelopes begin with.
+    """
+
+    spark: SparkSession
+    topics: tuple[WholeTopics, ...]
+    keep: tuple[DataFrame, ...]
+    header: bytes = field(repr=False)
+
+    def take_away(self, rows: DataFrame) -> Pass:
+        """Read everything once; the returned rows are persisted.
+
+        Args:
+            rows: Payloads, with their `fingerprint` in a column ``id``.
+
+        Raises:
+            UnknownVersionError: A message may point at anything, because a newer version wrote it.
+        """
+        with self._read() as found:
+            references, damaged = _totals(found)
+            spans = _spans(found)
+            left = rows.join(found.where("id IS NOT NULL").select("id"), "id", "left_anti").persist()
+            return Pass(left, left.count(), spans, references, damaged)
+
+    @contextmanager
+    def _read(self) -> Iterator[DataFrame]:
+        from pyspark.sql import functions as F  # noqa: N812 - as everywhere
+
+        parts = [df for each in self.topics for df in each.read(self.spark)]
+        for number, df in enumerate(self.keep):
+            place = [F.lit(f"keep[{number}]").alias("place"), F.lit(None).cast("bigint").alias("position")]
+            parts.append(df.toDF("value").select("value", *place))
+        stage, columns = _ReferenceStage(self.header), _columns()
+        found = reduce(lambda a, b: a.union(b), (map_batches(df, stage, kept=(), added=columns) for df in parts))
+        found = found.persist()
+        try:
+            yield found
+        finally:
+            found.unpersist()  # before the next pass, which would find these rows otherwise
+
+
+class Pass(NamedTuple):
+    """The result of reading all topics and tables once.
+
+    Attributes:
+        left: The payloads that no message points at.
+        count: Their number.
+        spans: What was read.
+        references: Pointers.
+        damaged: Damaged pointers, which cannot be read.
+    """
+
+    left: DataFrame
+    count: int
+    spans: Spans
+    references: int
+    damaged: int
+
+
+def without_referenced(rows: DataFrame, references: References, *, after: Spans | None) -> Pass:
+    """Return the payloads that no message points at now, nor will.
+
+    Args:
+        rows: Payloads that were without a reference in an earlier pass; see `References.take_away`.
+        references: Where to look.
+        after: What the earlier pass has read, if one more pass is enough; otherwise this function makes two.
+
+    Raises:
+        TransportError: A topic loses messages so fast that two passes cannot be compared.
+        UnknownVersionError: A message may point at anything.
+    """
+    first = references.take_away(rows)
+    if after is not None and _lost(after, first.spans) is None:
+        return first
+    try:
+        second = references.take_away(first.left)
+    finally:
+        first.left.unpersist()
+    if (lost := _lost(first.spans, second.spans)) is not None:
+        second.left.unpersist()
+        text = f"{lost}: messages were deleted while they were read, so nothing else was. Try again later"
+        raise TransportError(text, destination=lost)
+    return second
+
+
+def _lost(before: Spans, now: Spans) -> str | None:
+    """Return a partition of which messages may have been deleted unread between two passes."""
+    for place, (_, last) in before.items():
+        if place not in now or now[place][0] > last:
+            return place
+    return None
+
+
+def _totals(found: DataFrame) -> tuple[int, int]:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    damaged = F.count_if(F.col("problem") == _DAMAGED)
+    totals = found.agg(F.count("id"), damaged, F.max("problem")).collect()[0]
+    if totals[2]:
+        raise UnknownVersionError(f"nothing was deleted, because a message may point at anything: {totals[2]}")
+    return totals[0], totals[1]
+
+
+def _spans(found: DataFrame) -> Spans:
+    rows = found.where("place IS NOT NULL").groupBy("place").agg({"first": "min", "last": "max"})
+    return {place: (first, last) for place, first, last in rows.select("place", "min(first)", "max(last)").collect()}
+
+
+def _columns() -> dict[str, DataType]:
+    from pyspark.sql.types import BinaryType, LongType, StringType
+
+    kinds: list[DataType] = [BinaryType(), StringType(), StringType(), LongType(), LongType()]
+    return dict(zip(("id", "problem", "place", "first", "last"), kinds, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _ReferenceStage:
+    """Pickled and sent to the workers, where it is called once per partition.
+
+    Its input has the columns value, place and position. Its output has a row with an ``id`` for each pointer, a row
+    with a ``problem`` for each message that cannot be understood, and rows with what was read of each place.
+    """
+
+    header: bytes
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            found = list(self._references(batch))
+            spans = list(_spans_of(batch))
+            none, empty = [None] * len(spans), [None] * len(found)
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.array([each[0] for each in found] + none, pa.binary()),
+                    pa.array([each[1] for each in found] + none, pa.string()),
+                    pa.array(empty + [each[0] for each in spans], pa.string()),
+                    *(pa.array(empty + [each[n] for each in spans], pa.int64()) for n in (1, 2)),
+                ],
+                names=["id", "problem", "place", "first", "last"],
+            )
+
+    def _references(self, batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, str | None]]:
+        """Yield the id of each pointer, or why a message cannot be understood."""
+        for number, message in enumerate(views(batch.column(0))):
+            try:
+                reference = None if message is None else reference_of(message, header=self.header)
+            except UnknownVersionError as error:
+                place, position = (batch.column(index)[number].as_py() for index in (1, 2))
+                yield None, f"{place}{'' if position is None else f', position {position}'}: {error}"
+            except EnvelopeError:
+                yield None, _DAMAGED
+            else:
+                if reference is not None:
+                    yield fingerprint(reference.key), None
+
+
+def _spans_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, int]]:
+    """Yield each place in a batch, with its first and last position."""
+    import pyarrow as pa
+
+    table = pa.Table.from_arrays([batch.column(1), batch.column(2)], names=["place", "position"])
+    spans = table.group_by("place").aggregate([("position", "min"), ("position", "max")])
+    for row in spans.to_pylist():
+        if row["position_min"] is not None:
+            yield row["place"], row["position_min"], row["position_max"]

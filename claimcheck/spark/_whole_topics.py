@@ -1,0 +1,213 @@
+"""Topics as a garbage collection reads them: every message that a reader could still receive, as a batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from claimcheck._garbage import same_slug
+from claimcheck._pointer import slug
+from claimcheck._validation import did_you_mean, fail
+from claimcheck.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["WholeTopics"]
+
+_PLACE = "concat('topic ', topic, ', partition ', `partition`) AS place"
+_SLUG_CHARACTERS = 64
+
+
+class _Kind(NamedTuple):
+    """How a source reads whole topics.
+
+    Attributes:
+        topic: The option that names them.
+        fixed: The options that make it read everything.
+        others: More options that are allowed, because they do not change which messages are read.
+        position: A number that grows with the messages of a partition, in SQL.
+    """
+
+    topic: str
+    fixed: Mapping[str, str]
+    others: tuple[str, ...]
+    position: str = "`offset`"
+
+
+_KINDS = {
+    "kafka": _Kind(
+        "subscribe",
+        {
+            "startingOffsets": "earliest",
+            "endingOffsets": "latest",
+            "failOnDataLoss": "true",
+            "kafka.isolation.level": "read_uncommitted",  # messages of open transactions, too
+        },
+        (
+            *("minPartitions", "maxRecordsPerPartition", "groupIdPrefix", "includeHeaders"),
+            *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
+        ),
+    ),
+    "claimcheck_local": _Kind("topic", {}, ("path",)),
+    "claimcheck_pulsar": _Kind(
+        "topic",
+        {"startingPosition": "earliest", "failOnDataLoss": "true"},
+        (
+            *("serviceUrl", "adminUrl", "authTokenEnv", "tlsTrustCertsFilePath", "tlsAllowInsecureConnection"),
+            *("tlsValidateHostname", "operationTimeoutSeconds", "ioThreads"),
+            *("readTimeoutSeconds", "receiverQueueSize"),
+        ),
+        "ledger_id * 4294967296 + entry_id",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTopics:
+    """Some topics of one broker.
+
+    Attributes:
+        form: The name of the source.
+        options: Its options, without the topics and without those that this class sets.
+        names: The topics, as producers name them.
+    """
+
+    form: str
+    options: Mapping[str, str] = field(repr=False)
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], *, path: str) -> WholeTopics:
+        """Check the options of a source.
+
+        Args:
+            given: ``format``, and the source's options.
+            path: How errors name it.
+
+        Raises:
+            ConfigError: The source is not known, or an option is missing, unknown or would leave messages out.
+        """
+        if not isinstance(given, Mapping):
+            fail(path, found=f"a {type(given).__name__}", expected="a mapping of 'format' and the source's options")
+        form = str(given.get("format")).replace("-", "_")
+        kind = _KINDS.get(form)
+        if kind is None:
+            fail(f"{path}.format", found=repr(given.get("format")), expected=f"one of {', '.join(_KINDS)}")
+        options = {name: _text(value) for name, value in given.items() if name != "format"}
+        named = _option(options, kind.topic)
+        names = [name.strip() for name in (named or "").split(",")]
+        if not all(names):
+            fail(f"{path}.{kind.topic}", found=repr(named), expected="the names of topics")
+        others = {name: value for name, value in options.items() if _is_other(kind, name, value, path)}
+        if form == "claimcheck_local":
+            _check_file(others, path)
+        if form == "claimcheck_pulsar":
+            names = _pulsar_names(names, others, path)
+        return cls(form, others, tuple(names))
+
+    def read(self, spark: SparkSession) -> list[DataFrame]:
+        """Return all messages up to where the topics end now, in the columns value, place and position."""
+        kind = _KINDS[self.form]
+        return [
+            spark.read.format(self.form).options(**{**self.options, **kind.fixed, **chosen}).load()
+            .selectExpr("value", _PLACE, f"{kind.position} AS position")
+            for chosen in self._chosen()
+        ]  # fmt: skip
+
+    def prepare(self, spark: SparkSession, named: Iterable[WholeTopics]) -> None:
+        """Register the source, and check the topics against the others of the broker.
+
+        Args:
+            spark: The session.
+            named: All topics that are named.
+
+        Raises:
+            ConfigError: The payloads of a topic cannot be told from those of a topic that is not named.
+        """
+        if self.form == "kafka":  # similar topics are read, too
+            return
+        from claimcheck.spark.sources import register
+
+        register(spark)
+        ours = {name: (name,) for each in named if each.options == self.options for name in each.names}
+        for other, name in same_slug(ours, {each: (each,) for each in self._all_topics()}).items():
+            text = f"topics: the keys of payloads of {name!r} look like those of {other!r}: name this topic, too"
+            raise ConfigError(text, path="topics", found=repr(name), expected=repr(other))
+
+    def _chosen(self) -> Iterator[dict[str, str]]:
+        """Yield the options that choose topics: these, and in Kafka all others whose payloads have similar keys."""
+        kind = _KINDS[self.form]
+        yield {kind.topic: ",".join(self.names)}
+        if self.form == "kafka":
+            these, similar = "|".join(map(_quoted, self.names)), "|".join(map(_similar, self.names))
+            yield {"subscribePattern": f"(?!(?:{these})$)(?:{similar})"}
+
+    def _all_topics(self) -> Sequence[str]:
+        if self.form == "claimcheck_local":
+            from claimcheck.transports.local import LocalBroker
+
+            with LocalBroker(self._option("path") or "") as broker:
+                return broker.topics()
+        from claimcheck.spark.sources._options import parse
+        from claimcheck.spark.sources._pulsar.client import similar_topics
+        from claimcheck.spark.sources._pulsar.connection import CONNECTION_OPTIONS, Connection
+
+        given = {name: value for name in CONNECTION_OPTIONS if (value := self._option(name)) is not None}
+        return similar_topics(Connection.of(parse(given, CONNECTION_OPTIONS), timeout_seconds=60.0), self.names)
+
+    def _option(self, name: str) -> str | None:
+        return _option(self.options, name)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_other(kind: _Kind, name: str, value: str, path: str) -> bool:
+    """Whether an option is passed on; raises a `ConfigError` for one that might leave messages out."""
+    lower = name.lower()
+    fixed = {each.lower(): text for each, text in kind.fixed.items()}
+    if lower == kind.topic:
+        return False
+    if lower in fixed:
+        if value.lower() != fixed[lower]:
+            fail(f"{path}.{name}", found=repr(value), expected=f"{fixed[lower]!r}: all messages are read")
+        return False
+    known = {each.lower() for each in kind.others}
+    if lower not in known and not (kind is _KINDS["kafka"] and lower.startswith("kafka.")):
+        expected = f"one of {', '.join((kind.topic, *kind.others))}{did_you_mean(name, kind.others)}"
+        fail(f"{path}.{name}", found="an option that it does not take", expected=f"{expected}: all messages are read")
+    return True
+
+
+def _option(options: Mapping[str, str], name: str) -> str | None:
+    """Return an option; Spark ignores the case of names."""
+    return next((value for given, value in options.items() if given.lower() == name.lower()), None)
+
+
+def _check_file(options: Mapping[str, str], path: str) -> None:
+    file = _option(options, "path")
+    if file is None or not os.path.isfile(file):  # a broker would create it
+        fail(f"{path}.path", found=repr(file), expected="the file of an embedded broker")
+
+
+def _pulsar_names(names: list[str], options: Mapping[str, str], path: str) -> list[str]:
+    from claimcheck.transports.pulsar._admin import full_name
+
+    if _option(options, "adminUrl") is None:
+        expected = "the address of the web service: without it, a misspelled topic would be created, and be empty"
+        fail(f"{path}.adminUrl", found="nothing", expected=expected)
+    return [full_name(name) for name in names]
+
+
+def _similar(name: str) -> str:
+    """Return a pattern for the topics of Kafka that have the same slug."""
+    part = slug(name)
+    return rf"\.*{_quoted(part)}" + (".*" if len(part) == _SLUG_CHARACTERS else r"\.*")
+
+
+def _quoted(name: str) -> str:
+    return name.replace(".", r"\.")  # the other characters of names mean themselves

@@ -1,0 +1,346 @@
+"""Garbage collection on Spark: what is an orphan, what is never deleted, and deletions that are repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+import claimcheck
+from claimcheck._envelope import encode_pointer
+from claimcheck._store import StoreContext
+from claimcheck.errors import ConfigError, ScanNotSupportedError, TransportError, UnknownVersionError
+from claimcheck.spark import collect_garbage, delete_garbage
+from claimcheck.spark._whole_topics import WholeTopics
+from claimcheck.transports.local import LocalBroker
+
+DAY = 86_400
+PAYLOAD = b"payload" * 1000
+
+
+class Rig:
+    """A folder of payloads and an embedded broker."""
+
+    def __init__(self, spark, folder: Path, config: Mapping[str, object]) -> None:
+        self.spark, self.folder, self.config = spark, folder, config
+        self.broker = LocalBroker(folder / "broker.sqlite")
+        self.cc = claimcheck.from_dict(config)
+        for topic in ("orders", "orders.dlq", "bills"):
+            self.broker.create_topic(topic, partitions=2)
+
+    def write(self, topic: str = "orders", *, days: float = 3, identity: uuid.UUID | None = None):
+        """Store a payload that was written some days ago; return its pointer."""
+        store = self.cc.store("disk")
+        store.context = StoreContext(name="disk", clock=lambda: time.time() - days * DAY)
+        return store.write(PAYLOAD, destination=topic, identity=identity)
+
+    def send(self, pointer, topic: str = "orders", key: bytes = b"k"):
+        """Append a message with a pointer; return the pointer."""
+        self.broker.append(topic, self.cc.seal(pointer), key=key)
+        return pointer
+
+    def topics(self, *names: str):
+        return [{"format": "claimcheck_local", "path": self.broker.database.path, "topic": name} for name in names]
+
+    def collect(self, *, topics=("orders", "orders.dlq"), **more):
+        return collect_garbage(self.spark, config=self.config, topics=self.topics(*topics), **more)
+
+    def readable(self, *pointers) -> list[bool]:
+        store = self.cc.store("disk")
+        return [(self.folder / "claims" / pointer.key).exists() and bool(store.read(pointer)) for pointer in pointers]
+
+    def move(self, source: str, target: str) -> None:
+        """Copy all messages to another topic, and delete the originals, as retention does."""
+        for partition in range(2):
+            for message in self.broker.fetch(source, partition, 0, 1000):
+                self.broker.append(target, message.value, key=message.key)
+        self.clear(source)
+
+    def clear(self, topic: str) -> None:
+        """Delete all messages of a topic."""
+        with self.broker.database.write() as db:
+            db.execute("DELETE FROM messages WHERE topic = ?", (topic,))
+
+
+@pytest.fixture
+def rig(spark, tmp_path, config):
+    rig = Rig(spark, tmp_path, {**config, "stores": {"disk": {**config["stores"]["disk"], "ttl_seconds": 30 * DAY}}})
+    yield rig
+    rig.broker.close()
+    rig.cc.close()
+
+
+def keys(rows) -> list[str]:
+    return sorted(row.key for row in rows.select("key").collect())
+
+
+def test_orphans_are_reported_and_then_deleted(rig):
+    """Several pages of each: sent, dead-lettered, never sent, of another topic, younger than the grace period."""
+    sent = [rig.send(rig.write()) for _ in range(20)]
+    dead = [rig.send(rig.write(), "orders.dlq") for _ in range(5)]
+    lost = [rig.write(days=days) for days in (2, 10, 40) for _ in range(4)]
+    other, young = rig.write("bills"), rig.write(days=0.5)
+    rig.broker.append("orders", b"plain")
+    rig.broker.append("orders", None, key=b"k")
+
+    with rig.collect() as report:
+        assert keys(report.orphans) == sorted(pointer.key for pointer in lost)
+        assert all(rig.readable(*lost))
+        assert (report.listed, report.candidates, report.count, report.pointers) == (39, 37, 12, 25)
+        row = report.orphans.where(f"key = '{lost[0].key}'").collect()[0]
+        assert (row.store, row.topic, row.size) == ("disk", "orders", len(PAYLOAD))
+        assert row.age_seconds == pytest.approx(2 * DAY, abs=120)
+        groups = {(each.topic, each.age): (each.orphans, each.bytes) for each in report.summary().collect()}
+        assert {count for count, _ in groups.values()} == {4}
+        assert sum(size for _, size in groups.values()) == 12 * len(PAYLOAD)
+
+        first, again = report.delete(), report.delete()
+
+    assert (first.deleted, first.kept, first.failed) == (12, 0, 0)
+    assert (again.deleted, again.gone) == (0, 12)
+    assert not any(rig.readable(*lost))
+    assert all(rig.readable(*sent, *dead, other, young))
+
+
+def test_without_a_dry_run_it_deletes_at_once(rig):
+    lost, kept = rig.write(), rig.send(rig.write())
+
+    with rig.collect(dry_run=False) as report:
+        assert report.deletion is not None
+        assert (report.deletion.deleted, report.deletion.kept) == (1, 0)
+
+    assert rig.readable(lost, kept) == [False, True]
+
+
+def test_a_message_that_arrives_after_the_report_keeps_its_payload(rig):
+    lost, late = rig.write(), rig.write()
+
+    with rig.collect() as report:
+        assert report.count == 2
+        rig.send(late, "orders.dlq")
+        deletion = report.delete()
+
+    assert (deletion.deleted, deletion.kept) == (1, 1)
+    assert rig.readable(lost, late) == [False, True]
+
+
+def test_a_message_that_moves_while_topics_are_read_keeps_its_payload(rig, monkeypatch):
+    """From a topic that has not been read yet to one that has: the first pass sees it nowhere, the second one does."""
+    moved, lost = rig.send(rig.write(), "orders.dlq"), rig.write()
+    rig.send(rig.write())
+    read, calls = WholeTopics.read, []
+
+    def read_and_move(topics, spark):
+        frames = read(topics, spark)
+        if topics.names == ("orders",) and not calls:
+            calls.append(1)
+            frames = [rig.spark.createDataFrame(df.collect(), df.schema) for df in frames]
+            rig.move("orders.dlq", "orders")
+        return frames
+
+    monkeypatch.setattr(WholeTopics, "read", read_and_move)
+
+    with rig.collect() as report:
+        assert keys(report.orphans) == sorted((moved.key, lost.key)), "the planted fault has no effect"
+        deletion = report.delete()
+
+    assert (deletion.deleted, deletion.kept) == (1, 1)
+    assert rig.readable(moved, lost) == [True, False]
+
+
+def test_a_topic_that_loses_what_was_read_is_read_twice_before_anything_is_deleted(rig, monkeypatch):
+    """Otherwise a message could have moved twice, each time just before it was read."""
+    lost, passes = rig.write(), []
+    rig.send(rig.write())
+    read = WholeTopics.read
+    monkeypatch.setattr(WholeTopics, "read", lambda topics, spark: passes.append(topics.names) or read(topics, spark))
+
+    with rig.collect(topics=("orders",)) as report:
+        rig.move("orders", "orders.dlq")
+        rig.move("orders.dlq", "orders")  # under new offsets
+        rig.broker.append("orders", b"more")
+        deletion = report.delete()
+
+    assert (deletion.deleted, len(passes)) == (1, 3)
+    assert rig.readable(lost) == [False]
+
+
+def test_a_topic_that_keeps_losing_messages_deletes_nothing(rig, monkeypatch):
+    lost = rig.write()
+    rig.send(rig.write())
+    read = WholeTopics.read
+
+    def read_and_lose(topics, spark):
+        frames = [rig.spark.createDataFrame(df.collect(), df.schema) for df in read(topics, spark)]
+        rig.clear("orders")
+        return frames
+
+    with rig.collect(topics=("orders",)) as report:
+        rig.clear("orders")
+        rig.send(rig.write())
+        monkeypatch.setattr(WholeTopics, "read", read_and_lose)
+        with pytest.raises(TransportError, match="Try again later"):
+            report.delete()
+
+    assert rig.readable(lost) == [True]
+
+
+def test_a_payload_that_is_written_again_stays(rig):
+    """A task that runs again writes the same key; its message is still to come."""
+    identity = uuid.uuid4()
+    pointer = rig.write(identity=identity)
+
+    with rig.collect() as report:
+        assert report.count == 1
+        rig.write(identity=identity, days=1.5)
+        deletion = report.delete()
+
+    assert (deletion.changed, deletion.deleted) == (1, 0)
+    assert rig.readable(pointer) == [True]
+
+
+def test_tables_keep_their_payloads(rig, tmp_path):
+    archived, lost, unnamed = rig.write(), rig.write(), rig.write()
+    table = str(tmp_path / "table")
+    rig.spark.createDataFrame([(1, rig.cc.seal(archived))], "n int, `the pointer` binary").write.parquet(table)
+    other = rig.spark.createDataFrame([(rig.cc.seal(unnamed),), (None,)], "value binary")
+
+    with rig.collect(keep=[(rig.spark.read.parquet(table), "the pointer"), other], dry_run=False) as report:
+        assert report.pointers == 2
+
+    assert rig.readable(archived, lost, unnamed) == [True, False, True]
+
+
+def test_pointers_keep_payloads_under_any_name_of_the_store(rig):
+    """The collector's configuration may call the store differently from the writer's."""
+    body = {**json.loads(rig.cc.seal(pointer := rig.write())[len(rig.cc.config.header) + 2 :]), "store": "elsewhere"}
+    rig.broker.append("orders", encode_pointer(b"\x02" + json.dumps(body).encode(), header=rig.cc.config.header))
+    version_1 = rig.write()
+    rig.broker.append("orders", encode_pointer(b"\x01\0\0\0\1" + version_1.key.encode()))
+
+    with rig.collect() as report:
+        assert report.count == 0
+
+    assert all(rig.readable(pointer, version_1))
+
+
+@pytest.mark.parametrize("damage", [b"\x02\x03{}", b"\x07anything"])
+def test_what_a_newer_version_wrote_may_point_at_anything(rig, damage):
+    lost = rig.write()
+    rig.broker.append("orders.dlq", rig.cc.config.header + damage, key=b"k")
+
+    with pytest.raises(UnknownVersionError, match=r"topic orders\.dlq, partition \d, position 0"):
+        rig.collect(dry_run=False)
+
+    assert rig.readable(lost) == [True]
+
+
+def test_a_damaged_pointer_is_counted_and_ignored(rig):
+    lost = rig.write()
+    rig.broker.append("orders", rig.cc.seal(lost)[:-9])
+
+    with rig.collect(dry_run=False) as report:
+        assert (report.damaged, report.pointers) == (1, 0)
+
+    assert rig.readable(lost) == [False]
+
+
+def test_a_report_can_be_deleted_from_a_table(rig, tmp_path):
+    """Rows that are no orphans any more, of other topics, or too young, are kept, whatever the table says."""
+    lost, late, other, young = rig.write(), rig.write(), rig.write("bills"), rig.write(days=0.5)
+    with rig.collect(topics=("orders", "orders.dlq", "bills"), grace_seconds=1000) as report:
+        report.orphans.union(report.orphans).write.parquet(str(tmp_path / "report"))
+    rig.send(late)
+    rows = rig.spark.read.parquet(str(tmp_path / "report"))
+    scope = {"config": rig.config, "topics": rig.topics("orders", "orders.dlq")}
+
+    deletion = delete_garbage(rows, **scope, rate=500)
+
+    assert asdict(deletion) == {"deleted": 1, "gone": 0, "changed": 0, "kept": 3, "failed": 0, "error": None}
+    assert rig.readable(lost, late, other, young) == [False, True, True, True]
+    assert delete_garbage(rows, **scope).gone == 1
+
+
+def test_a_payload_that_cannot_be_deleted_is_counted_and_keeps_no_other(rig, monkeypatch):
+    stuck, lost = rig.write(days=2), rig.write(days=3)
+    folder = (rig.folder / "claims" / stuck.key).parent
+
+    with rig.collect() as report:
+        (rig.folder / "claims" / stuck.key).unlink()
+        (rig.folder / "claims" / stuck.key).mkdir()
+        deletion = report.delete()
+
+    assert (deletion.deleted, deletion.failed) == (1, 1)
+    assert deletion.error is not None
+    assert rig.readable(lost) == [False]
+    assert folder.is_dir()
+
+
+def test_nothing_stays_in_sparks_cache(rig):
+    for _ in range(3):
+        rig.write()
+    before = rig.spark.sparkContext._jsc.getPersistentRDDs().size()
+
+    with rig.collect() as report:
+        report.delete()
+    delete_garbage(rig.collect().orphans, config=rig.config, topics=rig.topics("orders"))
+
+    assert rig.spark.sparkContext._jsc.getPersistentRDDs().size() <= before + 1  # of the report that was not closed
+
+
+def test_similar_topics_are_refused(rig):
+    """Their payloads have the same beginning of keys: a message of the other topic would not be seen."""
+    rig.broker.create_topic("orders.")
+    pointer = rig.send(rig.write("orders."), "orders.")
+
+    with pytest.raises(ConfigError, match=r"name this topic, too"):
+        rig.collect()
+    with rig.collect(topics=("orders", "orders.", "orders.dlq"), dry_run=False) as report:
+        assert report.count == 0
+
+    assert rig.readable(pointer) == [True]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"format": "parquet", "path": "x"}, "one of kafka"),
+        ({"format": "claimcheck_local", "path": "x"}, "the names of topics"),
+        ({"format": "claimcheck_local", "path": "x", "topic": "a"}, "found 'x', expected the file"),
+        ({"format": "claimcheck_local", "path": "x", "topic": "a", "maxRowsPerTrigger": 5}, "all messages are read"),
+        ({"format": "kafka", "subscribe": "a", "startingOffsets": "latest"}, "found 'latest', expected 'earliest'"),
+        ({"format": "kafka", "subscribe": "a", "endingTimestamp": 5}, "all messages are read"),
+        ({"format": "kafka", "subscribe": "a", "failOnDataLoss": False}, "expected 'true'"),
+        ({"format": "kafka", "subscribe": "a", "kafka.isolation.level": "read_committed"}, "read_uncommitted"),
+        ({"format": "kafka", "subscribePattern": "a.*"}, "the names of topics|all messages are read"),
+        ({"format": "kafka", "assign": '{"a":[0]}', "subscribe": "a"}, "all messages are read"),
+        ({"format": "claimcheck-pulsar", "serviceUrl": "pulsar://h", "topic": "a"}, "adminUrl"),
+        ({"format": "claimcheck_pulsar", "topic": "a", "subscription": "s", "adminUrl": "http://h"}, "does not take"),
+        ({"format": "claimcheck_pulsar", "topic": "a", "startingPosition": "latest", "adminUrl": "x"}, "'earliest'"),
+    ],
+)
+def test_options_that_leave_messages_out_are_refused(options, text):
+    with pytest.raises(ConfigError, match=text):
+        WholeTopics.of(options, path="topics[0]")
+
+
+def test_arguments_are_checked_first(rig):
+    with pytest.raises(ConfigError, match="at least one"):
+        rig.collect(topics=())
+    with pytest.raises(ConfigError, match="grace_seconds"):
+        rig.collect(grace_seconds=-1)
+    with pytest.raises(ConfigError, match="'value'"):
+        rig.collect(keep=[rig.spark.range(1)])
+    with pytest.raises(ConfigError, match="every process can reach"):
+        stores = {"disk": {"type": "memory"}}
+        collect_garbage(rig.spark, config={**rig.config, "stores": stores}, topics=rig.topics("orders"))
+    with pytest.raises(ScanNotSupportedError):
+        stores = {"old": {"type": "redis", "url": "redis://127.0.0.1:1", "pointer_version": 1}}
+        collect_garbage(rig.spark, config={**rig.config, "stores": stores}, topics=rig.topics("orders"))
+    assert os.listdir(rig.folder)
