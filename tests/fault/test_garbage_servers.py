@@ -102,7 +102,7 @@ def break_servers(stop: threading.Event, *broken: servers.Server) -> None:
 def test_nothing_is_lost_and_no_orphan_stays(lab, kafka, redis, config, topic):
     address = ["--kafka", kafka.bootstrap_servers, "--topic", topic, "--config", str(config)]
     collection = ["gc", *address, "--grace", f"{GRACE}s", "--yes", "--rate", "200/s"]
-    sent: list[int] = []
+    sent = []
     stop = threading.Event()
     writers = [threading.Thread(target=write, args=(lab, config, number, sent)) for number in range(WRITERS)]
     others = [

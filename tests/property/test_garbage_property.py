@@ -297,6 +297,7 @@ class IgnoresFloors(ModelTopics):
         self._floors = {place: log.committed["fast"] for place, log in broker.logs.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "fault"),
     [
@@ -314,5 +315,5 @@ def test_the_machine_finds(machine: type[Life], fault: dict[str, Any]) -> None:
     seeking = hypothesis.settings(
         max_examples=5000, stateful_step_count=20, phases=[hypothesis.Phase.generate], database=None, derandomize=True
     )
-    with pytest.raises(Exception, match="is not in the store|gone|no longer|not found|missing"):
+    with pytest.raises(Exception, match="is gone"):
         run_state_machine_as_test(broken, settings=seeking)
