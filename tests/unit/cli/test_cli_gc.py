@@ -12,7 +12,6 @@ import pytest
 import claimcheck
 from claimcheck._envelope import encode_pointer
 from claimcheck._store import StoreContext
-from claimcheck.hooks import SweepEvent
 from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.local._groups import GroupMember
 from tests.unit.cli.rig import ok, run
@@ -154,7 +153,7 @@ def test_a_hook_receives_an_event(lab):
     from claimcheck._gc._local import LocalTopics
 
     lab.write()
-    events: list[SweepEvent] = []
+    events = []
     lab.store.context = StoreContext(name="disk", hooks=claimcheck.hooks.Hooks((events.append,)))
     Collection().run([lab.store], LocalTopics(lab.broker, ("orders",)))
     (event,) = events
