@@ -150,19 +150,21 @@ class SendEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepEvent(Event):
-    """A sweep of one store ended.
+    """A sweep or a garbage collection of one store ended.
 
     Attributes:
         store: The store's name in the configuration.
         dry_run: Whether nothing was deleted.
         scanned: Entries that were listed.
-        expired: Payloads whose lifetime and grace period have passed.
+        expired: Payloads whose lifetime and grace period have passed; of a garbage collection, those that no message
+            points at.
         expired_bytes: Bytes of these payloads and of the leftovers.
         leftovers: What interrupted writes left behind, older than the grace period.
         deleted: Entries that were deleted.
         failed: Entries that could not be deleted, and folders that could not be listed.
         duration_seconds: How long it took.
         error: The error that ended the sweep; ``None`` if it ended normally.
+        kind: ``sweep``, or ``gc`` for a garbage collection.
     """
 
     store: str
@@ -175,6 +177,7 @@ class SweepEvent(Event):
     failed: int
     duration_seconds: float
     error: BaseException | None = None
+    kind: Literal["sweep", "gc"] = "sweep"
 
 
 Hook = Callable[[Event], None]

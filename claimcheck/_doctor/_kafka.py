@@ -12,7 +12,7 @@ from claimcheck._check import Finding, remote_hosts
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._findings import duration, examined, finding, hidden
 from claimcheck._doctor._kafka_groups import GroupReader
-from claimcheck._doctor._topics import DEAD_LETTERS, Expectation, KafkaTarget, on_command_line, outlives
+from claimcheck._doctor._topics import Expectation, KafkaTarget, is_dead_letter_topic, on_command_line, outlives
 from claimcheck._registry import import_vendor
 from claimcheck.errors import ConfigError
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
@@ -224,7 +224,7 @@ def _timestamps(
 
 def _dead_letter_topics(topic: str, known: Mapping[str, object], named: tuple[str, ...]) -> list[str]:
     """Return the dead-letter topics of a topic that exist: those with a conventional name, and those named."""
-    found = [name for name in known if name.startswith(topic) and DEAD_LETTERS.fullmatch(name[len(topic) :])]
+    found = [name for name in known if is_dead_letter_topic(name, topic)]
     return sorted({*found, *named})
 
 

@@ -24,7 +24,7 @@ from claimcheck.transports.pulsar._admin import (
     trusting,
 )
 
-__all__ = ["examine_pulsar"]
+__all__ = ["admin_of", "client_of", "examine_pulsar"]
 
 _SECONDS = 10
 _DISABLED = (405, 412)  # topic-level policies are turned off
@@ -44,9 +44,7 @@ def examine_pulsar(cc: ClaimCheck, target: PulsarTarget, clock: Callable[[], flo
         yield finding("info", "pulsar-not-examined", "pulsar", message, "Pass --admin-url.")
         return
     try:
-        headers = {"Authorization": f"Bearer {target.token}"} if target.token else None
-        trust = trusting(target.ca_file, option="--tls-ca-file")
-        admin = AdminClient(target.admin_url, headers=headers, trust=trust, timeout_seconds=_SECONDS)
+        admin = admin_of(target, target.admin_url)
         begin = clock()
         admin.get(f"{topic_path(target.topics[0])}/partitions")
     except (AdminError, ValueError) as error:
@@ -58,15 +56,32 @@ def examine_pulsar(cc: ClaimCheck, target: PulsarTarget, clock: Callable[[], flo
         yield from examined("pulsar", f"topic {topic}", "the topic", partial(_topic, cc, admin, topic, target, clock))
 
 
-def _broker(target: PulsarTarget, url: str) -> Iterator[Finding]:
+def admin_of(target: PulsarTarget, url: str) -> AdminClient:
+    """Return a client for the web service.
+
+    Raises:
+        AdminError: The URL cannot be used.
+        ConfigError: The CA certificates cannot be used.
+    """
+    headers = {"Authorization": f"Bearer {target.token}"} if target.token else None
+    trust = trusting(target.ca_file, option="--tls-ca-file")
+    return AdminClient(url, headers=headers, trust=trust, timeout_seconds=_SECONDS)
+
+
+def client_of(target: PulsarTarget, url: str) -> Any:
+    """Return a client for the broker; it connects at first use."""
     vendor = import_vendor("pulsar", extra="pulsar")
     options: dict[str, Any] = {"operation_timeout_seconds": _SECONDS, "logger": _quiet, "tls_validate_hostname": True}
     if target.token:
         options["authentication"] = vendor.AuthenticationToken(target.token)
     if target.ca_file:
         options["tls_trust_certs_file_path"] = target.ca_file
+    return vendor.Client(url, **options)
+
+
+def _broker(target: PulsarTarget, url: str) -> Iterator[Finding]:
     try:
-        with closing(vendor.Client(url, **options)) as client:
+        with closing(client_of(target, url)) as client:
             client.get_topic_partitions(full_name(target.topics[0]))
     except Exception as error:
         message = f"the broker cannot be reached: {type(error).__name__}: {error}"

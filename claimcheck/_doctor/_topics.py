@@ -11,10 +11,17 @@ from claimcheck._check import Finding
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._findings import duration, finding
 
-__all__ = ["DEAD_LETTERS", "Expectation", "KafkaTarget", "PulsarTarget", "behind", "on_command_line", "outlives"]
+__all__ = [
+    "Expectation",
+    "KafkaTarget",
+    "PulsarTarget",
+    "behind",
+    "is_dead_letter_topic",
+    "on_command_line",
+    "outlives",
+]
 
-DEAD_LETTERS = re.compile(r"[._-](dlq|dlt|dead[._-]?letters?|errors?)", re.IGNORECASE)
-"""What follows a topic's name in the name of its dead-letter topic, by convention."""
+_DEAD_LETTERS = re.compile(r"[._-](dlq|dlt|dead[._-]?letters?|errors?)", re.IGNORECASE)
 
 _LATE = 0.5
 _SECRET = re.compile(r"password|secret|token|pem$|_key$|oauthbearer\.(config|assertion)")
@@ -156,6 +163,11 @@ class Expectation:
         if value is None:
             return "warning", f"{option} is auto ({default:,} bytes by default), and the topic accepts {limit:,}"
         return "error", f"{option} is {value:,} bytes, and the topic accepts {limit:,}"
+
+
+def is_dead_letter_topic(name: str, topic: str) -> bool:
+    """Whether a topic has, by convention, the name of another one's dead-letter topic: ``orders.dlq``."""
+    return name.startswith(topic) and _DEAD_LETTERS.fullmatch(name[len(topic) :]) is not None
 
 
 def on_command_line(path: str, option: str, address: str, fix: str) -> Iterator[Finding]:

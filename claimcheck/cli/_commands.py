@@ -36,6 +36,7 @@ from claimcheck.cli._files import (
     read_message,
     watched,
 )
+from claimcheck.cli._gc import gc
 from claimcheck.cli._help import COMMANDS, COMPLETION, EXIT_CODES, SUMMARY, version
 from claimcheck.cli._inspect import Facts, describe, human_bytes, lines, pointer_facts
 from claimcheck.cli._lifecycle import lifecycle
@@ -171,6 +172,7 @@ def check(config: str, open_stores: bool, strict: bool, as_json: bool) -> None:
 
 commands.add_command(doctor)
 commands.add_command(sweep)
+commands.add_command(gc)
 commands.add_command(redrive)
 commands.add_command(lifecycle)
 commands.add_command(compare)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -19,20 +17,16 @@ from rich.text import Text
 from claimcheck._check import CheckReport, Finding
 from claimcheck._doctor._findings import WHY, explained
 from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
-from claimcheck._validation import did_you_mean, fail
+from claimcheck._validation import did_you_mean
+from claimcheck.cli._brokers import broker_options, kafka_settings, pulsar_token
 from claimcheck.cli._configuration import CONFIG, json_option, reported
 from claimcheck.cli._exit_codes import report_exit_code
 from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._setup import summary
-from claimcheck.config import expand
 
-__all__ = ["PULSAR_TOKEN", "doctor", "kafka_settings"]
+__all__ = ["doctor"]
 
-PULSAR_TOKEN = "CLAIMCHECK_PULSAR_TOKEN"
-"""The environment variable with the token for Pulsar."""
-
-_SETTING = re.compile(r"[a-z][a-z0-9._]*")
 _COLORS = {"error": "red", "warning": "yellow", "info": "blue"}
 
 
@@ -45,21 +39,7 @@ def _known_ids(context: click.Context, parameter: click.Parameter, ids: tuple[st
 
 @click.command(short_help=COMMANDS["doctor"])
 @click.argument("config", metavar="[FILE]", envvar="CLAIMCHECK_CONFIG", default=CONFIG)
-@click.option("--kafka", metavar="HOST:PORT", help="Bootstrap servers; with --topic.")
-@click.option(
-    "--kafka-config",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Settings of librdkafka as name=value lines, with ${NAME} for variables.",
-)
-@click.option("--pulsar", metavar="URL", help="Service URL; with --topic.")
-@click.option("--admin-url", metavar="URL", help="Pulsar's web service.")
-@click.option(
-    "--tls-ca-file",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="CA certificates to trust, for Pulsar.",
-)
+@broker_options
 @click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="A topic to examine; repeatable.")
 @click.option("--group", "groups", metavar="NAME", multiple=True, help="Only this group or subscription; repeatable.")
 @click.option(
@@ -104,8 +84,7 @@ def doctor(
     if kafka is not None:
         kafka_target = KafkaTarget(kafka, topics, groups, dead_letters, kafka_settings(kafka_config))
     elif pulsar or admin_url:
-        token = os.environ.get(PULSAR_TOKEN)
-        pulsar_target = PulsarTarget(pulsar, admin_url, topics, groups, dead_letters, token, tls_ca_file)
+        pulsar_target = PulsarTarget(pulsar, admin_url, topics, groups, dead_letters, pulsar_token(), tls_ca_file)
     with _quiet():
         report = reported(config, lambda cc: examine(cc, kafka=kafka_target, pulsar=pulsar_target, ignore=ignore))
     _show(CheckReport(tuple(explained(report.findings))), config, as_json=as_json)
@@ -130,24 +109,6 @@ def _check_usage(kafka: str | None, pulsar: str | None, topics: tuple[str, ...],
         raise click.UsageError("name the topics to examine with --topic")
     if (topics or more) and not (kafka or pulsar):
         raise click.UsageError("--topic, --group and --dead-letter-topic need --kafka, --pulsar or --admin-url")
-
-
-def kafka_settings(path: Path | None) -> Mapping[str, str]:
-    """Read settings of the Kafka client.
-
-    Raises:
-        ConfigError: A line is not ``name=value``, or a variable is not set. It quotes no line, which may be a secret.
-    """
-    settings = {}
-    lines = path.read_text(encoding="utf-8").splitlines() if path else []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if not equals or not _SETTING.fullmatch(name):
-            fail(f"{path}, line {number}", found="a line that is not a setting", expected="name=value or a comment (#)")
-        settings[name] = expand(value, path=f"{path}, line {number}: {name}")
-    return settings
 
 
 # Output --------------------------------------------------------------------------------------------------------

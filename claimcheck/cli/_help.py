@@ -15,6 +15,7 @@ COMMANDS = {
     "check": "Check a configuration file.",
     "doctor": "Find what will go wrong with the configuration, its stores and topics.",
     "sweep": "Delete expired payloads, and what interrupted writes left behind.",
+    "gc": "Delete stored payloads that no message points at.",
     "redrive": "Send dead letters back to their topic.",
     "lifecycle": "Make a bucket delete expired payloads.",
     "compare": "Measure which strategy fits your broker and store.",
@@ -26,7 +27,7 @@ COMMANDS = {
 
 EXIT_CODES = """Exit codes:
   0    done
-  1    any other error, or Ctrl-C; a demo whose payloads came back wrong; a sweep with failed entries;
+  1    any other error, or Ctrl-C; a demo whose payloads came back wrong; a sweep or gc with failed entries;
        a redrive with letters that cannot be read
   2    wrong usage
   3    the configuration is wrong, or a package that it needs is missing

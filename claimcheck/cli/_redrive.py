@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -15,8 +14,8 @@ from rich.console import Console
 
 from claimcheck._client import ClaimCheck
 from claimcheck._redrive import Redrive, RedriveReport
+from claimcheck.cli._brokers import broker_options, kafka_settings, pulsar_token
 from claimcheck.cli._configuration import config_option, json_option, loaded
-from claimcheck.cli._doctor import PULSAR_TOKEN, kafka_settings
 from claimcheck.cli._exit_codes import one_line
 from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
 from claimcheck.cli._help import COMMANDS
@@ -32,21 +31,7 @@ _GROUP = "claimcheck-redrive"
 
 @click.command(short_help=COMMANDS["redrive"])
 @config_option
-@click.option("--kafka", metavar="HOST:PORT", help="Bootstrap servers.")
-@click.option(
-    "--kafka-config",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Settings of librdkafka as name=value lines, with ${NAME} for variables.",
-)
-@click.option("--pulsar", metavar="URL", help="Service URL.")
-@click.option("--admin-url", metavar="URL", help="Pulsar's web service, for the broker's message size limit.")
-@click.option(
-    "--tls-ca-file",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="CA certificates to trust, for Pulsar.",
-)
+@broker_options
 @click.option(
     "--local", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="The file of the embedded broker."
 )
@@ -61,7 +46,7 @@ _GROUP = "claimcheck-redrive"
 )
 @click.option("--yes", is_flag=True, help="Send. Without it, nothing is sent.")
 @click.option("--dry-run", is_flag=True, help="Only read and verify; the default.")
-@click.option("--rate", metavar="N/s", callback=rate_option, help="Take at most this many letters per second.")
+@rate_option
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many letters.")
 @json_option
 def redrive(
@@ -135,7 +120,7 @@ def _pulsar(
 ) -> DeadLetterTopic:
     from claimcheck.transports.pulsar._redrive import PulsarDeadLetters, connect
 
-    token = os.environ.get(PULSAR_TOKEN)
+    token = pulsar_token()
     headers = {"Authorization": f"Bearer {token}"} if token else None
     return PulsarDeadLetters(
         connect(url, token=token, ca_file=ca_file),

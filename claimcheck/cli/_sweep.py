@@ -25,7 +25,7 @@ from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
 
-__all__ = ["duration", "rate_option", "sweep"]
+__all__ = ["checked_stores", "duration", "rate_option", "sweep"]
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
@@ -51,14 +51,16 @@ def duration(context: click.Context, parameter: click.Parameter, value: str | No
     return seconds
 
 
-def rate_option(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Return the rate per second of an option such as 500/s or 0.5."""
+def _rate(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
     if value is None:
         return None
     match = _RATE.fullmatch(value)
     if match is None or not 0.001 <= float(match[1]) <= 1_000_000:
         raise click.BadParameter(f"{value!r} is not a rate from 0.001/s to 1000000/s, such as 500/s")
     return float(match[1])
+
+
+rate_option = click.option("--rate", metavar="N/s", callback=_rate, help="At most this many entries per second.")
 
 
 @click.command(short_help=COMMANDS["sweep"])
@@ -74,7 +76,7 @@ def rate_option(context: click.Context, parameter: click.Parameter, value: str |
     show_default=True,
     help="Keep expired entries this much longer.",
 )
-@click.option("--rate", metavar="N/s", callback=rate_option, help="Delete at most this many entries per second.")
+@rate_option
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many entries.")
 @click.option(
     "--unmarked-lifetime",
@@ -134,7 +136,7 @@ class _Swept:
         self._cc = cc
         self._state = state
         self._is_chosen = bool(names)
-        self._names, self._after = state.load(_checked(cc, names))
+        self._names, self._after = state.load(checked_stores(cc, names))
         self._is_complete = False
         self.reports: dict[str, SweepReport] = {}
         self.errors: dict[str, BaseException] = {}
@@ -197,8 +199,8 @@ class _Swept:
             click.echo(f"{name}: not swept: {'the limit was reached' if self._is_complete else 'interrupted'}")
 
 
-def _checked(cc: ClaimCheck, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the stores to sweep, each once; raises the error of an unknown one before any is swept."""
+def checked_stores(cc: ClaimCheck, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the chosen stores, or of all, each once; raises the error of an unknown one."""
     for name in names:
         if name not in cc.config.stores:
             cc.store(name)

@@ -24,7 +24,7 @@ from claimcheck.transports.local._broker import (
 )
 from claimcheck.transports.local._errors import BrokerClosedError, OffsetOutOfRangeError, StaleDeliveryError
 
-__all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "GroupPositions", "acknowledge"]
+__all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "GroupPositions", "acknowledge", "consumed_offset"]
 
 POLL_SECONDS = 0.05
 """The pause of a blocking poll between two reads of the file."""
@@ -326,6 +326,13 @@ def acknowledge(db: sqlite3.Connection, place: _Place, offsets: Iterable[int]) -
     if end > floor:
         db.execute(f"UPDATE leases SET floor = ? WHERE {_AT}", (end, *place))
         db.execute(f"DELETE FROM acks WHERE {_AT} AND offset < ?", (*place, end))
+
+
+def consumed_offset(db: sqlite3.Connection, topic: str, partition: int) -> int:
+    """Return the offset below which every group has acknowledged everything; 0 without groups."""
+    query = "SELECT min(floor) FROM leases WHERE topic = ? AND partition = ?"
+    offset: int | None = db.execute(query, (topic, partition)).fetchone()[0]
+    return offset or 0
 
 
 def _redeliver(db: sqlite3.Connection, place: _Place, offsets: Iterable[int], due_at: float) -> None:

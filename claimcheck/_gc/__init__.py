@@ -1,0 +1,1 @@
+"""Garbage collection: deletes stored payloads that no readable message of a broker points at."""

@@ -1,0 +1,241 @@
+"""Deletes garbage: payloads that no readable message points at. What is deleted, and why it is safe.
+
+A collection does this, in this order:
+
+1. It takes the time. Only payloads written more than a grace period earlier are candidates.
+2. It lists the stores and remembers the candidates, as 16 bytes each.
+3. It reads every message of the topics, up to their ends when reading begins, and forgets the candidates that one of
+   them points at.
+4. It reads what was appended to the topics during step 3, up to their ends when step 4 begins, and forgets these, too.
+5. It lists the stores again, and deletes the remaining candidates that are as old as before.
+
+*No message that is readable when step 5 begins, or later, points at a deleted payload, and none will.* This needs two
+assumptions. First: the grace period is longer than the time from the beginning of a write to the moment at which its
+message is in a topic, including retries, transactions and differences between clocks. Second: who moves a message to
+another topic (dead-lettering, redriving) appends the copy while the original can still be read.
+
+Let ``m`` be such a message, pointing at a candidate. The candidate was older than the grace period in step 1. So the
+first message of this pointer was appended before step 1, and every later one is a copy of an earlier one. By the second
+assumption, some copy ``c`` was readable at the moment ``t`` when step 4 took the ends of the topics. Either ``c`` was
+appended after step 3 took the end of its partition. Then step 4 read it, because `Topics.read` raises an error if
+anything that was appended since was deleted unread. Or ``c`` was appended before. Then it was readable during the whole
+step 3, which read it. Whatever happens after ``t`` cannot matter: the candidate is forgotten. In both cases it is not
+deleted.
+
+Without step 4, a message could move from a topic that has not been read to one that has been read. Without the error of
+`Topics.read`, it could do so once more during step 4: from one end to another, each time just before it is read.
+
+A payload with an identity has no time in its key and can be written again, by a task that runs again. Its age is that
+of the last write, in step 2 and again in step 5, and `claimcheck.Store.delete` compares it once more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from claimcheck._envelope import HEADER
+from claimcheck._garbage import GRACE_SECONDS, Candidates, fingerprint, reference_of, same_slug
+from claimcheck._gc._stores import Allowance, StoreReport, StoreRun
+from claimcheck._gc._topics import TopicMessage, Topics
+from claimcheck._store import Store
+from claimcheck._validation import MAX_SECONDS, Range, check_int, check_value
+from claimcheck.errors import ConfigError, EnvelopeError, UnknownVersionError
+
+__all__ = ["Collection", "CollectionReport", "Run"]
+
+_BATCH = 1000
+
+Phase = Literal["listing", "reading", "reading again", "deleting", "finished"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionReport:
+    """The result of a collection, or its state so far.
+
+    Attributes:
+        dry_run: Whether nothing was deleted.
+        phase: What it does now.
+        candidates: Payloads of the topics that are older than the grace period.
+        messages: Messages that were read.
+        pointers: Messages with a pointer.
+        damaged: Messages with a pointer that no reader can read.
+        stores: One report for each store.
+        duration_seconds: How long it took.
+    """
+
+    dry_run: bool
+    phase: Phase = "listing"
+    candidates: int = 0
+    messages: int = 0
+    pointers: int = 0
+    damaged: int = 0
+    stores: tuple[StoreReport, ...] = ()
+    duration_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """The options of a collection; `run` may be called more than once.
+
+    Attributes:
+        grace_seconds: Younger payloads are kept. It must exceed the time from a write to the moment at which its
+            message is in a topic, and the difference between the clocks of writers, stores and this machine.
+        headers: What envelopes may begin with.
+        dry_run: Whether to delete nothing.
+        limit: The most payloads to delete.
+        rate: The most deletions per second.
+        clock: Seconds since 1970.
+        sleep: Waits for seconds.
+    """
+
+    grace_seconds: float = GRACE_SECONDS
+    headers: tuple[bytes, ...] = (HEADER,)
+    dry_run: bool = True
+    limit: int | None = None
+    rate: float | None = None
+    clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        check_value("grace_seconds", self.grace_seconds, Annotated[float, Range(0, MAX_SECONDS)])
+        if self.limit is not None:
+            check_int("limit", self.limit, minimum=1)
+        if self.rate is not None:
+            check_value("rate", self.rate, Annotated[float, Range(0.001, 1_000_000)])
+
+    def run(
+        self,
+        stores: Sequence[Store],
+        topics: Topics,
+        *,
+        on_progress: Callable[[CollectionReport], None] | None = None,
+    ) -> CollectionReport:
+        """Collect the garbage of topics in stores, and emit a `SweepEvent` for each store.
+
+        A store that fails does not stop the others; its error is in its report.
+
+        Args:
+            stores: The stores, which must be able to list their payloads.
+            topics: The topics. All of them, and everything in them, must be readable.
+            on_progress: Called with the state so far, after every 1,000 entries or messages and before an error.
+
+        Raises:
+            ConfigError: A topic does not exist, or another topic's payloads have the same keys. Nothing was deleted.
+            TransportError: The topics could not be read completely. Nothing was deleted.
+            UnknownVersionError: A message may point at anything. Nothing was deleted.
+        """
+        run, begin = Run(self, stores, topics), time.perf_counter()
+        try:
+            for _ in run.steps():
+                if on_progress is not None:
+                    on_progress(run.report(time.perf_counter() - begin))
+        except BaseException as error:
+            run.fail(error)
+            raise
+        finally:
+            report = run.report(time.perf_counter() - begin)
+            if on_progress is not None:
+                on_progress(report)
+            run.emit(report.duration_seconds)
+        return report
+
+
+class Run:
+    """One collection."""
+
+    def __init__(self, options: Collection, stores: Sequence[Store], topics: Topics) -> None:
+        self._options, self._topics = options, topics
+        self._candidates = Candidates({}, 0)
+        self._garbage: set[bytes] = set()
+        self._phase: Phase = "listing"
+        self._counts: Counter[str] = Counter()
+        left = Allowance(options.limit)
+        self._stores = [
+            StoreRun(store, left, dry_run=options.dry_run, rate=options.rate, clock=options.clock, sleep=options.sleep)
+            for store in stores
+        ]
+
+    def steps(self) -> Iterator[None]:
+        """Do the work; yields now and then."""
+        self._begin()
+        yield from self._list()
+        for self._phase in ("reading", "reading again"):
+            yield from self._read()
+        self._phase = "deleting"
+        for store in self._stores:
+            yield from store.delete(self._candidates, self._garbage)
+        self._phase = "finished"
+
+    def _begin(self) -> None:
+        names = {topic: self._topics.names(topic) for topic in self._topics.topics}
+        known = {topic: self._topics.names(topic) for topic in self._topics.known()}
+        for topic in names:
+            if topic not in known:
+                raise ConfigError(f"there is no topic {topic}: check its name", path="--topic")
+        for other, topic in sorted(same_slug(names, known).items()):
+            text = f"payloads of topic {other} have the same keys as those of {topic}: name both topics, or neither"
+            raise ConfigError(text, path="--topic")
+        options = self._options
+        self._candidates = Candidates.of(names, now=options.clock(), grace_seconds=options.grace_seconds)
+
+    def _list(self) -> Iterator[None]:
+        for store in self._stores:
+            for found in store.candidates(self._candidates):
+                self._garbage.add(found)
+                self._counts["candidates"] = len(self._garbage)
+                if len(self._garbage) % _BATCH == 0:
+                    yield
+        yield
+
+    def _read(self) -> Iterator[None]:
+        for message in self._topics.read():
+            self._counts["messages"] += 1
+            if message.value is not None:
+                self._take(message)
+            if self._counts["messages"] % _BATCH == 0:
+                yield
+        yield
+
+    def _take(self, message: TopicMessage) -> None:
+        """Forget the candidate that a message points at."""
+        for header in self._options.headers:
+            try:
+                reference = reference_of(message.value or b"", header=header)
+            except UnknownVersionError as error:
+                text = (
+                    f"{message.topic}, {message.place}: {error}. Nothing was deleted, because it may point at anything"
+                )
+                raise UnknownVersionError(text, kind=error.kind, version=error.version) from error
+            except EnvelopeError:
+                self._counts["damaged"] += 1
+                continue
+            if reference is not None:
+                self._counts["pointers"] += 1
+                self._garbage.discard(fingerprint(reference.key))
+
+    def fail(self, error: BaseException) -> None:
+        """Note the error that ends the collection."""
+        for store in self._stores:
+            store.fail(error)
+
+    def emit(self, seconds: float) -> None:
+        """Emit the events."""
+        for store in self._stores:
+            store.emit(seconds)
+
+    def report(self, seconds: float) -> CollectionReport:
+        """Return the state so far."""
+        return CollectionReport(
+            dry_run=self._options.dry_run,
+            phase=self._phase,
+            candidates=self._counts["candidates"],
+            messages=self._counts["messages"],
+            pointers=self._counts["pointers"],
+            damaged=self._counts["damaged"],
+            stores=tuple(store.report() for store in self._stores),
+            duration_seconds=seconds,
+        )

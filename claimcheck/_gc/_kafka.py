@@ -1,0 +1,194 @@
+"""Reads the topics of a Kafka cluster for a garbage collection. No group is joined, and no offset is committed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from claimcheck._doctor._topics import KafkaTarget, is_dead_letter_topic
+from claimcheck._gc._topics import IncompleteReadError, TopicMessage
+from claimcheck._registry import import_vendor
+from claimcheck.errors import ConfigError, TransportError
+from claimcheck.transports.kafka._client import exception_of, vendor
+
+__all__ = ["KafkaTopics"]
+
+_SECONDS = 30.0
+_MESSAGES = 500
+_OWN = {
+    "group.id": "claimcheck-gc",  # the client requires one; it is never joined
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,  # sent where only the markers of transactions are left
+    "isolation.level": "read_uncommitted",  # messages of open transactions may be committed later
+    "queued.max.messages.kbytes": 16_384,
+    "receive.message.max.bytes": 1_000_000_000,  # a larger record is fetched again and again
+}
+_PASSING = {"_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE"}
+_quiet = logging.getLogger(__name__)
+
+_Partition = tuple[str, int]
+
+
+class KafkaTopics:
+    """Topics of a cluster, and their dead-letter topics.
+
+    Args:
+        target: The cluster and the topics; its groups are not used.
+        consumed: Whether to leave out what every group with committed offsets has read.
+
+    Raises:
+        ConfigError: The client refuses its settings.
+        TransportError: No broker answered.
+    """
+
+    def __init__(self, target: KafkaTarget, *, consumed: bool = False) -> None:
+        self.topics = target.topics
+        self._settings: dict[str, Any] = {**target.options, "bootstrap.servers": target.servers}
+        self._next: dict[_Partition, int] = {}
+        try:
+            self._admin = _admin_module().AdminClient(self._settings, logger=_quiet)
+        except Exception as error:
+            # The client's text may quote a secret.
+            raise ConfigError("the Kafka client refuses its settings: check the file of --kafka-config") from error
+        self._floors = self._consumed() if consumed else {}
+
+    def known(self) -> list[str]:
+        """Return all topics of the cluster that may be described."""
+        return sorted(self._metadata())
+
+    def names(self, topic: str) -> list[str]:
+        """Return the name of a topic."""
+        return [topic]
+
+    def read(self) -> Iterator[TopicMessage]:
+        """Yield what was appended since the last call began; see `Topics.read`."""
+        partitions, again = self._partitions(), bool(self._next)
+        lows, ends = self._offsets(partitions, "earliest"), self._offsets(partitions, "latest")
+        starts = {}
+        for each in partitions:
+            first = 0 if again else max(lows[each], self._floors.get(each, 0))
+            starts[each] = self._next.get(each, first)
+            if again and not lows[each] <= starts[each] <= ends[each]:
+                raise _lost(each)
+        if not self._next.keys() <= set(partitions):
+            raise _lost(min(self._next.keys() - set(partitions)))
+        yield from self._records(starts, ends, "error" if again else "earliest")
+        self._next = ends
+
+    # Metadata --------------------------------------------------------------------------------------------------
+
+    def _metadata(self) -> Mapping[str, Any]:
+        try:
+            topics: Mapping[str, Any] = self._admin.list_topics(timeout=_SECONDS).topics
+        except vendor().KafkaException as error:
+            text = f"no Kafka broker answered ({error.args[0].name()}): check the address and the client's settings"
+            raise TransportError(text) from error
+        return topics
+
+    def _partitions(self) -> list[_Partition]:
+        found = []
+        for topic, metadata in self._metadata().items():
+            if not any(topic == each or is_dead_letter_topic(topic, each) for each in self.topics):
+                continue
+            if metadata.error is not None:
+                raise IncompleteReadError(f"topic {topic} cannot be read: {metadata.error.str()}", destination=topic)
+            found += [(topic, number) for number in metadata.partitions]
+        return sorted(found)
+
+    def _offsets(self, partitions: Sequence[_Partition], which: str) -> dict[_Partition, int]:
+        spec = getattr(_admin_module().OffsetSpec, which)()
+        requests = {vendor().TopicPartition(*each): spec for each in partitions}
+        try:
+            results = self._admin.list_offsets(requests, request_timeout=_SECONDS).items() if requests else []
+            return {(place.topic, place.partition): future.result().offset for place, future in results}
+        except vendor().KafkaException as error:
+            text = f"the offsets of the topics cannot be listed: {error.args[0].str()}"
+            raise IncompleteReadError(text) from error
+
+    # Groups ----------------------------------------------------------------------------------------------------
+
+    def _consumed(self) -> dict[_Partition, int]:
+        """Return the offset of each partition below which every group has read everything."""
+        try:
+            groups = [self._committed(group) for group in self._groups()]
+        except vendor().KafkaException as error:
+            text = f"the committed offsets of all groups cannot be read: {error.args[0].str()}"
+            raise IncompleteReadError(text) from error
+        floors = {}
+        for place in self._partitions():
+            committed = [offsets.get(place, 0) for topics, offsets in groups if place[0] in topics]
+            floors[place] = min(committed, default=0)
+        return floors
+
+    def _groups(self) -> list[str]:
+        result = self._admin.list_consumer_groups(request_timeout=_SECONDS).result()
+        if result.errors:
+            raise result.errors[0]
+        return [each.group_id for each in result.valid]
+
+    def _committed(self, group: str) -> tuple[set[str], dict[_Partition, int]]:
+        """Return the topics that a group reads, and its committed offsets."""
+        request = vendor().ConsumerGroupTopicPartitions(group)
+        result = self._admin.list_consumer_group_offsets([request], request_timeout=_SECONDS)[group].result()
+        offsets = {}
+        for each in result.topic_partitions:
+            if each.error is not None:
+                raise exception_of(each.error)
+            if each.offset >= 0:
+                offsets[each.topic, each.partition] = each.offset
+        described = self._admin.describe_consumer_groups([group], request_timeout=_SECONDS)[group].result()
+        assigned = {place.topic for member in described.members for place in member.assignment.topic_partitions}
+        return {topic for topic, _ in offsets} | assigned, offsets
+
+    # Records ---------------------------------------------------------------------------------------------------
+
+    def _records(
+        self, starts: Mapping[_Partition, int], ends: Mapping[_Partition, int], reset: str
+    ) -> Iterator[TopicMessage]:
+        """Yield the records from ``starts`` up to ``ends``."""
+        left = {each for each in ends if starts[each] < ends[each]}
+        if not left:
+            return
+        settings = {**self._settings, **_OWN, "auto.offset.reset": reset}
+        with closing(vendor().Consumer(settings, logger=_quiet)) as consumer:
+            consumer.assign([vendor().TopicPartition(*each, starts[each]) for each in sorted(left)])
+            deadline = time.monotonic() + _SECONDS
+            while left:
+                messages = consumer.consume(_MESSAGES, timeout=1.0)
+                for message in messages:
+                    yield from self._record(message, ends, left, consumer)
+                if any(message.error() is None for message in messages):
+                    deadline = time.monotonic() + _SECONDS
+                elif time.monotonic() > deadline:
+                    topic, number = min(left)
+                    text = f"partition {number} of topic {topic} cannot be read: no record within {_SECONDS:g} seconds"
+                    raise IncompleteReadError(text, destination=topic)
+
+    def _record(
+        self, message: Any, ends: Mapping[_Partition, int], left: set[_Partition], consumer: Any
+    ) -> Iterator[TopicMessage]:
+        error, where = message.error(), (message.topic(), message.partition())
+        if error is not None and error.code() != vendor().KafkaError._PARTITION_EOF:
+            if error.name() in _PASSING:
+                return
+            text = f"partition {where[1]} of topic {where[0]} cannot be read: {error.str()}"
+            raise IncompleteReadError(text, destination=where[0])
+        offset = message.offset() if error is not None else message.offset() + 1
+        if error is None and where in left and message.offset() < ends[where]:
+            yield TopicMessage(where[0], f"partition {where[1]}, offset {message.offset()}", message.value())
+        if where in left and offset >= ends[where]:
+            left.remove(where)
+            consumer.incremental_unassign([vendor().TopicPartition(*where)])
+
+
+def _lost(partition: _Partition) -> IncompleteReadError:
+    topic, number = partition
+    text = f"partition {number} of topic {topic} lost messages that were appended while it was read: run it again"
+    return IncompleteReadError(text, destination=topic)
+
+
+def _admin_module() -> Any:
+    return import_vendor("confluent_kafka.admin", extra="kafka")

@@ -1,0 +1,61 @@
+"""Reads the topics of the embedded broker for a garbage collection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from claimcheck._doctor._topics import is_dead_letter_topic
+from claimcheck._gc._topics import TopicMessage
+from claimcheck.transports.local._broker import LocalBroker
+from claimcheck.transports.local._groups import consumed_offset
+
+__all__ = ["LocalTopics"]
+
+_MESSAGES = 500
+
+
+class LocalTopics:
+    """Topics of an embedded broker, and their dead-letter topics. It never deletes a message.
+
+    Args:
+        broker: The broker.
+        topics: The topics.
+        consumed: Whether to leave out what every group has acknowledged.
+    """
+
+    def __init__(self, broker: LocalBroker, topics: tuple[str, ...], *, consumed: bool = False) -> None:
+        self.topics = topics
+        self._broker = broker
+        self._next: dict[tuple[str, int], int] = {}
+        if consumed:
+            places = self._partitions()
+            with broker.database.read() as db:
+                self._next = {place: consumed_offset(db, *place) for place in places}
+
+    def known(self) -> list[str]:
+        """Return all topics."""
+        return self._broker.topics()
+
+    def names(self, topic: str) -> list[str]:
+        """Return the name of a topic."""
+        return [topic]
+
+    def read(self) -> Iterator[TopicMessage]:
+        """Yield what was appended since the last call began; see `Topics.read`."""
+        ends = {place: self._broker.end_offset(*place) for place in self._partitions()}
+        for (topic, partition), end in ends.items():
+            offset = self._next.get((topic, partition), 0)
+            while offset < end:
+                messages = self._broker.fetch(topic, partition, offset, min(_MESSAGES, end - offset))
+                for message in messages:
+                    yield TopicMessage(topic, f"partition {partition}, offset {message.offset}", message.value)
+                offset = messages[-1].offset + 1
+        self._next = ends
+
+    def _partitions(self) -> list[tuple[str, int]]:
+        found = [
+            name
+            for name in self.known()
+            if name in self.topics or any(is_dead_letter_topic(name, each) for each in self.topics)
+        ]
+        return [(name, number) for name in found for number in range(self._broker.partitions(name))]

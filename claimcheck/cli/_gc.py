@@ -1,0 +1,229 @@
+"""``gc``: deletes the stored payloads of topics that no readable message points at."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
+from claimcheck._envelope import HEADER
+from claimcheck._gc._collection import Collection, CollectionReport
+from claimcheck._gc._stores import StoreReport
+from claimcheck._gc._topics import Topics
+from claimcheck.cli._brokers import broker_options, kafka_settings, pulsar_token
+from claimcheck.cli._configuration import config_option, json_option, loaded
+from claimcheck.cli._exit_codes import one_line
+from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
+from claimcheck.cli._help import COMMANDS
+from claimcheck.cli._inspect import human_bytes
+from claimcheck.cli._sweep import checked_stores, duration, rate_option
+from claimcheck.errors import ScanNotSupportedError
+
+__all__ = ["gc"]
+
+_KEPT = {
+    "recent": "within the grace period",
+    "other": "of other destinations",
+    "leftover": "left behind by interrupted writes (see claimcheck sweep)",
+    "unknown": "with an unknown age, or written by a task without ttl_seconds",
+}
+
+
+@click.command(short_help=COMMANDS["gc"])
+@broker_options
+@click.option(
+    "--local",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="The file of the embedded broker; with --topic.",
+)
+@click.option("--topic", "topics", metavar="TOPIC", multiple=True, required=True, help="Repeatable.")
+@config_option
+@click.option("--store", "names", metavar="NAME", multiple=True, help="Only this store; repeatable.  [default: all]")
+@click.option("--yes", is_flag=True, help="Delete. Without it, nothing is deleted.")
+@click.option("--dry-run", is_flag=True, help="Delete nothing; the default.")
+@click.option(
+    "--grace",
+    metavar="TIME",
+    callback=duration,
+    default="24h",
+    show_default=True,
+    help="Keep younger payloads: their messages may not have been sent yet.",
+)
+@click.option("--consumed", is_flag=True, help="Also delete what every group or subscription has read.")
+@rate_option
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many payloads.")
+@json_option
+def gc(
+    kafka: str | None,
+    kafka_config: Path | None,
+    pulsar: str | None,
+    admin_url: str | None,
+    tls_ca_file: str | None,
+    local: str | None,
+    topics: tuple[str, ...],
+    config: str,
+    names: tuple[str, ...],
+    yes: bool,
+    dry_run: bool,
+    grace: float,
+    consumed: bool,
+    rate: float | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Delete the stored payloads of topics that no readable message points at.
+
+    Only counts them, unless --yes is given. Name every topic that has messages with these payloads. Dead-letter topics
+    with a usual name are also read; any other one has to be named. Reads all messages, joins no group and acknowledges
+    nothing. If a topic cannot be read completely, nothing is deleted.
+
+    The token for Pulsar, which also needs --admin-url, is in CLAIMCHECK_PULSAR_TOKEN. TIME is a number with the unit s,
+    m, h or d; without a unit, it is in seconds. Exits with 1 if a payload could not be deleted.
+    """
+    if yes and dry_run:
+        raise click.UsageError("--yes and --dry-run cannot be combined")
+    if sum(each is not None for each in (kafka, pulsar, local)) != 1:
+        raise click.UsageError("name one broker: --kafka, --pulsar or --local")
+    check_output(STDIO, force=False)
+    with loaded(config) as cc, contextlib.ExitStack() as stack:
+        stores = [cc.store(name) for name in checked_stores(cc, names)]
+        headers = tuple(dict.fromkeys((cc.config.header, HEADER)))
+        options = Collection(grace_seconds=grace, headers=headers, dry_run=not yes, rate=rate, limit=limit)
+        if kafka is not None:
+            broker = _kafka(KafkaTarget(kafka, topics, options=kafka_settings(kafka_config)), consumed)
+        elif pulsar is not None:
+            target = PulsarTarget(pulsar, admin_url, topics, token=pulsar_token(), ca_file=tls_ca_file)
+            broker = _pulsar(target, consumed)
+        else:
+            broker = _local(local or "", topics, consumed, stack)
+        output = _Output(is_chosen=bool(names), as_json=as_json)
+        with output.shown():
+            options.run(stores, broker, on_progress=output.note)
+    for error in output.errors.values():
+        raise error
+    sys.exit(int(any(each.failed for each in output.report.stores)))
+
+
+def _kafka(target: KafkaTarget, consumed: bool) -> Topics:
+    from claimcheck._gc._kafka import KafkaTopics
+
+    return KafkaTopics(target, consumed=consumed)
+
+
+def _pulsar(target: PulsarTarget, consumed: bool) -> Topics:
+    from claimcheck._gc._pulsar import PulsarTopics
+
+    return PulsarTopics(target, consumed=consumed)
+
+
+def _local(path: str, topics: tuple[str, ...], consumed: bool, stack: contextlib.ExitStack) -> Topics:
+    from claimcheck._gc._local import LocalTopics
+    from claimcheck.transports.local import LocalBroker
+
+    broker = stack.enter_context(LocalBroker(path))
+    return LocalTopics(broker, topics, consumed=consumed)
+
+
+class _Output:
+    """Shows the state on a terminal, and the result at the end, also after an error."""
+
+    def __init__(self, *, is_chosen: bool, as_json: bool) -> None:
+        self._is_chosen, self._as_json = is_chosen, as_json
+        self._count: Callable[[str], None] = lambda text: None
+        self.report = CollectionReport(dry_run=True)
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the state until the block ends, then the result."""
+        error: BaseException | None = None
+        try:
+            with contextlib.ExitStack() as stack:
+                if is_terminal(sys.stderr):
+                    self._count = stack.enter_context(Console(stderr=True).status("listing ...")).update
+                yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._show(error)
+
+    def note(self, report: CollectionReport) -> None:
+        """Keep the state, and show it."""
+        self.report = report
+        orphans, deleted = (sum(getattr(each, name) for each in report.stores) for name in ("orphans", "deleted"))
+        self._count(
+            f"{report.phase}: {report.candidates:,} candidates, {report.messages:,} messages read, "
+            f"{orphans:,} orphans, {deleted:,} deleted"
+        )
+
+    @property
+    def errors(self) -> dict[str, BaseException]:
+        """The errors of the stores; that a store cannot be listed counts only if it was chosen."""
+        return {each.store: each.error for each in self.report.stores if each.error and not self._is_skipped(each)}
+
+    def _is_skipped(self, report: StoreReport) -> bool:
+        return isinstance(report.error, ScanNotSupportedError) and not self._is_chosen
+
+    def _show(self, error: BaseException | None) -> None:
+        report = self.report
+        if self._as_json:
+            ok = error is None and not self.errors and not any(each.failed for each in report.stores)
+            click.echo(json.dumps({"ok": ok} | _facts(report) | {"error": _why(error)}, indent=2))
+        elif report.phase in ("deleting", "finished"):
+            damaged = f", {report.damaged:,} damaged" if report.damaged else ""
+            click.echo(f"{report.messages:,} messages read: {report.pointers:,} pointers{damaged}")
+            for each in report.stores:
+                skipped = isinstance(each.error, ScanNotSupportedError)
+                click.echo(_why(each.error) if skipped else "\n".join(_lines(each, report)))
+
+
+def _why(error: BaseException | None) -> str | None:
+    return None if error is None else one_line(error) if isinstance(error, Exception) else "interrupted"
+
+
+def _lines(report: StoreReport, collection: CollectionReport) -> Iterator[str]:
+    """Describe what became of the payloads of one store."""
+    if report.error is not None and not report.listed:
+        yield f"{report.store}: not collected: {_why(report.error)}"
+        return
+    counts = f"{report.orphans:,} of {report.listed:,} entries are orphans"
+    yield f"{report.store}: {counts}, {human_bytes(report.orphan_bytes)}"
+    yield f"  {_outcome(report, collection)}"
+    for counted in (report.topics, report.ages):
+        if counted:
+            yield f"  {', '.join(f'{count:,} {printable(name)}' for name, count in counted.items())}"
+    if report.referenced:
+        yield f"  {report.referenced:,} kept: a message points at them"
+    for reason, count in report.kept.items():
+        yield f"  {count:,} kept: {_KEPT[reason]}"
+    if report.failed:
+        yield f"  {report.failed:,} failed: {'; '.join(one_line(each) for each in report.errors)}"
+    if report.error is not None:
+        yield f"  not finished: {_why(report.error)}"
+    elif not report.finished:
+        yield "  the limit was reached: later entries were not listed"
+
+
+def _outcome(report: StoreReport, collection: CollectionReport) -> str:
+    if collection.dry_run:
+        return "nothing was deleted: use --yes to delete them" if report.orphans else "nothing to delete"
+    skipped = f", {report.skipped:,} no longer there or written again" if report.skipped else ""
+    return f"{report.deleted:,} deleted{skipped} in {collection.duration_seconds:,.1f} s"
+
+
+def _facts(report: CollectionReport) -> dict[str, object]:
+    facts: dict[str, object] = {each.name: getattr(report, each.name) for each in fields(report)}
+    return facts | {"stores": [_store_facts(each) for each in report.stores]}
+
+
+def _store_facts(report: StoreReport) -> dict[str, object]:
+    facts: dict[str, object] = {each.name: getattr(report, each.name) for each in fields(report)}
+    return facts | {"errors": [one_line(each) for each in report.errors], "error": _why(report.error)}

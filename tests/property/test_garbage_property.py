@@ -1,0 +1,318 @@
+"""Garbage collection beside everything else that happens to payloads: nothing goes too early, and no orphan stays."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from claimcheck._envelope import encode_pointer
+from claimcheck._garbage import Candidates, reference_of
+from claimcheck._gc._collection import Collection, Run
+from claimcheck._gc._topics import IncompleteReadError
+from claimcheck._pointer import Pointer, decode, encode
+from claimcheck._store import StoreContext
+from claimcheck._sweep import Sweep
+from claimcheck.stores.memory import MemoryStore
+from tests.clocks import Clock
+from tests.hypothesis_examples import examples
+from tests.property.model_topics import Broker, Message, ModelTopics
+
+GRACE = 10
+TOPICS = ("orders", "dead")
+PARTITIONS = {"orders": 2, "dead": 1, "payments": 1}
+LIFETIMES = st.sampled_from([None, 20, 200])
+IDENTITIES = [uuid.UUID(int=number) for number in range(2)]
+
+
+MOVES = st.lists(st.sampled_from("-mr"), min_size=3, max_size=9)
+SCRIPTS = MOVES | st.lists(st.sampled_from("---mmrrwWstTixcSgk"), max_size=14)
+
+
+class Killed(BaseException):
+    """The process of a collection or a sweep ended here."""
+
+
+class InterleavedStore(MemoryStore):
+    """Something else happens before each listed entry is returned, and before each one is deleted."""
+
+    pause: Callable[[], None] = staticmethod(lambda: None)
+
+    def _scan(self, after):
+        for entry in super()._scan(after):
+            self.pause()
+            yield entry
+
+    def _discard(self, entries):
+        for entry in entries:
+            self.pause()
+            yield from super()._discard([entry])
+
+
+class Life(RuleBasedStateMachine):
+    """One store, one broker, and all that happens to payloads and messages.
+
+    Every message that a group can read has its payload, within its lifetime.
+    """
+
+    consumed = False
+    grace: float = GRACE
+    Run: type[Run] = Run
+    Topics: type[ModelTopics] = ModelTopics
+
+    @initialize()
+    def open(self) -> None:
+        self.clock = Clock()
+        self.broker = Broker(**PARTITIONS)
+        self.store = InterleavedStore(space=str(uuid.uuid4()))
+        self.store.context = StoreContext(clock=self.clock)
+        self.store.pause = self.pause
+        self.events: Iterator[str] = iter(())
+        self.pending: list[tuple[float, str, Pointer]] = []
+        self.open_transactions: list[Message] = []
+
+    # Writers ---------------------------------------------------------------------------------------------------
+
+    def write(self, topic: str, lifetime: int | None, identity: uuid.UUID | None = None) -> Pointer:
+        self.store.ttl_seconds = lifetime
+        return self.store.write(b"payload", destination=topic, identity=identity)
+
+    def send(self, topic: str, pointer: Pointer, state: Any = "committed") -> Message:
+        message = Message(encode_pointer(encode(pointer)), state)
+        number = len(pointer.key) % PARTITIONS[topic]
+        self.broker.logs[topic, number].append(message)
+        return message
+
+    @rule(topic=st.sampled_from(sorted(PARTITIONS)), lifetime=LIFETIMES)
+    def write_and_send(self, topic: str, lifetime: int | None) -> None:
+        self.send(topic, self.write(topic, lifetime))
+
+    @rule(lifetime=LIFETIMES)
+    def write_with_unknown_outcome(self, lifetime: int | None) -> None:
+        """The message never arrived; nobody deletes the payload."""
+        self.write("orders", lifetime)
+
+    @rule()
+    def write_and_roll_back(self) -> None:
+        self.store.rollback(self.write("orders", None))
+
+    @rule(topic=st.sampled_from(sorted(PARTITIONS)), lifetime=LIFETIMES)
+    def write_slowly(self, topic: str, lifetime: int | None) -> None:
+        """It is sent when the grace period ends at the latest."""
+        self.pending.append((self.clock() + GRACE, topic, self.write(topic, lifetime)))
+
+    @rule(identity=st.sampled_from(IDENTITIES), sent=st.booleans())
+    def run_task(self, identity: uuid.UUID, sent: bool) -> None:
+        """A task that may have run before, and may fail before it sends anything."""
+        pointer = self.write("orders", 200, identity)
+        if sent:
+            self.send("orders", pointer)
+
+    @rule()
+    def begin_transaction(self) -> None:
+        self.open_transactions.append(self.send("orders", self.write("orders", None), "open"))
+
+    @rule(state=st.sampled_from(["committed", "aborted"]))
+    def end_transaction(self, state: Any) -> None:
+        if self.open_transactions:
+            self.open_transactions.pop(0).state = state
+
+    @rule()
+    def send_late(self) -> None:
+        if self.pending:
+            _, topic, pointer = self.pending.pop(0)
+            self.send(topic, pointer)
+
+    @rule(seconds=st.sampled_from([0.4, 1, 5, GRACE - 0.5, GRACE + 1, 100]))
+    def wait(self, seconds: float) -> None:
+        """Time passes; slow senders send at the last moment."""
+        end = self.clock() + seconds
+        while self.pending and self.pending[0][0] <= end:
+            self.clock.now = max(self.clock.now, self.pending[0][0])
+            self.send_late()
+        self.clock.now = end
+
+    # The broker and its readers --------------------------------------------------------------------------------
+
+    @rule(place=st.sampled_from([("orders", 0), ("orders", 1)]), group=st.sampled_from(["fast", "slow"]))
+    def consume(self, place: tuple[str, int], group: str) -> None:
+        """Read and commit everything up to the first transaction that has not ended."""
+        self.broker.logs[place].consume(group)
+
+    @rule(place=st.sampled_from([("orders", 0), ("orders", 1), ("dead", 0), ("payments", 0)]))
+    def retain(self, place: tuple[str, int]) -> None:
+        """Retention deletes the oldest message, whoever has read it."""
+        messages = self.broker.logs[place].messages
+        for offset in sorted(messages)[:1]:
+            del messages[offset]
+
+    @rule()
+    def dead_letter(self) -> None:
+        self.broker.move("orders", "dead")
+
+    @rule()
+    def redrive(self) -> None:
+        self.broker.move("dead", "orders")
+
+    @rule()
+    def sweep(self) -> None:
+        with self.undisturbed():
+            Sweep(grace_seconds=GRACE, dry_run=False, clock=self.clock).run(self.store)
+
+    # Collections -----------------------------------------------------------------------------------------------
+
+    @rule(script=SCRIPTS)
+    def collect(self, script: list[str]) -> None:
+        """Collect while other things happen, one at each step of listing, reading and deleting."""
+        self.events = iter(script)
+        with contextlib.suppress(Killed, IncompleteReadError):
+            self.collect_to_the_end()
+        self.events = iter(())
+
+    def collect_to_the_end(self) -> None:
+        options = Collection(grace_seconds=self.grace, dry_run=False, clock=self.clock)
+        topics = self.Topics(self.broker, TOPICS, consumed=self.consumed, pause=self.pause)
+        for _ in self.Run(options, [self.store], topics).steps():
+            pass
+
+    def pause(self) -> None:
+        {
+            "-": lambda: None,
+            "m": self.dead_letter,
+            "r": self.redrive,
+            "w": lambda: self.write_and_send("orders", None),
+            "W": lambda: self.write_slowly("orders", None),
+            "s": self.send_late,
+            "t": lambda: self.wait(1),
+            "T": lambda: self.wait(GRACE + 1),
+            "i": lambda: self.run_task(IDENTITIES[0], True),
+            "x": lambda: self.retain(("orders", 0)),
+            "c": lambda: [self.consume(("orders", 0), group) for group in ("fast", "slow")],
+            "S": self.sweep,
+            "g": self.collect_undisturbed,
+            "k": self.die,
+        }[next(self.events, "-")]()
+
+    def collect_undisturbed(self) -> None:
+        with self.undisturbed():
+            self.collect_to_the_end()
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        events, self.events = self.events, iter(())
+        yield
+        self.events = events
+
+    def die(self) -> None:
+        raise Killed
+
+    # What has to hold ------------------------------------------------------------------------------------------
+
+    @invariant()
+    def nothing_went_too_early(self) -> None:
+        for value in self.broker.readable(consumed=self.consumed):
+            pointer = decode(value[21:])
+            if pointer.expires_ms is None or self.clock() * 1000 < pointer.expires_ms:
+                assert self.store.read(pointer) == b"payload"
+
+    @rule()
+    def nothing_stays(self) -> None:
+        """When everything is quiet, a collection leaves only payloads that a message points at, or of other topics."""
+        while self.open_transactions:
+            self.end_transaction("committed")
+        self.wait(GRACE + 2)
+        self.collect_undisturbed()
+        logs = self.broker.logs.values()
+        values = [
+            message.value
+            for log in logs
+            for offset, message in log.messages.items()
+            if not self.consumed or offset >= log.floor
+        ]
+        pointed = {reference_of(value).key for value in values}
+        left = {entry.key for entry in self.store.scan()} - pointed
+        assert all(key.startswith("payments-") for key in left)
+
+
+class LifeOfConsumed(Life):
+    """The collection also deletes what every group has read."""
+
+    consumed = True
+
+
+TestLife = Life.TestCase
+TestLife.settings = examples(600, stateful_step_count=30)
+TestLifeOfConsumed = LifeOfConsumed.TestCase
+TestLifeOfConsumed.settings = examples(400, stateful_step_count=30)
+
+
+# Faults that the machine has to find ---------------------------------------------------------------------------
+
+
+class ReadsOnce(Run):
+    def _read(self):
+        return super()._read() if self._phase == "reading" else iter(())
+
+
+class TakesTheTimeLate(Run):
+    """It reads before it lists and takes the time."""
+
+    def steps(self):
+        self._begin()
+        messages = [message for _ in range(2) for message in self._topics.read()]
+        self._begin()
+        yield from self._list()
+        for message in messages:
+            self._take(message)
+        for store in self._stores:
+            yield from store.delete(self._candidates, self._garbage)
+
+
+class IgnoresDestinations(Run):
+    def _begin(self):
+        super()._begin()
+        self._candidates = AnyDestination({}, self._candidates.before_ms)
+
+
+class AnyDestination(Candidates):
+    def topic_of(self, entry, *, prefix=""):
+        return "orders"
+
+
+class IgnoresLostTail(ModelTopics):
+    checks_tail = False
+
+
+class IgnoresFloors(ModelTopics):
+    """It takes the positions of one group for those of all."""
+
+    def __init__(self, broker, *args, **options):
+        super().__init__(broker, *args, **options)
+        self._floors = {place: log.committed["fast"] for place, log in broker.logs.items()}
+
+
+@pytest.mark.parametrize(
+    ("machine", "fault"),
+    [
+        (Life, {"Run": ReadsOnce}),
+        (Life, {"Run": TakesTheTimeLate}),
+        (Life, {"Run": IgnoresDestinations}),
+        (Life, {"Topics": IgnoresLostTail}),
+        (Life, {"grace": 0}),
+        (LifeOfConsumed, {"Topics": IgnoresFloors}),
+    ],
+    ids=["read once", "late time", "other destinations", "lost tail", "no grace", "one group"],
+)
+def test_the_machine_finds(machine: type[Life], fault: dict[str, Any]) -> None:
+    broken = type("Broken", (machine,), fault)
+    seeking = hypothesis.settings(
+        max_examples=5000, stateful_step_count=20, phases=[hypothesis.Phase.generate], database=None, derandomize=True
+    )
+    with pytest.raises(Exception, match="is not in the store|gone|no longer|not found|missing"):
+        run_state_machine_as_test(broken, settings=seeking)
