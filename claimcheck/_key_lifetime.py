@@ -85,10 +85,14 @@ def parse_name(name: str) -> KeyLifetime | None:
     return KeyLifetime() if lifetime is None else _known(created, lifetime)
 
 
-def destination_of(name: str) -> str | None:
-    """Return the destination in the last part of a key; ``None`` if this library did not create the key."""
-    match = _NAME.fullmatch(name)
-    return None if match is None else match["destination"]
+def destination_of(key: str) -> str:
+    """Return the part of a key that names the destination; empty if this library did not create the key.
+
+    Args:
+        key: The key without the store's prefix. Folders, and what the medium appended after an ``@``, are ignored.
+    """
+    match = _NAME.fullmatch(key.rpartition("/")[2].partition("@")[0])
+    return "" if match is None else match["destination"]
 
 
 @functools.lru_cache(maxsize=1024)
