@@ -125,9 +125,10 @@ class TestCommits:
 
     def test_a_revoked_partition_is_confirmed_after_the_final_commit(self, lab, cc, consumer, left):
         send(lab, cc, 2)
-        options = {"enable.auto.commit": True, "auto.commit.interval.ms": 60_000}
-        reader = consumer(wrap={"auto_offset_store": True}, **options)
-        assert values(receive(reader, 2)) == payloads(2)
+        reader = consumer(**{"enable.auto.commit": True, "auto.commit.interval.ms": 60_000})
+        messages = receive(reader, 2)
+        assert values(messages) == payloads(2)
+        reader.store_offsets(messages[1])
 
         reader.unsubscribe()
         receive(reader, 1, within=0.5)  # serves the rebalance
