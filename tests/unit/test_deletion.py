@@ -313,7 +313,7 @@ class Web:
         self.mark, self.others = mark, others
 
     def get(self, path):
-        cursors = {"s": {"markDeletePosition": self.mark}} | dict.fromkeys(self.others, {})
+        cursors = {"s": {"markDeletePosition": self.mark}} | {name: {} for name in self.others}
         return {"cursors": cursors} if path.endswith("/t/internalStats") else None
 
 
