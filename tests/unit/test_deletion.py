@@ -33,7 +33,7 @@ class Table:
         self.positions: dict = {}
         self.error: Exception | None = None
 
-    def topic(self, source) -> str:
+    def topic(self, source):
         return source[0]
 
     destination = topic

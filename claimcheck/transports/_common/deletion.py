@@ -306,13 +306,14 @@ class PayloadDeletion:
     def _delete_all(self, due: Iterable[tuple[Source, PointerRead]]) -> None:
         payloads, down = list(due), set[str]()
         if len(payloads) == 1:
-            self._delete(*payloads[0], down)
+            self._delete(payloads[0], down)
         elif payloads:
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="claimcheck-deletion") as threads:
-                list(threads.map(lambda payload: self._delete(*payload, down), payloads))
+                list(threads.map(lambda payload: self._delete(payload, down), payloads))
 
-    def _delete(self, source: Source, read: PointerRead, down: set[str]) -> None:
+    def _delete(self, payload: tuple[Source, PointerRead], down: set[str]) -> None:
         """Delete one payload; after an error it stays until it expires. ``down`` has the stores not to try again."""
+        source, read = payload
         name = read.pointer.store or ""
         if name in down:
             return
