@@ -577,7 +577,7 @@ class Store(ABC):
                 return Source(payload, limit=self.segment_bytes * segments, limit_name=what)
         return Source(payload, limit=limit)
 
-    def _draft(self, destination: str, identity: uuid.UUID | None, min_ttl_seconds: float | None) -> Pointer:
+    def _draft(self, destination: str, identity: uuid.UUID | None, min_ttl_seconds: float | None = None) -> Pointer:
         created, unique = int(self.context.clock() * 1000), identity or self.context.new_uuid()
         expires = self._expires_ms(created, min_ttl_seconds)
         key = self._key(destination, unique, created_ms=created, expires_ms=expires, fresh=identity is None)

@@ -10,7 +10,7 @@ from typing import Protocol
 from claimcheck._client import ClaimCheck
 from claimcheck._compare._model import Mode
 
-__all__ = ["Broker", "Done", "Errors", "BrokerAddress", "Consumer", "Producer", "Received", "TopicSettings", "connect"]
+__all__ = ["Broker", "BrokerAddress", "Consumer", "Done", "Errors", "Producer", "Received", "TopicSettings", "connect"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from claimcheck.hooks import Hook
 from claimcheck.testing._faults import FaultyStore, Operation, When
 
 __all__ = [
+    "KillPoint",
     "KillingStore",
-    "_PassingBlock",
     "SendingClaimCheck",
-    "refused_address",
+    "WatchedClaimCheck",
     "with_faulty_stores",
     "without_stores",
 ]

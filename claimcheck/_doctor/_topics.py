@@ -12,6 +12,7 @@ from claimcheck._client import ClaimCheck
 from claimcheck._doctor._findings import duration, finding
 
 __all__ = [
+    "DEAD_LETTERS",
     "Expectation",
     "KafkaTarget",
     "PulsarTarget",
@@ -21,7 +22,8 @@ __all__ = [
     "outlives",
 ]
 
-_DEAD_LETTERS = re.compile(r"[._-](dlq|dlt|dead[._-]?letters?|errors?)", re.IGNORECASE)
+DEAD_LETTERS = re.compile(r"[._-](dlq|dlt|dead[._-]?letters?|errors?)", re.IGNORECASE)
+"""What follows a topic's name in the name of its dead-letter topic, by convention."""
 
 _LATE = 0.5
 _SECRET = re.compile(r"password|secret|token|pem$|_key$|oauthbearer\.(config|assertion)")
@@ -169,7 +171,7 @@ class Expectation:
 
 def is_dead_letter_topic(name: str, topic: str) -> bool:
     """Whether a topic has, by convention, the name of another one's dead-letter topic: ``orders.dlq``."""
-    return name.startswith(topic) and _DEAD_LETTERS.fullmatch(name[len(topic) :]) is not None
+    return name.startswith(topic) and DEAD_LETTERS.fullmatch(name[len(topic) :]) is not None
 
 
 def on_command_line(path: str, option: str, address: str, fix: str) -> Iterator[Finding]:

@@ -11,16 +11,15 @@ A collection does this, in this order:
 
 *No message that is readable when step 5 begins, or later, points at a deleted payload, and none will.* This needs two
 assumptions. First: the grace period is longer than the time from the beginning of a write to the moment at which its
-message is in a topic, including retries, transactions and differences between clocks. Second: who moves a message to
-another topic (dead-lettering, redriving) appends the copy while the original can still be read.
+message can be read, including retries, transactions and differences between clocks. Second: when a message is moved to
+another topic (dead-lettering, redriving), its copy can be read before the original is gone.
 
 Let ``m`` be such a message, pointing at a candidate. The candidate was older than the grace period in step 1. So the
-first message of this pointer was appended before step 1, and every later one is a copy of an earlier one. By the second
-assumption, some copy ``c`` was readable at the moment ``t`` when step 4 took the ends of the topics. Either ``c`` was
-appended after step 3 took the end of its partition. Then step 4 read it, because `Topics.read` raises an error if
-anything that was appended since was deleted unread. Or ``c`` was appended before. Then it was readable during the whole
-step 3, which read it. Whatever happens after ``t`` cannot matter: the candidate is forgotten. In both cases it is not
-deleted.
+first message of this pointer could be read before step 1, and every later one is a copy of an earlier one. By the
+second assumption, some copy ``c`` was readable at the moment ``t`` when step 4 took the ends of the topics. Either
+``c`` was appended after step 3 took the end of its partition. Then step 4 read it, because `Topics.read` raises an
+error if anything that was appended since was deleted unread. Or ``c`` was appended before. Then it was readable during
+the whole step 3, which read it. In both cases the candidate is forgotten, whatever happens after ``t``.
 
 Without step 4, a message could move from a topic that has not been read to one that has been read. Without the error of
 `Topics.read`, it could do so once more during step 4: from one end to another, each time just before it is read.
@@ -83,7 +82,7 @@ class Collection:
 
     Attributes:
         grace_seconds: Younger payloads are kept. It must exceed the time from a write to the moment at which its
-            message is in a topic, and the difference between the clocks of writers, stores and this machine.
+            message can be read, and the difference between the clocks of writers, stores and this machine.
         headers: What envelopes may begin with.
         dry_run: Whether to delete nothing.
         limit: The most payloads to delete.

@@ -35,6 +35,8 @@ _Partition = tuple[str, int]
 class KafkaTopics:
     """Topics of a cluster, and their dead-letter topics.
 
+    What retention deletes unread is noticed. What compaction removes is not, but it leaves the newest segment alone.
+
     Args:
         target: The cluster and the topics; its groups are not used.
         consumed: Whether to leave out what every group with committed offsets has read.

@@ -129,9 +129,10 @@ class StoreRun:
                 if not self._allowance.left:
                     return
                 self._take(entry, candidates, garbage)
-                if self._is_full:
+                is_full = self._is_full
+                if is_full:
                     self._delete_batch()
-                if not self._batch or self._listed % _BATCH == 0:
+                if is_full or self._listed % _BATCH == 0:
                     yield
             self._delete_batch()
             self._finished = True

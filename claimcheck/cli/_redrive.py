@@ -19,7 +19,7 @@ from claimcheck.cli._exit_codes import one_line
 from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
-from claimcheck.cli._sweep import per_second
+from claimcheck.cli._sweep import rate_option
 from claimcheck.errors import TransportError
 from claimcheck.transports._common.redrive import DeadLetterTopic
 
@@ -45,7 +45,7 @@ _GROUP = "claimcheck-redrive"
 )
 @click.option("--yes", is_flag=True, help="Send. Without it, nothing is sent.")
 @click.option("--dry-run", is_flag=True, help="Only read and verify; the default.")
-@click.option("--rate", metavar="N/s", callback=per_second, help="Take at most this many letters per second.")
+@rate_option
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many letters.")
 @json_option
 def redrive(

@@ -25,7 +25,7 @@ from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
 
-__all__ = ["checked_stores", "duration", "per_second", "rate_option", "sweep"]
+__all__ = ["checked_stores", "duration", "rate_option", "sweep"]
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
@@ -51,8 +51,7 @@ def duration(context: click.Context, parameter: click.Parameter, value: str | No
     return seconds
 
 
-def per_second(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Return the rate per second of an option such as 500/s or 0.5."""
+def _rate(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
     if value is None:
         return None
     match = _RATE.fullmatch(value)
@@ -61,9 +60,7 @@ def per_second(context: click.Context, parameter: click.Parameter, value: str | 
     return float(match[1])
 
 
-rate_option = click.option(
-    "--rate", metavar="N/s", callback=per_second, help="Delete at most this many entries per second."
-)
+rate_option = click.option("--rate", metavar="N/s", callback=_rate, help="At most this many entries per second.")
 
 
 @click.command(short_help=COMMANDS["sweep"])

@@ -21,17 +21,17 @@ def extend_segments(
 ) -> bool:
     """Let all segments expire at a moment, or at their present one if that is later.
 
-    Returns:
-        Whether all segments have an expiry. Those without one are left as they are.
-
     Args:
         server: The server.
         pointer: The payload's pointer.
         expires_ms: The moment, milliseconds since 1970.
         now_ms: Now, by the same clock.
         missing: Returns the error for a segment that does not exist.
+
+    Returns:
+        Whether all segments have an expiry. Those without one are left as they are.
     """
-    expire = True
+    all_expire = True
     for first in range(0, pointer.segments, _SEGMENTS_AT_ONCE):
         some = range(first, min(first + _SEGMENTS_AT_ONCE, pointer.segments))
         _extend(server, pointer, list(some), expires_ms, now_ms)
@@ -39,8 +39,8 @@ def extend_segments(
         for i, milliseconds in zip(some, remaining, strict=True):
             if milliseconds == _GONE:
                 raise missing(f"segment {i} of {pointer.segments}")
-            expire = expire and milliseconds != _NO_EXPIRY
-    return expire
+            all_expire = all_expire and milliseconds != _NO_EXPIRY
+    return all_expire
 
 
 def _extend(server: RedisServer, pointer: Pointer, numbers: list[int], expires_ms: int, now_ms: int) -> None:

@@ -197,12 +197,12 @@ class RedisStore(Store):
         now_ms = int(self.context.clock() * 1000)
         expires_ms = now_ms + int(ttl_seconds * 1000)
         with self._translated(pointer, "extend"):
-            do_expire = extend_segments(
+            all_expire = extend_segments(
                 self._server, pointer, expires_ms, now_ms=now_ms, missing=lambda what: self.missing(pointer, what)
             )
-        if not do_expire and pointer.version == 1:
+        if not all_expire and pointer.version == 1:
             return pointer
-        if not do_expire:
+        if not all_expire:
             return super()._extend(pointer, ttl_seconds, destination)
         return replace(pointer, expires_ms=expires_ms, key_id=None, mac=None)
 

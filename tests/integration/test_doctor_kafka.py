@@ -191,6 +191,7 @@ def test_several_groups_are_named_and_an_unknown_one_is_a_warning(lab):
     assert found(report) == ["kafka-groups"]
     assert f"2 groups read this topic: group-{lab.topic}, group-{lab.topic}-2" in text(report, "kafka-groups")
     assert found(seen(lab, groups=("nobody",))) == ["kafka-group-unknown"]
+    assert text(seen(lab, stored(delete_after_ack=True)), "kafka-groups").startswith("error ")
 
 
 def test_timestamps_in_the_future_are_a_warning(lab):

@@ -157,6 +157,7 @@ def test_several_subscriptions_are_named_and_an_unknown_one_is_a_warning(good):
     good.subscribe("s2")
     assert "there are 2 subscriptions: s, s2" in text(seen(good), "pulsar-subscriptions")
     assert "pulsar-subscription-unknown" in found(seen(good, subscriptions=("other",)))
+    assert text(seen(good, raw=stored(delete_after_ack=True)), "pulsar-subscriptions").startswith("error ")
 
 
 def test_dead_letter_topics_that_outlive_payloads_or_keep_nothing(good):

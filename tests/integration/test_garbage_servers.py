@@ -47,8 +47,8 @@ class Lab:
         return {entry.key for entry in self.store.scan()}
 
     def collect(self, *options: str) -> dict[str, Any]:
-        report = json.loads(ok(*self.arguments, "--json", *options).stdout)
-        return report | report["stores"][0]
+        report: dict[str, Any] = json.loads(ok(*self.arguments, "--json", *options).stdout)
+        return {**report, **report["stores"][0]}
 
     def refuse(self, *options: str) -> str:
         result = run(*self.arguments, "--yes", *options)

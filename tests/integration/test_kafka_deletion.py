@@ -9,7 +9,7 @@ import pytest
 from claimcheck.errors import ConfigError, SeveralGroupsError
 from tests import servers
 from tests.integration.kafka_aio_rig import consuming, poll
-from tests.integration.kafka_rig import LIMIT, content, receive, rig, values
+from tests.integration.kafka_rig import LIMIT, chunks_of, content, receive, rig, values
 
 
 @pytest.fixture
@@ -123,11 +123,24 @@ class TestCommits:
         reader.close()
         assert left() == 1
 
+    def test_what_is_delivered_beyond_the_committed_offset_stays(self, lab, cc, consumer, left):
+        """An incomplete payload holds the offset back; the commit metadata has the rest."""
+        stored = cc.store("m").write(b"x" * 50, destination=lab.topic)
+        lab.send_raw(chunks_of(content(600), 2)[0], cc.seal(stored))
+        reader = consumer()
+        (message,) = receive(reader, 1)
+        assert message.value() == b"x" * 50
+        reader.commit(message, asynchronous=False)
+        reader.close()
+
+        assert (left(), lab.committed().offset) == (1, 0)
+
     def test_a_revoked_partition_is_confirmed_after_the_final_commit(self, lab, cc, consumer, left):
         send(lab, cc, 2)
-        options = {"enable.auto.commit": True, "auto.commit.interval.ms": 60_000}
-        reader = consumer(wrap={"auto_offset_store": True}, **options)
-        assert values(receive(reader, 2)) == payloads(2)
+        reader = consumer(**{"enable.auto.commit": True, "auto.commit.interval.ms": 60_000})
+        messages = receive(reader, 2)
+        assert values(messages) == payloads(2)
+        reader.store_offsets(messages[1])
 
         reader.unsubscribe()
         receive(reader, 1, within=0.5)  # serves the rebalance

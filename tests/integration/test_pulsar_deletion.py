@@ -189,15 +189,16 @@ def test_the_async_consumer(lab, cc, left, clock):
 
     async def main():
         quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-        async with pulsar.asyncio.Client(lab.broker.service_url, logger=quiet) as client:
-            native = await client.subscribe(lab.topic, "s", initial_position=pulsar.InitialPosition.Earliest)
-            reader = AsyncPulsarConsumer(native, cc, admin_url=lab.broker.admin_url, clock=clock)
-            await reader.acknowledge(await reader.receive())
-            await reader.receive()
-            await asyncio.to_thread(lab.settled, backlog=1)
-            await asyncio.to_thread(reader._blocking._deletion.run)
-            clock.now += 66
-            await reader.close()
+        client = pulsar.asyncio.Client(lab.broker.service_url, logger=quiet)
+        native = await client.subscribe(lab.topic, "s", initial_position=pulsar.InitialPosition.Earliest)
+        reader = AsyncPulsarConsumer(native, cc, admin_url=lab.broker.admin_url, clock=clock)
+        await reader.acknowledge(await reader.receive())
+        await reader.receive()
+        await asyncio.to_thread(lab.settled, backlog=1)
+        await asyncio.to_thread(reader._blocking._deletion.run)
+        clock.now += 66
+        await reader.close()
+        await client.close()
 
     asyncio.run(main())
     assert left() == 1

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from claimcheck._envelope import encode_pointer
-from claimcheck._garbage import Candidates, reference_of
+from claimcheck._envelope import HEADER, encode_pointer
+from claimcheck._garbage import Candidates
 from claimcheck._gc._collection import Collection, Run
 from claimcheck._gc._topics import IncompleteReadError
 from claimcheck._pointer import Pointer, decode, encode
@@ -217,7 +217,7 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def nothing_went_too_early(self) -> None:
         for value in self.broker.readable(consumed=self.consumed):
-            pointer = decode(value[21:])
+            pointer = decode(value[len(HEADER) + 1 :])
             if pointer.expires_ms is None or self.clock() * 1000 < pointer.expires_ms:
                 assert self.store.read(pointer) == b"payload"
 
@@ -229,13 +229,12 @@ class Life(RuleBasedStateMachine):
         self.wait(GRACE + 2)
         self.collect_undisturbed()
         logs = self.broker.logs.values()
-        values = [
-            message.value
+        pointed = {
+            decode(message.value[len(HEADER) + 1 :]).key
             for log in logs
             for offset, message in log.messages.items()
             if not self.consumed or offset >= log.floor
-        ]
-        pointed = {reference_of(value).key for value in values}
+        }
         left = {entry.key for entry in self.store.scan()} - pointed
         assert all(key.startswith("payments-") for key in left)
 
@@ -297,6 +296,7 @@ class IgnoresFloors(ModelTopics):
         self._floors = {place: log.committed["fast"] for place, log in broker.logs.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "fault"),
     [
@@ -314,5 +314,5 @@ def test_the_machine_finds(machine: type[Life], fault: dict[str, Any]) -> None:
     seeking = hypothesis.settings(
         max_examples=5000, stateful_step_count=20, phases=[hypothesis.Phase.generate], database=None, derandomize=True
     )
-    with pytest.raises(Exception, match="is not in the store|gone|no longer|not found|missing"):
+    with pytest.raises(Exception, match="is gone"):
         run_state_machine_as_test(broken, settings=seeking)

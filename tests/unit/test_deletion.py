@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 import claimcheck
 from claimcheck._pointer import Pointer
-from claimcheck.errors import PayloadNotFoundError, SeveralGroupsError, StoreUnavailableError
+from claimcheck.errors import PayloadNotFoundError, SeveralGroupsError, StoreUnavailableError, TransportError
 from claimcheck.hooks import OperationEvent
 from claimcheck.testing import FaultyStore
 from claimcheck.transports._common import deletion as module
 from claimcheck.transports._common.deletion import PayloadDeletion, may_delete
 from claimcheck.transports._common.stored_payload import PointerRead
+from claimcheck.transports.pulsar._cursors import Cursors
 from tests.clocks import Clock
 
 SOURCE = ("orders", 0)
@@ -32,7 +33,7 @@ class Table:
         self.positions: dict = {}
         self.error: Exception | None = None
 
-    def topic(self, source) -> str:
+    def topic(self, source):
         return source[0]
 
     destination = topic
@@ -303,6 +304,41 @@ class TestErrors:
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
         phases = [e.phase for e in bench.events if isinstance(e, OperationEvent) and e.operation == "delete"]
         assert phases == ["started", "failed", "started", "failed", "started", "completed"]
+
+
+class Web:
+    """The web service of a broker with one topic."""
+
+    def __init__(self, mark: str, *others: str) -> None:
+        self.mark, self.others = mark, others
+
+    def get(self, path):
+        cursors = {"s": {"markDeletePosition": self.mark}} | {name: {} for name in self.others}
+        return {"cursors": cursors} if path.endswith("/t/internalStats") else None
+
+
+class TestCursors:
+    def test_a_position_counts_once_it_must_be_on_disk_and_not_after_a_crash(self):
+        web, clock = Web("7:4"), Clock()
+        cursors = Cursors(web, "s", clock=clock)
+
+        assert cursors.confirmed(["t"]) == {}
+        clock.now, web.mark = clock.now + 40, "7:9"
+        assert cursors.confirmed(["t"]) == {}
+        clock.now += 26
+        assert cursors.confirmed(["t"]) == {"t": (7, 5)}
+        web.mark = "7:6"  # the broker has forgotten what it had not written
+        assert cursors.confirmed(["t"]) == {}
+        clock.now, web.mark = clock.now + 66, "8:-1"  # a new ledger
+        assert cursors.confirmed(["t"]) == {"t": (7, 7)}
+        assert (7, 6, 1 << 31) < (7, 7) <= (7, 7, 0)  # whole entries and messages of batches
+
+    def test_replicators_and_readers_count_and_deduplication_does_not(self):
+        web = Web("7:4", "pulsar.dedup", "pulsar.repl.west", "reader-1")
+
+        assert Cursors(web, "s").groups("t") == {"s", "pulsar.repl.west", "reader-1"}
+        with pytest.raises(TransportError, match="there is no subscription other"):
+            Cursors(web, "other").groups("t")
 
 
 POSITIONS = st.integers(0, 8)

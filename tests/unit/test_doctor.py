@@ -148,7 +148,7 @@ def test_expired_payloads_that_no_sweep_deleted_are_a_warning(tmp_path):
 )
 def test_what_a_type_of_store_does_not_tell_is_named(options, found):
     with claimcheck.from_dict({"stores": {"hot": options}}) as cc:
-        assert [each.id for each in _server(cc.store("hot"), "stores.hot", time.time)] == found
+        assert [each.id for each in _server(cc, cc.store("hot"), "stores.hot", time.time)] == found
 
 
 def test_a_store_that_cannot_be_listed_is_named():

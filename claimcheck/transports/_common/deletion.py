@@ -3,7 +3,7 @@
 A payload is deleted only if all of this holds:
 
 - It was delivered to this application, which acknowledged it, or committed past it.
-- The broker was asked afterwards, and confirmed the acknowledgement.
+- Afterwards the broker confirmed the acknowledgement.
 - Exactly one group or subscription reads the topic.
 - No other message can point at it: its key was created by one write, for this topic, in the store of this topic.
 - Its pointer is genuine: the payload was read and is whole, or the pointer's signature was verified.
@@ -75,8 +75,8 @@ def may_delete(cc: ClaimCheck, read: PointerRead, destination: str) -> bool:
         return False
     store = cc.store(pointer.store)
     known = store._lifetime_of(pointer.key)
-    name = pointer.key[len(store.prefix) :].rpartition("/")[2]
-    return known is not None and known.created_ms is not None and destination_of(name) == slug(destination)
+    is_of_one_write = known is not None and known.created_ms is not None
+    return is_of_one_write and destination_of(pointer.key[len(store.prefix) :]) == slug(destination)
 
 
 class PayloadDeletion:
@@ -108,7 +108,7 @@ class PayloadDeletion:
         self._ended: dict[Source, int] = {}  # revoked: how many rounds are left
         self._deleting: dict[Source, bool] = {}  # whether payloads of the source are deleted
         self._checked: set[str] = set()  # topics
-        self._groups: dict[str, tuple[float, Set[str]]] = {}  # by topic: when they were asked for
+        self._groups: dict[str, tuple[float, Set[str]]] = {}  # by topic, and since when they are known
         self._failing: set[str] = set()  # for which a warning was logged: stores, topics, the broker
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -279,7 +279,7 @@ class PayloadDeletion:
         try:
             confirmed = self._broker.confirmed(sources)
         except Exception as error:
-            self._warn("broker", "the broker did not say what is acknowledged, so nothing is deleted: %s", error)
+            self._warn("broker", "acknowledgements are not confirmed, so nothing is deleted: %s", error)
             return None
         self._failing.discard("broker")
         return confirmed
@@ -306,13 +306,14 @@ class PayloadDeletion:
     def _delete_all(self, due: Iterable[tuple[Source, PointerRead]]) -> None:
         payloads, down = list(due), set[str]()
         if len(payloads) == 1:
-            self._delete(*payloads[0], down)
+            self._delete(payloads[0], down)
         elif payloads:
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="claimcheck-deletion") as threads:
-                list(threads.map(lambda payload: self._delete(*payload, down), payloads))
+                list(threads.map(lambda payload: self._delete(payload, down), payloads))
 
-    def _delete(self, source: Source, read: PointerRead, down: set[str]) -> None:
+    def _delete(self, payload: tuple[Source, PointerRead], down: set[str]) -> None:
         """Delete one payload; after an error it stays until it expires. ``down`` has the stores not to try again."""
+        source, read = payload
         name = read.pointer.store or ""
         if name in down:
             return

@@ -111,7 +111,7 @@ class AdminClient:
         except urllib.error.HTTPError as error:
             with error:
                 self.date = error.headers["Date"]
-                reason = _reason(error.read(_MAX_TEXT))
+                reason = _reason(error)
             raise AdminError(self._refused(path, error), status=error.code, reason=reason) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise AdminError(f"the web service did not answer {path}: {type(error).__name__}") from error
@@ -203,12 +203,15 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         else:
             redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
         if redirected is not None and _origin(newurl) != _origin(req.full_url):
-            redirected.headers.clear()
+            redirected.headers = {name: text for name, text in redirected.headers.items() if name == "Content-type"}
         return redirected
 
 
-def _reason(body: bytes) -> str:
+def _reason(error: urllib.error.HTTPError) -> str:
     """Return the reason in an error's body, which is usually JSON."""
+    body = b""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        body = error.read(_MAX_TEXT)
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return str(json.loads(body)["reason"])
     return body.decode("utf-8", "replace").strip() or "no reason given"

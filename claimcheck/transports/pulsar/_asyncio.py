@@ -166,8 +166,10 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
 
     async def close(self) -> None:
         """Close the wrapped object. Unacknowledged messages are redelivered, to other consumers."""
-        await super().close()
-        await asyncio.to_thread(self._blocking.close_deletion)
+        try:
+            await super().close()
+        finally:
+            await asyncio.to_thread(self._blocking.close_deletion)
 
     async def unsubscribe(self) -> None:
         """Delete the subscription."""

@@ -99,8 +99,8 @@ class PulsarConsumer(Receiver):
             subscriptions, where the broker does not count, this object does, for the last 10,000 payloads.
         prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none.
         prefetch_threads: How many payloads are read ahead concurrently.
-        admin_url: The broker's web service, needed if the configuration has ``delete_after_ack``. It is asked for the
-            subscriptions of the topic, by the constructor too, and for what is acknowledged.
+        admin_url: The broker's web service, needed if the configuration has ``delete_after_ack``: the constructor looks
+            for other subscriptions of the topic, and a thread looks for what is acknowledged.
         admin_headers: Sent with these requests, for example a token; never to another host.
         admin_ca_file: CA certificates (PEM) to trust for an ``admin_url`` with https; by default the system's.
         clock: Seconds, monotonic.
@@ -320,8 +320,10 @@ class PulsarConsumer(Receiver):
 
     def close(self) -> None:
         """Close the wrapped object. Unacknowledged messages are redelivered, to other consumers."""
-        super().close()
-        self.close_deletion()
+        try:
+            super().close()
+        finally:
+            self.close_deletion()
 
     def close_deletion(self) -> None:
         """Delete the payloads that are confirmed, and stop doing so."""

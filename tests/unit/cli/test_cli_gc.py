@@ -1,0 +1,160 @@
+"""``gc`` with the embedded broker: what it prints and deletes, and its exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+import claimcheck
+from claimcheck._envelope import encode_pointer
+from claimcheck._store import StoreContext
+from claimcheck.transports.local import LocalBroker
+from claimcheck.transports.local._groups import GroupMember
+from tests.unit.cli.rig import ok, run
+
+CONFIG = """
+store: disk
+stores:
+  disk: {type: filesystem, path: claims, create: true, ttl_seconds: 604800}
+  side: {type: pulsar-topic, url: "pulsar://localhost:6650", topic: side}
+"""
+GC = ("gc", "--local", "broker.sqlite", "--topic", "orders")
+
+
+class Lab:
+    """A broker and a store, with payloads that were written two days ago."""
+
+    def __init__(self, here: Path) -> None:
+        (here / "claimcheck.yaml").write_text(CONFIG)
+        self.cc = claimcheck.load(here / "claimcheck.yaml")
+        self.store = self.cc.store("disk")
+        self.broker = LocalBroker(here / "broker.sqlite")
+        self.broker.create_topic("orders", 2)
+
+    def write(self, destination: str = "orders", *, days: float = 2) -> claimcheck.Pointer:
+        self.store.context = StoreContext(name="disk", clock=lambda: time.time() - days * 86_400)
+        return self.store.write(b"payload", destination=destination)
+
+    def send(self, pointer: claimcheck.Pointer, topic: str = "orders") -> None:
+        self.broker.append(topic, self.cc.seal(pointer))
+
+    @property
+    def stored(self) -> set[str]:
+        return {entry.key for entry in self.store.scan()}
+
+
+@pytest.fixture
+def lab(here):
+    lab = Lab(here)
+    yield lab
+    lab.broker.close()
+
+
+def test_it_counts_first_and_deletes_exactly_the_orphans_with_yes(lab):
+    lab.broker.create_topic("orders.dlq")
+    sent, dead, orphans = lab.write(), lab.write(), [lab.write(), lab.write(days=20)]
+    recent, other = lab.write(days=0.9), lab.write("payments")
+    lab.send(sent)
+    lab.send(dead, "orders.dlq")
+
+    counted = ok(*GC).stdout.splitlines()
+    still_there = lab.stored
+    deleted = ok(*GC, "--yes").stdout.splitlines()
+
+    assert counted[:5] == [
+        "2 messages read: 2 pointers",
+        "disk: 2 of 6 entries are orphans, 14 bytes",
+        "  nothing was deleted: use --yes to delete them",
+        "  2 orders",
+        "  1 less than 7 days, 1 7 to 30 days",
+    ]
+    assert counted[5:8] == [
+        "  2 kept: a message points at them",
+        "  1 kept: within the grace period",
+        "  1 kept: of other destinations",
+    ]
+    assert counted[8].startswith("store 'side': PulsarTopicStore cannot list its payloads")
+    assert len(still_there) == 6
+    assert deleted[2].startswith("  2 deleted in ")
+    assert lab.stored == {each.key for each in (sent, dead, recent, other)}
+    assert not {each.key for each in orphans} & lab.stored
+
+
+def test_json_has_the_counts_and_the_store_that_cannot_be_listed(lab):
+    lab.send(lab.write())
+    lab.broker.append("orders", encode_pointer(b"\x02damaged"))
+    lab.write()
+    report = json.loads(ok(*GC, "--json", "--yes", "--grace", "1d").stdout)
+    disk, side = report["stores"]
+    assert (report["ok"], report["messages"], report["pointers"], report["damaged"]) == (True, 2, 1, 1)
+    assert (disk["deleted"], disk["orphan_bytes"], disk["topics"], disk["finished"]) == (1, 7, {"orders": 1}, True)
+    assert "side" in side["error"]
+    assert run(*GC, "--store", "side").exit_code == 1
+
+
+def test_the_limit_ends_it_early(lab):
+    for _ in range(3):
+        lab.write()
+    assert "the limit was reached" in ok(*GC, "--yes", "--limit", "2").stdout
+    assert len(lab.stored) == 1
+
+
+def test_what_every_group_has_acknowledged_goes_only_if_that_is_wanted(lab):
+    pointers = [lab.write() for _ in range(2)]
+    for pointer in pointers:
+        lab.broker.append("orders", lab.cc.seal(pointer), partition=0)
+    for group, count in (("fast", 2), ("slow", 1)):
+        with contextlib.closing(GroupMember(lab.broker, group, ["orders"])) as member:
+            member.ack(member.poll(limit=count, timeout=5).deliveries)
+    ok(*GC, "--yes")
+    assert len(lab.stored) == 2
+    ok(*GC, "--yes", "--consumed")
+    assert lab.stored == {pointers[1].key}
+
+
+def test_a_message_of_a_newer_release_deletes_nothing(lab):
+    lab.write()
+    lab.broker.append("orders", b"PRF_wdkafcli_header_\x02\x09", partition=1)
+    result = run(*GC, "--yes")
+    assert (result.exit_code, len(lab.stored)) == (5, 1)
+    assert "orders, partition 1, offset 0: pointer of version 9" in result.stderr
+    assert json.loads(run(*GC, "--yes", "--json").stdout)["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--yes", "--dry-run"], "cannot be combined"),
+        (["--kafka", "localhost:9092"], "name one broker"),
+        (["--topic", "missing"], "there is no topic missing"),
+        (["--store", "missing"], "missing"),
+    ],
+)
+def test_usage(lab, arguments, text):
+    result = run(*GC, *arguments)
+    assert result.exit_code in (2, 3)
+    assert text in result.stderr
+
+
+def test_topics_whose_payloads_have_the_same_keys_have_to_be_named_together(lab):
+    lab.write("a/b")
+    lab.broker.create_topic("a/b")
+    lab.broker.create_topic("a:b")
+    assert "name both topics" in run(*GC, "--topic", "a/b").stderr
+    assert "1 of 1 entries are orphans" in ok(*GC, "--topic", "a/b", "--topic", "a:b").stdout
+
+
+def test_a_hook_receives_an_event(lab):
+    from claimcheck._gc._collection import Collection
+    from claimcheck._gc._local import LocalTopics
+
+    lab.write()
+    events = []
+    lab.store.context = StoreContext(name="disk", hooks=claimcheck.hooks.Hooks((events.append,)))
+    Collection().run([lab.store], LocalTopics(lab.broker, ("orders",)))
+    (event,) = events
+    assert (event.kind, event.expired, event.deleted, event.dry_run) == ("gc", 1, 0, True)
