@@ -1,4 +1,4 @@
-"""Deletes the stored chunks that a streaming `reassemble` needs no longer.
+"""Deletes the stored chunks that a streaming `reassemble` no longer needs.
 
 The stateful operator releases the chunks of a payload in a micro-batch after the one in which the payload left the
 query. Spark has committed that one by then, so it is never replayed. A replay of the later one deletes the same chunks

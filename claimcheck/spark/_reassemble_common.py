@@ -35,7 +35,7 @@ class Options:
     expire_after_seconds: float
     expire_by: ExpireBy
     remember_seconds: float
-    delete_chunks: bool
+    delete_chunks: bool = True
 
     @property
     def config(self) -> Config:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 OUTPUT = "uuid string, row binary, pieces array<binary>, error_type string, error_message string, declared string"
 """One payload: the packed row of its first chunk, references to its pieces in order, or its error.
 
-A row without a uuid has references that no micro-batch needs any longer.
+A row without a uuid has references to chunks that are no longer needed.
 """
 
 _PAYLOAD_STATE = "done boolean, count int, seen int, size bigint, lowest int, row binary, timer bigint, declared string"

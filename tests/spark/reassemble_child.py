@@ -40,10 +40,10 @@ for name, value in options.items():
 spark = builder.getOrCreate()
 spark.sparkContext.setLogLevel("ERROR")
 spark.sparkContext.addPyFile(PACKAGE)
-jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
 
 
 def die():
+    jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
     os.kill(jvm, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 

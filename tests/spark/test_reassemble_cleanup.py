@@ -1,4 +1,4 @@
-"""The deletion of chunks that a stream needs no longer, without Spark: which are deleted, and what an error does."""
+"""The deletion of chunks that a stream no longer needs, without Spark: which are deleted, and what an error does."""
 
 from __future__ import annotations
 

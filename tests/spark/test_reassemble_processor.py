@@ -22,8 +22,8 @@ class Operator:
 
         from claimcheck.spark._reassemble_state import Limits, Reassembler
 
-        known = {"max_chunks": 10, "max_bytes": 100, "expire_ms": 60_000, "remember_ms": 600_000, "release": True}
-        known |= {"inline": b"inline:", **limits}
+        known: dict[str, Any] = {"max_chunks": 10, "max_bytes": 100, "expire_ms": 60_000, "remember_ms": 600_000}
+        known |= {"inline": b"inline:", "release": True, **limits}
         self.behind = known.get("behind_ms", 0)
         mode = "EventTime" if self.behind else "ProcessingTime"
         arrived = (lambda row: row.arrived) if self.behind else None

@@ -457,7 +457,7 @@ def test_a_store_that_forgets_too_soon(stored):
     stored["stores"]["disk"]["ttl_seconds"] = 60
     known = as_config(stored)
     reading = Reading(config=known, concurrency=1, max_inflight_bytes=1, out_batch_bytes=1, on_error="null")
-    options = Options(reading, 59, "clock", 60, delete_chunks=True)
+    options = Options(reading, 59, "clock", 60)
 
     assert on_stream._store(claim_check(known), options).ttl_seconds == 60
     with pytest.raises(ConfigError, match=r"stores.disk.ttl_seconds: found 60, expected well above"):
