@@ -168,12 +168,12 @@ class Store(ABC):
         """
         raise not_listed(self)
 
-    def _partitions(self, count: int) -> Sequence[str]:
+    def _scan_partitions(self, count: int) -> Sequence[str]:
         """Return about ``count`` parts of the listing for `_scan_partition`: see `partitions`. By default, one part."""
         return [""]
 
     def _scan_partition(self, partition: str) -> Iterable[StoreEntry]:
-        """Yield the entries of one part. Implement it together with `_partitions`."""
+        """Yield the entries of one part. Implement it together with `_scan_partitions`."""
         return self._scan(None)
 
     def _stat(self, entry: StoreEntry) -> StoreEntry | None:
@@ -504,7 +504,7 @@ class Store(ABC):
             StoreError: As `scan` does.
         """
         with self._translated(Pointer(key=self.prefix), "scan"):
-            return list(self._partitions(count))
+            return list(self._scan_partitions(count))
 
     def delete(self, entries: Iterable[StoreEntry]) -> list[Deletion]:
         """Delete entries that `scan` returned, in batches, and return the result of each, in any order.

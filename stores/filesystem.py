@@ -272,7 +272,7 @@ class FilesystemStore(Store):
         """List one folder after the other; the listing can be continued at the start of a folder."""
         return self._scan_range(after or "", "")
 
-    def _partitions(self, count: int) -> list[str]:
+    def _scan_partitions(self, count: int) -> list[str]:
         """Divide the folders, in the order of the listing, into ranges."""
         folders: list[str] = []
         for folder in self._folders(""):

@@ -155,7 +155,7 @@ def delete_orphans(orphans: DataFrame, scope: Scope, *, after: Spans | None, rat
     finally:
         rows.unpersist()
     outcomes = {name: number for name, (number, _) in counts.items()}
-    outcomes["kept"] = outcomes.get("kept", 0) + count - left.count
+    outcomes["kept"] = outcomes.get("kept", 0) + count - left.size
     return GarbageDeletion(**outcomes, error=counts.get("failed", (0, None))[1])
 
 

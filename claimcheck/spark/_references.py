@@ -86,14 +86,14 @@ class Pass(NamedTuple):
 
     Attributes:
         left: The payloads that no message points at.
-        count: Their number.
+        size: Their number.
         spans: What was read.
         references: Pointers.
         damaged: Damaged pointers, which cannot be read.
     """
 
     left: DataFrame
-    count: int
+    size: int
     spans: Spans
     references: int
     damaged: int

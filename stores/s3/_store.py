@@ -183,7 +183,7 @@ class S3Store(Store):
         yield from self._leftovers()
         yield from self._payloads(after or "", "")
 
-    def _partitions(self, count: int) -> list[str]:
+    def _scan_partitions(self, count: int) -> list[str]:
         return ranges(self._listing().cuts(count), count)
 
     def _scan_partition(self, partition: str) -> Iterator[StoreEntry]:

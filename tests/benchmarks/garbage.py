@@ -63,7 +63,7 @@ class MadeStore(Store):
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
         return self._entries(0, self._count)
 
-    def _partitions(self, count: int) -> list[str]:
+    def _scan_partitions(self, count: int) -> list[str]:
         return [f"{self._count * i // count}:{self._count * (i + 1) // count}" for i in range(count)]
 
     def _scan_partition(self, partition: str) -> Iterator[StoreEntry]:

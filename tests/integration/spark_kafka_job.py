@@ -66,10 +66,10 @@ class Job:
         running.awaitTermination()
 
     def garbage(self) -> dict[str, Any]:
-        """Collect the garbage of a topic."""
+        """Collect the garbage of topics."""
         from claimcheck.spark import collect_garbage
 
-        topics = [{"format": "kafka", **self.given["kafka"], "subscribe": self.given["topic"]}]
+        topics = [{"format": "kafka", **self.given["kafka"], "subscribe": name} for name in self.given["topics"]]
         with collect_garbage(self.spark, config=self.given["config"], topics=topics, dry_run=False) as report:
             assert report.deletion is not None
             return {"pointers": report.pointers, **asdict(report.deletion)}

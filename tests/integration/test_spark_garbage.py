@@ -6,6 +6,7 @@ import time
 import uuid
 from datetime import timedelta
 
+import pulsar
 import pytest
 
 import claimcheck
@@ -50,7 +51,8 @@ def test_pulsar_and_s3(spark_sources, spark_topic, pulsar_client, config, s3_res
         dead = pulsar_client.create_producer(f"{spark_topic.name}-DLQ")
         for pointer in kept[16:]:
             dead.send(cc.seal(pointer))
-        consumer = pulsar_client.subscribe(spark_topic.name, "s")
+        earliest = pulsar.InitialPosition.Earliest
+        consumer = pulsar_client.subscribe(spark_topic.name, "s", initial_position=earliest)
         producer.send(cc.seal(kept[0]))
         for _ in range(3):
             consumer.acknowledge(consumer.receive(10_000))

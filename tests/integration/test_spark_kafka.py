@@ -189,7 +189,7 @@ def test_garbage_in_redis(lab, run, redis_url):
     prefix, day = f"{lab.topic}:", 86_400
     stores = {"hot": {"type": "redis", "url": redis_url, "key_prefix": prefix, "ttl_seconds": 30 * day}}
     config = {"strategy": "external", "store": "hot", "stores": stores}
-    similar = lab.create(1, f".{lab.topic}")
+    similar, empty = lab.create(1, f".{lab.topic}"), lab.create(1, f"{lab.topic}-dlq")
     with claimcheck.from_dict(config) as cc, redis.Redis.from_url(redis_url) as client:
         store = cc.store("hot")
         store.context = StoreContext(name="hot", clock=lambda: time.time() - 3 * day)
@@ -203,7 +203,7 @@ def test_garbage_in_redis(lab, run, redis_url):
         producer.produce(similar, cc.seal(kept[19]))
         producer.flush()
 
-        found = run("garbage", config=config)
+        found = run("garbage", config=config, topics=[lab.topic, empty])
 
         producer.abort_transaction()
         left = {name.decode().removesuffix("-0") for name in client.scan_iter(f"{prefix}*", count=1000)}
