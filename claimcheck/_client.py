@@ -514,10 +514,6 @@ class ClaimCheck:
             )
         return envelope
 
-    def _store_of(self, pointer: Pointer) -> Store:
-        """Return the store of an accepted pointer; raises the errors of `store` and `PointerRejectedError`."""
-        return self.store(self._current().seal.store_name(pointer))
-
     def _sign(self, pointer: Pointer) -> bytes:
         return self._current().seal.sign(pointer)
 

@@ -110,7 +110,7 @@ def fill_folder(folder: Path, count: int) -> list[str]:
     keys = []
     for number in range(count):
         name = key_of(number)
-        key = f"{_folder_for(name, parse_name(name) or KeyLifetime())}{name}"
+        key = f"{_folder_for(name, (parse_name(name) or KeyLifetime()).created_ms)}{name}"
         path = folder / key
         try:
             path.write_bytes(PAYLOAD)

@@ -53,7 +53,9 @@ def test_a_payload_is_one_plain_file(store, tmp_path):
 def test_a_new_key_has_the_folder_in_which_a_listing_expects_it(destination, unique: UUID, created_ms, ttl, fresh):
     store = FilesystemStore(path="claims", ttl_seconds=ttl)
 
-    known = store._lifetime_of(store._key(destination, unique, created_ms=created_ms, fresh=fresh))
+    expires_ms = None if ttl is None else created_ms + ttl * 1000
+    key = store._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms, fresh=fresh)
+    known = store._lifetime_of(key)
 
     assert known is not None
     assert known.is_known
