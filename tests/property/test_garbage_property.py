@@ -312,7 +312,14 @@ class IgnoresFloors(ModelTopics):
 def test_the_machine_finds(machine: type[Life], fault: dict[str, Any]) -> None:
     broken = type("Broken", (machine,), fault)
     seeking = hypothesis.settings(
-        max_examples=5000, stateful_step_count=20, phases=[hypothesis.Phase.generate], database=None, derandomize=True
+        max_examples=5000,
+        stateful_step_count=15,
+        phases=[hypothesis.Phase.generate],
+        report_multiple_bugs=False,
+        database=None,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
     )
     with pytest.raises(Exception, match="is gone"):
         run_state_machine_as_test(broken, settings=seeking)
