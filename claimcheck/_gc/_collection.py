@@ -47,6 +47,7 @@ from claimcheck.errors import ConfigError, EnvelopeError, UnknownVersionError
 __all__ = ["Collection", "CollectionReport", "Run"]
 
 _BATCH = 1000
+_RECENT = 10_000  # payloads within the grace period that are remembered, to recognize the broker
 
 Phase = Literal["listing", "reading", "reading again", "deleting", "finished"]
 
@@ -62,6 +63,7 @@ class CollectionReport:
         messages: Messages that were read.
         pointers: Messages with a pointer.
         damaged: Messages with a pointer that no reader can read.
+        matched: Whether a message points at a payload in these stores; if none does, they may be the wrong topics.
         stores: One report for each store.
         duration_seconds: How long it took.
     """
@@ -72,6 +74,7 @@ class CollectionReport:
     messages: int = 0
     pointers: int = 0
     damaged: int = 0
+    matched: bool = False
     stores: tuple[StoreReport, ...] = ()
     duration_seconds: float = 0.0
 
@@ -85,6 +88,8 @@ class Collection:
             message can be read, and the difference between the clocks of writers, stores and this machine.
         headers: What envelopes may begin with.
         dry_run: Whether to delete nothing.
+        force: Whether to delete although no message points at any payload in the stores, as with the topics of
+            another broker.
         limit: The most payloads to delete.
         rate: The most deletions per second.
         clock: Seconds since 1970.
@@ -94,6 +99,7 @@ class Collection:
     grace_seconds: float = GRACE_SECONDS
     headers: tuple[bytes, ...] = (HEADER,)
     dry_run: bool = True
+    force: bool = False
     limit: int | None = None
     rate: float | None = None
     clock: Callable[[], float] = time.time
@@ -123,7 +129,8 @@ class Collection:
             on_progress: Called with the state so far, after every 1,000 entries or messages and before an error.
 
         Raises:
-            ConfigError: A topic does not exist, or another topic's payloads have the same keys. Nothing was deleted.
+            ConfigError: A topic does not exist, another topic's payloads have the same keys, or no message points at
+                any payload. Nothing was deleted.
             TransportError: The topics could not be read completely. Nothing was deleted.
             UnknownVersionError: A message may point at anything. Nothing was deleted.
         """
@@ -150,6 +157,8 @@ class Run:
         self._options, self._topics = options, topics
         self._candidates = Candidates({}, 0)
         self._garbage: set[bytes] = set()
+        self._recent: set[bytes] = set()  # some younger payloads
+        self._matched = False
         self._phase: Phase = "listing"
         self._counts: Counter[str] = Counter()
         left = Allowance(options.limit)
@@ -164,6 +173,7 @@ class Run:
         yield from self._list()
         for self._phase in ("reading", "reading again"):
             yield from self._read()
+        self._check_match()
         self._phase = "deleting"
         for store in self._stores:
             yield from store.delete(self._candidates, self._garbage)
@@ -183,10 +193,13 @@ class Run:
 
     def _list(self) -> Iterator[None]:
         for store in self._stores:
-            for found in store.candidates(self._candidates):
-                self._garbage.add(found)
+            for found, is_candidate in store.candidates(self._candidates):
+                if is_candidate:
+                    self._garbage.add(found)
+                elif len(self._recent) < _RECENT:
+                    self._recent.add(found)
                 self._counts["candidates"] = len(self._garbage)
-                if len(self._garbage) % _BATCH == 0:
+                if is_candidate and len(self._garbage) % _BATCH == 0:
                     yield
         yield
 
@@ -214,7 +227,18 @@ class Run:
                 continue
             if reference is not None:
                 self._counts["pointers"] += 1
-                self._garbage.discard(fingerprint(reference.key))
+                found = fingerprint(reference.key)
+                self._matched = self._matched or found in self._garbage or found in self._recent
+                self._garbage.discard(found)
+
+    def _check_match(self) -> None:
+        """Refuse to delete everything: the store may belong to another broker."""
+        if self._garbage and not (self._matched or self._options.dry_run or self._options.force):
+            text = (
+                f"no message in {', '.join(self._topics.topics)} points at any payload in these stores. Is this the "
+                "broker of these stores, and are these all topics? Nothing was deleted; use --force if it is right"
+            )
+            raise ConfigError(text, path="--topic")
 
     def fail(self, error: BaseException) -> None:
         """Note the error that ends the collection."""
@@ -235,6 +259,7 @@ class Run:
             messages=self._counts["messages"],
             pointers=self._counts["pointers"],
             damaged=self._counts["damaged"],
+            matched=self._matched,
             stores=tuple(store.report() for store in self._stores),
             duration_seconds=seconds,
         )

@@ -109,12 +109,13 @@ class StoreRun:
         self._error: BaseException | None = None
         self._finished = False
 
-    def candidates(self, candidates: Candidates) -> Iterator[bytes]:
-        """List the store; yields the fingerprint of each candidate."""
+    def candidates(self, candidates: Candidates) -> Iterator[tuple[bytes, bool]]:
+        """List the store; yields the fingerprint of each payload of the topics, and whether it is a candidate."""
         try:
             for entry in self._store.scan():
-                if candidates.verdict(entry, prefix=self._store.prefix) == "candidate":
-                    yield fingerprint(entry.key)
+                verdict = candidates.verdict(entry, prefix=self._store.prefix)
+                if verdict in ("candidate", "recent"):
+                    yield fingerprint(entry.key), verdict == "candidate"
         except IncompleteScanError:  # everything else was listed; the second listing reports it
             pass
         except StoreError as error:

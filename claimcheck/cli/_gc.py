@@ -57,6 +57,7 @@ _KEPT = {
     help="Keep younger payloads: their messages may not have been sent yet.",
 )
 @click.option("--consumed", is_flag=True, help="Also delete what every group or subscription has read.")
+@click.option("--force", is_flag=True, help="Delete although no message points at any payload in the stores.")
 @rate_option
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many payloads.")
 @json_option
@@ -70,6 +71,7 @@ def gc(
     dry_run: bool,
     grace: float,
     consumed: bool,
+    force: bool,
     rate: float | None,
     limit: int | None,
     as_json: bool,
@@ -92,7 +94,7 @@ def gc(
     with loaded(config) as cc, contextlib.ExitStack() as stack:
         stores = [cc.store(name) for name in checked_stores(cc, names)]
         headers = tuple(dict.fromkeys((cc.config.header, HEADER)))
-        options = Collection(grace_seconds=grace, headers=headers, dry_run=not yes, rate=rate, limit=limit)
+        options = Collection(grace_seconds=grace, headers=headers, dry_run=not yes, force=force, rate=rate, limit=limit)
         target = broker.target(topics)
         if local is not None:
             read = _local(local, topics, consumed, stack)
@@ -177,6 +179,8 @@ class _Output:
         elif report.phase in ("deleting", "finished"):
             damaged = f", {report.damaged:,} damaged" if report.damaged else ""
             click.echo(f"{report.messages:,} messages read: {report.pointers:,} pointers{damaged}")
+            if report.candidates and not report.matched:
+                click.echo("no message points at any payload in these stores: is this their broker?")
             for each in report.stores:
                 skipped = isinstance(each.error, ScanNotSupportedError)
                 click.echo(_why(each.error) if skipped else "\n".join(_lines(each, report)))

@@ -42,6 +42,7 @@ def collect_garbage(
     grace_seconds: float = GRACE_SECONDS,
     keep: Tables = (),
     dry_run: bool = True,
+    force: bool = False,
 ) -> GarbageReport:
     """Find orphans: stored payloads of some topics that no message in any of these topics points at.
 
@@ -63,6 +64,7 @@ def collect_garbage(
             which its message is in the topic, and the difference between the clocks of writers, stores and driver.
         keep: DataFrames with a binary column ``value`` of messages, or pairs of a DataFrame and the column's name.
         dry_run: Whether to delete nothing.
+        force: Whether to delete although the topics and tables have no pointers at all, as on another broker.
 
     Returns:
         The report; close it to release its rows.
@@ -77,7 +79,7 @@ def collect_garbage(
     report = _report(spark, scope)
     if not dry_run:
         try:
-            report.delete()
+            report.delete(force=force)
         except BaseException:
             report.close()
             raise
@@ -122,7 +124,7 @@ class GarbageReport:
         counts = F.count("*").alias("orphans"), F.coalesce(F.sum("size"), F.lit(0)).alias("bytes")
         return groups.agg(*counts).orderBy("store", "topic", "age")
 
-    def delete(self, *, rate: float | None = None) -> GarbageDeletion:
+    def delete(self, *, rate: float | None = None, force: bool = False) -> GarbageDeletion:
         """Delete the orphans that no message points at by now; see `claimcheck.spark.delete_garbage`.
 
         Reads the topics once more, or twice if messages that the report has seen are no longer there. Calling it again
@@ -130,8 +132,9 @@ class GarbageReport:
 
         Args:
             rate: The most deletions per second, in one task.
+            force: Whether to delete although the topics and tables have no pointers at all.
         """
-        self.deletion = delete_orphans(self.orphans, self._scope, after=self._spans, rate=rate)
+        self.deletion = delete_orphans(self.orphans, self._scope, after=self._spans, rate=rate, force=force)
         return self.deletion
 
     def close(self) -> None:

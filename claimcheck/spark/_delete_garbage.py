@@ -12,6 +12,7 @@ from claimcheck._garbage import GRACE_SECONDS, Candidates, fingerprint
 from claimcheck._listing import StoreEntry
 from claimcheck._store import Store
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
+from claimcheck.errors import ConfigError
 from claimcheck.spark._columns import find_column, map_batches, require_arrow, with_index_names
 from claimcheck.spark._references import References, Spans, without_referenced
 from claimcheck.spark._whole_topics import WholeTopics
@@ -114,6 +115,7 @@ def delete_garbage(
     keep: Tables = (),
     grace_seconds: float = GRACE_SECONDS,
     rate: float | None = None,
+    force: bool = False,
 ) -> GarbageDeletion:
     """Delete the orphans of a report that `claimcheck.spark.collect_garbage` returned, perhaps by way of a table.
 
@@ -127,20 +129,23 @@ def delete_garbage(
         keep: Tables whose pointers keep their payloads.
         grace_seconds: Younger payloads are kept.
         rate: The most deletions per second, in one task; by default there is no limit, and all executors delete.
+        force: Whether to delete although the topics and tables have no pointers at all, as on another broker.
 
     Returns:
         What became of the orphans. A task that runs again counts what its first attempt has deleted as ``gone``.
 
     Raises:
-        ConfigError: An argument is invalid.
+        ConfigError: An argument is invalid, or there are no pointers; nothing was deleted.
         TransportError: Messages were deleted while they were read; nothing was deleted.
         UnknownVersionError: A message may point at anything, because a newer version wrote it; nothing was deleted.
     """
     scope = Scope.of(orphans.sparkSession, config=config, topics=topics, keep=keep, grace_seconds=grace_seconds)
-    return delete_orphans(orphans, scope, after=None, rate=rate)
+    return delete_orphans(orphans, scope, after=None, rate=rate, force=force)
 
 
-def delete_orphans(orphans: DataFrame, scope: Scope, *, after: Spans | None, rate: float | None) -> GarbageDeletion:
+def delete_orphans(
+    orphans: DataFrame, scope: Scope, *, after: Spans | None, rate: float | None, force: bool
+) -> GarbageDeletion:
     """Delete orphans; see `delete_garbage` and `claimcheck.spark._references.without_referenced`."""
     if rate is not None:
         check_value("rate", rate, Annotated[float, Range(0.001, 1_000_000)])
@@ -149,6 +154,9 @@ def delete_orphans(orphans: DataFrame, scope: Scope, *, after: Spans | None, rat
         count = rows.count()
         left = without_referenced(rows, scope.references, after=after)
         try:
+            if count and not left.references and not force:
+                text = "found no pointer in any of them, expected those of this store's broker, or force=True to delete"
+                raise ConfigError(f"topics: {text}", path="topics")
             counts = _counts(left.left, _DeleteStage(scope.config, scope.candidates(), rate), single=rate is not None)
         finally:
             left.left.unpersist()

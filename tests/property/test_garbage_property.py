@@ -176,7 +176,7 @@ class Life(RuleBasedStateMachine):
         self.events = iter(())
 
     def collect_to_the_end(self) -> None:
-        options = Collection(grace_seconds=self.grace, dry_run=False, clock=self.clock)
+        options = Collection(grace_seconds=self.grace, dry_run=False, force=True, clock=self.clock)
         topics = self.Topics(self.broker, TOPICS, consumed=self.consumed, pause=self.pause)
         for _ in self.Run(options, [self.store], topics).steps():
             pass

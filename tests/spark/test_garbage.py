@@ -199,10 +199,21 @@ def test_a_payload_that_is_written_again_stays(rig):
     with rig.collect() as report:
         assert report.count == 1
         rig.write(identity=identity, days=1.5)
-        deletion = report.delete()
+        deletion = report.delete(force=True)
 
     assert (deletion.changed, deletion.deleted) == (1, 0)
     assert rig.readable(pointer) == [True]
+
+
+def test_nothing_is_deleted_if_there_is_no_pointer_at_all(rig):
+    """It may be the wrong broker."""
+    lost = rig.write()
+    rig.broker.append("orders", b"plain")
+
+    with rig.collect() as report, pytest.raises(ConfigError, match="force=True"):
+        report.delete()
+
+    assert rig.readable(lost) == [True]
 
 
 def test_tables_keep_their_payloads(rig, tmp_path):
@@ -245,7 +256,7 @@ def test_a_damaged_pointer_is_counted_and_ignored(rig):
     lost = rig.write()
     rig.broker.append("orders", rig.cc.seal(lost)[:-9])
 
-    with rig.collect(dry_run=False) as report:
+    with rig.collect(dry_run=False, force=True) as report:
         assert (report.damaged, report.pointers) == (1, 0)
 
     assert rig.readable(lost) == [False]
@@ -274,7 +285,7 @@ def test_a_payload_that_cannot_be_deleted_is_counted_and_keeps_no_other(rig, mon
     with rig.collect() as report:
         (rig.folder / "claims" / stuck.key).unlink()
         (rig.folder / "claims" / stuck.key).mkdir()
-        deletion = report.delete()
+        deletion = report.delete(force=True)
 
     assert (deletion.deleted, deletion.failed) == (1, 1)
     assert deletion.error is not None
@@ -288,7 +299,7 @@ def test_nothing_stays_in_sparks_cache(rig):
     before = rig.spark.sparkContext._jsc.getPersistentRDDs().size()
 
     with rig.collect() as report:
-        report.delete()
+        report.delete(force=True)
     delete_garbage(rig.collect().orphans, config=rig.config, topics=rig.topics("orders"))
 
     assert rig.spark.sparkContext._jsc.getPersistentRDDs().size() <= before + 1  # of the report that was not closed

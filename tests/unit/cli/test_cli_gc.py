@@ -99,8 +99,22 @@ def test_json_has_the_counts_and_the_store_that_cannot_be_listed(lab):
 def test_the_limit_ends_it_early(lab):
     for _ in range(3):
         lab.write()
-    assert "the limit was reached" in ok(*GC, "--yes", "--limit", "2").stdout
+    assert "the limit was reached" in ok(*GC, "--yes", "--force", "--limit", "2").stdout
     assert len(lab.stored) == 1
+
+
+@pytest.mark.parametrize("days", [2, 0.5])
+def test_nothing_is_deleted_if_the_topics_point_at_no_payload_at_all(lab, days):
+    orphan, foreign = lab.write(), lab.write(days=days)
+    lab.store.rollback(foreign)  # the pointer of another broker's store
+    lab.send(foreign)
+    assert "is this their broker?" in ok(*GC).stdout
+    result = run(*GC, "--yes")
+    assert (result.exit_code, lab.stored) == (3, {orphan.key})
+    assert "no message in orders points at any payload" in result.stderr
+    lab.send(lab.write(days=days))
+    ok(*GC, "--yes")
+    assert orphan.key not in lab.stored
 
 
 def test_what_every_group_has_acknowledged_goes_only_if_that_is_wanted(lab):
