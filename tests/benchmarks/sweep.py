@@ -31,7 +31,10 @@ def keys(store: Any, count: int) -> list[str]:
     """Keys of payloads of which nine in ten expired long ago."""
     now = int(time.time()) * 1000
     moments = [now if i % 10 == 0 else now - 30 * DAY * 1000 for i in range(count)]
-    return [store._key("orders", uuid.uuid4(), created_ms=moment, fresh=True) for moment in moments]
+    return [
+        store._key("orders", uuid.uuid4(), created_ms=moment, expires_ms=store._expires_ms(moment, None), fresh=True)
+        for moment in moments
+    ]
 
 
 def fill_folder(store: Any, count: int, folder: str) -> None:

@@ -46,7 +46,8 @@ class TestIncompleteUploads:
         return sorted(upload.object_key for upload in bucket.multipart_uploads.all())
 
     def test_go_after_the_grace_and_those_of_others_stay(self, store, begin, s3_server, s3_bucket):
-        new_key = store._key("orders", uuid.uuid4(), created_ms=int(time.time() * 1000), fresh=True)
+        now = int(time.time() * 1000)
+        new_key = store._key("orders", uuid.uuid4(), created_ms=now, expires_ms=now + 1000, fresh=True)
         begin(new_key, parts=2)
         begin(f"claims/orders-{uuid.uuid4()}", parts=0)
         begin("claims/of-others", parts=1)

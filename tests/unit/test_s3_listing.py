@@ -80,7 +80,9 @@ class TestListing:
 
     def test_goes_on_after_a_thousand_objects(self, open_store, bucket):
         store = open_store(ttl_seconds=0)
-        keys = [store._key("orders", uuid.uuid4(), created_ms=0, fresh=True) for _ in range(1001)]
+        keys = [
+            store._key("orders", uuid.uuid4(), created_ms=0, expires_ms=DAY * 1000, fresh=True) for _ in range(1001)
+        ]
         for key in keys:
             bucket.put_object(Key=key, Body=b"")
 
