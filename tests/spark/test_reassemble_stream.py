@@ -396,7 +396,7 @@ class Job:
         with self._path.with_suffix(".log").open("ab") as log:
             command = [sys.executable, str(program), self._zip, str(self._path)]
             child = subprocess.run(
-                command, stdout=log, stderr=log, timeout=150, check=False, env=environ, cwd=self._folder
+                command, stdout=log, stderr=log, timeout=300, check=False, env=environ, cwd=self._folder
             )
         return child.returncode
 
