@@ -210,7 +210,7 @@ def decode(message: Buffer, *, header: bytes = HEADER) -> Decoded:
         return Literal(rest)
     if kind == Kind.ABORT:
         return Abort(_decode_uuid(bytes(rest), kind))
-    text = f"unknown envelope type {kind}; known are 0 to 3: was it written by a newer claimcheck?"
+    text = f"unknown envelope type {kind} (known are 0 to 3): a newer claimcheck may have written it"
     raise EnvelopeError(text, kind=kind)
 
 

@@ -37,7 +37,7 @@ def missing(store: str, pointer: Pointer, what: str) -> PayloadNotFoundError:
 
 def not_listed(store: Store) -> ScanNotSupportedError:
     """Return the error of a store that cannot list what it keeps."""
-    text = f"store {store.name!r}: {type(store).__name__} cannot list its payloads, so they cannot be swept"
+    text = f"store {store.name!r}: {type(store).__name__} cannot list its payloads"
     return ScanNotSupportedError(f"{text}: the medium has to delete them by age", store=store.name)
 
 
@@ -49,7 +49,8 @@ def translated(store: Store, error: Exception, pointer: Pointer, operation: str)
     if kind in (PayloadNotFoundError, PayloadTooLargeError) or (kind is IntegrityError and operation != "read"):
         kind = StoreError
     why = without_secrets(store._words(error))[:400]
-    text = f"store {store.name!r}: {operation} of {pointer.key!r} failed: {type(error).__name__}: {why}"
+    what = f"{operation} of {pointer.key!r}" if pointer.key else operation
+    text = f"store {store.name!r}: {what} failed: {type(error).__name__}: {why}"
     return kind(text, store=store.name, key=pointer.key)
 
 

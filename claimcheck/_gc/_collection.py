@@ -32,14 +32,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from claimcheck._envelope import HEADER
 from claimcheck._garbage import GRACE_SECONDS, Candidates, fingerprint, reference_of, same_slug
 from claimcheck._gc._stores import Allowance, StoreReport, StoreRun
-from claimcheck._gc._topics import TopicMessage, Topics
+from claimcheck._gc._topics import TopicMessage, Topics, topics_not_read, topics_to_read
 from claimcheck._store import Store
 from claimcheck._validation import MAX_SECONDS, Range, check_int, check_value
 from claimcheck.errors import ConfigError, EnvelopeError, UnknownVersionError
@@ -59,6 +59,9 @@ class CollectionReport:
     Attributes:
         dry_run: Whether nothing was deleted.
         phase: What it does now.
+        grace_seconds: Younger payloads were kept.
+        topics: The topics that are read, each with the number of messages that were read so far.
+        not_read: Other topics with similar names, which may have copies of the messages.
         candidates: Payloads of the topics that are older than the grace period.
         messages: Messages that were read.
         pointers: Messages with a pointer.
@@ -70,6 +73,9 @@ class CollectionReport:
 
     dry_run: bool
     phase: Phase = "listing"
+    grace_seconds: float = GRACE_SECONDS
+    topics: Mapping[str, int] = field(default_factory=dict)
+    not_read: tuple[str, ...] = ()
     candidates: int = 0
     messages: int = 0
     pointers: int = 0
@@ -161,6 +167,8 @@ class Run:
         self._matched = False
         self._phase: Phase = "listing"
         self._counts: Counter[str] = Counter()
+        self._read_topics: Counter[str] = Counter()
+        self._not_read: tuple[str, ...] = ()
         left = Allowance(options.limit)
         self._stores = [
             StoreRun(store, left, dry_run=options.dry_run, rate=options.rate, clock=options.clock, sleep=options.sleep)
@@ -188,6 +196,8 @@ class Run:
         for other, topic in sorted(same_slug(names, known).items()):
             text = f"payloads of topic {other} have the same keys as those of {topic}: name both topics, or neither"
             raise ConfigError(text, path="--topic")
+        self._read_topics = Counter(dict.fromkeys(topics_to_read(names, known), 0))
+        self._not_read = tuple(topics_not_read(names, known))
         options = self._options
         self._candidates = Candidates.of(names, now=options.clock(), grace_seconds=options.grace_seconds)
 
@@ -206,6 +216,7 @@ class Run:
     def _read(self) -> Iterator[None]:
         for message in self._topics.read():
             self._counts["messages"] += 1
+            self._read_topics[message.topic] += 1
             if message.value is not None:
                 self._take(message)
             if self._counts["messages"] % _BATCH == 0:
@@ -219,7 +230,9 @@ class Run:
                 reference = reference_of(message.value or b"", header=header)
             except UnknownVersionError as error:
                 text = (
-                    f"{message.topic}, {message.place}: {error}. Nothing was deleted, because it may point at anything"
+                    f"{message.topic}, {message.place}: {error}. Nothing was deleted, because the message may point at "
+                    "anything. Upgrade this installation to the release of the newest writer; if the message is junk, "
+                    "remove it, or wait until retention does"
                 )
                 raise UnknownVersionError(text, kind=error.kind, version=error.version) from error
             except EnvelopeError:
@@ -235,7 +248,7 @@ class Run:
         """Refuse to delete everything: the store may belong to another broker."""
         if self._garbage and not (self._matched or self._options.dry_run or self._options.force):
             text = (
-                f"no message in {', '.join(self._topics.topics)} points at any payload in these stores. Is this the "
+                f"no message in {', '.join(self._read_topics)} points at any payload in these stores. Is this the "
                 "broker of these stores, and are these all topics? Nothing was deleted; use --force if it is right"
             )
             raise ConfigError(text, path="--topic")
@@ -255,6 +268,9 @@ class Run:
         return CollectionReport(
             dry_run=self._options.dry_run,
             phase=self._phase,
+            grace_seconds=self._options.grace_seconds,
+            topics=dict(self._read_topics),
+            not_read=self._not_read,
             candidates=self._counts["candidates"],
             messages=self._counts["messages"],
             pointers=self._counts["pointers"],

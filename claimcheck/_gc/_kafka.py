@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from claimcheck._doctor._topics import KafkaTarget, is_dead_letter_topic
-from claimcheck._gc._topics import IncompleteReadError, TopicMessage
+from claimcheck._doctor._topics import KafkaTarget
+from claimcheck._gc._topics import IncompleteReadError, TopicMessage, topics_to_read
 from claimcheck._registry import import_vendor
 from claimcheck.errors import ConfigError, TransportError
 from claimcheck.transports.kafka._client import exception_of, vendor
@@ -33,7 +33,7 @@ _Partition = tuple[str, int]
 
 
 class KafkaTopics:
-    """Topics of a cluster, and their dead-letter topics.
+    """Topics of a cluster, and the topics that may have copies of their messages.
 
     What retention deletes unread is noticed. What compaction removes is not, but it leaves the newest segment alone.
 
@@ -91,10 +91,9 @@ class KafkaTopics:
         return topics
 
     def _partitions(self) -> list[_Partition]:
-        found = []
-        for topic, metadata in self._metadata().items():
-            if not any(topic == each or is_dead_letter_topic(topic, each) for each in self.topics):
-                continue
+        found, known = [], self._metadata()
+        for topic in topics_to_read(self.topics, known):
+            metadata = known[topic]
             if metadata.error is not None:
                 raise IncompleteReadError(f"topic {topic} cannot be read: {metadata.error.str()}", destination=topic)
             found += [(topic, number) for number in metadata.partitions]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from claimcheck._doctor._topics import is_dead_letter_topic
-from claimcheck._gc._topics import TopicMessage
+from claimcheck._gc._topics import TopicMessage, topics_to_read
 from claimcheck.transports.local._broker import LocalBroker
 from claimcheck.transports.local._groups import consumed_offset
 
@@ -15,7 +14,7 @@ _MESSAGES = 500
 
 
 class LocalTopics:
-    """Topics of an embedded broker, and their dead-letter topics. It never deletes a message.
+    """Topics of an embedded broker, and the topics that may have copies of their messages. It never deletes a message.
 
     Args:
         broker: The broker.
@@ -53,9 +52,5 @@ class LocalTopics:
         self._next = ends
 
     def _partitions(self) -> list[tuple[str, int]]:
-        found = [
-            name
-            for name in self.known()
-            if name in self.topics or any(is_dead_letter_topic(name, each) for each in self.topics)
-        ]
+        found = topics_to_read(self.topics, self.known())
         return [(name, number) for name in found for number in range(self._broker.partitions(name))]

@@ -15,8 +15,8 @@ from contextlib import closing
 from typing import Any
 
 from claimcheck._doctor._pulsar import admin_of, client_of
-from claimcheck._doctor._topics import PulsarTarget, is_dead_letter_topic
-from claimcheck._gc._topics import IncompleteReadError, TopicMessage
+from claimcheck._doctor._topics import PulsarTarget
+from claimcheck._gc._topics import IncompleteReadError, TopicMessage, topics_to_read
 from claimcheck.errors import ConfigError
 from claimcheck.transports.pulsar._admin import full_name, topic_path
 from claimcheck.transports.pulsar._errors import vendor
@@ -35,7 +35,7 @@ _BEGINNING = -1, -1
 
 
 class PulsarTopics:
-    """Topics of a cluster, and their dead-letter and retry topics.
+    """Topics of a cluster, and the topics that may have copies of their messages.
 
     Args:
         target: The cluster and the topics; both of its URLs are needed, and its subscriptions are not used.
@@ -94,15 +94,8 @@ class PulsarTopics:
     # Metadata --------------------------------------------------------------------------------------------------
 
     def _partitions(self) -> list[str]:
-        return [name for topic in self._known if self._is_read(topic) for name in self._partitions_of(topic)]
-
-    def _is_read(self, name: str) -> bool:
-        return any(
-            name == topic
-            or is_dead_letter_topic(name, topic)
-            or re.fullmatch(rf"{re.escape(topic)}(-partition-\d+)?-.+-(DLQ|RETRY)", name)
-            for topic in self.topics
-        )
+        read = topics_to_read(self.topics, self._known)
+        return [name for topic in read for name in self._partitions_of(topic)]
 
     def _partitions_of(self, topic: str) -> list[str]:
         count = (self._admin.get(f"{topic_path(topic)}/partitions") or {}).get("partitions", 0)
@@ -132,7 +125,8 @@ class PulsarTopics:
 
     def _messages(self, client: Any, name: str, start: _Position, end: _Position) -> Iterator[TopicMessage]:
         """Yield the messages of a partition after ``start`` up to ``end``."""
-        at = start
+        at, topic = start, _topic_of(name)
+        topic, where = (topic, name[len(topic) + 1 :] + ", ") if topic in self._known else (name, "")
         try:
             with closing(_reader(client, name, start)) as reader:
                 deadline, is_last = time.monotonic() + _SECONDS, False
@@ -140,7 +134,7 @@ class PulsarTopics:
                     while reader.has_message_available() and at <= end:
                         message = reader.read_next(_SECONDS * 1000)
                         at = message.message_id().ledger_id(), message.message_id().entry_id()
-                        yield TopicMessage(name, f"ledger {at[0]}, entry {at[1]}", message.data())
+                        yield TopicMessage(topic, f"{where}ledger {at[0]}, entry {at[1]}", message.data())
                     if is_last:
                         return
                     is_last = self._is_quiet(name, deadline)

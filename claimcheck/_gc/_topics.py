@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from claimcheck._doctor._topics import DEAD_LETTERS
 from claimcheck._envelope import Buffer
 from claimcheck.errors import TransportError
 
-__all__ = ["IncompleteReadError", "Topics", "TopicMessage"]
+__all__ = ["IncompleteReadError", "Topics", "TopicMessage", "topics_not_read", "topics_to_read"]
+
+_COPIES = re.compile(rf"([._-].+)?({DEAD_LETTERS.pattern}|[._-]retr(y|ies))([._-]\d+)?", re.IGNORECASE)
 
 
 class IncompleteReadError(TransportError):
@@ -51,11 +55,42 @@ class Topics(Protocol):
     def read(self) -> Iterator[TopicMessage]:
         """Yield what was appended since the last call began, up to when this one begins; at first, everything.
 
-        Includes the dead-letter topics that can be recognized by their names, also those that were created since the
-        last call.
+        Reads `topics_to_read`, also those that were created since the last call.
 
         Raises:
             IncompleteReadError: A topic does not exist or cannot be read completely, or something that was appended
                 since the last call was deleted before it could be read.
             TransportError: The broker failed.
         """
+
+
+def topics_to_read(topics: Iterable[str], known: Collection[str]) -> list[str]:
+    """Return the existing topics that, by their names, may have messages with payloads of some topics, sorted.
+
+    These are the topics, the topics whose dead-letter or retry topics they are, and the dead-letter and retry topics of
+    all of them: ``orders.dlq``, ``orders-retry-0`` or ``orders-billing-DLQ``.
+    """
+    origins = _origins(topics, known)
+    return sorted(name for name in known if name in origins or any(_has_copies(name, each) for each in origins))
+
+
+def _origins(topics: Iterable[str], known: Iterable[str]) -> set[str]:
+    """Return these topics, and those whose dead-letter or retry topics they are."""
+    named = set(topics)
+    return named | {name for name in known if any(_has_copies(topic, name) for topic in named)}
+
+
+def _has_copies(name: str, topic: str) -> bool:
+    """Whether a topic has, by convention, the name of a dead-letter or retry topic of another one."""
+    return name.startswith(topic) and _COPIES.fullmatch(name[len(topic) :]) is not None
+
+
+def topics_not_read(topics: Iterable[str], known: Collection[str]) -> list[str]:
+    """Return the other topics with similar names, sorted: one name contains the other, in upper or lower case."""
+    origins = [_short(topic) for topic in _origins(topics, known)]
+    others = sorted(set(known).difference(topics_to_read(topics, known)))
+    return [name for name in others if any(each in _short(name) or _short(name) in each for each in origins)]
+
+
+def _short(topic: str) -> str:
+    return (topic.rpartition("/")[2] if "://" in topic else topic).lower()

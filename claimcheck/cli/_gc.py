@@ -11,6 +11,7 @@ from dataclasses import fields
 import click
 from rich.console import Console
 
+from claimcheck._doctor._findings import duration as in_words
 from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
 from claimcheck._envelope import HEADER
 from claimcheck._gc._collection import Collection, CollectionReport
@@ -23,10 +24,11 @@ from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.cli._sweep import checked_stores, duration, rate_option
-from claimcheck.errors import ScanNotSupportedError
+from claimcheck.errors import ConfigError, ScanNotSupportedError
 
 __all__ = ["gc"]
 
+_HINTS = 10
 _KEPT = {
     "recent": "within the grace period",
     "other": "of other destinations",
@@ -78,13 +80,18 @@ def gc(
 ) -> None:
     """Delete the stored payloads of topics that no readable message points at.
 
-    Only counts them, unless --yes is given. Name every topic that has messages with these payloads. Dead-letter topics
-    with a usual name are also read; any other one has to be named. Reads all messages, joins no group and acknowledges
-    nothing. If a topic cannot be read completely, nothing is deleted.
+    Only counts them, unless --yes is given. Name every topic that has messages with these payloads. Dead-letter and
+    retry topics with a usual name are also read; any other one has to be named: the report names the topics that were
+    read. Reads all messages, joins no group and acknowledges nothing. If a topic cannot be read completely, nothing is
+    deleted.
 
     Passwords and tokens come from environment variables, such as CLAIMCHECK_KAFKA_SASL_PASSWORD and
     CLAIMCHECK_PULSAR_TOKEN. Pulsar also needs --admin-url. TIME is a number with the unit s,
-    m, h or d; without a unit, it is in seconds. Exits with 1 if a payload could not be deleted.
+    m, h or d, such as 90m or 24h.
+
+    Exits with 1 if a payload could not be deleted or a topic could not be read completely, 3 if a topic does not exist
+    or no message points at any payload, 5 if a message was written by a newer release, and 6 if a store cannot be
+    reached.
     """
     if yes and dry_run:
         raise click.UsageError("--yes and --dry-run cannot be combined")
@@ -126,7 +133,10 @@ def _pulsar(target: PulsarTarget, consumed: bool) -> Topics:
 def _local(path: str, topics: tuple[str, ...], consumed: bool, stack: contextlib.ExitStack) -> Topics:
     from claimcheck._gc._local import LocalTopics
     from claimcheck.transports.local import LocalBroker
+    from claimcheck.transports.local._database import is_broker_file
 
+    if not is_broker_file(path):
+        raise ConfigError(f"{path} is not the file of an embedded broker: check its name", path="--local")
     broker = stack.enter_context(LocalBroker(path))
     return LocalTopics(broker, topics, consumed=consumed)
 
@@ -175,10 +185,14 @@ class _Output:
         report = self.report
         if self._as_json:
             ok = error is None and not self.errors and not any(each.failed for each in report.stores)
-            click.echo(json.dumps({"ok": ok} | _facts(report) | {"error": _why(error)}, indent=2))
+            skipped = {each.store: _why(each.error) for each in report.stores if self._is_skipped(each)}
+            stores = [_store_facts(each) for each in report.stores if each.store not in skipped]
+            more = {"stores": stores, "not_listed": skipped, "error": _why(error)}
+            click.echo(json.dumps({"ok": ok} | _facts(report) | more, indent=2))
         elif report.phase in ("deleting", "finished"):
             damaged = f", {report.damaged:,} damaged" if report.damaged else ""
             click.echo(f"{report.messages:,} messages read: {report.pointers:,} pointers{damaged}")
+            click.echo("\n".join(_read_lines(report)))
             if report.candidates and not report.matched:
                 click.echo("no message points at any payload in these stores: is this their broker?")
             for each in report.stores:
@@ -188,6 +202,16 @@ class _Output:
 
 def _why(error: BaseException | None) -> str | None:
     return None if error is None else one_line(error) if isinstance(error, Exception) else "interrupted"
+
+
+def _read_lines(report: CollectionReport) -> Iterator[str]:
+    """Describe which topics were read and which were not, and the grace period."""
+    yield f"  read: {', '.join(f'{printable(name)} ({count:,})' for name, count in sorted(report.topics.items()))}"
+    if report.not_read:
+        more = f" and {len(report.not_read) - _HINTS:,} more" if len(report.not_read) > _HINTS else ""
+        names = ", ".join(map(printable, report.not_read[:_HINTS])) + more
+        yield f"  not read: {names}: name them with --topic if they have messages with these payloads"
+    yield f"  grace period: {in_words(report.grace_seconds)}; younger payloads are kept"
 
 
 def _lines(report: StoreReport, collection: CollectionReport) -> Iterator[str]:
@@ -221,8 +245,7 @@ def _outcome(report: StoreReport, collection: CollectionReport) -> str:
 
 
 def _facts(report: CollectionReport) -> dict[str, object]:
-    facts: dict[str, object] = {each.name: getattr(report, each.name) for each in fields(report)}
-    return facts | {"stores": [_store_facts(each) for each in report.stores]}
+    return {each.name: getattr(report, each.name) for each in fields(report)}
 
 
 def _store_facts(report: StoreReport) -> dict[str, object]:

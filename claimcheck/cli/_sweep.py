@@ -27,8 +27,8 @@ from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedErro
 
 __all__ = ["checked_stores", "duration", "rate_option", "sweep"]
 
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/s)?")
 _KEPT = {
     "alive": "not expired, or within the grace period",
@@ -39,10 +39,12 @@ _KEPT = {
 
 
 def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Return the seconds of an option such as 90s, 30m, 12h or 7d; a number without a unit is in seconds."""
+    """Return the seconds of an option such as 90s, 30m, 12h or 7d; only 0 needs no unit."""
     if value is None:
         return None
-    match = _DURATION.fullmatch(value)
+    match = _DURATION.fullmatch("0s" if value == "0" else value)
+    if match is None and _DURATION.fullmatch(f"{value}s"):
+        raise click.BadParameter(f"{value!r} has no unit: use {value}s, {value}m, {value}h or {value}d")
     if match is None:
         raise click.BadParameter(f"{value!r} is not a duration such as 90s, 30m, 12h or 7d")
     seconds = float(match[1]) * _UNITS[match[2]]
@@ -106,7 +108,7 @@ def sweep(
     """Delete payloads whose lifetime has passed, and what interrupted writes left behind.
 
     Only counts them, unless --yes is given. Lists the stores and opens no payload. Payloads without a known lifetime
-    are kept. TIME is a number with the unit s, m, h or d; without a unit, it is in seconds. A store that fails does not
+    are kept. TIME is a number with the unit s, m, h or d, such as 90s or 12h. A store that fails does not
     stop the others. Exits with 1 if an entry could not be deleted.
     """
     if yes and dry_run:

@@ -22,7 +22,7 @@ from claimcheck.transports.local._errors import (
     BrokerStorageError,
 )
 
-__all__ = ["BUSY_TIMEOUT_SECONDS", "Database"]
+__all__ = ["BUSY_TIMEOUT_SECONDS", "Database", "is_broker_file"]
 
 BUSY_TIMEOUT_SECONDS = 30.0
 """How long a change waits for other processes before it fails with `BrokerBusyError`."""
@@ -67,10 +67,25 @@ _ERRORS: dict[int, tuple[type[BrokerStorageError], str]] = {
     sqlite3.SQLITE_BUSY: (BrokerBusyError, "was locked by another process for too long; try again"),
     sqlite3.SQLITE_FULL: (BrokerStorageError, "cannot grow, the disk is full; free some space and try again"),
     sqlite3.SQLITE_NOTADB: (BrokerStorageError, "is not a SQLite database; use another path for the broker"),
+    sqlite3.SQLITE_READONLY: (
+        BrokerStorageError,
+        "cannot be written; the file and its folder have to be writable, also to read it: use the owner's account",
+    ),
     sqlite3.SQLITE_CANTOPEN: (BrokerStorageError, "cannot be opened; its folder has to exist and be writable"),
 }
 
 _inherited: list[sqlite3.Connection] = []  # SQLite forbids even closing a parent's connection in a forked child
+
+
+def is_broker_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a broker has created a file; it is only read, and not by SQLite.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with open(path, "rb") as file:
+        header = file.read(72)
+    return header[:16] == b"SQLite format 3\0" and header[68:] == _APPLICATION_ID.to_bytes(4, "big")
 
 
 class Database:

@@ -11,6 +11,7 @@ import pytest
 
 import claimcheck
 from claimcheck._envelope import encode_pointer
+from claimcheck._gc._topics import topics_not_read, topics_to_read
 from claimcheck._store import StoreContext
 from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.local._groups import GroupMember
@@ -65,21 +66,23 @@ def test_it_counts_first_and_deletes_exactly_the_orphans_with_yes(lab):
     still_there = lab.stored
     deleted = ok(*GC, "--yes").stdout.splitlines()
 
-    assert counted[:5] == [
+    assert counted[:7] == [
         "2 messages read: 2 pointers",
+        "  read: orders (1), orders.dlq (1)",
+        "  grace period: 1 day; younger payloads are kept",
         "disk: 2 of 6 entries are orphans, 14 bytes",
         "  nothing was deleted: use --yes to delete them",
         "  2 orders",
         "  1 less than 7 days, 1 7 to 30 days",
     ]
-    assert counted[5:8] == [
+    assert counted[7:10] == [
         "  2 kept: a message points at them",
         "  1 kept: within the grace period",
         "  1 kept: of other destinations",
     ]
-    assert counted[8].startswith("store 'side': PulsarTopicStore cannot list its payloads")
+    assert counted[10].startswith("store 'side': PulsarTopicStore cannot list its payloads")
     assert len(still_there) == 6
-    assert deleted[2].startswith("  2 deleted in ")
+    assert deleted[4].startswith("  2 deleted in ")
     assert lab.stored == {each.key for each in (sent, dead, recent, other)}
     assert not {each.key for each in orphans} & lab.stored
 
@@ -89,11 +92,23 @@ def test_json_has_the_counts_and_the_store_that_cannot_be_listed(lab):
     lab.broker.append("orders", encode_pointer(b"\x02damaged"))
     lab.write()
     report = json.loads(ok(*GC, "--json", "--yes", "--grace", "1d").stdout)
-    disk, side = report["stores"]
+    (disk,) = report["stores"]
     assert (report["ok"], report["messages"], report["pointers"], report["damaged"]) == (True, 2, 1, 1)
     assert (disk["deleted"], disk["orphan_bytes"], disk["topics"], disk["finished"]) == (1, 7, {"orders": 1}, True)
-    assert "side" in side["error"]
+    assert (report["topics"], report["not_read"], report["grace_seconds"]) == ({"orders": 2}, [], 86_400)
+    assert "PulsarTopicStore cannot list its payloads: the medium" in report["not_listed"]["side"]
     assert run(*GC, "--store", "side").exit_code == 1
+
+
+def test_a_failed_listing_names_the_store_and_no_key(lab, monkeypatch):
+    def fail(self, after):
+        raise OSError("broken")
+
+    lab.write()
+    monkeypatch.setattr(type(lab.store), "_scan", fail)
+    result = run(*GC)
+    assert result.exit_code != 0
+    assert "store 'disk': scan failed: OSError: broken" in result.stderr
 
 
 def test_the_limit_ends_it_early(lab):
@@ -130,12 +145,21 @@ def test_what_every_group_has_acknowledged_goes_only_if_that_is_wanted(lab):
     assert lab.stored == {pointers[1].key}
 
 
-def test_a_message_of_a_newer_release_deletes_nothing(lab):
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (b"PRF_wdkafcli_header_\x02\x09", "pointer of version 9"),
+        (b"PRF_wdkafcli_header_\x09", "unknown envelope type 9 (known are 0 to 3)"),
+    ],
+)
+def test_a_message_of_a_newer_release_deletes_nothing(lab, message, text):
     lab.write()
-    lab.broker.append("orders", b"PRF_wdkafcli_header_\x02\x09", partition=1)
+    lab.broker.append("orders", message, partition=1)
     result = run(*GC, "--yes")
     assert (result.exit_code, len(lab.stored)) == (5, 1)
-    assert "orders, partition 1, offset 0: pointer of version 9" in result.stderr
+    assert f"orders, partition 1, offset 0: {text}" in result.stderr
+    assert "Upgrade this installation" in result.stderr
+    assert "?" not in result.stderr
     assert json.loads(run(*GC, "--yes", "--json").stdout)["ok"] is False
 
 
@@ -146,12 +170,55 @@ def test_a_message_of_a_newer_release_deletes_nothing(lab):
         (["--kafka", "localhost:9092"], "name one broker"),
         (["--topic", "missing"], "there is no topic missing"),
         (["--store", "missing"], "missing"),
+        (["--grace", "24"], "'24' has no unit: use 24s, 24m, 24h or 24d"),
     ],
 )
 def test_usage(lab, arguments, text):
     result = run(*GC, *arguments)
     assert result.exit_code in (2, 3)
     assert text in result.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"SQLite format 3\0" + bytes(100), b"text"])
+def test_another_file_is_not_made_a_broker(lab, here, content):
+    path = here / "another"
+    path.write_bytes(content)
+    result = run(*GC, "--local", path)
+    assert (result.exit_code, path.read_bytes()) == (3, content)
+    assert "another is not the file of an embedded broker" in result.stderr
+
+
+def test_a_dead_letter_topic_alone_keeps_what_messages_of_its_topic_point_at(lab):
+    lab.broker.create_topic("orders.dlq")
+    redriven, orphan, other = lab.write("orders.dlq"), lab.write("orders.dlq"), lab.write("orders")
+    lab.send(redriven, "orders")
+    arguments = ("gc", "--local", "broker.sqlite", "--topic", "orders.dlq", "--yes")
+    assert "  read: orders (1), orders.dlq (0)" in ok(*arguments).stdout.splitlines()
+    assert lab.stored == {redriven.key, other.key}
+    assert orphan.key not in lab.stored
+
+
+def test_topics_with_similar_names_that_are_not_read_are_named(lab):
+    for name in ("dlq.orders", "orders-retry", "ORDERS.DLQ", "payments"):
+        lab.broker.create_topic(name)
+    lab.send(lab.write())
+    hint = "  not read: ORDERS.DLQ, dlq.orders: name them with --topic if they have messages with these payloads"
+    lines = ok(*GC).stdout.splitlines()
+    assert (lines[1], lines[2]) == ("  read: orders (1), orders-retry (0)", hint)
+
+
+@pytest.mark.parametrize("suffix", [".dlq", "-DLT", "_dead-letter", ".dead_letters", "-errors", "-retry", ".Retries"])
+@pytest.mark.parametrize(("group", "number"), [("", ""), ("-billing", "-0"), (".eu-1", ".5000")])
+def test_dead_letter_and_retry_topics_are_read_both_ways(suffix, group, number):
+    name = f"orders{group}{suffix}{number}"
+    known = ["dlq.orders", "orders", "orders2", name, "orders-v2", "reorders.dlq"]
+    assert topics_to_read(["orders"], known) == topics_to_read([name], known) == sorted(["orders", name])
+
+
+def test_full_names_are_compared_without_the_namespace():
+    place = "persistent://orders/default/"
+    known = [f"{place}{name}" for name in ("orders", "my-orders", "payments")]
+    assert topics_not_read(known[:1], known) == known[1:2]
 
 
 def test_topics_whose_payloads_have_the_same_keys_have_to_be_named_together(lab):
