@@ -135,7 +135,7 @@ def delete_garbage(
         What became of the orphans. A task that runs again counts what its first attempt has deleted as ``gone``.
 
     Raises:
-        ConfigError: An argument is invalid, or there are no pointers; nothing was deleted.
+        ConfigError: An argument is invalid, or there is no pointer; nothing was deleted.
         TransportError: Messages were deleted while they were read; nothing was deleted.
         UnknownVersionError: A message may point at anything, because a newer version wrote it; nothing was deleted.
     """
