@@ -185,9 +185,9 @@ class _Output:
         report = self.report
         if self._as_json:
             ok = error is None and not self.errors and not any(each.failed for each in report.stores)
-            skipped = {each.store: _why(each.error) for each in report.stores if self._is_skipped(each)}
-            stores = [_store_facts(each) for each in report.stores if each.store not in skipped]
-            more = {"stores": stores, "not_listed": skipped, "error": _why(error)}
+            not_listed = {each.store: _why(each.error) for each in report.stores if self._is_skipped(each)}
+            stores = [_store_facts(each) for each in report.stores if each.store not in not_listed]
+            more = {"stores": stores, "not_listed": not_listed, "error": _why(error)}
             click.echo(json.dumps({"ok": ok} | _facts(report) | more, indent=2))
         elif report.phase in ("deleting", "finished"):
             damaged = f", {report.damaged:,} damaged" if report.damaged else ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from claimcheck._gc._topics import IncompleteReadError, TopicMessage
+from claimcheck._gc._topics import IncompleteReadError, TopicMessage, topics_to_read
 
 Place = tuple[str, int]
 GROUPS = ("fast", "slow")
@@ -81,7 +81,8 @@ class ModelTopics:
         return [topic]
 
     def read(self) -> Iterator[TopicMessage]:
-        logs = {place: log for place, log in self._broker.logs.items() if place[0] in self.topics}
+        read = topics_to_read(self.topics, self.known())
+        logs = {place: log for place, log in self._broker.logs.items() if place[0] in read}
         starts, ends = self._next, {place: log.end for place, log in logs.items()}
         for place, log in logs.items():
             self._pause()

@@ -25,8 +25,8 @@ from tests.hypothesis_examples import examples
 from tests.property.model_topics import Broker, Message, ModelTopics
 
 GRACE = 10
-TOPICS = ("orders", "dead")
-PARTITIONS = {"orders": 2, "dead": 1, "payments": 1}
+TOPICS = ("orders", "orders.dlq")
+PARTITIONS = {"orders": 2, "orders.dlq": 1, "payments": 1}
 LIFETIMES = st.sampled_from([None, 20, 200])
 IDENTITIES = [uuid.UUID(int=number) for number in range(2)]
 
@@ -62,6 +62,7 @@ class Life(RuleBasedStateMachine):
     """
 
     consumed = False
+    topics: tuple[str, ...] = TOPICS
     grace: float = GRACE
     Run: type[Run] = Run
     Topics: type[ModelTopics] = ModelTopics
@@ -145,7 +146,7 @@ class Life(RuleBasedStateMachine):
         """Read and commit everything up to the first transaction that has not ended."""
         self.broker.logs[place].consume(group)
 
-    @rule(place=st.sampled_from([("orders", 0), ("orders", 1), ("dead", 0), ("payments", 0)]))
+    @rule(place=st.sampled_from([("orders", 0), ("orders", 1), ("orders.dlq", 0), ("payments", 0)]))
     def retain(self, place: tuple[str, int]) -> None:
         """Retention deletes the oldest message, whoever has read it."""
         messages = self.broker.logs[place].messages
@@ -154,11 +155,11 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def dead_letter(self) -> None:
-        self.broker.move("orders", "dead")
+        self.broker.move("orders", "orders.dlq")
 
     @rule()
     def redrive(self) -> None:
-        self.broker.move("dead", "orders")
+        self.broker.move("orders.dlq", "orders")
 
     @rule()
     def sweep(self) -> None:
@@ -177,7 +178,7 @@ class Life(RuleBasedStateMachine):
 
     def collect_to_the_end(self) -> None:
         options = Collection(grace_seconds=self.grace, dry_run=False, force=True, clock=self.clock)
-        topics = self.Topics(self.broker, TOPICS, consumed=self.consumed, pause=self.pause)
+        topics = self.Topics(self.broker, self.topics, consumed=self.consumed, pause=self.pause)
         for _ in self.Run(options, [self.store], topics).steps():
             pass
 
@@ -236,7 +237,7 @@ class Life(RuleBasedStateMachine):
             if not self.consumed or offset >= log.floor
         }
         left = {entry.key for entry in self.store.scan()} - pointed
-        assert all(key.startswith("payments-") for key in left)
+        assert not any(key.startswith(f"{topic}-") for key in left for topic in self.topics)
 
 
 class LifeOfConsumed(Life):
@@ -245,10 +246,18 @@ class LifeOfConsumed(Life):
     consumed = True
 
 
+class LifeOfDeadLetters(Life):
+    """Only the dead-letter topic is named; its messages may be redriven to the other one, and come back."""
+
+    topics = ("orders.dlq",)
+
+
 TestLife = Life.TestCase
 TestLife.settings = examples(600, stateful_step_count=30)
 TestLifeOfConsumed = LifeOfConsumed.TestCase
 TestLifeOfConsumed.settings = examples(400, stateful_step_count=30)
+TestLifeOfDeadLetters = LifeOfDeadLetters.TestCase
+TestLifeOfDeadLetters.settings = examples(300, stateful_step_count=30)
 
 
 # Faults that the machine has to find ---------------------------------------------------------------------------
@@ -288,6 +297,11 @@ class IgnoresLostTail(ModelTopics):
     checks_tail = False
 
 
+class ReadsOnlyNamedTopics(ModelTopics):
+    def known(self):
+        return list(self.topics)
+
+
 class IgnoresFloors(ModelTopics):
     """It takes the positions of one group for those of all."""
 
@@ -306,8 +320,9 @@ class IgnoresFloors(ModelTopics):
         (Life, {"Topics": IgnoresLostTail}),
         (Life, {"grace": 0}),
         (LifeOfConsumed, {"Topics": IgnoresFloors}),
+        (LifeOfDeadLetters, {"Topics": ReadsOnlyNamedTopics}),
     ],
-    ids=["read once", "late time", "other destinations", "lost tail", "no grace", "one group"],
+    ids=["read once", "late time", "other destinations", "lost tail", "no grace", "one group", "only named"],
 )
 def test_the_machine_finds(machine: type[Life], fault: dict[str, Any]) -> None:
     broken = type("Broken", (machine,), fault)
