@@ -125,8 +125,7 @@ class PulsarTopics:
 
     def _messages(self, client: Any, name: str, start: _Position, end: _Position) -> Iterator[TopicMessage]:
         """Yield the messages of a partition after ``start`` up to ``end``."""
-        at, topic = start, _topic_of(name)
-        topic, where = (topic, name[len(topic) + 1 :] + ", ") if topic in self._known else (name, "")
+        at, (topic, where) = start, self._place(name)
         try:
             with closing(_reader(client, name, start)) as reader:
                 deadline, is_last = time.monotonic() + _SECONDS, False
@@ -141,6 +140,11 @@ class PulsarTopics:
         except vendor().PulsarException as error:
             text = f"topic {name} cannot be read ({type(error).__name__})"
             raise IncompleteReadError(text, destination=name) from error
+
+    def _place(self, name: str) -> tuple[str, str]:
+        """Return the topic of a partition, and which one it is, for errors."""
+        found = _PARTITION.fullmatch(name)
+        return (found[1], f"partition {found[2]}, ") if found and found[1] in self._known else (name, "")
 
     def _is_quiet(self, name: str, deadline: float) -> bool:
         """Whether no transaction is open; until it ends, no reader receives what was appended after it began."""

@@ -353,6 +353,13 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(path):
     assert path.read_bytes() == b"my diary" * 1000
 
 
+def test_a_file_that_cannot_be_written_is_reported(broker):
+    with broker.database.read() as db:
+        db.execute("PRAGMA query_only=ON")
+    with pytest.raises(BrokerStorageError, match="cannot be written; the file and its folder have to be writable"):
+        broker.create_topic("t")
+
+
 def test_somebody_elses_database_is_refused_and_left_alone(path):
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE diary (entry TEXT)")

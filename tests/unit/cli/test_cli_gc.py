@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -213,6 +214,34 @@ def test_dead_letter_and_retry_topics_are_read_both_ways(suffix, group, number):
     name = f"orders{group}{suffix}{number}"
     known = ["dlq.orders", "orders", "orders2", name, "orders-v2", "reorders.dlq"]
     assert topics_to_read(["orders"], known) == topics_to_read([name], known) == sorted(["orders", name])
+
+
+def test_pulsar_reads_all_partitions_of_the_topic_of_a_dead_letter_topic(monkeypatch):
+    from claimcheck._doctor._topics import PulsarTarget
+    from claimcheck._gc import _pulsar
+
+    place = "persistent://public/default/"
+    answers = {
+        "persistent/public/default/partitioned": [f"{place}orders"],
+        "persistent/public/default": [f"{place}{name}" for name in ("orders-partition-0", "orders-s-DLQ", "x")],
+        "persistent/public/default/orders/partitions": {"partitions": 2},
+    }
+    monkeypatch.setattr(_pulsar, "admin_of", lambda *_: answers)
+    topics = _pulsar.PulsarTopics(PulsarTarget("pulsar://localhost", "http://localhost", ("orders-s-DLQ",)))
+    expected = [f"{place}orders-partition-0", f"{place}orders-partition-1", f"{place}orders-s-DLQ"]
+    assert topics._partitions() == expected
+    assert [topics._place(name) for name in expected[1:]] == [(f"{place}orders", "partition 1, "), (expected[2], "")]
+
+
+def test_kafka_reads_the_topic_of_a_dead_letter_topic(monkeypatch):
+    from claimcheck._doctor._topics import KafkaTarget
+    from claimcheck._gc import _kafka
+
+    known = {name: SimpleNamespace(error=None, partitions=(0,)) for name in ("orders", "orders.dlq", "x")}
+    admin = SimpleNamespace(list_topics=lambda timeout: SimpleNamespace(topics=known))
+    monkeypatch.setattr(_kafka, "_admin_module", lambda: SimpleNamespace(AdminClient=lambda *_, logger: admin))
+    topics = _kafka.KafkaTopics(KafkaTarget("localhost:9092", ("orders.dlq",)))
+    assert topics._partitions() == [("orders", 0), ("orders.dlq", 0)]
 
 
 def test_full_names_are_compared_without_the_namespace():
