@@ -24,10 +24,10 @@ class SqliteStore(Store):
         self.busy_seconds = busy_seconds
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        with self._connection() as database, database:  # commits, or rolls back
-            database.execute("BEGIN IMMEDIATE")  # waits for other writers
-            database.execute(PUT, (pointer.key, 0, b""))  # so that an empty payload exists, too
-            database.executemany(PUT, ((pointer.key, i, piece) for i, piece in enumerate(source, 1)))
+        with self._connection() as database:  # each piece on its own, so that others can read and write meanwhile
+            for i, piece in enumerate(source, 1):
+                database.execute(PUT, (pointer.key, i, piece))
+            database.execute(PUT, (pointer.key, 0, b""))  # an empty payload exists, too
 
     def _read(self, pointer: Pointer) -> Iterable[bytes]:
         with self._connection() as database:
