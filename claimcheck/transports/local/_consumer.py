@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from claimcheck._envelope import Kind
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type
-from claimcheck.errors import ClaimCheckError, IncompletePayloadError, StoreError, TransportError
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError, SeveralGroupsError, StoreError, TransportError
 from claimcheck.transports._common.dead_letters import kept_longer, origin
 from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports._common.deletion import PayloadDeletion, deletes
@@ -421,7 +421,11 @@ def _deletion(broker: LocalBroker, cc: ClaimCheck, topics: Iterable[str], group:
         return None
     deletion = PayloadDeletion(cc, GroupPositions(broker, group), clock=broker.clock)
     for topic in topics:
-        deletion.check((topic, 0))
+        try:
+            deletion.check((topic, 0))
+        except SeveralGroupsError as error:
+            error.add_note("LocalBroker.delete_group deletes a group that is no longer used")
+            raise
     return deletion
 
 
