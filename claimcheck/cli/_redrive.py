@@ -70,9 +70,8 @@ def redrive(
     are stored again with a full lifetime. A letter is acknowledged after the broker has confirmed its message, so that
     an interruption loses nothing, but may send the last letters twice. A letter whose payload is gone, damaged or
     incomplete stays, and is named. So does a message whose headers do not name --to as its topic, unless --force is
-    given. Passwords and tokens come from environment variables, such as
-    CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN. Exits with 1 if a letter could not be read or sent, or is not
-    one of --to.
+    given. Passwords and tokens come from environment variables, such as CLAIMCHECK_KAFKA_SASL_PASSWORD and
+    CLAIMCHECK_PULSAR_TOKEN. Exits with 1 if a letter could not be read or sent, or is not one of --to.
     """
     _check_usage((broker.kafka, broker.pulsar, local), source, target, yes=yes, dry_run=dry_run)
     check_output(STDIO, force=False)

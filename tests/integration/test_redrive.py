@@ -75,6 +75,25 @@ def test_letters_go_back_whole(broker, cc, dead_letters):
     assert run(broker, cc).read == 0
 
 
+def test_letters_of_another_topic_stay_and_those_of_the_topic_do_not(broker, cc, dead_letters):
+    report = run(broker, cc, target="wide", force=False)
+    assert (report.read, report.sent, report.foreign) == (0, 0, 5)
+    assert "it came from orders" in str(report.named[0][1])
+
+    report = run(broker, cc, target="orders", force=False)
+    assert (report.sent, report.foreign) == (5, 0)
+
+
+def test_full_chunks_are_known_as_dead_letters(broker, cc):
+    LocalProducer(broker, cc).send("orders", bytes(3 * LIMIT))
+    with LocalConsumer(broker, cc, topics=["orders"], group="app") as consumer:
+        consumer.dead_letter(consumer.receive(timeout=0), reason="x" * 500)
+
+    report = run(broker, cc, target="orders", force=False)
+
+    assert (report.sent, report.foreign) == (1, 0)
+
+
 def test_the_count_goes_up(broker, cc, dead_letters):
     run(broker, cc, target="orders")
     with LocalConsumer(broker, cc, topics=["orders"], group="app") as consumer:
