@@ -197,8 +197,8 @@ class LocalConsumer(Closing):
 
         The topic is created, with one partition, if it does not exist; all messages go to one partition. Each gets the
         headers ``dead-letter-topic``, ``-partition``, ``-offset`` and ``-reason``, or only the first or none of them if
-        it is so close to the broker's limit that they do not fit. With ``dead_letter_ttl_seconds`` the lifetime of a stored payload is
-        extended first.
+        it is so close to the broker's limit that they do not fit. With ``dead_letter_ttl_seconds`` the lifetime of a
+        stored payload is extended first.
 
         Args:
             message: As it was received.
