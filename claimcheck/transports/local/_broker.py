@@ -274,7 +274,7 @@ class LocalBroker(Closing):
             return end_offset(db, topic, partition)
 
     def delete_group(self, name: str) -> None:
-        """Delete a consumer group that is no longer used, with all its positions; harmless if there is none.
+        """Delete an unused consumer group with all its positions; harmless if there is none.
 
         A consumer that joins a group with this name later begins at offset 0.
 

@@ -426,7 +426,7 @@ def _deletion(broker: LocalBroker, cc: ClaimCheck, topics: Iterable[str], group:
         try:
             deletion.check((topic, 0))
         except SeveralGroupsError as error:
-            error.add_note("LocalBroker.delete_group deletes a group that is no longer used")
+            error.add_note("LocalBroker.delete_group deletes an unused group")
             raise
     return deletion
 
