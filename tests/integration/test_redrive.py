@@ -12,9 +12,11 @@ from claimcheck._redrive import Redrive, RedriveReport
 from claimcheck.cli._commands import commands
 from claimcheck.errors import ConfigError, StoreUnavailableError, TransportError
 from claimcheck.testing import FaultyStore
+from claimcheck.transports._common.redrive import foreign
 from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer
 from claimcheck.transports.local._groups import GroupMember
 from claimcheck.transports.local._redrive import LocalDeadLetters
+from claimcheck.transports.pulsar._redrive import _topic_of
 from tests.local_rig import LIMIT, append_chunks, drain
 
 PAYLOADS = [b"small", bytes(10_000), None, b"x" * 20_000, b"last"]
@@ -233,6 +235,25 @@ def test_limit_and_rate(broker, cc, dead_letters):
         Redrive(limit=0)
 
 
+@pytest.mark.parametrize(
+    ("headers", "target", "reason"),
+    [
+        ([("dead-letter-topic", b"orders")], "orders", None),
+        ([("dead-letter-topic", b"orders"), ("dead-letter-topic", b"orders.retry")], "orders", None),
+        ([("REAL_TOPIC", "persistent://public/default/orders-partition-3")], "orders", None),
+        ([("REAL_TOPIC", "orders")], "persistent://public/default/orders", None),
+        ([("REAL_TOPIC", "persistent://acme/shop/orders")], "orders", "it came from persistent://acme/shop/orders"),
+        ([("dead-letter-topic", b"orders")], "invoices", "it came from orders"),
+        ([("dead-letter-topic", None), ("a", b"orders")], "orders", "its headers do not name the topic"),
+    ],
+)
+def test_the_headers_name_the_topic_of_a_letter(headers, target, reason):
+    error = foreign(headers, target, _topic_of)
+
+    assert (error is None) == (reason is None)
+    assert (reason or "") in str(error)
+
+
 # The command ---------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +274,7 @@ def invoke(tmp_path):
         common = ["redrive", "--config", str(config), "--local", str(file), "--from", "orders.dlq", "--to", "orders"]
         return CliRunner().invoke(commands, [*common, *arguments])
 
-    invoke.store, invoke.file = store, file
+    invoke.store, invoke.file, invoke.config = store, file, config
     return invoke
 
 
@@ -350,3 +371,17 @@ def test_the_limit_counts_letters_that_were_sent(invoke):
 
     assert (facts["sent"], facts["unreadable"]) == (1, 1)
     assert facts["letters"][0]["type"] == "PayloadNotFoundError"
+
+
+def test_a_topic_of_pulsar_that_does_not_exist(invoke, monkeypatch):
+    """Clients would create it."""
+    monkeypatch.setattr(
+        "claimcheck._doctor._pulsar.topic_stats", lambda _, topic: {} if topic == "orders.dlq" else None
+    )
+    pulsar = ["redrive", "--config", str(invoke.config), "--pulsar", "pulsar://localhost:1"]
+    pulsar += ["--admin-url", "http://localhost:1"]
+
+    result = CliRunner().invoke(commands, [*pulsar, "--from", "orders.dlq", "--to", "order"])
+
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "there is no topic order: check its name" in result.stderr
