@@ -20,6 +20,7 @@ __all__ = ["CheckReport", "Finding", "check", "check_address", "reason_of", "rem
 
 _PROBE = b"claimcheck check"
 _HOUR = 3600
+_DEFAULT_TTL = {"redis": 604_800, "pulsar-topic": 604_800}  # the default of ttl_seconds; the other types have none
 _KAFKA_BYTES = 1_048_588  # message.max.bytes
 _PULSAR_BYTES = 5 << 20  # maxMessageSize
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
@@ -110,6 +111,7 @@ def check(cc: _ClaimCheck, *, open: bool = False) -> CheckReport:  # noqa: A002 
 
 def _general(config: Config) -> Iterator[Finding]:
     yield from _threshold("", config)
+    yield from _dead_letters("", config)
     if config.strategy == "hybrid":
         message = f"while the store {config.store!r} fails, payloads go through the broker as chunks"
         fix = "Give messages a key, and size the broker for this load."
@@ -128,6 +130,21 @@ def _threshold(prefix: str, config: Config) -> Iterator[Finding]:
     message = f"{threshold:,} bytes is more than {brokers} accept{'s' if brokers == 'Kafka' else ''} by default"
     fix = "Use auto, which follows the producer's own limit, or raise the limit of the broker and all its clients."
     yield Finding("warning", f"{prefix}threshold_bytes", message, fix, id="threshold-high")
+
+
+def _dead_letters(prefix: str, config: Config) -> Iterator[Finding]:
+    seconds, store = config.dead_letter_ttl_seconds, config.stores.get(config.store or "")
+    if seconds is None or store is None or config.strategy in ("chunking", "inline"):
+        return
+    ttl = store.options.get("ttl_seconds", _DEFAULT_TTL.get(store.type))
+    if isinstance(ttl, (int, float)) and seconds < ttl:
+        path = f"{prefix}dead_letter_ttl_seconds"
+        message = (
+            f"{seconds:,g} s is less than the ttl_seconds of the store {config.store!r}, {ttl:,g} s: it has no effect "
+            f"on payloads that are younger than {ttl - seconds:,g} s when their message becomes a dead letter"
+        )
+        fix = "Raise it above ttl_seconds, or remove it."
+        yield Finding("warning", path, message, fix, id="dead-letter-lifetime-short")
 
 
 def _signing(config: Config) -> Iterator[Finding]:
@@ -161,6 +178,8 @@ def _destinations(config: Config) -> Iterator[Finding]:
             yield Finding("warning", path, message, f"Move it above {earlier!r}.", id="destination-unused")
         if override.threshold_bytes != config.threshold_bytes:
             yield from _threshold(f"{path}.", override)
+        if (override.dead_letter_ttl_seconds, override.store) != (config.dead_letter_ttl_seconds, config.store):
+            yield from _dead_letters(f"{path}.", override)
 
 
 # Stores --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from claimcheck.transports._common.redrive import Letter
 __all__ = ["Redrive", "RedriveReport"]
 
 MAX_NAMED = 1000
-"""The most unreadable letters that a report names."""
+"""The most letters that a report names."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,8 @@ class RedriveReport:
         bytes: Bytes of the payloads that were read.
         failed: Letters that could not be sent; the first one ends the run.
         unreadable: The number of letters without a payload; they stay.
-        named: Position and error of each of these, up to 1,000.
+        foreign: The number of messages that are not dead letters of the topic to send to; they were not read, and stay.
+        named: Position and error of each of both, up to 1,000.
         finished: Whether the end of the dead-letter topic was reached.
         duration_seconds: How long it took.
     """
@@ -42,6 +43,7 @@ class RedriveReport:
     bytes: int = 0
     failed: int = 0
     unreadable: int = 0
+    foreign: int = 0
     named: list[tuple[str, ClaimCheckError]] = field(default_factory=list)
     finished: bool = False
     duration_seconds: float = 0.0
@@ -53,8 +55,9 @@ class Redrive:
 
     Attributes:
         dry_run: Whether to read and verify the letters only.
-        limit: The most letters to take.
+        limit: The most letters to send, or to read in a dry run.
         rate: The most letters per second.
+        force: Whether to send messages that are not dead letters of the topic, too.
         sleep: Called with seconds.
         clock: Seconds, monotonic.
     """
@@ -62,6 +65,7 @@ class Redrive:
     dry_run: bool = True
     limit: int | None = None
     rate: float | None = None
+    force: bool = False
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
@@ -86,20 +90,24 @@ class Redrive:
             self._take(letter, report)
             report.duration_seconds = self.clock() - begin
             on_letter()
-            if taken == self.limit:
+            if (report.read if self.dry_run else report.sent) == self.limit:
                 return
             if self.rate is not None:
                 self.sleep(max(0.0, taken / self.rate - (self.clock() - begin)))
         report.finished = True
 
     def _take(self, letter: Letter, report: RedriveReport) -> None:
+        if letter.foreign is not None and not self.force:
+            report.foreign += 1
+            _name(letter, letter.foreign, report)
+            return
         try:
             payload = letter.read()
         except ClaimCheckError as error:
             if error.retryable:
                 raise
             report.unreadable += 1
-            report.named += [(letter.position, error)][: MAX_NAMED - len(report.named)]
+            _name(letter, error, report)
             if not self.dry_run:
                 letter.skip()
             return
@@ -115,3 +123,8 @@ class Redrive:
             raise
         report.sent += 1
         letter.settle()
+
+
+def _name(letter: Letter, error: ClaimCheckError, report: RedriveReport) -> None:
+    if len(report.named) < MAX_NAMED:
+        report.named.append((letter.position, error))

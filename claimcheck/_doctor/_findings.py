@@ -29,6 +29,7 @@ WHY: dict[str, str] = {
     "destination-unused": "The settings of this entry have no effect.",
     "store-memory": "Other processes cannot read these payloads, and neither can this one after a restart.",
     "lifetime-short": _GONE,
+    "dead-letter-lifetime-short": "A dead letter's payload may be gone before anyone looks at it.",
     "redis-no-expiry": "A full server refuses writes, or evicts payloads.",
     "store-no-expiry": "The store grows until it is full, unless something else deletes old payloads.",
     "connection-plain": "Anyone on the network path can read payloads and credentials.",

@@ -35,7 +35,7 @@ EXIT_CODES = """Exit codes:
   5    damaged: not an envelope, a truncated one, or a payload that fails verification
   6    the store cannot be reached; the same command may succeed later
   7    the pointer was rejected: its signature, its store, its size
-  143  ended by SIGTERM; partial output was deleted
+  143  ended by SIGTERM; unfinished files of get and put were deleted
 """
 
 COMPLETION = """Shell completion:

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 
 from claimcheck._client import ClaimCheck
+from claimcheck._doctor._topics import PulsarTarget
 from claimcheck._redrive import Redrive, RedriveReport
 from claimcheck.cli._brokers import BrokerOptions, broker_options
 from claimcheck.cli._configuration import config_option, json_option, loaded
@@ -20,7 +21,7 @@ from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.cli._sweep import rate_option
-from claimcheck.errors import TransportError
+from claimcheck.errors import ConfigError, TransportError
 from claimcheck.transports._common.redrive import DeadLetterTopic
 
 __all__ = ["redrive"]
@@ -44,9 +45,10 @@ _GROUP = "claimcheck-redrive"
     help="The group or subscription that reads the dead letters.",
 )
 @click.option("--yes", is_flag=True, help="Send. Without it, nothing is sent.")
+@click.option("--force", is_flag=True, help="Send messages that are not dead letters of --to, too.")
 @click.option("--dry-run", is_flag=True, help="Only read and verify; the default.")
 @rate_option
-@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many letters.")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after sending this many letters.")
 @json_option
 def redrive(
     config: str,
@@ -56,6 +58,7 @@ def redrive(
     target: str,
     group: str,
     yes: bool,
+    force: bool,
     dry_run: bool,
     rate: float | None,
     limit: int | None,
@@ -66,13 +69,15 @@ def redrive(
     Only reads and verifies them, unless --yes is given. Takes the letters that are in the topic at the start. Payloads
     are stored again with a full lifetime. A letter is acknowledged after the broker has confirmed its message, so that
     an interruption loses nothing, but may send the last letters twice. A letter whose payload is gone, damaged or
-    incomplete stays, and is named. Passwords and tokens come from environment variables, such as
-    CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN. Exits with 1 if a letter could not be read or sent.
+    incomplete stays, and is named. So does a message whose headers do not name --to as its topic, unless --force is
+    given. Passwords and tokens come from environment variables, such as CLAIMCHECK_KAFKA_SASL_PASSWORD and
+    CLAIMCHECK_PULSAR_TOKEN. Exits with 1 if a letter could not be read or sent, or is not one of --to.
     """
     _check_usage((broker.kafka, broker.pulsar, local), source, target, yes=yes, dry_run=dry_run)
     check_output(STDIO, force=False)
-    options, report = Redrive(dry_run=not yes, limit=limit, rate=rate), RedriveReport(dry_run=not yes)
+    options, report = Redrive(dry_run=not yes, limit=limit, rate=rate, force=force), RedriveReport(dry_run=not yes)
     problem: str | None = "interrupted"
+    is_open = False
     with loaded(config) as cc, ExitStack() as opened:
         try:
             topic: DeadLetterTopic
@@ -83,6 +88,7 @@ def redrive(
                     topic = _pulsar(cc, broker.pulsar, broker, source, target, group)
                 else:
                     topic = _local(cc, opened, local or "", source, target, group)
+            is_open = True
             with _as_ours(), closing(topic), _counter(report) as count:
                 options.run(topic.letters(), report, count)
             problem = None
@@ -90,8 +96,9 @@ def redrive(
             problem = one_line(error)
             raise
         finally:  # also after Ctrl-C: it has sent something
-            _show(report, source, target, problem, as_json=as_json)
-    sys.exit(int(bool(report.unreadable)))
+            if as_json or is_open:
+                _show(report, source, target, problem, as_json=as_json)
+    sys.exit(int(bool(report.unreadable or report.foreign)))
 
 
 def _check_usage(brokers: tuple[str | None, ...], source: str, target: str, *, yes: bool, dry_run: bool) -> None:
@@ -113,6 +120,9 @@ def _kafka(cc: ClaimCheck, broker: BrokerOptions, source: str, target: str, grou
 def _pulsar(cc: ClaimCheck, url: str, broker: BrokerOptions, source: str, target: str, group: str) -> DeadLetterTopic:
     from claimcheck.transports.pulsar._redrive import PulsarDeadLetters, connect
 
+    target_of = broker.target((source, target))
+    if broker.admin_url and isinstance(target_of, PulsarTarget):
+        _check_pulsar_topics(target_of, broker.admin_url)
     token, ca_file = map(broker.settings.get, ("token", "tls_trust_certs_file_path"))
     headers = {"Authorization": f"Bearer {token}"} if token else None
     return PulsarDeadLetters(
@@ -125,6 +135,16 @@ def _pulsar(cc: ClaimCheck, url: str, broker: BrokerOptions, source: str, target
         admin_headers=headers,
         admin_ca_file=ca_file,
     )
+
+
+def _check_pulsar_topics(target: PulsarTarget, admin_url: str) -> None:
+    """Raise `ConfigError` if a topic does not exist: clients would create it."""
+    from claimcheck._doctor._pulsar import admin_of, topic_stats
+
+    admin = admin_of(target, admin_url)
+    for option, topic in zip(("--from", "--to"), target.topics, strict=True):
+        if topic_stats(admin, topic) is None:
+            raise ConfigError(f"there is no topic {topic}: check its name", path=option)
 
 
 def _local(cc: ClaimCheck, opened: ExitStack, path: str, source: str, target: str, group: str) -> DeadLetterTopic:
@@ -166,23 +186,29 @@ def _counter(report: RedriveReport) -> Iterator[Callable[[], None]]:
 def _show(report: RedriveReport, source: str, target: str, problem: str | None, *, as_json: bool) -> None:
     if as_json:
         facts = {name: getattr(report, name) for name in RedriveReport.__slots__ if name != "named"}
-        named = [{"position": position, "error": one_line(error)} for position, error in report.named]
-        ok = problem is None and not report.unreadable
+        named = [
+            {"position": position, "type": type(error).__name__, "error": one_line(error)}
+            for position, error in report.named
+        ]
+        ok = problem is None and not report.unreadable and not report.foreign
         click.echo(json.dumps({"ok": ok, **facts, "letters": named, "error": problem}, indent=2))
         return
     click.echo("\n".join(_lines(report, printable(source), printable(target), problem)))
 
 
 def _lines(report: RedriveReport, source: str, target: str, problem: str | None) -> Iterator[str]:
-    yield f"{source}: {report.read:,} read, {report.unreadable:,} unreadable, {human_bytes(report.bytes)}"
+    counts = f"{report.read:,} read, {report.unreadable:,} unreadable, {report.foreign:,} foreign"
+    yield f"{source}: {counts}, {human_bytes(report.bytes)}"
     if report.dry_run:
         yield "  nothing was sent: use --yes to send them" if report.read else "  nothing to send"
     else:
         yield f"  {report.sent:,} sent to {target}, {report.failed:,} failed, in {report.duration_seconds:,.1f} s"
     for position, error in report.named:
         yield f"  {printable(position)} stays: {type(error).__name__}: {one_line(error)}"
-    if report.unreadable > len(report.named):
-        yield f"  and {report.unreadable - len(report.named):,} more stay"
+    if (more := report.unreadable + report.foreign - len(report.named)) > 0:
+        yield f"  and {more:,} more stay"
+    if report.foreign:
+        yield f"  {report.foreign:,} are not dead letters of {target}: check --from and --to; --force sends them, too"
     if problem is not None:
         yield f"  not finished: {problem}"
     elif not report.finished:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from claimcheck.errors import PayloadNotFoundError, SeveralGroupsError
+from claimcheck.errors import PayloadNotFoundError, SeveralGroupsError, TransportError
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.transports.local import LocalConsumer, LocalProducer
 from tests.local_rig import BIG, drain, stored
@@ -119,9 +119,27 @@ def test_nothing_is_deleted_while_another_group_reads(cc, configure, send, consu
     send(BIG)
     consume(cc=configure(), group="other").close()
 
-    with pytest.raises(SeveralGroupsError):
+    with pytest.raises(SeveralGroupsError) as caught:
         consume(cc=cc)
     assert left() == 1
+    assert "LocalBroker.delete_group" in caught.value.__notes__[0]
+
+
+def test_a_deleted_group_does_not_keep_payloads(broker, cc, configure, send, consume, left):
+    send(BIG)
+    other = consume(cc=configure(), group="other")
+    drain(other)
+    with pytest.raises(TransportError, match="group other has 1 members"):
+        broker.delete_group("other")
+    other.close()
+
+    broker.delete_group("other")
+
+    consumer = consume(cc=cc)
+    drain(consumer)
+    consumer.close()
+    assert left() == 0
+    assert len(drain(consume(cc=configure(), group="other"))) == 1, "it begins at offset 0"
 
 
 def test_a_forged_pointer_deletes_nothing(broker, cc, send, consume, left):

@@ -10,10 +10,13 @@ from click.testing import CliRunner
 import claimcheck
 from claimcheck._redrive import Redrive, RedriveReport
 from claimcheck.cli._commands import commands
-from claimcheck.errors import ConfigError, StoreUnavailableError
+from claimcheck.errors import ConfigError, StoreUnavailableError, TransportError
 from claimcheck.testing import FaultyStore
+from claimcheck.transports._common.redrive import foreign
 from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer
+from claimcheck.transports.local._groups import GroupMember
 from claimcheck.transports.local._redrive import LocalDeadLetters
+from claimcheck.transports.pulsar._redrive import _topic_of
 from tests.local_rig import LIMIT, append_chunks, drain
 
 PAYLOADS = [b"small", bytes(10_000), None, b"x" * 20_000, b"last"]
@@ -49,7 +52,7 @@ def run(broker, cc, *, within=lambda letters: letters, close=True, target="again
         broker.create_topic(target, partitions=2)
     topic, report = opened(broker, cc, target=target), RedriveReport(dry_run=False)
     try:
-        Redrive(**{"dry_run": False, **options}).run(within(topic.letters()), report, lambda: None)
+        Redrive(**{"dry_run": False, "force": True, **options}).run(within(topic.letters()), report, lambda: None)
     finally:
         if close:
             topic.close()
@@ -72,6 +75,25 @@ def test_letters_go_back_whole(broker, cc, dead_letters):
     assert all(message.key == b"k" for message in messages)
     assert all(message.headers == [("a", b"b"), ("redrive-count", b"1")] for message in messages)
     assert run(broker, cc).read == 0
+
+
+def test_letters_of_another_topic_stay_and_those_of_the_topic_do_not(broker, cc, dead_letters):
+    report = run(broker, cc, target="wide", force=False)
+    assert (report.read, report.sent, report.foreign) == (0, 0, 5)
+    assert "it came from orders" in str(report.named[0][1])
+
+    report = run(broker, cc, target="orders", force=False)
+    assert (report.sent, report.foreign) == (5, 0)
+
+
+def test_full_chunks_are_known_as_dead_letters(broker, cc):
+    LocalProducer(broker, cc).send("orders", bytes(3 * LIMIT))
+    with LocalConsumer(broker, cc, topics=["orders"], group="app") as consumer:
+        consumer.dead_letter(consumer.receive(timeout=0), reason="x" * 500)
+
+    report = run(broker, cc, target="orders", force=False)
+
+    assert (report.sent, report.foreign) == (1, 0)
 
 
 def test_the_count_goes_up(broker, cc, dead_letters):
@@ -136,7 +158,7 @@ def test_unreadable_letters_stay_and_are_named(broker, cc, tmp_path):
     for _ in range(2):
         topic, report = opened(broker, cc, "orders", "again"), RedriveReport(dry_run=False)
         with closing(topic):
-            Redrive(dry_run=False).run(topic.letters(), report, lambda: None)
+            Redrive(dry_run=False, force=True).run(topic.letters(), report, lambda: None)
         named = {position: type(error).__name__ for position, error in report.named}
         assert named == {"orders[0] at 2": "PayloadNotFoundError", "orders[0] at 0": "IncompletePayloadError"}
         assert report.unreadable == 2
@@ -155,9 +177,21 @@ def test_it_stops_at_the_end_that_the_topic_had(broker, cc):
 
     topic, report = opened(broker, cc, "orders", "wide"), RedriveReport(dry_run=False)
     with closing(topic):
-        Redrive(dry_run=False).run(endless(topic.letters()), report, lambda: None)
+        Redrive(dry_run=False, force=True).run(endless(topic.letters()), report, lambda: None)
 
     assert report.sent == 1
+
+
+def test_partitions_that_another_member_took_are_an_error(broker, cc, dead_letters):
+    broker.create_topic("again", partitions=2)
+    LocalProducer(broker, cc).send("again", b"first", partition=0)
+    LocalProducer(broker, cc).send("again", b"second", partition=1)
+    with closing(opened(broker, cc, "again")) as topic:
+        other = GroupMember(broker, "redrive", ["again"])
+        topic._consumer._member._renew()  # releases one
+        with pytest.raises(TransportError, match="another redrive of again is running"):
+            list(topic.letters())
+        other.close()
 
 
 def test_a_store_that_is_down_ends_the_run(broker, configure):
@@ -170,11 +204,11 @@ def test_a_store_that_is_down_ends_the_run(broker, configure):
     store.fail("read")
 
     with closing(topic), pytest.raises(StoreUnavailableError):
-        Redrive(dry_run=False).run(topic.letters(), report, lambda: None)
+        Redrive(dry_run=False, force=True).run(topic.letters(), report, lambda: None)
 
     assert (report.sent, report.unreadable) == (0, 0)
     with closing(opened(broker, cc, "orders")) as topic:
-        Redrive(dry_run=False).run(topic.letters(), report, lambda: None)
+        Redrive(dry_run=False, force=True).run(topic.letters(), report, lambda: None)
     assert report.sent == 2
 
 
@@ -201,6 +235,25 @@ def test_limit_and_rate(broker, cc, dead_letters):
         Redrive(limit=0)
 
 
+@pytest.mark.parametrize(
+    ("headers", "target", "reason"),
+    [
+        ([("dead-letter-topic", b"orders")], "orders", None),
+        ([("dead-letter-topic", b"orders"), ("dead-letter-topic", b"orders.retry")], "orders", None),
+        ([("REAL_TOPIC", "persistent://public/default/orders-partition-3")], "orders", None),
+        ([("REAL_TOPIC", "orders")], "persistent://public/default/orders", None),
+        ([("REAL_TOPIC", "persistent://acme/shop/orders")], "orders", "it came from persistent://acme/shop/orders"),
+        ([("dead-letter-topic", b"orders")], "invoices", "it came from orders"),
+        ([("dead-letter-topic", None), ("a", b"orders")], "orders", "its headers do not name the topic"),
+    ],
+)
+def test_the_headers_name_the_topic_of_a_letter(headers, target, reason):
+    error = foreign(headers, target, _topic_of)
+
+    assert (error is None) == (reason is None)
+    assert (reason or "") in str(error)
+
+
 # The command ---------------------------------------------------------------------------------------------------
 
 
@@ -215,26 +268,29 @@ def invoke(tmp_path):
         for topic in ("orders", "orders.dlq"):
             broker.create_topic(topic)
         for payload in (bytes(10_000), b"plain"):
-            LocalProducer(broker, cc).send("orders.dlq", payload)
+            LocalProducer(broker, cc).send("orders.dlq", payload, headers={"dead-letter-topic": "orders"})
 
     def invoke(*arguments):
         common = ["redrive", "--config", str(config), "--local", str(file), "--from", "orders.dlq", "--to", "orders"]
         return CliRunner().invoke(commands, [*common, *arguments])
 
-    invoke.store = store
+    invoke.store, invoke.file, invoke.config = store, file, config
     return invoke
 
 
 def test_the_command_sends_only_with_yes(invoke):
     result = invoke("--json")
     assert (result.exit_code, json.loads(result.stdout)["read"], json.loads(result.stdout)["sent"]) == (0, 2, 0)
-    assert "orders.dlq: 2 read, 0 unreadable, 9.8 KiB (10,005 bytes)\n  nothing was sent: use --yes" in invoke().stdout
+    assert (
+        "orders.dlq: 2 read, 0 unreadable, 0 foreign, 9.8 KiB (10,005 bytes)\n  nothing was sent: use --yes"
+        in invoke().stdout
+    )
 
     result = invoke("--yes", "--json")
 
     facts = json.loads(result.stdout)
     assert (result.exit_code, facts["ok"], facts["sent"], facts["bytes"], facts["failed"]) == (0, True, 2, 10_005, 0)
-    assert "0 read, 0 unreadable, 0 bytes\n  0 sent" in invoke("--yes").stdout
+    assert "0 read, 0 unreadable, 0 foreign, 0 bytes\n  0 sent" in invoke("--yes").stdout
 
 
 def test_the_command_names_what_stays(invoke):
@@ -264,8 +320,68 @@ def test_wrong_usage(invoke, arguments, text):
     assert text in result.stderr
 
 
-def test_a_topic_that_does_not_exist(invoke):
-    result = invoke("--to", "nowhere", "--yes", "--json")
+@pytest.mark.parametrize("option", ["--from", "--to"])
+def test_a_topic_that_does_not_exist(invoke, option):
+    result = invoke(option, "nowhere", "--yes")
 
-    assert result.exit_code == 1
-    assert "there is no topic nowhere" in json.loads(result.stdout)["error"]
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "there is no topic nowhere: check its name" in result.stderr
+    assert "there is no topic nowhere" in json.loads(invoke(option, "nowhere", "--json").stdout)["error"]
+
+
+@pytest.mark.parametrize("arguments", [["--from", "orders", "--to", "orders.dlq"], ["--to", "invoices"]])
+def test_messages_that_are_not_dead_letters_of_the_topic_stay(invoke, arguments):
+    with LocalBroker(invoke.file) as broker:
+        broker.create_topic("invoices")
+        broker.append("orders", b"not a dead letter")
+
+    dry, result, facts = (
+        invoke(*arguments),
+        invoke(*arguments, "--yes"),
+        json.loads(invoke(*arguments, "--json").stdout),
+    )
+
+    assert (dry.exit_code, result.exit_code, facts["ok"], facts["sent"]) == (1, 1, False, 0)
+    assert f"{facts['foreign']} are not dead letters of {arguments[-1]}: check --from and --to" in result.stdout
+    assert facts["letters"][0]["type"] == "ForeignLetterError"
+    forced = json.loads(invoke(*arguments, "--yes", "--force", "--json").stdout)
+    assert (forced["ok"], forced["sent"], forced["foreign"]) == (True, facts["foreign"], 0)
+    assert forced["sent"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--yes"]])
+def test_a_second_redrive_at_the_same_time_is_an_error(invoke, monkeypatch, arguments):
+    monkeypatch.setattr("claimcheck.transports.local._redrive._LEASE_SECONDS", 1.0)
+    with LocalBroker(invoke.file) as broker:
+        running = GroupMember(broker, "claimcheck-redrive", ["orders.dlq"])
+        result = invoke(*arguments)
+        running.close()
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "another redrive of orders.dlq is running" in result.stderr
+    assert json.loads(invoke("--json").stdout)["read"] == 2
+
+
+def test_the_limit_counts_letters_that_were_sent(invoke):
+    for path in invoke.store.rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+    facts = json.loads(invoke("--yes", "--limit", "1", "--json").stdout)
+
+    assert (facts["sent"], facts["unreadable"]) == (1, 1)
+    assert facts["letters"][0]["type"] == "PayloadNotFoundError"
+
+
+def test_a_topic_of_pulsar_that_does_not_exist(invoke, monkeypatch):
+    """Clients would create it."""
+    monkeypatch.setattr(
+        "claimcheck._doctor._pulsar.topic_stats", lambda _, topic: {} if topic == "orders.dlq" else None
+    )
+    pulsar = ["redrive", "--config", str(invoke.config), "--pulsar", "pulsar://localhost:1"]
+    pulsar += ["--admin-url", "http://localhost:1"]
+
+    result = CliRunner().invoke(commands, [*pulsar, "--from", "orders.dlq", "--to", "order"])
+
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "there is no topic order: check its name" in result.stderr

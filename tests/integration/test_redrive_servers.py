@@ -49,7 +49,7 @@ def test_kafka(kafka_broker, topic, configuration, redrive, tmp_path):
             consumer.commit(message, asynchronous=False)
         incomplete = kafka_rig.chunks_of(b"half", 2)[0]
         native = lab.native()
-        native.produce(dlq, incomplete, partition=0)
+        native.produce(dlq, incomplete, partition=0, headers=[("dead-letter-topic", topic.encode())])
         native.flush()
         command = ["--kafka", kafka_broker.bootstrap_servers, "--kafka-config", str(settings)]
         command += ["--from", dlq, "--to", topic, "--group", f"redrive-{topic}"]
@@ -84,7 +84,7 @@ def test_pulsar(pulsar_broker, pulsar_client, topic, configuration, redrive):
         consumer = lab.consumer(cc=cc, wrap={"dead_letter_producer": aside})
         for message in pulsar_rig.receive(consumer, 4):
             consumer.dead_letter(message)
-        aside.send(pulsar_rig.chunk(1, 0, 2, b"half"))
+        aside.send(pulsar_rig.chunk(1, 0, 2, b"half"), properties={"REAL_TOPIC": lab.topic})
         command = ["--pulsar", pulsar_broker.service_url, "--admin-url", pulsar_broker.admin_url]
         command += ["--from", dlq, "--to", topic]
 

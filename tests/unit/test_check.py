@@ -29,6 +29,7 @@ def found(report: CheckReport, severity: str) -> dict[str, str]:
 
 
 def test_a_good_configuration_has_no_findings():
+    assert check(QUIET | {"dead_letter_ttl_seconds": 604_800}) == CheckReport(())
     assert check(QUIET) == CheckReport(())
     assert check(QUIET).ok
 
@@ -47,6 +48,16 @@ def test_a_good_configuration_has_no_findings():
         ({"signing": {"keys": {"k1": "${KEY}"}, "require": False}}, "signing.require", "accept pointers without"),
         ({"signing": {"keys": {"k1": "hunter2 and so on"}}}, "signing.keys.k1", "in the configuration itself"),
         ({"reads_from": []}, "reads_from", "cannot read from 'hot'"),
+        (
+            {"dead_letter_ttl_seconds": 86_400},
+            "dead_letter_ttl_seconds",
+            "less than the ttl_seconds of the store 'hot'",
+        ),
+        (
+            {"destinations": {"a": {"dead_letter_ttl_seconds": 604_799}}},
+            "destinations.a.dead_letter_ttl_seconds",
+            "younger than 1 s",
+        ),
         ({"stores": {"hot": {"type": "memory"}}}, "stores.hot", "no other process can read them"),
     ],
 )

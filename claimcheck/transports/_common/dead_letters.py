@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
     from claimcheck.config import Config
 
-__all__ = ["LABELS", "REASON", "kept_longer", "origin"]
+__all__ = ["LABELS", "ORIGINS", "REASON", "kept_longer", "origin"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +27,10 @@ LABELS = frozenset(
     {REASON, _TOPIC, _PARTITION, _OFFSET, "ORIGIN_MESSAGE_ID", "REAL_TOPIC", "REAL_SUBSCRIPTION"}  # Pulsar's clients
 )
 """What wrappers, and Pulsar's own clients, add to dead letters."""
+
+
+ORIGINS = frozenset({_TOPIC, "REAL_TOPIC"})
+"""Those of them with the topic that a dead letter came from."""
 
 
 def origin(topic: str, partition: int, offset: int, reason: str) -> Iterator[tuple[str, bytes]]:

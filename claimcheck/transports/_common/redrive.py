@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from claimcheck.transports._common.dead_letters import LABELS
+from claimcheck.errors import TransportError
+from claimcheck.transports._common.dead_letters import LABELS, ORIGINS
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
 
-__all__ = ["COUNT", "DeadLetterTopic", "EndClock", "Letter", "patient", "relabeled"]
+__all__ = ["COUNT", "DeadLetterTopic", "EndClock", "ForeignLetterError", "Letter", "foreign", "patient", "relabeled"]
 
 COUNT = "redrive-count"
 """The header or property with the number of times that a dead letter was sent back to its topic."""
@@ -20,6 +21,10 @@ COUNT = "redrive-count"
 _PATIENCE_SECONDS = 1e9
 
 V = TypeVar("V")
+
+
+class ForeignLetterError(TransportError):
+    """The message is not a dead letter of the topic to send to. It was not sent, and stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class Letter:
         send: Sends a payload to the letter's topic, and returns when the broker has confirmed it.
         settle: Acknowledges or commits the letter.
         skip: Leaves a letter that cannot be read where it is.
+        foreign: Why it is not a dead letter of the topic to send to; ``None`` if it is one.
     """
 
     position: str
@@ -39,6 +45,7 @@ class Letter:
     send: Callable[[bytes | None], None] = field(repr=False)
     settle: Callable[[], None] = field(repr=False)
     skip: Callable[[], None] = field(repr=False, default=lambda: None)
+    foreign: ForeignLetterError | None = None
 
 
 class DeadLetterTopic(Protocol):
@@ -79,6 +86,24 @@ def patient(cc: ClaimCheck) -> ClaimCheck:
         max_redeliveries=0,
     )
     return type(cc)(replace(cc.config, chunking=chunking, delete_after_ack=False, destinations=()))
+
+
+def foreign(
+    headers: Iterable[tuple[str, str | bytes | None]], target: str, name: Callable[[str], str] = str
+) -> ForeignLetterError | None:
+    """Return why a message with these headers is not a dead letter of a topic; ``None`` if it is one.
+
+    Args:
+        headers: Of the message.
+        target: The topic.
+        name: Returns the complete name of a topic.
+    """
+    values = [value for header, value in headers if header in ORIGINS and value is not None]
+    origins = [value if isinstance(value, str) else value.decode("utf-8", "replace") for value in values]
+    if name(target) in map(name, origins):
+        return None
+    text = f"it came from {origins[-1]}" if origins else "its headers do not name the topic that it came from"
+    return ForeignLetterError(f"not a dead letter of {target}: {text}", destination=target)
 
 
 def relabeled(headers: Iterable[tuple[str, V]], encode: Callable[[str], V]) -> list[tuple[str, V]]:

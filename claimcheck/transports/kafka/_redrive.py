@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from claimcheck._registry import import_vendor
-from claimcheck.errors import TransportError
-from claimcheck.transports._common.redrive import EndClock, Letter, patient, relabeled
+from claimcheck.errors import ConfigError, TransportError
+from claimcheck.transports._common.redrive import EndClock, Letter, foreign, patient, relabeled
 from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._consumer import KafkaConsumer
 from claimcheck.transports.kafka._producer import KafkaProducer
@@ -31,7 +31,7 @@ class KafkaDeadLetters:
     """A dead-letter topic of Kafka; see `claimcheck.transports._common.redrive.DeadLetterTopic`.
 
     Partitions are assigned manually, and begin at the group's committed offset, or at the first record. A letter that
-    cannot be read stays in the topic, and the group's offset moves past it.
+    cannot be read stays in the topic, and the group's offset moves past it. A foreign one does not move the offset.
 
     Args:
         settings: Of all clients, with ``bootstrap.servers``.
@@ -42,7 +42,7 @@ class KafkaDeadLetters:
 
     Raises:
         KafkaException: The cluster cannot be reached, or the client refuses the settings.
-        TransportError: One of the topics does not exist.
+        ConfigError: One of the topics does not exist, or may not be described.
     """
 
     def __init__(self, settings: Mapping[str, Any], cc: ClaimCheck, *, source: str, target: str, group: str) -> None:
@@ -56,9 +56,9 @@ class KafkaDeadLetters:
         limit = int(settings.get(_LIMIT, MAX_MESSAGE_BYTES))
         admin = import_vendor("confluent_kafka.admin", extra="kafka").AdminClient(own, logger=_quiet)
         known = admin.list_topics(timeout=_SECONDS).topics
-        for name in (source, target):
+        for option, name in (("--from", source), ("--to", target)):
             if name not in known or known[name].error is not None:
-                raise TransportError(f"the topic {name} does not exist, or may not be described", destination=name)
+                raise ConfigError(f"there is no topic {name}: check its name and the ACLs", path=option)
         self._partitions = sorted(known[source].partitions)
         self._source, self._target = source, target
         self._settled: dict[int, Any] = {}  # the last message by partition
@@ -103,6 +103,7 @@ class KafkaDeadLetters:
             send=partial(self._send, message),
             settle=move_past,
             skip=move_past,
+            foreign=foreign(message.headers() or [], self._target),
         )
 
     def _send(self, message: Any, payload: bytes | None) -> None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from claimcheck._envelope import Buffer
 from claimcheck._validation import check_int, fail
-from claimcheck.errors import PayloadTypeError
+from claimcheck.errors import PayloadTypeError, TransportError
 from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports.local._database import Database
 from claimcheck.transports.local._errors import (
@@ -272,6 +272,24 @@ class LocalBroker(Closing):
         check_name("topic", topic)
         with self.database.read() as db:
             return end_offset(db, topic, partition)
+
+    def delete_group(self, name: str) -> None:
+        """Delete an unused consumer group with all its positions; harmless if there is none.
+
+        A consumer that joins a group with this name later begins at offset 0.
+
+        Raises:
+            TransportError: The group has members; nothing was deleted.
+            ConfigError: The name is invalid.
+        """
+        check_name("group", name)
+        with self.database.write() as db:
+            query = "SELECT count(DISTINCT member) FROM members WHERE grp = ? AND expires_at > ?"
+            (members,) = db.execute(query, (name, self.clock())).fetchone()
+            if members:
+                raise TransportError(f"group {name} has {members} members: close them first")
+            for table in ("members", "leases", "acks", "redeliveries"):
+                db.execute(f"DELETE FROM {table} WHERE grp = ?", (name,))
 
     def stats(self, topic: str) -> TopicStats:
         """Return the totals of a topic; raises `UnknownTopicError`."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from claimcheck._envelope import Kind
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type
-from claimcheck.errors import ClaimCheckError, IncompletePayloadError, StoreError, TransportError
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError, SeveralGroupsError, StoreError, TransportError
 from claimcheck.transports._common.dead_letters import kept_longer, origin
 from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports._common.deletion import PayloadDeletion, deletes
@@ -196,9 +196,9 @@ class LocalConsumer(Closing):
         """Append the original messages to the topic ``<topic>.dead_letter``, and acknowledge them.
 
         The topic is created, with one partition, if it does not exist; all messages go to one partition. Each gets the
-        headers ``dead-letter-topic``, ``-partition``, ``-offset`` and ``-reason``, unless it is so close to the
-        broker's limit that they do not fit. With ``dead_letter_ttl_seconds`` the lifetime of a stored payload is
-        extended first.
+        headers ``dead-letter-topic``, ``-partition``, ``-offset`` and ``-reason``, or only the first or none of them if
+        it is so close to the broker's limit that they do not fit. With ``dead_letter_ttl_seconds`` the lifetime of a
+        stored payload is extended first.
 
         Args:
             message: As it was received.
@@ -407,11 +407,13 @@ class LocalConsumer(Closing):
         partition = self._broker.partition_for(topic, outcome.handles[0].message.key)
         for message in originals:
             value = kept_longer(self._cc, message.value, topic=message.topic, dead_letter_topic=topic)
-            labels = origin(message.topic, message.partition, message.offset, reason)
+            labels = tuple(origin(message.topic, message.partition, message.offset, reason))
             append = partial(self._broker.append, topic, value, key=message.key, partition=partition)
-            try:
-                append(headers=[*message.headers, *labels])
-            except MessageTooLargeError:  # because of the labels
+            for fewer in (labels, labels[:1]):
+                with contextlib.suppress(MessageTooLargeError):  # because of the labels
+                    append(headers=[*message.headers, *fewer])
+                    break
+            else:
                 append(headers=message.headers)
 
 
@@ -421,7 +423,11 @@ def _deletion(broker: LocalBroker, cc: ClaimCheck, topics: Iterable[str], group:
         return None
     deletion = PayloadDeletion(cc, GroupPositions(broker, group), clock=broker.clock)
     for topic in topics:
-        deletion.check((topic, 0))
+        try:
+            deletion.check((topic, 0))
+        except SeveralGroupsError as error:
+            error.add_note("LocalBroker.delete_group deletes an unused group")
+            raise
     return deletion
 
 

@@ -24,7 +24,7 @@ from claimcheck.transports.local._broker import (
 )
 from claimcheck.transports.local._errors import BrokerClosedError, OffsetOutOfRangeError, StaleDeliveryError
 
-__all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "GroupPositions", "acknowledge", "consumed_offset"]
+__all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "GroupPositions", "acknowledge", "consumed_offset", "members"]
 
 POLL_SECONDS = 0.05
 """The pause of a blocking poll between two reads of the file."""
@@ -326,6 +326,13 @@ def acknowledge(db: sqlite3.Connection, place: _Place, offsets: Iterable[int]) -
     if end > floor:
         db.execute(f"UPDATE leases SET floor = ? WHERE {_AT}", (end, *place))
         db.execute(f"DELETE FROM acks WHERE {_AT} AND offset < ?", (*place, end))
+
+
+def members(broker: LocalBroker, group: str, topic: str) -> int:
+    """Return the number of a group's members that read a topic and whose leases have not expired."""
+    query = "SELECT count(*) FROM members WHERE grp = ? AND topic = ? AND expires_at > ?"
+    with broker.database.read() as db:
+        return int(db.execute(query, (group, topic, broker.clock())).fetchone()[0])
 
 
 def consumed_offset(db: sqlite3.Connection, topic: str, partition: int) -> int:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from claimcheck.transports._common.redrive import EndClock, Letter, patient, relabeled
+from claimcheck.errors import ConfigError, TransportError
+from claimcheck.transports._common.redrive import EndClock, Letter, foreign, patient, relabeled
 from claimcheck.transports.local._broker import LocalBroker
 from claimcheck.transports.local._consumer import LocalConsumer, ReceivedMessage
+from claimcheck.transports.local._groups import members
 from claimcheck.transports.local._producer import LocalProducer
 
 if TYPE_CHECKING:
@@ -29,11 +31,18 @@ class LocalDeadLetters:
         source: The dead-letter topic.
         target: The topic to send to.
         group: The group that reads.
+
+    Raises:
+        ConfigError: One of the topics does not exist.
+        TransportError: The group has another member, for example another redrive. Nothing was read.
     """
 
     def __init__(self, broker: LocalBroker, cc: ClaimCheck, *, source: str, target: str, group: str) -> None:
-        broker.end_offset(target, 0)  # raises if there is no such topic
-        self._broker, self._source, self._target = broker, source, target
+        for option, name in (("--from", source), ("--to", target)):
+            if name not in broker.topics():
+                raise ConfigError(f"there is no topic {name}: check its name", path=option)
+        self._broker, self._source, self._target, self._group = broker, source, target, group
+        self._wait_for_others()
         self._clock = EndClock()
         self._reader = patient(cc)
         self._consumer = LocalConsumer(broker, self._reader, topics=[source], group=group, lease_seconds=_LEASE_SECONDS)
@@ -44,21 +53,36 @@ class LocalDeadLetters:
         """Yield the letters, partition by partition."""
         partitions = range(self._broker.partitions(self._source))
         ends = [self._broker.end_offset(self._source, partition) for partition in partitions]
-        self._wait_for_partitions(len(ends))
+        self._consumer._member._poll_once(0)  # reads which partitions it has
+        self._check_partitions(len(ends))
         beyond: set[int] = set()
         while len(beyond) < len(ends) and (message := self._next()) is not None:
             if message.offset < ends[message.partition]:
                 yield self._letter(message)
             else:
                 beyond.add(message.partition)
+        self._check_partitions(len(ends))
 
-    def _wait_for_partitions(self, count: int) -> None:
-        """Wait until a member that was killed has lost its partitions."""
-        waited, member = 0.0, self._consumer._member
-        while len(member.assignment()) < count and waited <= 2 * _LEASE_SECONDS:
-            member._poll_once(0)
+    def _wait_for_others(self) -> None:
+        """Wait until a member that was killed has lost its lease; raises `TransportError` if one is alive."""
+        waited = 0.0
+        while members(self._broker, self._group, self._source):
+            if waited > 2 * _LEASE_SECONDS:
+                raise self._busy()
             self._broker.sleep(_STEP_SECONDS)
             waited += _STEP_SECONDS
+
+    def _check_partitions(self, count: int) -> None:
+        """Make sure that no other member has letters that this one was to read."""
+        if len(self._consumer._member.assignment()) < count:
+            raise self._busy()
+
+    def _busy(self) -> TransportError:
+        text = (
+            f"another redrive of {self._source} is running, or another consumer of the group {self._group}: letters "
+            "remain that were not read; run the command again when it has ended"
+        )
+        return TransportError(text, destination=self._source)
 
     def _next(self) -> ReceivedMessage | None:
         message = self._consumer.receive(timeout=0)
@@ -73,6 +97,7 @@ class LocalDeadLetters:
             read=lambda: message.value,
             send=partial(self._send, message),
             settle=partial(self._consumer.ack, message),
+            foreign=foreign(message.headers, self._target),
         )
 
     def _send(self, message: ReceivedMessage, payload: bytes | None) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
-from claimcheck.transports._common.redrive import EndClock, Letter, patient, relabeled
+from claimcheck.transports._common.redrive import EndClock, Letter, foreign, patient, relabeled
+from claimcheck.transports.pulsar._admin import full_name
 from claimcheck.transports.pulsar._consumer import PulsarConsumer
 from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._message import PulsarMessage, natives, position_of
@@ -24,6 +26,7 @@ __all__ = ["PulsarDeadLetters", "connect"]
 _SILENCE_MILLIS = 3000  # without a message although some may be left: they were acknowledged before
 _SECONDS = 30
 _QUEUE = 20  # messages of a partition in memory; chunks are large
+_PARTITION = re.compile(r"-partition-\d+$")
 _quiet = logging.getLogger(f"{__name__}.client")
 
 
@@ -66,7 +69,7 @@ class PulsarDeadLetters:
         subscription: str,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        self._client, self._source, self._subscription = client, source, subscription
+        self._client, self._source, self._target, self._subscription = client, source, target, subscription
         self._clock = EndClock()
         self._opened = ExitStack()
         self._opened.callback(client.close)
@@ -89,13 +92,17 @@ class PulsarDeadLetters:
     def _subscribe(self, topic: str) -> PulsarConsumer:
         pulsar = vendor()
         exclusive, earliest = pulsar.ConsumerType.Exclusive, pulsar.InitialPosition.Earliest
-        native = self._client.subscribe(
-            topic,
-            self._subscription,
-            consumer_type=exclusive,
-            initial_position=earliest,
-            receiver_queue_size=_QUEUE,
-        )
+        try:
+            native = self._client.subscribe(
+                topic,
+                self._subscription,
+                consumer_type=exclusive,
+                initial_position=earliest,
+                receiver_queue_size=_QUEUE,
+            )
+        except pulsar.ConsumerBusy as error:
+            error.add_note(f"another redrive of {self._source} is running, or another consumer of {self._subscription}")
+            raise
         return PulsarConsumer(native, self._reader, consumer_type=exclusive, clock=self._clock)
 
     def _letters_of(self, consumer: PulsarConsumer, end: tuple[int, int, int]) -> Iterator[Letter]:
@@ -121,6 +128,7 @@ class PulsarDeadLetters:
             read=lambda: None if message.has_null_value() else message.data(),
             send=partial(self._send, message),
             settle=partial(consumer.acknowledge, message),
+            foreign=foreign(message.properties().items(), self._target, _topic_of),
         )
 
     def _send(self, message: PulsarMessage, payload: bytes | None) -> None:
@@ -135,3 +143,8 @@ class PulsarDeadLetters:
     def close(self) -> None:
         """Close consumer, producer and client."""
         self._opened.close()
+
+
+def _topic_of(name: str) -> str:
+    """Return the complete name of a topic, without the number of a partition."""
+    return _PARTITION.sub("", full_name(name))
