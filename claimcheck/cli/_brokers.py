@@ -22,7 +22,7 @@ from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
 from claimcheck._validation import fail
 from claimcheck.config import expand
 
-__all__ = ["BrokerOptions", "broker_options"]
+__all__ = ["BrokerOptions", "broker_options", "check_one_broker", "local_option"]
 
 _SETTING = re.compile(r"[a-z][a-z0-9._]*")
 _KAFKA_PREFIXES = ("security.", "sasl.", "ssl.")
@@ -43,6 +43,10 @@ _OPTIONS = (
         type=click.Path(exists=True, dir_okay=False),
         help="CA certificates to trust, for Pulsar.",
     ),
+)
+
+local_option = click.option(
+    "--local", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="The file of the embedded broker."
 )
 
 
@@ -115,6 +119,12 @@ def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         called = option(called)
     return called
+
+
+def check_one_broker(broker: BrokerOptions, local: str | None) -> None:
+    """Raise `click.UsageError` unless exactly one broker is named."""
+    if sum(each is not None for each in (broker.kafka, broker.pulsar, local)) != 1:
+        raise click.UsageError("name one broker: --kafka, --pulsar or --local")
 
 
 def _from_environment(environ: Mapping[str, str], kind: str) -> dict[str, str]:

@@ -17,13 +17,13 @@ from claimcheck._envelope import HEADER
 from claimcheck._gc._collection import Collection, CollectionReport
 from claimcheck._gc._stores import StoreReport
 from claimcheck._gc._topics import Topics
-from claimcheck.cli._brokers import BrokerOptions, broker_options
+from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_option
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
 from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
-from claimcheck.cli._sweep import checked_stores, duration, rate_option
+from claimcheck.cli._sweep import check_dry_run, checked_stores, duration, rate_option, store_option
 from claimcheck.errors import ConfigError, ScanNotSupportedError
 
 __all__ = ["gc"]
@@ -39,15 +39,10 @@ _KEPT = {
 
 @click.command(short_help=COMMANDS["gc"])
 @broker_options
-@click.option(
-    "--local",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="The file of the embedded broker; with --topic.",
-)
+@local_option
 @click.option("--topic", "topics", metavar="TOPIC", multiple=True, required=True, help="Repeatable.")
 @config_option
-@click.option("--store", "names", metavar="NAME", multiple=True, help="Only this store; repeatable.  [default: all]")
+@store_option
 @click.option("--yes", is_flag=True, help="Delete. Without it, nothing is deleted.")
 @click.option("--dry-run", is_flag=True, help="Delete nothing; the default.")
 @click.option(
@@ -93,10 +88,8 @@ def gc(
     or no message points at any payload, 5 if a message was written by a newer release, and 6 if a store cannot be
     reached.
     """
-    if yes and dry_run:
-        raise click.UsageError("--yes and --dry-run cannot be combined")
-    if sum(each is not None for each in (broker.kafka, broker.pulsar, local)) != 1:
-        raise click.UsageError("name one broker: --kafka, --pulsar or --local")
+    check_dry_run(yes=yes, dry_run=dry_run)
+    check_one_broker(broker, local)
     check_output(STDIO, force=False)
     with loaded(config) as cc, contextlib.ExitStack() as stack:
         stores = [cc.store(name) for name in checked_stores(cc, names)]

@@ -14,13 +14,13 @@ from rich.console import Console
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._topics import PulsarTarget
 from claimcheck._redrive import Redrive, RedriveReport
-from claimcheck.cli._brokers import BrokerOptions, broker_options
+from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_option
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
 from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
-from claimcheck.cli._sweep import rate_option
+from claimcheck.cli._sweep import check_dry_run, rate_option
 from claimcheck.errors import ConfigError, TransportError
 from claimcheck.transports._common.redrive import DeadLetterTopic
 
@@ -32,9 +32,7 @@ _GROUP = "claimcheck-redrive"
 @click.command(short_help=COMMANDS["redrive"])
 @config_option
 @broker_options
-@click.option(
-    "--local", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="The file of the embedded broker."
-)
+@local_option
 @click.option("--from", "source", metavar="TOPIC", required=True, help="The dead-letter topic.")
 @click.option("--to", "target", metavar="TOPIC", required=True, help="The topic to send to.")
 @click.option(
@@ -73,7 +71,10 @@ def redrive(
     given. Passwords and tokens come from environment variables, such as CLAIMCHECK_KAFKA_SASL_PASSWORD and
     CLAIMCHECK_PULSAR_TOKEN. Exits with 1 if a letter could not be read or sent, or is not one of --to.
     """
-    _check_usage((broker.kafka, broker.pulsar, local), source, target, yes=yes, dry_run=dry_run)
+    check_one_broker(broker, local)
+    if source == target:
+        raise click.UsageError("--from and --to are the same topic")
+    check_dry_run(yes=yes, dry_run=dry_run)
     check_output(STDIO, force=False)
     options, report = Redrive(dry_run=not yes, limit=limit, rate=rate, force=force), RedriveReport(dry_run=not yes)
     problem: str | None = "interrupted"
@@ -99,15 +100,6 @@ def redrive(
             if as_json or is_open:
                 _show(report, source, target, problem, as_json=as_json)
     sys.exit(int(bool(report.unreadable or report.foreign)))
-
-
-def _check_usage(brokers: tuple[str | None, ...], source: str, target: str, *, yes: bool, dry_run: bool) -> None:
-    if sum(each is not None for each in brokers) != 1:
-        raise click.UsageError("name one broker: --kafka, --pulsar or --local")
-    if source == target:
-        raise click.UsageError("--from and --to are the same topic")
-    if yes and dry_run:
-        raise click.UsageError("--yes and --dry-run cannot be combined")
 
 
 def _kafka(cc: ClaimCheck, broker: BrokerOptions, source: str, target: str, group: str) -> DeadLetterTopic:

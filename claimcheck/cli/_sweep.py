@@ -25,7 +25,7 @@ from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
 
-__all__ = ["checked_stores", "duration", "rate_option", "sweep"]
+__all__ = ["check_dry_run", "checked_stores", "duration", "rate_option", "store_option", "sweep"]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -63,11 +63,20 @@ def _rate(context: click.Context, parameter: click.Parameter, value: str | None)
 
 
 rate_option = click.option("--rate", metavar="N/s", callback=_rate, help="At most this many entries per second.")
+store_option = click.option(
+    "--store", "names", metavar="NAME", multiple=True, help="Only this store; repeatable.  [default: all]"
+)
+
+
+def check_dry_run(*, yes: bool, dry_run: bool) -> None:
+    """Raise `click.UsageError` if both ``--yes`` and ``--dry-run`` are given."""
+    if yes and dry_run:
+        raise click.UsageError("--yes and --dry-run cannot be combined")
 
 
 @click.command(short_help=COMMANDS["sweep"])
 @config_option
-@click.option("--store", "names", metavar="NAME", multiple=True, help="Only this store; repeatable.  [default: all]")
+@store_option
 @click.option("--yes", is_flag=True, help="Delete. Without it, nothing is deleted.")
 @click.option("--dry-run", is_flag=True, help="Delete nothing; the default.")
 @click.option(
@@ -111,8 +120,7 @@ def sweep(
     are kept. TIME is a number with the unit s, m, h or d, such as 90s or 12h. A store that fails does not
     stop the others. Exits with 1 if an entry could not be deleted.
     """
-    if yes and dry_run:
-        raise click.UsageError("--yes and --dry-run cannot be combined")
+    check_dry_run(yes=yes, dry_run=dry_run)
     check_output(STDIO, force=False)
     with loaded(config) as cc:
         swept = _Swept(cc, names, _State(cc, state if yes else None))

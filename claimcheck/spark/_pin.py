@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from claimcheck._client import ClaimCheck
 from claimcheck._key_lifetime import destination_of
 from claimcheck._pointer import Pointer
+from claimcheck._store import Store
 from claimcheck._validation import fail
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import check_new, error_type, find_column, map_batches, require_arrow
@@ -179,10 +180,9 @@ class _Copier:
         if pointer is None or source is None or source.name == self._target:
             return Job(partial(_same, message), 0, waits=False), 0
         size = pointer.size or 0
-        return Job(partial(self._copy, pointer), min(size, _COPY_BYTES), waits=True), size
+        return Job(partial(self._copy, pointer, source), min(size, _COPY_BYTES), waits=True), size
 
-    def _copy(self, pointer: Pointer) -> _Pinned:
-        source = self._cc._store_of(pointer)
+    def _copy(self, pointer: Pointer, source: Store) -> _Pinned:
         # No topic is called like this: a garbage collection does not touch the copy.
         destination = f"pinned/{destination_of(pointer.key.removeprefix(source.prefix))}"
         identity = uuid.uuid5(uuid.NAMESPACE_OID, f"{source.name}\n{pointer.key}")
