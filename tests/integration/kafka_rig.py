@@ -18,6 +18,7 @@ from claimcheck._envelope import encode_chunk
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.testing import FaultyStore
 from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer
+from tests.real.process import wait_until
 
 LIMIT = 10_000
 """Maximum record size of the tests' producers: so small that small payloads are sent as many chunks."""
@@ -78,6 +79,7 @@ class Rig:
         name = name or self.topic
         named = {key.replace("_", "."): str(value) for key, value in config.items()}
         self.admin.create_topics([NewTopic(name, partitions, 1, config=named)])[name].result()
+        wait_until(lambda: name in self.admin.list_topics(timeout=10).topics, "the broker knows the topic")
         return name
 
     def native(self, **conf: Any) -> Any:

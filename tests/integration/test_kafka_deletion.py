@@ -10,6 +10,7 @@ from claimcheck.errors import ConfigError, SeveralGroupsError
 from tests import servers
 from tests.integration.kafka_aio_rig import consuming, poll
 from tests.integration.kafka_rig import LIMIT, chunks_of, content, receive, rig, values
+from tests.real.process import wait_until
 
 
 @pytest.fixture
@@ -240,3 +241,5 @@ def commit_in_transaction(lab, reader, *, abort):
         producer.abort_transaction(30)
     else:
         producer.commit_transaction(30)
+        # The coordinator of the group learns of it a little later.
+        wait_until(lambda: reader.committed(positions, 10)[0].offset == positions[0].offset, "the commit is visible")
