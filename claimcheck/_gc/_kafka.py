@@ -12,7 +12,8 @@ from claimcheck._doctor._topics import KafkaTarget
 from claimcheck._gc._topics import IncompleteReadError, TopicMessage, topics_to_read
 from claimcheck._registry import import_vendor
 from claimcheck.errors import ConfigError, TransportError
-from claimcheck.transports.kafka._client import exception_of, vendor
+from claimcheck.transports.kafka._client import vendor
+from claimcheck.transports.kafka._groups import assigned_topics, committed_offsets, group_names
 
 __all__ = ["KafkaTopics"]
 
@@ -114,35 +115,16 @@ class KafkaTopics:
     def _consumed(self) -> dict[_Partition, int]:
         """Return the offset of each partition below which every group has read everything."""
         try:
-            groups = [self._committed(group) for group in self._groups()]
+            names = group_names(self._admin)
+            committed, assigned = committed_offsets(self._admin, names), assigned_topics(self._admin, names)
         except vendor().KafkaException as error:
             text = f"the committed offsets of all groups cannot be read: {error.args[0].str()}"
             raise IncompleteReadError(text) from error
-        floors = {}
-        for place in self._partitions():
-            committed = [offsets.get(place, 0) for topics, offsets in groups if place[0] in topics]
-            floors[place] = min(committed, default=0)
-        return floors
-
-    def _groups(self) -> list[str]:
-        result = self._admin.list_consumer_groups(request_timeout=_SECONDS).result()
-        if result.errors:
-            raise result.errors[0]
-        return [each.group_id for each in result.valid]
-
-    def _committed(self, group: str) -> tuple[set[str], dict[_Partition, int]]:
-        """Return the topics that a group reads, and its committed offsets."""
-        request = vendor().ConsumerGroupTopicPartitions(group)
-        result = self._admin.list_consumer_group_offsets([request], request_timeout=_SECONDS)[group].result()
-        offsets = {}
-        for each in result.topic_partitions:
-            if each.error is not None:
-                raise exception_of(each.error)
-            if each.offset >= 0:
-                offsets[each.topic, each.partition] = each.offset
-        described = self._admin.describe_consumer_groups([group], request_timeout=_SECONDS)[group].result()
-        assigned = {place.topic for member in described.members for place in member.assignment.topic_partitions}
-        return {topic for topic, _ in offsets} | assigned, offsets
+        reads = {name: assigned[name] | {topic for topic, _ in committed[name]} for name in names}
+        return {
+            place: min((committed[name].get(place, 0) for name in names if place[0] in reads[name]), default=0)
+            for place in self._partitions()
+        }
 
     # Records ---------------------------------------------------------------------------------------------------
 

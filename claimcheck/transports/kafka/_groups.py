@@ -10,7 +10,7 @@ from typing import Any
 from claimcheck.errors import TransportError
 from claimcheck.transports.kafka._client import vendor
 
-__all__ = ["GroupOffsets", "committed_offsets", "group_of", "groups_of"]
+__all__ = ["GroupOffsets", "assigned_topics", "committed_offsets", "group_names", "group_of", "groups_of"]
 
 _SECONDS = 10.0
 _METADATA = struct.Struct("<7si")  # a name with a version, and the generation
@@ -35,6 +35,32 @@ def committed_offsets(
     return {name: _offsets(future.result().topic_partitions) for name, future in futures.items()}
 
 
+def group_names(admin: Any) -> list[str]:
+    """Return the names of all groups.
+
+    Raises:
+        KafkaException: The broker did not answer, or did not list all groups.
+    """
+    listed = admin.list_consumer_groups(request_timeout=_SECONDS).result()
+    if listed.errors:
+        raise listed.errors[0]
+    return sorted(each.group_id for each in listed.valid)
+
+
+def assigned_topics(admin: Any, groups: Collection[str]) -> dict[str, set[str]]:
+    """Return the topics of which members of each group have partitions.
+
+    Raises:
+        KafkaException: The broker did not describe all groups.
+    """
+    described = admin.describe_consumer_groups(list(groups), request_timeout=_SECONDS) if groups else {}
+    members = {name: future.result().members for name, future in described.items()}
+    return {
+        name: {place.topic for member in each for place in member.assignment.topic_partitions}
+        for name, each in members.items()
+    }
+
+
 def groups_of(admin: Any, topic: str, names: Collection[str] = ()) -> dict[str, dict[int, int]]:
     """Return the groups that have committed offsets of a topic, with these offsets by partition.
 
@@ -46,7 +72,7 @@ def groups_of(admin: Any, topic: str, names: Collection[str] = ()) -> dict[str, 
     Raises:
         KafkaException: The broker did not answer, or did not list all groups.
     """
-    found = committed_offsets(admin, names or _group_names(admin))
+    found = committed_offsets(admin, names or group_names(admin))
     by_group: dict[str, dict[int, int]] = defaultdict(dict)
     for name, offsets in found.items():
         for (each, partition), offset in offsets.items():
@@ -95,9 +121,8 @@ class GroupOffsets:
         return {source: offset for source, offset in offsets.items() if source in sources}
 
     def _active(self, topic: str) -> set[str]:
-        names = _group_names(self._admin)
-        described = self._admin.describe_consumer_groups(names, request_timeout=_SECONDS) if names else {}
-        return {name for name, future in described.items() if topic in _assigned(future.result())}
+        assigned = assigned_topics(self._admin, group_names(self._admin))
+        return {name for name, topics in assigned.items() if topic in topics}
 
 
 def _offsets(places: Iterable[Any]) -> dict[tuple[str, int], int]:
@@ -108,15 +133,3 @@ def _offsets(places: Iterable[Any]) -> dict[tuple[str, int], int]:
         if each.offset >= 0:
             offsets[each.topic, each.partition] = each.offset
     return offsets
-
-
-def _assigned(group: Any) -> set[str]:
-    """Return the topics that members of a group are assigned."""
-    return {place.topic for member in group.members for place in member.assignment.topic_partitions}
-
-
-def _group_names(admin: Any) -> list[str]:
-    listed = admin.list_consumer_groups(request_timeout=_SECONDS).result()
-    if listed.errors:
-        raise listed.errors[0]
-    return sorted(each.group_id for each in listed.valid)
