@@ -36,6 +36,7 @@ from claimcheck.errors import ConfigError
 
 __all__ = [
     "ChunkingConfig",
+    "CompressionConfig",
     "Config",
     "EnvelopeConfig",
     "expand",
@@ -61,7 +62,7 @@ _UNKNOWN = "?"  # the name of a store that a problem hides; no such configuratio
 _STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
 OVERRIDABLE = (
     "strategy", "threshold_bytes", "store", "dead_letter_ttl_seconds", "delete_after_ack",
-    "chunking", "hybrid", "limits",
+    "chunking", "hybrid", "limits", "compression",
 )  # fmt: skip
 """The keys that a destination may override."""
 
@@ -130,6 +131,25 @@ class HybridConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressionConfig:
+    """How payloads are compressed before they are stored or split into chunks. Readers need no configuration.
+
+    Attributes:
+        codec: ``zstd``, which makes payloads smaller, or ``lz4``, which is faster.
+        level: 1 to 19 with ``zstd``, 0 to 12 with ``lz4``: higher ones are slower and save more. By default the lowest.
+        min_bytes: Smaller payloads are not compressed.
+    """
+
+    codec: Literal["zstd", "lz4"] = "zstd"
+    level: int | None = None
+    min_bytes: Size = 16 << 10
+
+
+COMPRESSION_LEVELS = {"zstd": (1, 19), "lz4": (0, 12)}
+"""The lowest and highest level of each codec. Those of zstd above 19 need windows that readers refuse."""
+
+
+@dataclass(frozen=True, slots=True)
 class SigningConfig:
     """The secrets that sign and verify pointers.
 
@@ -191,6 +211,7 @@ class Config:
         hybrid: The hybrid strategy; see `HybridConfig`.
         signing: Signatures of pointers; see `SigningConfig`.
         limits: Size limits; see `LimitsConfig`.
+        compression: Compression of payloads; see `CompressionConfig`. ``None`` for none.
         envelope: The format of envelopes; see `EnvelopeConfig`.
         delete_after_ack: Whether consumers delete a stored payload once the broker has confirmed the acknowledgement of
             its message. Only for topics that exactly one group or subscription reads.
@@ -207,6 +228,7 @@ class Config:
     hybrid: HybridConfig = field(default_factory=HybridConfig)
     signing: Annotated[SigningConfig, SECRET] = field(default_factory=SigningConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    compression: CompressionConfig | None = None
     envelope: EnvelopeConfig = field(default_factory=EnvelopeConfig)
     delete_after_ack: bool = False
     destinations: tuple[tuple[str, Config], ...] = ()
@@ -365,6 +387,8 @@ def _checked(top: Mapping[str, object], path: str, names: Sequence[str] | None, 
         _check_header(config)
     _check_chunking(config, prefix, own)
     with own:
+        _check_compression(config.compression, prefix)
+    with own:
         _check_store(config.store, names, prefix)
     problems.extend(own)
     if config.store is not None:
@@ -454,6 +478,15 @@ def _check_header(config: Config) -> None:
     header = config.envelope.header
     if not header.isascii() or not 4 <= len(header) <= 64:
         fail("envelope.header", found=repr(header), expected="4 to 64 ASCII characters")
+
+
+def _check_compression(compression: CompressionConfig | None, prefix: str) -> None:
+    if compression is None or compression.level is None:
+        return
+    lowest, highest = COMPRESSION_LEVELS[compression.codec]
+    if not lowest <= compression.level <= highest:
+        expected = f"a level of {compression.codec}, from {lowest} to {highest}"
+        fail(f"{prefix}compression.level", found=str(compression.level), expected=expected)
 
 
 def _check_chunking(config: Config, prefix: str, problems: Problems) -> None:
