@@ -16,8 +16,21 @@ from typing import Any, BinaryIO, ParamSpec, TypeVar, overload
 from claimcheck import _pointer as pointers
 from claimcheck import config as configuration
 from claimcheck._check import CheckReport, check
+from claimcheck._content import ContentCoder, Unpacker
+from claimcheck._data_keys import DataKeys
 from claimcheck._decorator import OutboundBlock, Plan, ProduceCall, decorate
-from claimcheck._envelope import Abort, Buffer, Chunk, Envelope, Literal, Plain, PointerData, decode, encode_pointer
+from claimcheck._envelope import (
+    Abort,
+    Buffer,
+    Chunk,
+    Encoded,
+    Envelope,
+    Literal,
+    Plain,
+    PointerData,
+    decode,
+    encode_pointer,
+)
 from claimcheck._hints import Headers
 from claimcheck._payload import Payload
 from claimcheck._pointer import Pointer
@@ -197,7 +210,7 @@ class ClaimCheck:
         Transports need not call `outbound` for messages up to this size, unless they begin with ``config.header`` or
         their headers declare them to be envelopes.
         """
-        return self._plan(destination, limit)[1]
+        return 0 if self._current().content.encrypts_inline else self._plan(destination, limit)[1]
 
     def may_chunk(self, destination: str) -> bool:
         """Whether a payload for this destination can become several messages, which need a key to stay together."""
@@ -245,6 +258,8 @@ class ClaimCheck:
         envelope = self._single(message)
         if isinstance(envelope, PointerData):
             return self._read(envelope.data)
+        if isinstance(envelope, Encoded):
+            return self._unpacker.content(envelope.content)
         return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)
 
     @overload
@@ -277,7 +292,7 @@ class ClaimCheck:
         envelope = self._single(message)
         if isinstance(envelope, PointerData):
             return self._open_payload(self._accept(envelope.data))
-        return io.BytesIO(envelope.payload)
+        return io.BytesIO(self.resolve(message))
 
     def pointer(self, message: Buffer) -> Pointer | None:
         """Return the pointer of a message without any I/O; ``None`` for any other message.
@@ -320,7 +335,14 @@ class ClaimCheck:
         if max_redeliveries is not None:
             check_int("max_redeliveries", max_redeliveries, minimum=0)
             chunking = replace(chunking, max_redeliveries=max_redeliveries)
-        return Resolver(self._read, chunking=chunking, header=self.config.header, clock=clock, hooks=self._hooks)
+        return Resolver(
+            self._read,
+            chunking=chunking,
+            unpacker=self._unpacker,
+            header=self.config.header,
+            clock=clock,
+            hooks=self._hooks,
+        )
 
     # Stores ----------------------------------------------------------------------------------------------------
 
@@ -481,6 +503,7 @@ class ClaimCheck:
             store=functools.partial(self.store, name or ""),
             seal=self._sign if config.signing.key_id else pointers.encode,
             breaker=breakers.setdefault((name, pause), Breaker(retry_after_seconds=pause)),
+            content=self._current().content,
             hooks=self._hooks,
         )
 
@@ -500,10 +523,11 @@ class ClaimCheck:
             raise ConfigError(text, path="stores", found=name, expected=known)
         store = build_store(self.config.stores[name], path=f"stores.{name}")
         limit = self.config.limits.max_payload_bytes
-        store.context = StoreContext(name=name, max_payload_bytes=limit, hooks=self._hooks)
+        content = self._current().content
+        store.context = StoreContext(name=name, max_payload_bytes=limit, content=content, hooks=self._hooks)
         return store
 
-    def _single(self, message: Buffer) -> Plain | Literal | PointerData:
+    def _single(self, message: Buffer) -> Plain | Literal | PointerData | Encoded:
         envelope = decode(message, header=self.config.header)
         if isinstance(envelope, (Chunk, Abort)):
             raise ChunkError(
@@ -519,6 +543,10 @@ class ClaimCheck:
 
     def _accept(self, data: bytes) -> Pointer:
         return self._current().seal.accept(data)
+
+    @property
+    def _unpacker(self) -> Unpacker:
+        return self._current().unpacker
 
     def _store_of(self, pointer: Pointer) -> Store:
         """Return the store that a pointer names; raises `PointerRejectedError` as `read` does."""
@@ -545,6 +573,8 @@ class _Open:
     def __init__(self, config: Config) -> None:
         self.pid = os.getpid()
         self.seal = Seal(config)
+        self.content = ContentCoder(config, DataKeys(config.encryption) if config.encryption else None)
+        self.unpacker = Unpacker(self.content, header=config.header, limit=config.limits.max_payload_bytes)
         self.stores: dict[str, Store] = {}
         self.strategies: dict[int, Strategy] = {}
         self.breakers: dict[tuple[str | None, float], Breaker] = {}

@@ -28,10 +28,12 @@ __all__ = [
     "KEY_PREFIX",
     "MAX_POINTER_BYTES",
     "Pointer",
+    "canonical_json",
     "decode",
     "encode",
     "is_key",
     "is_key_prefix",
+    "parse_json",
     "sign",
     "slug",
     "verify",
@@ -53,6 +55,7 @@ _OPTIONAL: dict[str, type[object]] = {
     "expires": int,
     "codec": str,
     "encryption": str,
+    "stored_bytes": int,
     "key_id": str,
     "mac": str,
 }
@@ -74,6 +77,8 @@ class Pointer:
         expires_ms: When the store may delete it; ``None`` for never.
         codec: How the payload was compressed; readers refuse codecs that they do not know.
         encryption: How the payload was encrypted; readers refuse schemes that they do not know.
+        stored_bytes: Bytes in the store, if the payload is compressed or encrypted; otherwise ``None``. ``segments``
+            and ``segment_bytes`` describe these bytes.
         key_id: The signing key of ``mac``.
         mac: Hexadecimal HMAC-SHA256.
         version: 1 or 2.
@@ -90,6 +95,7 @@ class Pointer:
     expires_ms: int | None = None
     codec: str | None = None
     encryption: str | None = None
+    stored_bytes: int | None = None
     key_id: str | None = None
     mac: str | None = field(default=None, repr=False)
     version: int = NEWEST_VERSION
@@ -128,7 +134,7 @@ def encode(pointer: Pointer) -> bytes:
     """Encode a pointer in its own version."""
     if pointer.version == 1:
         return b"\x01" + _V1.pack(pointer.segments) + pointer.key.encode()
-    return b"\x02" + _canonical(_fields(pointer))
+    return b"\x02" + canonical_json(_fields(pointer))
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
@@ -196,7 +202,7 @@ def _refuse(pointer: Pointer, why: str) -> NoReturn:
 def _mac(pointer: Pointer, secret: bytes) -> str:
     body = _fields(pointer)
     body.pop("mac", None)
-    return hmac.new(secret, b"\x02" + _canonical(body), hashlib.sha256).hexdigest()
+    return hmac.new(secret, b"\x02" + canonical_json(body), hashlib.sha256).hexdigest()
 
 
 def _fields(pointer: Pointer) -> dict[str, object]:
@@ -204,7 +210,8 @@ def _fields(pointer: Pointer) -> dict[str, object]:
     return dict(pointer.extra) | {name: value for name, value in known.items() if value is not None}
 
 
-def _canonical(body: Mapping[str, object]) -> bytes:
+def canonical_json(body: Mapping[str, object]) -> bytes:
+    """Return JSON with sorted keys and no spaces, in UTF-8."""
     return _ENCODER.encode(body).encode()
 
 
@@ -222,7 +229,7 @@ def _decode_v1(data: bytes) -> Pointer:
 
 
 def _decode_v2(data: bytes) -> Pointer:
-    body = _parse(data[1:])
+    body = parse_json(data[1:])
     for name, kind in _REQUIRED.items():
         if name not in body:
             _damaged(f"the field {name!r} is missing")
@@ -236,13 +243,14 @@ def _decode_v2(data: bytes) -> Pointer:
     return Pointer(**known, extra=body)
 
 
-def _parse(data: bytes) -> dict[str, Any]:
+def parse_json(data: bytes) -> dict[str, Any]:
+    """Parse an untrusted JSON object; raises an `EnvelopeError` for duplicate fields and deep nesting, too."""
     try:
         text = data.decode()
         _check_nesting(text)
         body = _DECODER.decode(text)
         if "\\u" in text:
-            _canonical(body)  # a lone surrogate has no UTF-8 form and would fail later, in a store
+            canonical_json(body)  # a lone surrogate has no UTF-8 form and would fail later, in a store
     except ValueError as exc:
         raise EnvelopeError("damaged pointer: not valid JSON", kind=2) from exc
     if not isinstance(body, dict):

@@ -29,7 +29,20 @@ from claimcheck._assembler import (
     Slot,
 )
 from claimcheck._checksum import content_hash
-from claimcheck._envelope import HEADER, Abort, Buffer, Chunk, Decoded, Kind, Literal, Plain, PointerData, decode
+from claimcheck._content import Unpacker
+from claimcheck._envelope import (
+    HEADER,
+    Abort,
+    Buffer,
+    Chunk,
+    Decoded,
+    Encoded,
+    Kind,
+    Literal,
+    Plain,
+    PointerData,
+    decode,
+)
 from claimcheck._payload import as_view, crc32_of, crc32_text
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, clear_frames
@@ -151,6 +164,7 @@ class Resolver:
     Args:
         read: Returns the payload for a pointer's bytes.
         chunking: Bounds of the reassembly.
+        unpacker: Decompresses and decrypts what travels in messages.
         header: The bytes that envelopes begin with.
         clock: Seconds, monotonic.
         hooks: Receives events about assembled and dropped payloads.
@@ -161,11 +175,13 @@ class Resolver:
         read: Callable[[bytes], bytes],
         *,
         chunking: ChunkingConfig | None = None,
+        unpacker: Unpacker | None = None,
         header: bytes = HEADER,
         clock: Callable[[], float] = time.monotonic,
         hooks: Hooks | None = None,
     ) -> None:
         self._read = read
+        self._unpacker = unpacker or Unpacker(header=header)
         self._header = header
         self._hooks = hooks or Hooks()
         self._clock = clock
@@ -305,7 +321,7 @@ class Resolver:
         return self._outcomes([dropped])
 
     def _whole(
-        self, envelope: Plain | Literal | PointerData | None, headers: object
+        self, envelope: Plain | Literal | PointerData | Encoded | None, headers: object
     ) -> tuple[Buffer | None, Kind | None]:
         if envelope is None:
             return None, None
@@ -314,6 +330,8 @@ class Resolver:
             return envelope.payload, None
         if isinstance(envelope, Literal):
             return bytes(envelope.payload), Kind.LITERAL
+        if isinstance(envelope, Encoded):
+            return self._unpacker.content(envelope.content), Kind.ENCODED
         payload = self._read(envelope.data)
         hints.check(hints.declared(headers), size=len(payload), checksum=lambda: crc32_of(payload))
         return payload, Kind.POINTER
@@ -332,13 +350,18 @@ class Resolver:
             self._emit_drop(event, event.reason, event.action)
             return Dropped(reason=event.reason, action=event.action, error=event.error, **common)
         try:
-            payload = _joined(event)
+            payload = self._joined(event)
         except Exception as error:
             return Failed(error=_typed(error), attempt=event.attempt, **common)
         if self._hooks:
             messages, size = len(event.slots), len(payload)
             self._hooks.emit(AssembledEvent(source=source, uuid=event.uuid, messages=messages, size=size))
         return Resolved(payload=payload, kind=Kind.CHUNK, attempt=event.attempt, **common)
+
+    def _joined(self, event: Assembled) -> bytes:
+        payload = self._unpacker.chunks(_join(event.pieces), event.uuid)
+        hints.check(event.declared, size=len(payload), checksum=lambda: crc32_text(event.crc32))
+        return payload
 
     def _emit_drop(self, event: Discarded | Broken, reason: str, action: str) -> None:
         if self._hooks:
@@ -369,12 +392,6 @@ class _Unsettled:
 
     def lowest(self) -> Position | None:
         return self._heap[0] if self._heap else None
-
-
-def _joined(event: Assembled) -> bytes:
-    payload = _join(event.pieces)
-    hints.check(event.declared, size=len(payload), checksum=lambda: crc32_text(event.crc32))
-    return payload
 
 
 def _join(pieces: list[memoryview]) -> bytes:

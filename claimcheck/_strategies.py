@@ -6,12 +6,22 @@ import functools
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from uuid import UUID
 
 from claimcheck import _hints as hints
-from claimcheck._envelope import CHUNK_OVERHEAD_BYTES, Envelope, Kind, encode_abort, encode_chunk, encode_pointer
+from claimcheck._content import Encoding
+from claimcheck._envelope import (
+    CHUNK_OVERHEAD_BYTES,
+    Envelope,
+    Kind,
+    encode_abort,
+    encode_chunk,
+    encode_pointer,
+    encoded_start,
+)
 from claimcheck._outbound import Outbound
 from claimcheck._payload import Source, remaining_bytes
-from claimcheck._strategy import Message, Strategy, StrategyContext, rewindable
+from claimcheck._strategy import Message, Strategy, StrategyContext, rewindable, spooled
 from claimcheck.errors import ClaimCheckError, PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.hooks import BreakerEvent, FallbackEvent
 
@@ -60,14 +70,19 @@ class ChunkingStrategy(Strategy):
         limit, name = self._limit()
         payload, _ = rewindable(message.payload, limit=limit)
         source = Source(payload, limit=limit, limit_name=name)
-        uuid = str(message.identity or self.context.surroundings.new_uuid())
+        identity = message.identity or self.context.surroundings.new_uuid()
+        declared, uuid = source.size or 0, str(identity)
+        source = self._encoded(message, source, identity)
         message = self._with_key(message, uuid)
         room, size = self._room(message, uuid), source.size or 0
+        if size > limit:
+            text = f"a payload of {size} bytes, encoded, is over {name} ({limit} bytes)"
+            raise PayloadTooLargeError(text, size=size, limit=limit)
         count, most = max(1, -(-size // room)), self.context.config.chunking.max_chunks
         if count > most:
             text = f"{size} bytes need {count} chunks of {room} bytes, but chunking.max_chunks is {most}"
             raise PayloadTooLargeError(text, size=size, limit=most)
-        chunks = self._chunks(message, source, uuid, count, room)
+        chunks = self._chunks(message, source, uuid, count, room, declared)
         data = encode_abort(uuid, header=self._header)
         abort = Envelope(data, message.hinted({hints.TYPE: "abort"}), message.key, Kind.ABORT)
         return Outbound(chunks, total=count, uuid=uuid, abort=abort, blocking=source.view is None)
@@ -77,10 +92,27 @@ class ChunkingStrategy(Strategy):
         every, chunked = self.context.config.limits.max_payload_bytes, self.context.config.chunking.max_payload_bytes
         return (every, "limits.max_payload_bytes") if every < chunked else (chunked, "chunking.max_payload_bytes")
 
-    def _chunks(self, message: Message, source: Source, uuid: str, count: int, room: int) -> Iterator[Envelope]:
+    def _encoded(self, message: Message, source: Source, identity: UUID) -> Source:
+        """Return what is split into chunks: an encoded envelope, or the payload as it is.
+
+        A payload that begins like an encoded envelope becomes the content of one.
+        """
+        start, encoding = encoded_start(header=self._header), self.context.content.encoding(source, message.destination)
+        if encoding is None and source.peek(len(start)) == start:
+            encoding = Encoding(message.destination)
+        if encoding is None:
+            return source
+        content = encoding.encode(source, id=identity, before=start)
+        if content.size is None:  # the number of chunks must be known
+            return Source(spooled(content), limit=1 << 62)
+        return content
+
+    def _chunks(
+        self, message: Message, source: Source, uuid: str, count: int, room: int, declared: int
+    ) -> Iterator[Envelope]:
         total = source.size or 0
         for position, piece in enumerate(source.pieces(room)):
-            ours = hints.chunk_hints(message.headers, uuid, position, count, total)
+            ours = hints.chunk_hints(message.headers, uuid, position, count, total) | {hints.SIZE: str(declared)}
             if position == count - 1:
                 ours[hints.CHECKSUM] = source.checksum  # known only now: a file is read once
             data = encode_chunk(uuid, position, count, piece, header=self._header)

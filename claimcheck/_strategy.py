@@ -13,12 +13,13 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, cast
 
 from claimcheck import _hints as hints
-from claimcheck._envelope import Buffer, Envelope, Kind, encode_literal, is_lookalike
+from claimcheck._content import ContentCoder, Encoding
+from claimcheck._envelope import Buffer, Envelope, Kind, encode_literal, encoded_start, is_lookalike
 from claimcheck._hints import Headers
 from claimcheck._outbound import Outbound
 from claimcheck._payload import Payload, Readable, Source, as_view, is_file, remaining_bytes
@@ -32,6 +33,7 @@ __all__ = [
     "Breaker",
     "Message",
     "rewindable",
+    "spooled",
     "Strategy",
     "StrategyContext",
 ]
@@ -133,6 +135,7 @@ class StrategyContext:
         seal: Encodes a pointer, signed where signing is configured.
         breaker: The circuit breaker of that store.
         hooks: Receives fallback events.
+        content: Compresses and encrypts payloads that travel in messages.
         surroundings: The clock and the source of uuids.
     """
 
@@ -141,6 +144,7 @@ class StrategyContext:
     seal: Callable[[Pointer], bytes]
     breaker: Breaker = field(default_factory=Breaker)
     hooks: Hooks = field(default_factory=Hooks)
+    content: ContentCoder = field(default_factory=ContentCoder, repr=False)
     surroundings: StoreContext = field(default_factory=StoreContext)
 
 
@@ -233,12 +237,26 @@ class Strategy(ABC):
         size = len(as_view(payload))
         if size > 0 and not self._fits(message, size):
             return None
+        if size > 0 and self.context.content.encrypts_inline:
+            return self._encrypted(message, payload)
         if not is_lookalike(payload, header=self._header):
             return Envelope(payload, message.headers, message.key)
         data = encode_literal(payload, header=self._header)
         hinted = message.hinted({hints.TYPE: "literal"})
         if self._fits(replace(message, headers=hinted), len(data)):
             return Envelope(data, hinted, message.key, Kind.LITERAL)
+        return None
+
+
+    def _encrypted(self, message: Message, payload: Buffer) -> Envelope | None:
+        """Return the envelope of an encrypted payload; ``None`` if it does not fit into its message."""
+        encoding = Encoding(message.destination, keys=self.context.content.keys)
+        source = Source(payload, limit=self.context.config.limits.max_payload_bytes)
+        identity = message.identity or self.context.surroundings.new_uuid()
+        data = encoding.encode(source, id=identity, before=encoded_start(header=self._header)).take_all()
+        hinted = message.hinted({hints.TYPE: "encoded"})
+        if self._fits(replace(message, headers=hinted), len(data)):
+            return Envelope(bytes(data), hinted, message.key, Kind.ENCODED)
         return None
 
 
@@ -255,14 +273,11 @@ def rewindable(payload: Payload, *, limit: int) -> tuple[Payload, Callable[[], N
     if not is_file(payload):
         return payload, lambda: None
     if remaining_bytes(payload) is None:
-        spool = _spool()
-        spool.writelines(Source(payload, limit=limit))
-        spool.seek(0)
-        payload = spool
+        payload = spooled(Source(payload, limit=limit))
     return payload, _rewinder(payload)
 
 
-def _spool() -> BinaryIO:
+def spooled(pieces: Iterable[Buffer]) -> BinaryIO:
     """Return a temporary file, in memory up to 8 MiB, that is deleted with the last reference to it."""
     from tempfile import SpooledTemporaryFile  # slow to import
 
@@ -270,7 +285,10 @@ def _spool() -> BinaryIO:
         def __del__(self) -> None:
             self.close()
 
-    return cast(BinaryIO, Spool(max_size=8 << 20))
+    spool = cast(BinaryIO, Spool(max_size=8 << 20))
+    spool.writelines(pieces)
+    spool.seek(0)
+    return spool
 
 
 def _rewinder(file: Readable) -> Callable[[], None]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from claimcheck import _hints as hints
-from claimcheck._envelope import Abort, Chunk, Literal, Plain, PointerData, decode
+from claimcheck._envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck._payload import crc32_of
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.stored_payload import PointerRead, StoredPayload
@@ -36,7 +36,11 @@ def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object]) -> C
     """
     try:
         envelope = decode(message, header=cc.config.header)
-        return _stored(cc, envelope, headers()) if isinstance(envelope, PointerData) else envelope
+        if isinstance(envelope, PointerData):
+            return _stored(cc, envelope, headers())
+        if isinstance(envelope, Encoded):
+            return Literal(memoryview(cc._unpacker.content(envelope.content)))
+        return envelope
     except ClaimCheckError as error:
         return error
 
