@@ -35,7 +35,23 @@ from claimcheck.errors import EnvelopeError, IntegrityError, PayloadTooLargeErro
 if TYPE_CHECKING:
     from claimcheck._data_keys import DataKeys
 
-__all__ = ["AEAD", "ALGORITHM", "ContentCoder", "ContentHeader", "ContentReader", "EncodedSource", "Encoding", "Expected", "Stream", "Unpacker", "encoding_problem"]
+__all__ = [
+    "AEAD",
+    "ALGORITHM",
+    "MAX_HEADER_BYTES",
+    "ContentCoder",
+    "ContentHeader",
+    "ContentReader",
+    "Encoding",
+    "Expected",
+    "NotContent",
+    "PieceSource",
+    "Stream",
+    "Unpacker",
+    "encoding_problem",
+    "read_header",
+    "with_start",
+]
 
 T = TypeVar("T")
 
@@ -51,7 +67,9 @@ AEAD = "aead:"
 _MAGIC = b"CCE1"
 _PREFIX = struct.Struct(">4sI")
 _HEADER_STEP = 1024
-_MAX_HEADER_BYTES = 64 << 10
+MAX_HEADER_BYTES = 64 << 10
+"""A longer header is not read."""
+
 _SAMPLE_BYTES = 64 << 10
 _READ_BYTES = 1 << 20
 _SPARE_BYTES = 128 << 10  # content may be larger than its payload by this and by
@@ -70,8 +88,12 @@ _FIELDS: dict[str, type[object]] = {
 }
 
 
-class _Damaged(ValueError):
+class Damaged(ValueError):  # noqa: N818 - named after the finding
     """Content that is not what its header or its pointer says."""
+
+
+class NotContent(Damaged):
+    """Bytes without the header of encoded content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +127,13 @@ class ContentHeader:
         """What the encryption authenticates besides the payload."""
         return _MAGIC + pointers.canonical_json(self._bound())
 
-    def encode(self) -> bytes:
-        """Return the bytes in front of the body: a multiple of 1,024."""
+    def encode(self, *, at_least: int = 0) -> bytes:
+        """Return the bytes in front of the body: a multiple of 1,024, and at least as many as requested."""
         fields = self._bound()
         if self.wrapped_key is not None:
             fields |= {"key": base64.b64encode(self.wrapped_key).decode(), "key_id": self.key_id}
         text = pointers.canonical_json(fields)
-        total = -(-(_PREFIX.size + len(text)) // _HEADER_STEP) * _HEADER_STEP
+        total = max(at_least, -(-(_PREFIX.size + len(text)) // _HEADER_STEP) * _HEADER_STEP)
         return _PREFIX.pack(_MAGIC, total - _PREFIX.size) + text.ljust(total - _PREFIX.size)
 
     @classmethod
@@ -120,17 +142,17 @@ class ContentHeader:
         try:
             fields = pointers.parse_json(data)
         except EnvelopeError:
-            raise _Damaged("its header is not valid JSON") from None
+            raise Damaged("its header is not valid JSON") from None
         for name, value in fields.items():
             if name in _FIELDS and type(value) is not _FIELDS[name]:
-                raise _Damaged(f"the field {name!r} of its header is {type(value).__name__}")
+                raise Damaged(f"the field {name!r} of its header is {type(value).__name__}")
         known = {name: value for name, value in fields.items() if name in _FIELDS and name != "key"}
         if "id" not in known or fields.keys() - _FIELDS.keys():
-            raise _Damaged("its header has no id, or fields that this claimcheck does not know")
+            raise Damaged("its header has no id, or fields that this claimcheck does not know")
         try:
             key = base64.b64decode(fields["key"], validate=True) if "key" in fields else None
         except (binascii.Error, ValueError):
-            raise _Damaged("the data key in its header is not base64") from None
+            raise Damaged("the data key in its header is not base64") from None
         return cls(**{"size": None, **known}, wrapped_key=key)
 
     def _bound(self) -> dict[str, object]:
@@ -169,29 +191,29 @@ def read_header(source: Reader) -> tuple[ContentHeader, int]:
     """
     start = bytearray(_PREFIX.size)
     if fill(source, memoryview(start)) < len(start):
-        raise _Damaged("it ends within its header")
+        raise NotContent("it does not begin with the header of encoded content")
     magic, size = _PREFIX.unpack(start)
-    if magic != _MAGIC or not 0 < size <= _MAX_HEADER_BYTES:
-        raise _Damaged("it does not begin with the header of encoded content")
+    if magic != _MAGIC or not 0 < size <= MAX_HEADER_BYTES:
+        raise NotContent("it does not begin with the header of encoded content")
     data = bytearray(size)
     if fill(source, memoryview(data)) < size:
-        raise _Damaged("it ends within its header")
+        raise Damaged("it ends within its header")
     return ContentHeader.parse(bytes(data)), _PREFIX.size + size
 
 
 # Writing -----------------------------------------------------------------------------------------------------------
 
 
-class EncodedSource(Source):
-    """Encoded content that is written once, like any other payload.
+class PieceSource(Source):
+    """A source of pieces in place of a payload.
 
-    Attributes:
-        header: Its header.
+    Args:
+        pieces: Bytes, or pieces of which each is used up before the next one is requested.
+        size: Bytes in all; ``None`` if unknown.
     """
 
-    def __init__(self, content: Any, header: ContentHeader, *, size: int | None) -> None:
-        super().__init__(content, limit=1 << 62)  # the payload's own limit applies to what goes in
-        self.header = header
+    def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None) -> None:
+        super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62)
         self.size = size if self.view is None else len(self.view)
 
     def _read_some(self, size: int) -> bytes:
@@ -254,7 +276,7 @@ class Encoding:
         before: bytes = b"",
         like: Stream | None = None,
         whole: bool = False,
-    ) -> EncodedSource:
+    ) -> PieceSource:
         """Return a payload's content, which is encoded while it is written.
 
         Args:
@@ -284,10 +306,10 @@ class Encoding:
         start = before + header.encode()
         pieces = _with_header(start, body)
         if whole or (payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES):
-            return EncodedSource(b"".join(pieces), header, size=None)
+            return PieceSource(b"".join(pieces), size=None)
         known = codec is None and payload.size is not None
         size = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
-        return EncodedSource(_Pieces(pieces), header, size=size)
+        return PieceSource(pieces, size=size)
 
     def _compressed(self, payload: Source) -> Iterable[Buffer]:
         payload.leave_checksum() if self.keys else None
@@ -307,6 +329,18 @@ def _new_stream(header: ContentHeader, keys: DataKeys) -> Stream:
 def _with_header(header: bytes, body: Iterable[Buffer]) -> Iterator[Buffer]:
     yield header
     yield from body
+
+
+def with_start(start: bytes, rest: Reader, *, size: int) -> PieceSource:
+    """Return the source of content whose first bytes were replaced."""
+
+    def pieces() -> Iterator[Buffer]:
+        yield start
+        buffer = memoryview(bytearray(_READ_BYTES))
+        while count := rest.readinto(buffer):
+            yield buffer[:count]
+
+    return PieceSource(pieces(), size=size)
 
 
 # Reading -----------------------------------------------------------------------------------------------------------
@@ -365,7 +399,7 @@ class Expected:
         }
         wrong = [name for name, same in agrees.items() if not same]
         if wrong:
-            raise _Damaged(f"it was written as the content of another payload: its {wrong[0]} differs")
+            raise Damaged(f"it was written as the content of another payload: its {wrong[0]} differs")
 
 
 class ContentReader:
@@ -414,7 +448,7 @@ class ContentReader:
     def _guarded(self, read: Callable[[], T]) -> T:
         try:
             return read()
-        except (_Damaged, aead.Forged, compression.Damaged) as error:
+        except (Damaged, aead.Forged, compression.Damaged) as error:
             raise self._fail(str(error)) from error
 
     def _open(self, start: int, stop: int) -> Reader:
@@ -440,9 +474,9 @@ class ContentReader:
     def _decrypting(self, body: Reader | None, begin: int, start: int) -> Reader:
         header, bodies = self.header, [body] if body else []
         if header.encryption != ALGORITHM or header.key_id is None or header.wrapped_key is None:
-            raise _Damaged(f"it is encrypted as {header.encryption!r}, which this claimcheck does not know")
+            raise Damaged(f"it is encrypted as {header.encryption!r}, which this claimcheck does not know")
         if self._keys is None:
-            raise _Damaged(f"it is encrypted with the key {header.key_id!r}, and encryption is not configured here")
+            raise Damaged(f"it is encrypted with the key {header.key_id!r}, and encryption is not configured here")
 
         def open_range(first: int, stop: int) -> Reader:
             return bodies.pop() if bodies and first == 0 else self._open(begin + first, begin + stop)
@@ -462,7 +496,7 @@ class ContentReader:
     def _decompressing(self, reader: Reader) -> Reader:
         size = self.header.size if self._expected.size is None else self._expected.size
         if self.header.codec not in compression.CODECS or size is None:
-            raise _Damaged(f"it is compressed as {self.header.codec!r}, which this claimcheck does not know")
+            raise Damaged(f"it is compressed as {self.header.codec!r}, which this claimcheck does not know")
         self._opened.append(compression.DecompressingReader(reader, codec=self.header.codec, size=size))
         return self._opened[-1]
 
@@ -538,7 +572,7 @@ class ContentCoder:
         with closing(open_range(0, size)) as content:
             header, _ = read_header(content)
             if header.key_id is None or header.wrapped_key is None or fill(content, memoryview(salt)) < len(salt):
-                raise _Damaged("it is not encrypted")
+                raise Damaged("it is not encrypted")
         assert self.keys is not None
         return Stream(header, self.keys.open(header.key_id, header.wrapped_key), bytes(salt))
 

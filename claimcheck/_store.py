@@ -27,7 +27,7 @@ from itertools import islice
 from typing import ClassVar, Literal, NoReturn
 
 from claimcheck import _copying
-from claimcheck._content import ContentReader, Expected, encoding_problem
+from claimcheck._content import ContentReader, Expected, encoding_problem, with_start
 from claimcheck._envelope import Buffer
 from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime
 from claimcheck._listing import Deletion, StoreEntry
@@ -154,6 +154,23 @@ class Store(ABC):
         """
         source.take_all()
         return None
+
+    def _stored_pointer(self, entry: StoreEntry) -> Pointer:
+        """Return a pointer to what an entry of `scan` stands for, as it is stored. Override it if there are segments.
+
+        Raises a `PayloadNotFoundError` if it is gone and the medium has to be asked.
+        """
+        created, expires = entry.created_ms, entry.expires_ms
+        return Pointer(key=entry.key, store=self.name, size=entry.size, created_ms=created, expires_ms=expires)
+
+    def _replace_start(self, pointer: Pointer, start: bytes) -> None:
+        """Replace the first bytes of what is stored in one step; the rest and the lifetime stay as they are.
+
+        By default everything is read and stored again under the same key.
+        """
+        write = self._write if type(self)._rewrite is Store._rewrite else self._rewrite
+        with closing(self._open(pointer, len(start), pointer.size)) as rest:
+            write(pointer, with_start(start, rest, size=pointer.size or 0))
 
     def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:
         """Return a pointer to the same payload that stays readable for ``ttl_seconds`` from now; see `extend`.

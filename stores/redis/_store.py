@@ -56,6 +56,8 @@ _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
     ("RedisClusterException", StoreUnavailableError),  # no node of a cluster answers
 )
 
+_REPLACE_START = "return redis.call('EXISTS', KEYS[1]) == 1 and redis.call('SETRANGE', KEYS[1], 0, ARGV[1])"
+
 
 def _is_url(url: str) -> bool:
     try:
@@ -224,6 +226,22 @@ class RedisStore(Store):
         except (exceptions.ClusterError, exceptions.TryAgainError):  # their slot is moving between two nodes
             for key in keys:
                 self._server.client.unlink(key)
+
+    def _stored_pointer(self, entry: StoreEntry) -> Pointer:
+        client = self._server.client
+        sizes = list[int]()
+        while size := client.strlen(f"{entry.key}-{len(sizes)}"):
+            sizes.append(size)
+        pointer = super()._stored_pointer(replace(entry, size=sum(sizes)))
+        if not sizes:
+            raise self.missing(pointer)
+        several = sizes[0] if len(sizes) > 1 else None
+        return replace(pointer, segments=len(sizes), segment_bytes=several)
+
+    def _replace_start(self, pointer: Pointer, start: bytes) -> None:
+        """Replace the beginning of the first segment in one command, which keeps its expiry."""
+        if not self._server.client.eval(_REPLACE_START, 1, segment_key(pointer, 0), start):
+            raise self.missing(pointer)
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
         """List payloads by their first segments, without counting the others: their size is known only if it is one."""
