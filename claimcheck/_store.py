@@ -27,6 +27,7 @@ from itertools import islice
 from typing import ClassVar, Literal, NoReturn
 
 from claimcheck import _copying
+from claimcheck._destination import canonical
 from claimcheck._envelope import Buffer
 from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime
 from claimcheck._listing import Deletion, StoreEntry
@@ -316,7 +317,8 @@ class Store(ABC):
 
         Args:
             payload: Bytes-like, or a readable binary file, which is read from its current position in bounded memory.
-            destination: Topic or queue; used only as a readable part of the key.
+            destination: Topic or queue, as a readable part of the key. Where signing is configured, readers accept the
+                pointer only from this destination.
             limit: The largest size of this payload in bytes, if smaller than ``limits.max_payload_bytes``.
             identity: Replaces the fresh uuid, for a bytes-like payload that several attempts may write, sequentially or
                 concurrently. It must identify this payload alone; all attempts use the same key. Each attempt renews
@@ -462,7 +464,8 @@ class Store(ABC):
         Args:
             pointer: The payload's pointer.
             to: The store to write to, which may be this one.
-            destination: Topic or queue, for the key of the copy; by default that of the payload's key.
+            destination: Topic or queue, for the key of the copy; by default that of the payload's key. The destination
+                from which readers accept the pointer stays the same.
             min_ttl_seconds: The lifetime of the copy, if longer than the ``ttl_seconds`` of ``to``.
             identity: Replaces the fresh uuid, so that several attempts write one copy; see `write`. A payload of more
                 than 8 MiB passes through a temporary file.
@@ -582,7 +585,15 @@ class Store(ABC):
         expires = self._expires_ms(created, min_ttl_seconds)
         key = self._key(destination, unique, created_ms=created, expires_ms=expires, fresh=identity is None)
         version = self.pointer_version
-        return Pointer(key=key, store=self.context.name, version=version, created_ms=created, expires_ms=expires)
+        bound = canonical(destination) if self.context.binds and destination and version != 1 else None
+        return Pointer(
+            key=key,
+            store=self.context.name,
+            version=version,
+            created_ms=created,
+            expires_ms=expires,
+            destination=bound,
+        )
 
     def _expires_ms(self, created_ms: int, min_ttl_seconds: float | None) -> int | None:
         if self.ttl_seconds is None:

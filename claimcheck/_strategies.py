@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ __all__ = ["ChunkingStrategy", "ExternalStrategy", "HybridStrategy", "InlineStra
 
 _log = logging.getLogger(__name__)
 _WIDEST = 2**31 - 1
+_WIDEST_SIZE = 2**50
 
 
 class ExternalStrategy(Strategy):
@@ -69,7 +71,8 @@ class ChunkingStrategy(Strategy):
             raise PayloadTooLargeError(text, size=size, limit=most)
         chunks = self._chunks(message, source, uuid, count, room)
         data = encode_abort(uuid, header=self._header)
-        abort = Envelope(data, message.hinted({hints.TYPE: "abort"}), message.key, Kind.ABORT)
+        signed = self._signature(message, "abort", uuid=uuid)
+        abort = Envelope(data, message.hinted({hints.TYPE: "abort", **signed}), message.key, Kind.ABORT)
         return Outbound(chunks, total=count, uuid=uuid, abort=abort, blocking=source.view is None)
 
     def _limit(self) -> tuple[int, str]:
@@ -78,11 +81,15 @@ class ChunkingStrategy(Strategy):
         return (every, "limits.max_payload_bytes") if every < chunked else (chunked, "chunking.max_payload_bytes")
 
     def _chunks(self, message: Message, source: Source, uuid: str, count: int, room: int) -> Iterator[Envelope]:
-        total = source.size or 0
+        total, digest = source.size or 0, hashlib.sha256() if self.context.signer else None
         for position, piece in enumerate(source.pieces(room)):
+            if digest is not None:
+                digest.update(piece)
             ours = hints.chunk_hints(message.headers, uuid, position, count, total)
             if position == count - 1:
                 ours[hints.CHECKSUM] = source.checksum  # known only now: a file is read once
+                checksum = f"sha256:{digest.hexdigest()}" if digest is not None else ""
+                ours |= self._signature(message, "chunks", uuid=uuid, chunks=count, size=total, checksum=checksum)
             data = encode_chunk(uuid, position, count, piece, header=self._header)
             yield Envelope(data, message.hinted(ours), message.key, Kind.CHUNK)
 
@@ -100,6 +107,8 @@ class ChunkingStrategy(Strategy):
         limit = best if configured == "auto" else min(configured, message.limit.max_message_bytes)
         widest = hints.chunk_hints(message.headers, uuid, _WIDEST, _WIDEST, _WIDEST)
         widest[hints.CHECKSUM] = "crc32:00000000"
+        checksum = f"sha256:{'0' * 64}"
+        widest |= self._signature(message, "chunks", uuid=uuid, chunks=_WIDEST, size=_WIDEST_SIZE, checksum=checksum)
         framing = message.limit.overhead(message.key, message.hinted(widest))
         overhead = framing + len(self._header) + CHUNK_OVERHEAD_BYTES
         if overhead >= limit:
