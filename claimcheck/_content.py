@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from claimcheck import _compression as compression
 from claimcheck import _pointer as pointers
 from claimcheck import _streaming_aead as aead
+from claimcheck._destination import canonical
 from claimcheck._envelope import HEADER, Buffer, encoded_start
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader, Reader, fill
@@ -247,7 +248,7 @@ class Encoding:
     """How one payload is encoded.
 
     Attributes:
-        destination: Topic or queue.
+        destination: Topic or queue, in the form of `claimcheck._destination.canonical`.
         compression: The codec and its options; ``None`` if it is not compressed.
         keys: The data keys; ``None`` if it is not encrypted.
     """
@@ -534,7 +535,7 @@ class ContentCoder:
         codec = None if self._config is None else self._config.for_destination(destination).compression
         if codec is not None and not _is_worth_it(payload, codec):
             codec = None
-        return Encoding(destination, codec, self.keys) if codec or self.keys else None
+        return Encoding(canonical(destination), codec, self.keys) if codec or self.keys else None
 
     def decode(self, content: memoryview, *, id: str | None = None, limit: int) -> tuple[bytes, ContentHeader]:
         """Return the payload of content in messages, and its header.
@@ -584,26 +585,49 @@ class Unpacker:
         coder: Decodes them.
         header: The bytes that envelopes begin with.
         limit: The largest payload in bytes.
+        check_origin: Called with the destination that content was encrypted for, and the one that it was read from;
+            raises an error to refuse it.
     """
 
-    def __init__(self, coder: ContentCoder | None = None, *, header: bytes = HEADER, limit: int = 5 << 30) -> None:
+    def __init__(
+        self,
+        coder: ContentCoder | None = None,
+        *,
+        header: bytes = HEADER,
+        limit: int = 5 << 30,
+        check_origin: Callable[[str, str | None], None] | None = None,
+    ) -> None:
         self._coder = coder or ContentCoder()
         self._start = encoded_start(header=header)
         self._limit = limit
+        self._check_origin = check_origin
 
-    def content(self, content: memoryview, uuid: str | None = None) -> bytes:
-        """Return the payload of an encoded envelope; raises as `ContentCoder.decode`."""
-        return self._coder.decode(content, id=uuid, limit=self._limit)[0]
+    def content(self, content: memoryview, uuid: str | None = None, *, destination: str | None) -> bytes:
+        """Return the payload of an encoded envelope.
 
-    def chunks(self, payload: bytes, uuid: str) -> bytes:
-        """Return the payload of complete chunks, which may be an encoded envelope; raises as `ContentCoder.decode`."""
-        return bytes(self.pieces([payload], uuid)[0])
+        Args:
+            content: The envelope without its first bytes.
+            uuid: That of the chunks that it came in, if any.
+            destination: Where it was read from; ``None`` if unknown.
 
-    def pieces(self, pieces: list[Buffer], uuid: str) -> list[Buffer]:
+        Raises:
+            PointerRejectedError: It was encrypted for another destination.
+            IntegrityError: As `ContentCoder.decode`; so is `PayloadTooLargeError`.
+        """
+        payload, header = self._coder.decode(content, id=uuid, limit=self._limit)
+        if header.encryption is not None and self._check_origin is not None:
+            self._check_origin(header.destination, destination)
+        return payload
+
+    def chunks(self, payload: bytes, uuid: str, *, destination: str | None) -> bytes:
+        """Return the payload of complete chunks, which may be an encoded envelope; raises as `content`."""
+        return bytes(self.pieces([payload], uuid, destination=destination)[0])
+
+    def pieces(self, pieces: list[Buffer], uuid: str, *, destination: str | None) -> list[Buffer]:
         """Return the payload of complete chunks in pieces: the same ones if it is not encoded."""
         size = len(self._start)
         if b"".join(piece[:size] for piece in pieces[:size])[:size] == self._start:
-            return [self.content(memoryview(b"".join(pieces))[size:], uuid)]
+            return [self.content(memoryview(b"".join(pieces))[size:], uuid, destination=destination)]
         if self._coder.requires_encryption:
             raise _broken("it is not encrypted, but encryption.require is true")
         return pieces

@@ -335,7 +335,8 @@ class Store(ABC):
 
         Args:
             payload: Bytes-like, or a readable binary file, which is read from its current position in bounded memory.
-            destination: Topic or queue; used only as a readable part of the key.
+            destination: Topic or queue, as a readable part of the key. Where signing is configured, readers accept the
+                pointer only from this destination.
             limit: The largest size of this payload in bytes, if smaller than ``limits.max_payload_bytes``.
             identity: Replaces the fresh uuid, for a bytes-like payload that several attempts may write, sequentially or
                 concurrently. It must identify this payload alone; all attempts use the same key. Each attempt renews
@@ -476,7 +477,8 @@ class Store(ABC):
         Args:
             pointer: The payload's pointer.
             to: The store to write to, which may be this one.
-            destination: Topic or queue, for the key of the copy; by default that of the payload's key.
+            destination: Topic or queue, for the key of the copy; by default that of the payload's key. The destination
+                from which readers accept the pointer stays the same.
             min_ttl_seconds: The lifetime of the copy, if longer than the ``ttl_seconds`` of ``to``.
             identity: Replaces the fresh uuid, so that several attempts write one copy; see `write`. A payload of more
                 than 8 MiB passes through a temporary file.

@@ -24,6 +24,7 @@ class StoreContext:
         hooks: Receives an event for each operation.
         clock: Seconds since 1970.
         new_uuid: Returns the uuids that make keys unique.
+        binds: Whether pointers name the destination that they were written for, for a signature that covers it.
     """
 
     name: str = "store"
@@ -32,3 +33,4 @@ class StoreContext:
     hooks: Hooks = field(default_factory=Hooks)
     clock: Callable[[], float] = time.time
     new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
+    binds: bool = False

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from claimcheck._content import AEAD, ALGORITHM, Stream
+from claimcheck._destination import canonical
 from claimcheck._payload import Payload, Source
 from claimcheck._pointer import Pointer
 from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
@@ -70,13 +71,18 @@ class StoreWrite:
         key = store._key(
             destination, self._unique, created_ms=created, expires_ms=expires, fresh=not self._shared
         )
-        draft = Pointer(
-            key=key, store=store.name, version=store.pointer_version, created_ms=created, expires_ms=expires
+        encrypts = encoding is not None and encoding.keys is not None
+        bound = destination and store.pointer_version != 1 and (encrypts or store.context.binds)
+        return Pointer(
+            key=key,
+            store=store.name,
+            version=store.pointer_version,
+            created_ms=created,
+            expires_ms=expires,
+            destination=canonical(destination) if bound else None,
+            codec=encoding.compression.codec if encoding and encoding.compression else None,
+            encryption=ALGORITHM if encrypts else None,
         )
-        if encoding is None:
-            return draft
-        encrypted = {"encryption": ALGORITHM, "destination": destination or None} if encoding.keys else {}
-        return replace(draft, codec=encoding.compression.codec if encoding.compression else None, **encrypted)
 
     def _check_draft(self) -> None:
         """Refuse to write what this store would not read."""

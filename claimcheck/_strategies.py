@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from uuid import UUID
 
 from claimcheck import _hints as hints
 from claimcheck._content import Encoding
+from claimcheck._destination import canonical
 from claimcheck._envelope import (
     CHUNK_OVERHEAD_BYTES,
     Envelope,
@@ -29,6 +31,7 @@ __all__ = ["ChunkingStrategy", "ExternalStrategy", "HybridStrategy", "InlineStra
 
 _log = logging.getLogger(__name__)
 _WIDEST = 2**31 - 1
+_WIDEST_SIZE = 2**50
 
 
 class ExternalStrategy(Strategy):
@@ -84,7 +87,8 @@ class ChunkingStrategy(Strategy):
             raise PayloadTooLargeError(text, size=size, limit=most)
         chunks = self._chunks(message, source, uuid, count, room, declared)
         data = encode_abort(uuid, header=self._header)
-        abort = Envelope(data, message.hinted({hints.TYPE: "abort"}), message.key, Kind.ABORT)
+        signed = self._signature(message, "abort", uuid=uuid)
+        abort = Envelope(data, message.hinted({hints.TYPE: "abort", **signed}), message.key, Kind.ABORT)
         return Outbound(chunks, total=count, uuid=uuid, abort=abort, blocking=source.view is None)
 
     def _limit(self) -> tuple[int, str]:
@@ -99,7 +103,7 @@ class ChunkingStrategy(Strategy):
         """
         start, encoding = encoded_start(header=self._header), self.context.content.encoding(source, message.destination)
         if encoding is None and source.peek(len(start)) == start:
-            encoding = Encoding(message.destination)
+            encoding = Encoding(canonical(message.destination))
         if encoding is None:
             return source
         content = encoding.encode(source, id=identity, before=start)
@@ -110,11 +114,15 @@ class ChunkingStrategy(Strategy):
     def _chunks(
         self, message: Message, source: Source, uuid: str, count: int, room: int, declared: int
     ) -> Iterator[Envelope]:
-        total = source.size or 0
+        total, digest = source.size or 0, hashlib.sha256() if self.context.signer else None
         for position, piece in enumerate(source.pieces(room)):
+            if digest is not None:
+                digest.update(piece)
             ours = hints.chunk_hints(message.headers, uuid, position, count, total) | {hints.SIZE: str(declared)}
             if position == count - 1:
                 ours[hints.CHECKSUM] = source.checksum  # known only now: a file is read once
+                checksum = f"sha256:{digest.hexdigest()}" if digest is not None else ""
+                ours |= self._signature(message, "chunks", uuid=uuid, chunks=count, size=total, checksum=checksum)
             data = encode_chunk(uuid, position, count, piece, header=self._header)
             yield Envelope(data, message.hinted(ours), message.key, Kind.CHUNK)
 
@@ -132,6 +140,8 @@ class ChunkingStrategy(Strategy):
         limit = best if configured == "auto" else min(configured, message.limit.max_message_bytes)
         widest = hints.chunk_hints(message.headers, uuid, _WIDEST, _WIDEST, _WIDEST)
         widest[hints.CHECKSUM] = "crc32:00000000"
+        checksum = f"sha256:{'0' * 64}"
+        widest |= self._signature(message, "chunks", uuid=uuid, chunks=_WIDEST, size=_WIDEST_SIZE, checksum=checksum)
         framing = message.limit.overhead(message.key, message.hinted(widest))
         overhead = framing + len(self._header) + CHUNK_OVERHEAD_BYTES
         if overhead >= limit:

@@ -19,14 +19,17 @@ from typing import Any, BinaryIO, cast
 
 from claimcheck import _hints as hints
 from claimcheck._content import ContentCoder, Encoding
+from claimcheck._destination import canonical
 from claimcheck._envelope import Buffer, Envelope, Kind, encode_literal, encoded_start, is_lookalike
 from claimcheck._hints import Headers
 from claimcheck._outbound import Outbound
 from claimcheck._payload import Payload, Readable, Source, as_view, is_file, remaining_bytes
 from claimcheck._pointer import Pointer
+from claimcheck._signing import Seal, StatementKind, sha256_of
 from claimcheck._store import Store, StoreContext
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config
+from claimcheck.errors import ConfigError
 from claimcheck.hooks import Hooks
 
 __all__ = [
@@ -133,6 +136,7 @@ class StrategyContext:
         config: The destination's configuration.
         store: Returns the store to write to; opens it at first use.
         seal: Encodes a pointer, signed where signing is configured.
+        signer: Signs messages without a pointer; ``None`` where signing is not configured.
         breaker: The circuit breaker of that store.
         hooks: Receives fallback events.
         content: Compresses and encrypts payloads that travel in messages.
@@ -142,6 +146,7 @@ class StrategyContext:
     config: Config
     store: Callable[[], Store]
     seal: Callable[[Pointer], bytes]
+    signer: Seal | None = None
     breaker: Breaker = field(default_factory=Breaker)
     hooks: Hooks = field(default_factory=Hooks)
     content: ContentCoder = field(default_factory=ContentCoder, repr=False)
@@ -233,16 +238,42 @@ class Strategy(ABC):
         """Whether a payload of this size may stay in its message."""
         return message.fits(size)
 
+    @property
+    def escapes_all(self) -> bool:
+        """Whether small payloads are sent as signed envelopes, too, because readers require them."""
+        return self.context.signer is not None and self.context.config.signing.require_envelope
+
+    def _signature(self, message: Message, kind: StatementKind, **facts: str | int) -> dict[str, str]:
+        """Return the header with the signature of a message without a pointer; none where signing is not configured.
+
+        Raises:
+            ConfigError: The produce call takes no headers, so readers would refuse the message.
+        """
+        signer = self.context.signer
+        if signer is None:
+            return {}
+        if not message.takes_headers:
+            what = {"chunks": "chunks", "abort": "chunks", "literal": "an escaped payload", "encoded": "an encrypted message"}[kind]
+            raise ConfigError(
+                f"{what} cannot be signed, because the produce call takes no headers: name its parameter with "
+                "headers=..., or configure no signing.key_id",
+                path="signing.key_id",
+            )
+        return {hints.SIGNATURE: signer.statement(kind, message.destination, **facts)}
+
     def _as_plain(self, message: Message, payload: Buffer) -> Envelope | None:
         size = len(as_view(payload))
         if size > 0 and not self._fits(message, size):
             return None
         if size > 0 and self.context.content.encrypts_inline:
             return self._encrypted(message, payload)
-        if not is_lookalike(payload, header=self._header):
+        if not self.escapes_all and not is_lookalike(payload, header=self._header):
             return Envelope(payload, message.headers, message.key)
         data = encode_literal(payload, header=self._header)
-        hinted = message.hinted({hints.TYPE: "literal"})
+        checksum = sha256_of(payload) if self.context.signer else ""
+        hinted = message.hinted(
+            {hints.TYPE: "literal", **self._signature(message, "literal", size=size, checksum=checksum)}
+        )
         if self._fits(replace(message, headers=hinted), len(data)):
             return Envelope(data, hinted, message.key, Kind.LITERAL)
         return None
@@ -250,11 +281,13 @@ class Strategy(ABC):
 
     def _encrypted(self, message: Message, payload: Buffer) -> Envelope | None:
         """Return the envelope of an encrypted payload; ``None`` if it does not fit into its message."""
-        encoding = Encoding(message.destination, keys=self.context.content.keys)
+        encoding = Encoding(canonical(message.destination), keys=self.context.content.keys)
         source = Source(payload, limit=self.context.config.limits.max_payload_bytes)
         identity = message.identity or self.context.surroundings.new_uuid()
         data = encoding.encode(source, id=identity, before=encoded_start(header=self._header)).take_all()
-        hinted = message.hinted({hints.TYPE: "encoded"})
+        content = data[len(encoded_start(header=self._header)) :]
+        signed = {"size": len(content), "checksum": sha256_of(content) if self.context.signer else ""}
+        hinted = message.hinted({hints.TYPE: "encoded", **self._signature(message, "encoded", **signed)})
         if self._fits(replace(message, headers=hinted), len(data)):
             return Envelope(bytes(data), hinted, message.key, Kind.ENCODED)
         return None

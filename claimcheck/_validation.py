@@ -405,6 +405,9 @@ def _convert(hint: object, value: object, path: str, secret: bool) -> Any:
         return build(bare, value, path, secret=secret)
     if _takes_mapping(bare):
         return _convert_mapping(typing.get_args(bare)[1], value, path, secret)
+    if typing.get_origin(bare) is tuple and isinstance(value, (list, tuple)):
+        item = typing.get_args(bare)[0]
+        return tuple(_convert(item, each, f"{path}.{number}", secret) for number, each in enumerate(value))
     if not _fits(hint, value):
         fail(path, found=_describe(value, hint, secret=secret), expected=_expected(hint) + _with_scheme(hint, value))
     return value
@@ -469,6 +472,7 @@ def _expected(hint: object) -> str:
         float: "a number",
         str: "text",
         bool: "true or false",
+        tuple[str, ...]: "a list of texts",
         type(None): "nothing",
     }
     return names.get(hint, "a mapping" if dataclasses.is_dataclass(hint) else getattr(hint, "__name__", str(hint)))

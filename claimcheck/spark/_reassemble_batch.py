@@ -117,7 +117,7 @@ class BatchAssembler:
 
     def _decode(self) -> None:
         try:
-            self.pieces = self._unpacker.pieces(self.pieces, self._uuid)
+            self.pieces = self._unpacker.pieces(self.pieces, self._uuid, destination=None)
         except (IntegrityError, PayloadTooLargeError) as error:
             self._fail(error)
         else:

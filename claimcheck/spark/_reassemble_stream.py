@@ -315,7 +315,7 @@ class _FetchedPayload:
         error = checksum_error(self.declared, self.pieces) if self.error is None else None
         if self.error is None and error is None:
             try:
-                self.pieces = cc._unpacker.pieces(self.pieces, self.uuid)
+                self.pieces = cc._unpacker.pieces(self.pieces, self.uuid, destination=None)
             except (IntegrityError, PayloadTooLargeError) as broken:
                 error = broken
         if error is not None:
