@@ -30,7 +30,7 @@ from claimcheck._envelope import HEADER, Buffer, encoded_start
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader, Reader, fill
 from claimcheck._pointer import Pointer
-from claimcheck.config import CompressionConfig, Config
+from claimcheck.config import CompressionConfig, Config, EncryptionConfig
 from claimcheck.errors import EnvelopeError, IntegrityError, PayloadTooLargeError
 
 if TYPE_CHECKING:
@@ -523,9 +523,10 @@ class ContentCoder:
 
     def __init__(self, config: Config | None = None, keys: DataKeys | None = None) -> None:
         self.keys = keys
-        encryption = None if config is None else config.encryption
-        self.requires_encryption = encryption is not None and bool(encryption.require)
-        self.encrypts_inline = encryption is not None and encryption.inline
+        encryption = EncryptionConfig() if config is None else config.encryption
+        self.requires_encryption = bool(encryption.require)
+        self.encrypts_inline = encryption.inline and encryption.key_id is not None
+        self._new_keys = keys if encryption.key_id is not None else None
         overrides = () if config is None else (config, *(override for _, override in config.destinations))
         compresses = any(each.compression for each in overrides)
         self._config = config if compresses else None
@@ -535,7 +536,7 @@ class ContentCoder:
         codec = None if self._config is None else self._config.for_destination(destination).compression
         if codec is not None and not _is_worth_it(payload, codec):
             codec = None
-        return Encoding(canonical(destination), codec, self.keys) if codec or self.keys else None
+        return Encoding(canonical(destination), codec, self._new_keys) if codec or self._new_keys else None
 
     def decode(self, content: memoryview, *, id: str | None = None, limit: int) -> tuple[bytes, ContentHeader]:
         """Return the payload of content in messages, and its header.

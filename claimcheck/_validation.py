@@ -383,9 +383,9 @@ def _takes_mapping(hint: object) -> bool:
 
 
 def _no_placeholder(option: Option, value: object, path: str) -> None:
-    """Outside of store options and signing keys a placeholder would never be resolved."""
+    """Elsewhere a placeholder would never be resolved."""
     if is_placeholder(value):
-        expected = f"{_expected(option.hint)}; placeholders work only in store options and signing keys"
+        expected = f"{_expected(option.hint)}; placeholders work only in store options and keys"
         fail(path, found="a placeholder", expected=expected)
 
 

@@ -1,12 +1,14 @@
 """The configuration as frozen dataclasses, and how YAML becomes one.
 
-``${NAME}`` and ``${NAME:-default}`` in store options and signing keys are resolved by the process that opens the store
-(`expand`), so a pickled configuration carries names, not secrets. The classes need only the standard library; PyYAML
-is imported when a file is read.
+``${NAME}`` and ``${NAME:-default}`` in store options, signing keys and encryption keys are resolved by the process that
+uses them (`expand`), so a pickled configuration carries names, not secrets. The classes need only the standard library;
+PyYAML is imported when a file is read.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
 import os
 import re
@@ -39,6 +41,10 @@ __all__ = [
     "ChunkingConfig",
     "CompressionConfig",
     "Config",
+    "DataKeysConfig",
+    "EncryptionConfig",
+    "ENCRYPTION_KEY_BYTES",
+    "encryption_key",
     "EnvelopeConfig",
     "expand",
     "from_dict",
@@ -55,6 +61,9 @@ __all__ = [
 MIN_KEY_BYTES = 16
 """The minimum length of a signing key."""
 
+ENCRYPTION_KEY_BYTES = 32
+"""The length of an encryption key of ``provider: local``."""
+
 Action = Literal["redeliver", "dead_letter", "ack"]
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -67,7 +76,7 @@ OVERRIDABLE = (
 )  # fmt: skip
 """The keys that a destination may override."""
 
-_TOP = (*OVERRIDABLE, "stores", "signing", "envelope", "destinations")
+_TOP = (*OVERRIDABLE, "stores", "signing", "encryption", "envelope", "destinations")
 # Readers know no destination and use these limits of the top level, so a destination's may only be lower.
 _READERS = (
     ("limits", "max_payload_bytes"),
@@ -182,6 +191,54 @@ class SigningConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DataKeysConfig:
+    """How long a writer uses a data key for new payloads, and how long any process keeps data keys in memory.
+
+    A payload whose size is not known in advance always has a data key of its own.
+
+    Attributes:
+        max_payloads: Payloads that a writer encrypts with one data key; by default each has its own.
+        max_bytes: Bytes of payloads that a writer encrypts with one data key.
+        max_age_seconds: How long a data key stays in memory, for new payloads and for reading. A key that was deleted
+            or disabled in a key service stops working after this time.
+    """
+
+    max_payloads: Count = 1
+    max_bytes: ByteCount = 1 << 40
+    max_age_seconds: Seconds = 300
+
+
+@dataclass(frozen=True, slots=True)
+class EncryptionConfig:
+    """The keys that encrypt and decrypt payloads.
+
+    Each payload is encrypted with a data key, which is stored beside it, encrypted with a key of this section.
+
+    Attributes:
+        key_id: The key that writers use; ``None`` for processes that only read.
+        keys: Keys by key id, with unresolved placeholders: 32 bytes in base64 for ``local``, the ARN or alias of a key
+            for ``aws-kms``, and what the class expects for ``module:Class``. Readers accept only these.
+        require: Whether readers reject payloads that are not encrypted; by default true if there are keys, else false.
+        inline: Whether payloads that stay in their messages are encrypted, too.
+        provider: ``local``, ``aws-kms``, the name of an entry point, or ``module:Class`` of a `claimcheck.KeyProvider`.
+        options: Options of the provider, with unresolved placeholders.
+        data_keys: How long data keys are used; see `DataKeysConfig`.
+    """
+
+    key_id: str | None = None
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    require: bool | None = None
+    inline: bool = False
+    provider: str = "local"
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    data_keys: DataKeysConfig = field(default_factory=DataKeysConfig)
+
+    def __post_init__(self) -> None:
+        if self.require is None:
+            object.__setattr__(self, "require", bool(self.keys))
+
+
+@dataclass(frozen=True, slots=True)
 class LimitsConfig:
     """Size limits that are checked before any I/O.
 
@@ -222,6 +279,7 @@ class Config:
         chunking: Payloads in chunks; see `ChunkingConfig`.
         hybrid: The hybrid strategy; see `HybridConfig`.
         signing: Signatures of messages; see `SigningConfig`.
+        encryption: Encryption of payloads; see `EncryptionConfig`.
         limits: Size limits; see `LimitsConfig`.
         compression: Compression of payloads; see `CompressionConfig`. ``None`` for none.
         envelope: The format of envelopes; see `EnvelopeConfig`.
@@ -239,6 +297,7 @@ class Config:
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
     hybrid: HybridConfig = field(default_factory=HybridConfig)
     signing: Annotated[SigningConfig, SECRET] = field(default_factory=SigningConfig)
+    encryption: Annotated[EncryptionConfig, SECRET] = field(default_factory=EncryptionConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     compression: CompressionConfig | None = None
     envelope: EnvelopeConfig = field(default_factory=EnvelopeConfig)
@@ -360,6 +419,22 @@ def signing_key(text: str, *, path: str, environ: Mapping[str, str] | None = Non
     return secret
 
 
+def encryption_key(text: str, *, path: str, environ: Mapping[str, str] | None = None) -> bytes:
+    """Resolve an encryption key of ``provider: local`` and return its bytes.
+
+    Raises:
+        ConfigError: A variable is not set, or the text is not 32 bytes in base64. The error does not quote the key.
+    """
+    try:
+        key = base64.b64decode(expand(text, path=path, environ=environ).strip(), validate=True)
+    except (ValueError, binascii.Error):
+        key = b""
+    if len(key) != ENCRYPTION_KEY_BYTES:
+        expected = f"{ENCRYPTION_KEY_BYTES} random bytes in base64, as `openssl rand -base64 {ENCRYPTION_KEY_BYTES}`"
+        fail(path, found="another text", expected=f"{expected} prints them")
+    return key
+
+
 def _names(stores: object) -> list[str] | None:
     """The names of all stores, valid or not; ``None`` if ``stores`` is not a mapping."""
     return [] if stores is None else list(stores) if isinstance(stores, Mapping) else None
@@ -403,6 +478,7 @@ def _checked(top: Mapping[str, object], path: str, names: Sequence[str] | None, 
     shaped = {**top, "stores": stores, "reads_from": _reads_from(top.get("reads_from"), names, own)}
     config = Config(**valid_options(options_of(Config), shaped, path, own, placeholders=False))
     _check_signing(config, own)
+    _check_encryption(config.encryption, own)
     with own:
         _check_header(config)
     _check_chunking(config, prefix, own)
@@ -495,6 +571,21 @@ def _check_signing(config: Config, problems: Problems) -> None:
             if signing.keys and store.options.get("pointer_version") == 1:
                 expected = "2: version 1 has no signature, and signing.keys is configured"
                 fail(f"stores.{name}.pointer_version", found="1", expected=expected)
+
+
+def _check_encryption(encryption: EncryptionConfig, problems: Problems) -> None:
+    with problems:
+        if encryption.require and not encryption.keys:
+            expected = "at least one key, because encryption.require is true"
+            fail("encryption.keys", found="nothing", expected=expected)
+    with problems:
+        if encryption.key_id is not None and encryption.key_id not in encryption.keys:
+            expected = "the id of a key below encryption.keys"
+            fail("encryption.key_id", found="an id that has no key", expected=expected)
+    for name, key in encryption.keys.items():
+        with problems:
+            if encryption.provider == "local" and not _PLACEHOLDER.search(key):
+                encryption_key(key, path=f"encryption.keys.{name}")
 
 
 def _check_header(config: Config) -> None:
