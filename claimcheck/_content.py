@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from claimcheck import _compression as compression
 from claimcheck import _pointer as pointers
@@ -271,7 +271,7 @@ class Encoding:
         self,
         payload: Source,
         *,
-        id: uuid.UUID,
+        unique: uuid.UUID,
         store: str = "",
         stored_as: str = "",
         before: bytes = b"",
@@ -282,7 +282,7 @@ class Encoding:
 
         Args:
             payload: The payload; nothing of it has been read.
-            id: The uuid of the write, or of the chunks.
+            unique: The uuid of the write, or of the chunks.
             store: The store's name.
             stored_as: The key in the store.
             before: Bytes in front of the content.
@@ -291,7 +291,12 @@ class Encoding:
         """
         codec = self.compression.codec if self.compression else None
         header = ContentHeader(
-            id=id.hex, size=payload.size, destination=self.destination, store=store, stored_as=stored_as, codec=codec
+            id=unique.hex,
+            size=payload.size,
+            destination=self.destination,
+            store=store,
+            stored_as=stored_as,
+            codec=codec,
         )
         if self.keys is not None:
             stream = _new_stream(header, self.keys) if like is None else like
@@ -538,20 +543,22 @@ class ContentCoder:
             codec = None
         return Encoding(canonical(destination), codec, self._new_keys) if codec or self._new_keys else None
 
-    def decode(self, content: memoryview, *, id: str | None = None, limit: int) -> tuple[bytes, ContentHeader]:
+    def decode(self, content: memoryview, *, chunks: str | None = None, limit: int) -> tuple[bytes, ContentHeader]:
         """Return the payload of content in messages, and its header.
 
         Args:
             content: The whole content.
-            id: The uuid of the chunks that it came in, if any.
+            chunks: The uuid of the chunks that it came in, if any.
             limit: The largest payload in bytes.
 
         Raises:
             IntegrityError: It is damaged, was changed, or is encrypted with a key that this process does not have.
             PayloadTooLargeError: The payload is larger than ``limit``.
         """
-        expected = Expected(bytes=len(content), id=id and uuid.UUID(id).hex)
-        reader = ContentReader(lambda start, stop: PieceReader([content[start:stop]]), expected, self.keys, fail=_broken)
+        expected = Expected(bytes=len(content), id=chunks and uuid.UUID(chunks).hex)
+        reader = ContentReader(
+            lambda start, stop: PieceReader([content[start:stop]]), expected, self.keys, fail=_broken
+        )
         with closing(reader):
             size = reader.header.size
             if size is not None and size > limit:
@@ -615,7 +622,7 @@ class Unpacker:
             PointerRejectedError: It was encrypted for another destination.
             IntegrityError: As `ContentCoder.decode`; so is `PayloadTooLargeError`.
         """
-        payload, header = self._coder.decode(content, id=uuid, limit=self._limit)
+        payload, header = self._coder.decode(content, chunks=uuid, limit=self._limit)
         if header.encryption is not None and self._check_origin is not None:
             self._check_origin(header.destination, destination)
         return payload

@@ -132,7 +132,8 @@ class _Run:
         return header, pointer, size
 
     def _replace(self, pointer: Pointer, header: ContentHeader, size: int) -> None:
-        assert header.key_id is not None and header.wrapped_key is not None
+        assert header.key_id is not None
+        assert header.wrapped_key is not None
         new = self._keys.rewrap(header.key_id, header.wrapped_key)
         start = replace(header, key_id=new.key_id, wrapped_key=new.wrapped).encode(at_least=size)
         if len(start) != size:

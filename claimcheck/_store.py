@@ -20,7 +20,7 @@ import io
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -46,14 +46,14 @@ from claimcheck._store_context import StoreContext
 from claimcheck._store_errors import Translated, missing, not_listed, translated
 from claimcheck._store_write import StoreWrite
 from claimcheck._threads import in_thread
-from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
+from claimcheck._validation import Seconds, check_value
 from claimcheck.errors import (
     ConfigError,
+    IntegrityError,
     KeyTakenError,
     MissingDependencyError,
     PayloadNotFoundError,
     PayloadTooLargeError,
-    PayloadTypeError,
     PointerRejectedError,
     StoreError,
     StoreUnavailableError,

@@ -68,9 +68,7 @@ class StoreWrite:
         store, encoding = self._store, self._encoding
         created = int(store.context.clock() * 1000)
         expires = _expires_ms(store, created, min_ttl_seconds)
-        key = store._key(
-            destination, self._unique, created_ms=created, expires_ms=expires, fresh=not self._shared
-        )
+        key = store._key(destination, self._unique, created_ms=created, expires_ms=expires, fresh=not self._shared)
         encrypts = encoding is not None and encoding.keys is not None
         bound = destination and store.pointer_version != 1 and (encrypts or store.context.binds)
         return Pointer(
@@ -140,7 +138,7 @@ class StoreWrite:
         draft = self._draft
         content = self._encoding.encode(
             self._payload,
-            id=self._unique,
+            unique=self._unique,
             store=draft.store or "",
             stored_as=draft.key,
             like=like,

@@ -106,7 +106,7 @@ class ChunkingStrategy(Strategy):
             encoding = Encoding(canonical(message.destination))
         if encoding is None:
             return source
-        content = encoding.encode(source, id=identity, before=start)
+        content = encoding.encode(source, unique=identity, before=start)
         if content.size is None:  # the number of chunks must be known
             return Source(spooled(content), limit=1 << 62)
         return content

@@ -253,7 +253,12 @@ class Strategy(ABC):
         if signer is None:
             return {}
         if not message.takes_headers:
-            what = {"chunks": "chunks", "abort": "chunks", "literal": "an escaped payload", "encoded": "an encrypted message"}[kind]
+            what = {
+                "chunks": "chunks",
+                "abort": "chunks",
+                "literal": "an escaped payload",
+                "encoded": "an encrypted message",
+            }[kind]
             raise ConfigError(
                 f"{what} cannot be signed, because the produce call takes no headers: name its parameter with "
                 "headers=..., or configure no signing.key_id",
@@ -278,13 +283,12 @@ class Strategy(ABC):
             return Envelope(data, hinted, message.key, Kind.LITERAL)
         return None
 
-
     def _encrypted(self, message: Message, payload: Buffer) -> Envelope | None:
         """Return the envelope of an encrypted payload; ``None`` if it does not fit into its message."""
         encoding = Encoding(canonical(message.destination), keys=self.context.content.keys)
         source = Source(payload, limit=self.context.config.limits.max_payload_bytes)
         identity = message.identity or self.context.surroundings.new_uuid()
-        data = encoding.encode(source, id=identity, before=encoded_start(header=self._header)).take_all()
+        data = encoding.encode(source, unique=identity, before=encoded_start(header=self._header)).take_all()
         content = data[len(encoded_start(header=self._header)) :]
         signed = {"size": len(content), "checksum": sha256_of(content) if self.context.signer else ""}
         hinted = message.hinted({hints.TYPE: "encoded", **self._signature(message, "encoded", **signed)})
