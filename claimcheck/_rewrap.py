@@ -137,7 +137,7 @@ class _Run:
         new = self._keys.rewrap(header.key_id, header.wrapped_key)
         start = replace(header, key_id=new.key_id, wrapped_key=new.wrapped).encode(at_least=size)
         if len(start) != size:
-            text = f"store {self._store.name!r}: the header of {pointer.key!r} has no room for the new data key"
+            text = f"store {self._store.name!r}: the header of {pointer.key!r} is too short for the new data key"
             raise StoreError(text, store=self._store.name, key=pointer.key)
         with self._store._translated(pointer, "write"):
             self._store._replace_start(pointer, start)
