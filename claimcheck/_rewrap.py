@@ -7,11 +7,11 @@ to it stays valid, and a reader that is in the middle of the payload does not no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import batched
+from itertools import islice
 
 from claimcheck._content import MAX_HEADER_BYTES, ContentHeader, NotContent, read_header
 from claimcheck._data_keys import DataKeys
@@ -81,16 +81,13 @@ def rewrap(
         raise ConfigError("rewrap needs encryption.key_id, the key to encrypt with", path="encryption.key_id")
     run = _Run(store, keys, dry_run)
     with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="claimcheck-rewrap") as executor:
-        for batch in batched(_payloads(store), _BATCH):
+        payloads = (entry for entry in store.scan() if entry.kind == "payload")
+        while batch := list(islice(payloads, _BATCH)):
             for result in executor.map(run.one, batch):
                 run.count(result)
             if on_batch is not None:
                 on_batch(run.report())
     return run.report()
-
-
-def _payloads(store: Store) -> Iterator[StoreEntry]:
-    return (entry for entry in store.scan() if entry.kind == "payload")
 
 
 class _Run:
