@@ -192,7 +192,7 @@ class ClaimCheck:
             classify: See `offload`.
             identity: A uuid that identifies this bytes-like payload alone. Several attempts to send it, sequential or
                 concurrent, pass the same uuid, so that all of them use the same key or the same chunks. Nothing is ever
-                deleted then, because it may belong to another attempt.
+                deleted then, because it may belong to another attempt. Encrypted chunks differ in each attempt.
         """
         _check_callable("classify", classify)
         strategy, threshold, wire = self._plan(destination, limit)
@@ -311,6 +311,8 @@ class ClaimCheck:
         envelope = self._single(message, destination, headers)
         if isinstance(envelope, PointerData):
             return await in_thread(lambda: self._read(envelope.data, destination))
+        if isinstance(envelope, Encoded):
+            return await in_thread(lambda: self._unpacker.content(envelope.content, destination=destination))
         return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)
 
     def open(self, message: Buffer, *, destination: str | None = None, headers: object = None) -> BinaryIO:

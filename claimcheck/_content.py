@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import hmac
 import io
 import struct
 import uuid
@@ -43,6 +45,7 @@ __all__ = [
     "ContentCoder",
     "ContentHeader",
     "ContentReader",
+    "Damaged",
     "Encoding",
     "Expected",
     "NotContent",
@@ -177,11 +180,13 @@ class Stream:
         header: Its header.
         key: The data key.
         salt: The header of the encrypted stream; ``None`` for a new one.
+        size: Bytes of the content's header.
     """
 
     header: ContentHeader
     key: bytes = field(repr=False)
     salt: bytes | None = field(default=None, repr=False)
+    size: int = 0
 
 
 def read_header(source: Reader) -> tuple[ContentHeader, int]:
@@ -276,7 +281,7 @@ class Encoding:
         stored_as: str = "",
         before: bytes = b"",
         like: Stream | None = None,
-        whole: bool = False,
+        shared: bool = False,
     ) -> PieceSource:
         """Return a payload's content, which is encoded while it is written.
 
@@ -287,7 +292,10 @@ class Encoding:
             stored_as: The key in the store.
             before: Bytes in front of the content.
             like: How an earlier attempt encrypted the same payload: the content is the same.
-            whole: Whether to encode it at once, so that the size of the content is known.
+            shared: Whether other attempts may write the same payload under the same key. It must be in memory.
+
+        Raises:
+            ValueError: ``like`` is not of this payload.
         """
         codec = self.compression.codec if self.compression else None
         header = ContentHeader(
@@ -298,20 +306,21 @@ class Encoding:
             stored_as=stored_as,
             codec=codec,
         )
+        plain, size = self._compressed(payload), 0
         if self.keys is not None:
             stream = _new_stream(header, self.keys) if like is None else like
-            header = stream.header
+            if shared:
+                plain = list(plain)
+                stream = _same_stream(header, stream, plain)
+            header, size = stream.header, stream.size
             body = aead.encrypt(
-                self._compressed(payload),
-                key=stream.key,
-                associated_data=header.associated_data,
-                stream_header=stream.salt,
+                plain, key=stream.key, associated_data=header.associated_data, stream_header=stream.salt
             )
         else:
-            body = iter(self._compressed(payload))
-        start = before + header.encode()
+            body = iter(plain)
+        start = before + header.encode(at_least=size)
         pieces = _with_header(start, body)
-        if whole or (payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES):
+        if (shared and codec is not None) or (payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES):
             return PieceSource(b"".join(pieces), size=None)
         known = codec is None and payload.size is not None
         size = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
@@ -330,6 +339,26 @@ def _new_stream(header: ContentHeader, keys: DataKeys) -> Stream:
     new = keys.new(header.size)
     key = {"encryption": ALGORITHM, "key_id": new.key_id, "wrapped_key": new.wrapped}
     return Stream(replace(header, **key), new.key)
+
+
+def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer]) -> Stream:
+    """Return a stream whose salt is determined by the data key and by what is encrypted.
+
+    Attempts that encrypt the same payload write the same bytes. AES-GCM loses its security if one key and salt ever
+    encrypt two payloads, so nothing of what is found in a store is used before it is verified: an attacker could copy
+    it from another payload, and a caller could use one identity for two payloads.
+    """
+    found = stream.header
+    if replace(header, encryption=ALGORITHM, key_id=found.key_id, wrapped_key=found.wrapped_key) != found:
+        raise Damaged("it was written as the content of another payload")
+    digest = hashlib.sha256(found.associated_data)
+    for piece in plain:
+        digest.update(piece)
+    salt = hmac.digest(stream.key, b"claimcheck stream\x00" + digest.digest(), "sha512")
+    known = bytes([aead.HEADER_BYTES]) + salt[: aead.HEADER_BYTES - 1]
+    if stream.salt not in (None, known):
+        raise Damaged("it is the content of another payload with the same identity")
+    return replace(stream, salt=known)
 
 
 def _with_header(header: bytes, body: Iterable[Buffer]) -> Iterator[Buffer]:
@@ -391,12 +420,13 @@ class Expected:
             stored_as=pointer.key,
         )
 
-    def check(self, header: ContentHeader) -> None:
-        """Compare them with a header; raises ``ValueError``."""
+    def check(self, header: ContentHeader, *, body: int) -> None:
+        """Compare them with a header and with the size of the body; raises ``ValueError``."""
         same_key = header.stored_as == self.stored_as or self.stored_as.startswith(f"{header.stored_as}@")
         agrees = {
             "id": self.id in (None, header.id),
             "size": header.size in (None, self.size) or self.size is None,
+            "stored size": _fits_body(header, self.size if header.size is None else header.size, body),
             "destination": self.destination in (None, header.destination),
             "codec": self.codec in ("", header.codec),
             "encryption": self.encryption in ("", header.encryption),
@@ -406,6 +436,12 @@ class Expected:
         wrong = [name for name, same in agrees.items() if not same]
         if wrong:
             raise Damaged(f"it was written as the content of another payload: its {wrong[0]} differs")
+
+
+def _fits_body(header: ContentHeader, size: int | None, body: int) -> bool:
+    """Whether a payload of this size, if it is known, can have a body of this size."""
+    plain = body if header.encryption is None else aead.plaintext_bytes(body)
+    return size in (None, plain) if header.codec is None else True
 
 
 class ContentReader:
@@ -463,9 +499,8 @@ class ContentReader:
 
     def _begin(self, start: int) -> Reader:
         size = self._expected.bytes
-        first = self._open(0, size if start == 0 else min(size, _HEADER_STEP + aead.HEADER_BYTES))
-        self.header, begin = read_header(first)
-        self._expected.check(self.header)
+        first, begin = self._read_header([size] if start == 0 else [min(size, _HEADER_STEP), size])
+        self._expected.check(self.header, body=size - begin)
         body = first if start == 0 else None
         if self.header.encryption is not None:
             reader = self._decrypting(body, begin, 0 if self.header.codec else start)
@@ -476,6 +511,19 @@ class ContentReader:
         reader = self._decompressing(reader)
         _skip(reader, start)
         return reader
+
+    def _read_header(self, stops: list[int]) -> tuple[Reader, int]:
+        """Read the header from the first range that has all of it; returns the range and the size of the header."""
+        first = self._open(0, stops[0])
+        try:
+            self.header, begin = read_header(first)
+        except NotContent:
+            raise
+        except Damaged:
+            if len(stops) == 1:
+                raise
+            return self._read_header(stops[1:])
+        return first, begin
 
     def _decrypting(self, body: Reader | None, begin: int, start: int) -> Reader:
         header, bodies = self.header, [body] if body else []
@@ -522,6 +570,7 @@ class ContentCoder:
 
     Attributes:
         keys: See above.
+        encrypts: Whether payloads are encrypted.
         requires_encryption: Whether readers refuse content that is not encrypted.
         encrypts_inline: Whether payloads that stay in their messages are encrypted, too.
     """
@@ -532,6 +581,7 @@ class ContentCoder:
         self.requires_encryption = bool(encryption.require)
         self.encrypts_inline = encryption.inline and encryption.key_id is not None
         self._new_keys = keys if encryption.key_id is not None else None
+        self.encrypts = self._new_keys is not None
         overrides = () if config is None else (config, *(override for _, override in config.destinations))
         compresses = any(each.compression for each in overrides)
         self._config = config if compresses else None
@@ -579,11 +629,11 @@ class ContentCoder:
         """
         salt = bytearray(aead.HEADER_BYTES)
         with closing(open_range(0, size)) as content:
-            header, _ = read_header(content)
+            header, begin = read_header(content)
             if header.key_id is None or header.wrapped_key is None or fill(content, memoryview(salt)) < len(salt):
                 raise Damaged("it is not encrypted")
         assert self.keys is not None
-        return Stream(header, self.keys.open(header.key_id, header.wrapped_key), bytes(salt))
+        return Stream(header, self.keys.open(header.key_id, header.wrapped_key), bytes(salt), begin)
 
 
 class Unpacker:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from claimcheck._content import AEAD, ALGORITHM, Stream
+from claimcheck._content import AEAD, ALGORITHM, Damaged, Stream
 from claimcheck._destination import canonical
 from claimcheck._payload import Payload, Source
 from claimcheck._pointer import Pointer
@@ -120,12 +120,19 @@ class StoreWrite:
         if draft.encryption is None:
             return None
         stored = _stored(store, draft, size)
-        return store.context.content.stream_of(lambda start, stop: store._open(stored, start, stop), size)
+        with store._translated(draft, "read"):
+            try:
+                return store.context.content.stream_of(lambda start, stop: store._open(stored, start, stop), size)
+            except ValueError as error:
+                raise store._broken(draft, str(error)) from error
 
     def _written(self, write: Callable[[Pointer, Source], str | None], *, like: Stream | None = None) -> str:
         store, draft = self._store, self._draft
         with store._translated(draft, "write"):
-            content = self._content = self._encoded(like)
+            try:
+                content = self._content = self._encoded(like)
+            except Damaged as error:
+                raise store._broken(draft, str(error)) from error
             key = write(draft, content)
             if content.taken != content.size:
                 text = f"{type(store).__name__}._write is broken: it read {content.taken} of {content.size} bytes"
@@ -142,7 +149,7 @@ class StoreWrite:
             store=draft.store or "",
             stored_as=draft.key,
             like=like,
-            whole=self._shared and draft.codec is not None,
+            shared=self._shared,
         )
         content.leave_checksum()
         return content

@@ -73,7 +73,9 @@ class ChunkingStrategy(Strategy):
         limit, name = self._limit()
         payload, _ = rewindable(message.payload, limit=limit)
         source = Source(payload, limit=limit, limit_name=name)
-        identity = message.identity or self.context.surroundings.new_uuid()
+        # Each attempt encrypts differently, so chunks of two attempts must not be mixed.
+        identity = None if self.context.content.encrypts else message.identity
+        identity = identity or self.context.surroundings.new_uuid()
         declared, uuid = source.size or 0, str(identity)
         source = self._encoded(message, source, identity)
         message = self._with_key(message, uuid)
