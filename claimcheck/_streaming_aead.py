@@ -72,20 +72,26 @@ def plaintext_bytes(ciphertext_bytes: int) -> int:
     return size
 
 
-def encrypt(pieces: Iterable[Buffer], *, key: bytes, associated_data: bytes) -> Iterator[memoryview]:
+def encrypt(
+    pieces: Iterable[Buffer],
+    *,
+    key: bytes,
+    associated_data: bytes,
+    random: Callable[[int], bytes] = os.urandom,
+) -> Iterator[memoryview]:
     """Encrypt a payload. Nothing is copied if one piece is the whole payload.
 
     Args:
         pieces: The payload in pieces of any size. They must stay unchanged until the iteration ends.
         key: The main key, 32 bytes.
         associated_data: Authenticated and not stored; needed to decrypt.
+        random: Returns this many random bytes.
 
     Yields:
         Whole segments of 1 MiB, the last one shorter; the first one begins with the stream header. Each has memory of
         its own, which is not used again. Up to two segments of plaintext are held meanwhile.
     """
-    salt, prefix = os.urandom(_SALT_BYTES), os.urandom(_PREFIX_BYTES)
-    header = bytes([HEADER_BYTES]) + salt + prefix
+    header = bytes([HEADER_BYTES]) + random(_SALT_BYTES) + random(_PREFIX_BYTES)
     cipher = _Cipher(key, header, associated_data)
     for number, (plain, is_last) in enumerate(_segments(pieces)):
         before = header if number == 0 else b""
@@ -277,7 +283,7 @@ class _Cipher:
         nonce = self._nonce(number, is_last)
         if hasattr(self._aes, "encrypt_into"):
             self._aes.encrypt_into(nonce, plain, None, sealed)
-        else:  # an older version of cryptography
+        else:  # cryptography before 47
             sealed[:] = self._aes.encrypt(nonce, plain, None)
 
     def decrypt_into(self, number: int, is_last: bool, sealed: memoryview, plain: memoryview) -> None:
