@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 
 from claimcheck._streaming_aead import DecryptingReader, Forged, ciphertext_bytes, encrypt, plaintext_bytes
+from tests.hypothesis_examples import examples
 from tests.tink_oracle import KEY, plaintext
 
 SEGMENT = 1 << 20
@@ -75,6 +76,7 @@ def read(stored, *, size, key=KEY, associated_data=ASSOCIATED_DATA, start=0, sto
     return bytes(got), False
 
 
+@examples(1000)
 @given(st.data(), sizes, st.sampled_from([777, 300_000, SEGMENT]), st.booleans())
 def test_no_change_of_a_ciphertext_yields_other_bytes(data, size, buffer_bytes, knows_size):
     """Whether the reader believes the size of the pointer or that of the stored object."""
@@ -90,6 +92,7 @@ def test_no_change_of_a_ciphertext_yields_other_bytes(data, size, buffer_bytes, 
     assert len(got) in (0, *range(PLAIN - 40, size + 1, PLAIN))  # whole segments
 
 
+@examples(1000)
 @given(st.data(), sizes)
 def test_a_range_of_a_changed_ciphertext_has_the_right_bytes_or_fails(data, size):
     changed = data.draw(mutations(size))
@@ -102,6 +105,7 @@ def test_a_range_of_a_changed_ciphertext_has_the_right_bytes_or_fails(data, size
     assert failed or got == plaintext(size)[start:stop]
 
 
+@examples(1000)
 @given(st.data(), sizes, st.integers(1, 3_000_000))
 def test_a_range_is_the_slice(data, size, buffer_bytes):
     start = data.draw(places(size))
