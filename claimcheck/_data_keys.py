@@ -162,6 +162,11 @@ class DataKeys:
     def __reduce__(self) -> NoReturn:
         raise TypeError("data keys cannot be pickled: they are secret. Pickle the configuration")
 
+    @property
+    def key_id(self) -> str | None:
+        """The key that wraps new data keys; ``None`` in processes that only read."""
+        return self._config.key_id
+
     def check(self) -> None:
         """Check the provider and its options as far as this needs no environment variable.
 
@@ -200,6 +205,10 @@ class DataKeys:
             self._in_use = fresh
         return fresh.data_key
 
+    def rewrap(self, key_id: str, wrapped: bytes) -> DataKey:
+        """Return the same data key, wrapped with the current key. Raises as `open` and `new`."""
+        return self._wrapped(self.open(key_id, wrapped))
+
     def open(self, key_id: str, wrapped: bytes) -> bytes:
         """Return the data key of a stored payload. Both arguments are untrusted.
 
@@ -237,11 +246,11 @@ class DataKeys:
             and now - used.made_at < limits.max_age_seconds
         )
 
-    def _wrapped(self) -> DataKey:
+    def _wrapped(self, key: bytes | None = None) -> DataKey:
         key_id = self._config.key_id
         if key_id is None:
             fail(f"{_PATH}.key_id", found="nothing", expected="the id of the key that encrypts new payloads")
-        key = os.urandom(ENCRYPTION_KEY_BYTES)
+        key = key or os.urandom(ENCRYPTION_KEY_BYTES)
         with self._errors(key_id, "encrypt a data key", other=ConfigError):
             wrapped = self._opened_provider().wrap(key, key_id=key_id, context=CONTEXT)
         return DataKey(key, key_id, bytes(wrapped))

@@ -73,11 +73,7 @@ def plaintext_bytes(ciphertext_bytes: int) -> int:
 
 
 def encrypt(
-    pieces: Iterable[Buffer],
-    *,
-    key: bytes,
-    associated_data: bytes,
-    random: Callable[[int], bytes] = os.urandom,
+    pieces: Iterable[Buffer], *, key: bytes, associated_data: bytes, stream_header: bytes | None = None
 ) -> Iterator[memoryview]:
     """Encrypt a payload. Nothing is copied if one piece is the whole payload.
 
@@ -85,13 +81,14 @@ def encrypt(
         pieces: The payload in pieces of any size. They must stay unchanged until the iteration ends.
         key: The main key, 32 bytes.
         associated_data: Authenticated and not stored; needed to decrypt.
-        random: Returns this many random bytes.
+        stream_header: That of an earlier encryption of the same payload with the same key, to get the same ciphertext.
+            Never use it for another payload.
 
     Yields:
         Whole segments of 1 MiB, the last one shorter; the first one begins with the stream header. Each has memory of
         its own, which is not used again. Up to two segments of plaintext are held meanwhile.
     """
-    header = bytes([HEADER_BYTES]) + random(_SALT_BYTES) + random(_PREFIX_BYTES)
+    header = stream_header or bytes([HEADER_BYTES]) + os.urandom(_SALT_BYTES + _PREFIX_BYTES)
     cipher = _Cipher(key, header, associated_data)
     for number, (plain, is_last) in enumerate(_segments(pieces)):
         before = header if number == 0 else b""
