@@ -108,6 +108,7 @@ class Source:
         self.taken = 0
         self._crc32 = 0
         self._last = memoryview(b"")  # returned, and not checksummed yet
+        self._ahead = memoryview(b"")  # read from the file, and not returned yet
         self._limit = limit
         self._limit_name = limit_name
         self._checksummed = True
@@ -152,6 +153,14 @@ class Source:
             yield piece
         self.size = self.taken
 
+    def peek(self, size: int) -> memoryview:
+        """Return up to ``size`` bytes that are still to come, without taking them."""
+        if self.view is not None:
+            return self.view[self.taken : self.taken + size]
+        if len(self._ahead) < size:
+            self._ahead = memoryview(bytes(self._file_piece(size)))
+        return self._ahead[:size]
+
     def leave_checksum(self) -> None:
         """Do not checksum pieces: the caller computes the checksums and passes them to `add_checksum`."""
         self._checksummed = False
@@ -189,6 +198,9 @@ class Source:
         return whole[:done]
 
     def _read_some(self, size: int) -> bytes:
+        if len(self._ahead):
+            part, self._ahead = bytes(self._ahead[:size]), self._ahead[size:]
+            return part
         try:
             part: object = cast(Readable, self._file).read(size)
         except Exception as exc:  # any error of the caller's object is the payload's, never the store's

@@ -297,13 +297,14 @@ class PayloadReader(io.RawIOBase):
     def _begun(self) -> Reader:
         if self._source is None:
             self._stack.enter_context(self._store._operation("read", self._pointer, self._size))
-            self._source = self._store._open(self._pointer, 0, self._size)
+            self._source = self._store._content(self._pointer, 0, self._size)
             self._stack.callback(self._source.close)
         return self._source
 
     def _count(self, piece: Buffer) -> None:
         self._checked += len(piece)
-        self._crc = checksum.crc32(piece, self._crc)
+        if self._pointer.encryption is None:
+            self._crc = checksum.crc32(piece, self._crc)
         if self._size is None and self._checked > self._store.context.max_payload_bytes:
             raise too_long(self._store, self._pointer, self._checked)
 
@@ -313,7 +314,7 @@ class PayloadReader(io.RawIOBase):
             differs(pointer, "size", self._size, self._checked, store)
         if self._size is not None and self._begun().readinto(memoryview(bytearray(1))):
             differs(pointer, "size", self._size, f"at least {self._size + 1}", store)
-        if pointer.checksum is not None and pointer.checksum != actual:
+        if pointer.encryption is None and pointer.checksum is not None and pointer.checksum != actual:
             differs(pointer, "checksum", pointer.checksum, actual, store)
         self._verified = True
         self._stack.close()
@@ -379,7 +380,8 @@ class SeekableReader(PayloadReader):
         if self._position == self._checked and not self._verified:
             count = super()._step(view)
         else:
-            self._verify_rest()
+            if self._pointer.encryption is None:
+                self._verify_rest()
             count = self._read_at(view[: max(0, (self._size or 0) - self._position)])
         self._position += count
         return count
@@ -409,7 +411,7 @@ class SeekableReader(PayloadReader):
         self._run_bytes = min(self._run_bytes * _GROWTH, _MAX_RUN_BYTES) if goes_on else requested
         self._run_at = self._position
         self._run_end = min(self._position + max(requested, self._run_bytes), self._size or 0)
-        self._run = self._store._open(self._pointer, self._run_at, self._run_end)
+        self._run = self._store._content(self._pointer, self._run_at, self._run_end)
 
     def _end_run(self) -> None:
         run, self._run = self._run, _NOTHING
@@ -429,7 +431,7 @@ def read_range(store: Store, pointer: Pointer, start: int, stop: int) -> bytes:
     operation, translated = store._operation("read", pointer, pointer.size), store._translated(pointer, "read")
     with FreshBytes(max(0, stop - start)) as fresh, operation, translated:
         if len(fresh.view):
-            with closing(store._open(pointer, start, stop)) as source:
+            with closing(store._content(pointer, start, stop)) as source:
                 _fill_all(source, fresh.view, pointer, store.name)
     return fresh.payload
 

@@ -399,10 +399,15 @@ def _join(path: str, name: str) -> str:
 def _convert(hint: object, value: object, path: str, secret: bool) -> Any:
     secret = secret or SECRET in getattr(hint, "__metadata__", ())
     bare = _bare(hint)
+    if value is None and type(None) in _alternatives(hint):
+        return None
     if dataclasses.is_dataclass(bare) and isinstance(bare, type):
         return build(bare, value, path, secret=secret)
     if _takes_mapping(bare):
         return _convert_mapping(typing.get_args(bare)[1], value, path, secret)
+    if typing.get_origin(bare) is tuple and isinstance(value, (list, tuple)):
+        item = typing.get_args(bare)[0]
+        return tuple(_convert(item, each, f"{path}.{number}", secret) for number, each in enumerate(value))
     if not _fits(hint, value):
         fail(path, found=_describe(value, hint, secret=secret), expected=_expected(hint) + _with_scheme(hint, value))
     return value
@@ -431,7 +436,11 @@ def _with_scheme(hint: object, value: object) -> str:
 
 
 def _bare(hint: object) -> Any:
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    """Return a hint without its annotations, and without ``None`` if the rest is a dataclass."""
+    if typing.get_origin(hint) is Annotated:
+        hint = typing.get_args(hint)[0]
+    section = next((arg for arg in _alternatives(hint) if dataclasses.is_dataclass(arg)), None)
+    return hint if section is None else section
 
 
 def _fits(hint: object, value: object) -> bool:
@@ -463,6 +472,7 @@ def _expected(hint: object) -> str:
         float: "a number",
         str: "text",
         bool: "true or false",
+        tuple[str, ...]: "a list of texts",
         type(None): "nothing",
     }
     return names.get(hint, "a mapping" if dataclasses.is_dataclass(hint) else getattr(hint, "__name__", str(hint)))
@@ -478,6 +488,11 @@ def _describe(value: object, hint: object = Any, *, secret: bool = False) -> str
         hidden = secret or "://" in value or "@" in value or len(value) > 40  # may hold a password
         return "text" if hidden else repr(value)
     return f"a {'mapping' if isinstance(value, Mapping) else type(value).__name__}"
+
+
+def _alternatives(hint: object) -> tuple[object, ...]:
+    """Return the members of a union; nothing for other hints."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else ()
 
 
 def _leaves(hint: object) -> Iterator[object]:

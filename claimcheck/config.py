@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from claimcheck._destination import canonical
 from claimcheck._envelope import HEADER
 from claimcheck._pointer import MAX_POINTER_BYTES
 from claimcheck._validation import (
@@ -38,6 +39,7 @@ from claimcheck.errors import ConfigError
 
 __all__ = [
     "ChunkingConfig",
+    "CompressionConfig",
     "Config",
     "DataKeysConfig",
     "EncryptionConfig",
@@ -69,12 +71,12 @@ _KINDS = {"NoneType": "nothing", "str": "text", "dict": "a mapping", "bool": "a 
 _UNKNOWN = "?"  # the name of a store that a problem hides; no such configuration is ever returned
 _STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
 OVERRIDABLE = (
-    "strategy", "threshold_bytes", "store", "dead_letter_ttl_seconds", "delete_after_ack",
-    "chunking", "hybrid", "limits",
+    "strategy", "threshold_bytes", "store", "reads_from", "dead_letter_ttl_seconds", "delete_after_ack",
+    "chunking", "hybrid", "limits", "compression",
 )  # fmt: skip
 """The keys that a destination may override."""
 
-_TOP = (*OVERRIDABLE, "stores", "reads_from", "signing", "encryption", "envelope", "destinations")
+_TOP = (*OVERRIDABLE, "stores", "signing", "encryption", "envelope", "destinations")
 # Readers know no destination and use these limits of the top level, so a destination's may only be lower.
 _READERS = (
     ("limits", "max_payload_bytes"),
@@ -139,20 +141,49 @@ class HybridConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressionConfig:
+    """How payloads are compressed before they are stored or split into chunks. Readers need no configuration.
+
+    Attributes:
+        codec: ``zstd``, which makes payloads smaller, or ``lz4``, which is faster.
+        level: 1 to 19 with ``zstd``, 0 to 12 with ``lz4``: higher ones are slower and save more. By default the lowest.
+        min_bytes: Smaller payloads are not compressed.
+    """
+
+    codec: Literal["zstd", "lz4"] = "zstd"
+    level: int | None = None
+    min_bytes: Size = 16 << 10
+
+
+COMPRESSION_LEVELS = {"zstd": (1, 19), "lz4": (0, 12)}
+"""The lowest and highest level of each codec. Those of zstd above 19 need windows that readers refuse."""
+
+
+@dataclass(frozen=True, slots=True)
 class SigningConfig:
-    """The secrets that sign and verify pointers.
+    """The secrets that sign and verify messages, and which signed messages readers accept.
 
     Attributes:
         key_id: The key that writers sign with; ``None`` for processes that only read.
         keys: Secrets by key id, with unresolved placeholders; each at least 16 bytes when resolved.
-        require: Whether readers reject unsigned pointers of version 2; by default true if there are keys, else false.
-            Pointers of version 1 have no signature and are rejected if there are keys. Plain messages, escaped
-            payloads, chunks and abort envelopes are not signed.
+        require: Whether readers reject unsigned pointers of version 2, payloads in chunks, escaped payloads and abort
+            envelopes; by default true if there are keys, else false. Pointers of version 1 have no signature and are
+            rejected if there are keys.
+        require_envelope: Whether readers reject plain messages, which have no signature. Writers then send every
+            payload as a signed envelope, small ones, too. Tombstones stay plain.
+        bind_destination: Whether readers accept a signed message only from the topic that it was sent to.
+        accept_from: By pattern of the topic that readers read from: patterns of other topics whose signed messages they
+            accept there, for dead-letter topics, mirrors and forwarded messages.
+        max_age_seconds: The age at which readers reject a signed message; ``None`` for no limit.
     """
 
     key_id: str | None = None
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     require: bool | None = None
+    require_envelope: bool = False
+    bind_destination: bool = True
+    accept_from: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    max_age_seconds: Seconds | None = None
 
     def __post_init__(self) -> None:
         if self.require is None:
@@ -188,6 +219,7 @@ class EncryptionConfig:
         keys: Keys by key id, with unresolved placeholders: 32 bytes in base64 for ``local``, the ARN or alias of a key
             for ``aws-kms``, and what the class expects for ``module:Class``. Readers accept only these.
         require: Whether readers reject payloads that are not encrypted; by default true if there are keys, else false.
+        inline: Whether payloads that stay in their messages are encrypted, too.
         provider: ``local``, ``aws-kms``, or ``module:Class`` of a `claimcheck.KeyProvider`.
         options: Options of the provider, with unresolved placeholders.
         data_keys: How long data keys are used; see `DataKeysConfig`.
@@ -196,6 +228,7 @@ class EncryptionConfig:
     key_id: str | None = None
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     require: bool | None = None
+    inline: bool = False
     provider: str = "local"
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     data_keys: DataKeysConfig = field(default_factory=DataKeysConfig)
@@ -239,14 +272,16 @@ class Config:
             the limit of the producer.
         store: The store that writers use; by default the only one.
         stores: All stores by name.
-        reads_from: Names of the stores that readers accept in pointers; ``None`` for all.
+        reads_from: Names of the stores that readers accept in pointers; ``None`` for all. A destination's must be among
+            those of the top level, and applies to readers that know where a message came from.
         dead_letter_ttl_seconds: How long a stored payload stays readable after a consumer sent its message to a
             dead-letter topic, if that is longer than the rest of its lifetime; ``None`` leaves lifetimes as they are.
         chunking: Payloads in chunks; see `ChunkingConfig`.
         hybrid: The hybrid strategy; see `HybridConfig`.
-        signing: Signatures of pointers; see `SigningConfig`.
+        signing: Signatures of messages; see `SigningConfig`.
         encryption: Encryption of payloads; see `EncryptionConfig`.
         limits: Size limits; see `LimitsConfig`.
+        compression: Compression of payloads; see `CompressionConfig`. ``None`` for none.
         envelope: The format of envelopes; see `EnvelopeConfig`.
         delete_after_ack: Whether consumers delete a stored payload once the broker has confirmed the acknowledgement of
             its message. Only for topics that exactly one group or subscription reads.
@@ -264,6 +299,7 @@ class Config:
     signing: Annotated[SigningConfig, SECRET] = field(default_factory=SigningConfig)
     encryption: Annotated[EncryptionConfig, SECRET] = field(default_factory=EncryptionConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    compression: CompressionConfig | None = None
     envelope: EnvelopeConfig = field(default_factory=EnvelopeConfig)
     delete_after_ack: bool = False
     destinations: tuple[tuple[str, Config], ...] = ()
@@ -289,6 +325,14 @@ class Config:
         """The longest ``dead_letter_ttl_seconds`` of all destinations; 0 without one."""
         configs = (self, *(config for _, config in self.destinations))
         return max(config.dead_letter_ttl_seconds or 0 for config in configs)
+
+    def readable_from(self, destination: str | None) -> tuple[str, ...]:
+        """Return the names of the stores that pointers may name in messages from a destination, under any name."""
+        names = () if destination is None else (destination, canonical(destination))
+        for pattern, config in self.destinations:
+            if any(fnmatchcase(name, pattern) for name in names):
+                return config.readable
+        return self.readable
 
     def for_destination(self, destination: str) -> Config:
         """Return the configuration of the first matching pattern, else this one."""
@@ -439,6 +483,8 @@ def _checked(top: Mapping[str, object], path: str, names: Sequence[str] | None, 
         _check_header(config)
     _check_chunking(config, prefix, own)
     with own:
+        _check_compression(config.compression, prefix)
+    with own:
         _check_store(config.store, names, prefix)
     problems.extend(own)
     if config.store is not None:
@@ -507,9 +553,12 @@ def _store_names(name: object, stores: Sequence[str], kind: str) -> str:
 
 def _check_signing(config: Config, problems: Problems) -> None:
     signing = config.signing
+    options = ("require", "require_envelope", "accept_from", "max_age_seconds")
+    needy = next((name for name in options if getattr(signing, name)), None)
     with problems:
-        if signing.require and not signing.keys:
-            fail("signing.keys", found="nothing", expected="at least one key, because signing.require is true")
+        if needy and not signing.keys:
+            setting = "true" if getattr(signing, needy) is True else "set"
+            fail("signing.keys", found="nothing", expected=f"at least one key, because signing.{needy} is {setting}")
     with problems:
         if signing.key_id is not None and signing.key_id not in signing.keys:
             fail("signing.key_id", found="an id that has no key", expected="the id of a key below signing.keys")
@@ -545,6 +594,15 @@ def _check_header(config: Config) -> None:
         fail("envelope.header", found=repr(header), expected="4 to 64 ASCII characters")
 
 
+def _check_compression(compression: CompressionConfig | None, prefix: str) -> None:
+    if compression is None or compression.level is None:
+        return
+    lowest, highest = COMPRESSION_LEVELS[compression.codec]
+    if not lowest <= compression.level <= highest:
+        expected = f"a level of {compression.codec}, from {lowest} to {highest}"
+        fail(f"{prefix}compression.level", found=str(compression.level), expected=expected)
+
+
 def _check_chunking(config: Config, prefix: str, problems: Problems) -> None:
     """A payload larger than what a reader may hold at once could be sent, but never be reassembled."""
     for pending, payload in (("max_pending_bytes", "max_payload_bytes"), ("max_pending_messages", "max_chunks")):
@@ -557,6 +615,11 @@ def _check_chunking(config: Config, prefix: str, problems: Problems) -> None:
 
 def _check_readers(base: Config, config: Config, path: str, problems: Problems) -> None:
     wrong = problems.sections() | problems.sections(f"{path}.")
+    with problems:
+        more = sorted(set(config.readable) - set(base.readable))
+        if more and not wrong & {"reads_from", "stores"}:
+            expected = f"stores that the top level reads from ({', '.join(base.readable) or 'none'})"
+            fail(f"{path}.reads_from", found=", ".join(more), expected=expected)
     for section, name in _READERS:
         limit, value = (getattr(getattr(each, section), name) for each in (base, config))
         with problems:

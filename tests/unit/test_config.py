@@ -9,7 +9,7 @@ import pytest
 
 import claimcheck
 from claimcheck import config as configuration
-from claimcheck.config import ChunkingConfig, StoreConfig, expand, from_dict, signing_key
+from claimcheck.config import ChunkingConfig, CompressionConfig, StoreConfig, expand, from_dict, signing_key
 from claimcheck.errors import ConfigError
 
 DESIGN = """
@@ -49,6 +49,15 @@ def test_the_whole_file_loads_and_says_what_it_means(tmp_path):
     assert config.for_destination("x.cold").store == "cold"
     assert config.for_destination("audit.cold").strategy == "chunking", "the first match wins"
     claimcheck.load(path)
+
+
+def test_a_section_that_is_off_by_default_can_be_turned_on_and_off_per_destination():
+    raw = {"destinations": {"images.*": {"compression": None}, "logs": {"compression": {"level": 9}}}}
+    assert from_dict(GOOD | {"compression": None}).compression is None
+    config = from_dict(GOOD | raw | {"compression": {"codec": "zstd", "min_bytes": 5}})
+    assert config.for_destination("images.png").compression is None
+    assert config.for_destination("logs").compression == CompressionConfig("zstd", 9, 5)
+    assert config.for_destination("orders").compression == CompressionConfig("zstd", None, 5)
 
 
 def test_the_shortest_file_has_one_store(tmp_path):
@@ -124,6 +133,16 @@ def test_a_configuration_is_frozen_and_pickles_with_names_not_secrets(monkeypatc
         ({"destinations": {"a": {"threshold_bytes": -5}}}, "destinations.a.threshold_bytes", "-5", "at least 0"),
         ({"destinations": {"a": 1}}, "destinations.a", "int", "mapping"),
         ({"destinations": 5}, "destinations", "int", "mapping"),
+        ({"compression": "zstd"}, "compression", "'zstd'", "a mapping"),
+        ({"compression": {"codec": "gzip"}}, "compression.codec", "'gzip'", "'zstd' or 'lz4'"),
+        ({"compression": {"level": 20}}, "compression.level", "20", "a level of zstd, from 1 to 19"),
+        ({"compression": {"codec": "lz4", "level": 13}}, "compression.level", "13", "a level of lz4, from 0 to 12"),
+        (
+            {"compression": {"level": 15}, "destinations": {"a": {"compression": {"codec": "lz4"}}}},
+            "destinations.a.compression.level",
+            "15",
+            "a level of lz4",
+        ),
     ],
 )
 def test_each_mistake_names_its_place(change, path, found, expected):

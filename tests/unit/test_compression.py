@@ -1,0 +1,211 @@
+"""Compressed streams: round trips, damaged streams, and streams that claim to be larger than they should be."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from claimcheck import MissingDependencyError, _compression
+from claimcheck._compression import CODECS, Damaged, DecompressingReader, compress, sample_of, shrinks
+from claimcheck._payload_reader import PieceReader
+
+zstandard = pytest.importorskip("zstandard")
+lz4_frame = pytest.importorskip("lz4.frame")
+
+WORDS = random.Random(7)
+JSON = b"\n".join(json.dumps({"id": i, "amount": WORDS.random()}).encode() for i in range(30))
+MIB = 1 << 20
+
+every_codec = pytest.mark.parametrize("codec", CODECS)
+
+
+def cut(data, piece_bytes):
+    return [data[start : start + piece_bytes] for start in range(0, len(data), piece_bytes)]
+
+
+def compressed(payload, codec, *, level=None, piece_bytes=MIB, size=True):
+    pieces = cut(payload, piece_bytes)
+    return b"".join(compress(pieces, codec=codec, level=level, size=len(payload) if size else None))
+
+
+def read_all(stream, codec, size, *, piece_bytes=MIB, step=MIB):
+    """Return what a reader hands out before it ends or raises, and the error."""
+    reader = DecompressingReader(PieceReader(cut(stream, piece_bytes)), codec=codec, size=size)
+    buffer, handed_out = memoryview(bytearray(step)), bytearray()
+    try:
+        while count := reader.readinto(buffer):
+            handed_out += buffer[:count]
+    except Damaged as error:
+        return bytes(handed_out), error
+    return bytes(handed_out), None
+
+
+def is_refused(stream, codec, size, **how):
+    """Whether a reader refuses a stream before it has handed out the last byte."""
+    handed_out, error = read_all(stream, codec, size, **how)
+    return error is not None and len(handed_out) < size
+
+
+PAYLOADS = st.one_of(
+    st.binary(min_size=1, max_size=300),
+    st.builds(lambda part, times: part * times, st.binary(min_size=1, max_size=40), st.integers(1, 40_000)),
+)
+
+
+@given(
+    payload=PAYLOADS, codec=st.sampled_from(CODECS), cuts=st.tuples(*[st.integers(1, 70_000)] * 3), known=st.booleans()
+)
+def test_a_payload_comes_back_however_it_was_cut(payload, codec, cuts, known):
+    stream = compressed(payload, codec, piece_bytes=cuts[0], size=known)
+    assert read_all(stream, codec, len(payload), piece_bytes=cuts[1], step=cuts[2]) == (payload, None)
+
+
+@every_codec
+@pytest.mark.parametrize("level", [None, 3, 9])
+def test_the_stream_does_not_depend_on_how_the_payload_is_cut(codec, level):
+    """A task that is repeated writes the same bytes, whatever reads its payload."""
+    payload = random.Random(3).randbytes(150_000) + JSON * 1400  # several blocks, more than one window of level 1
+    whole = compressed(payload, codec, level=level)
+    assert all(compressed(payload, codec, level=level, piece_bytes=cut) == whole for cut in (999, 131_071, 262_145))
+
+
+@every_codec
+def test_other_programs_can_read_the_stream(codec):
+    decompress = zstandard.ZstdDecompressor().decompress if codec == "zstd" else lz4_frame.decompress
+    assert decompress(compressed(JSON, codec)) == JSON
+
+
+@every_codec
+def test_a_truncated_stream_is_refused_wherever_it_ends(codec):
+    stream = compressed(JSON, codec)
+    for end in range(len(stream)):
+        assert all(is_refused(stream[:end], codec, len(JSON), piece_bytes=size) for size in (MIB, 1)), end
+
+
+@every_codec
+def test_a_longer_stream_is_refused(codec):
+    stream = compressed(JSON, codec)
+    skippable = b"\x50\x2a\x4d\x18\x00\x00\x00\x00"  # a frame that decoders of both formats ignore
+    for more in (b"x", bytes(1), bytes(100), skippable, stream):
+        assert all(is_refused(stream + more, codec, len(JSON), piece_bytes=size) for size in (MIB, 5, 1)), more
+
+
+@every_codec
+@pytest.mark.parametrize("difference", [-len(JSON), -100, -1, 1, 100])
+def test_another_size_than_that_of_the_payload_is_refused(codec, difference):
+    size = len(JSON) + difference
+    for known in (True, False):
+        handed_out, error = read_all(compressed(JSON, codec, size=known), codec, size)
+        assert error is not None
+        assert len(handed_out) <= max(0, size - 1)
+
+
+@every_codec
+def test_a_flipped_bit_raises_nothing_else_and_changes_no_size(codec):
+    """Frames have no checksum: other bytes of the right size are possible, and the store's checksum finds them."""
+    stream = compressed(JSON, codec)
+    for index in range(len(stream) * 8):
+        flipped = bytearray(stream)
+        flipped[index // 8] ^= 1 << index % 8
+        handed_out, error = read_all(bytes(flipped), codec, len(JSON))
+        assert (len(handed_out) < len(JSON)) == (error is not None)
+
+
+@given(stream=st.binary(max_size=200), codec=st.sampled_from(CODECS), size=st.integers(0, 5000))
+def test_any_stream_of_bytes_ends_in_one_kind_of_error(stream, codec, size):
+    handed_out, error = read_all(stream, codec, size)
+    assert len(handed_out) == size if error is None else len(handed_out) < max(1, size)
+
+
+def zeros(codec, mib):
+    """Return a stream of zeros, which is hundreds of times smaller than they are."""
+    return b"".join(compress((bytes(MIB) for _ in range(mib)), codec=codec, level=None, size=None))
+
+
+def wide_window(log):
+    """Return a zstd frame that declares a window of 2 to the power of ``log`` bytes."""
+    parameters = zstandard.ZstdCompressionParameters(
+        window_log=log, strategy=1, hash_log=10, chain_log=10, search_log=1, min_match=5, target_length=0
+    )
+    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return stream.compress(JSON) + stream.flush()
+
+
+CHILD = """
+import resource, sys
+from tests.unit.test_compression import MIB, compressed, read_all
+codec, bomb = sys.argv[1], sys.stdin.buffer.read()
+for stream in (compressed(bytes(MIB), codec), bomb):
+    handed_out, error = read_all(stream, codec, MIB, step=MIB // 4)
+    print(len(handed_out), error is None, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@every_codec
+def test_a_decompression_bomb_ends_at_the_declared_size(codec, worker_env):
+    """A stream of 1 GiB of zeros that says it has 1 MiB takes no more memory than one of 1 MiB."""
+    command = [sys.executable, "-c", CHILD, codec]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([*worker_env.values(), *sys.path])}
+    lines = subprocess.run(command, input=zeros(codec, 1024), env=env, check=True, capture_output=True).stdout.split()
+    good_bytes, good, good_kib, bomb_bytes, bomb, bomb_kib = lines
+    assert (good_bytes, good, bomb) == (b"1048576", b"True", b"False")
+    assert int(bomb_bytes) < MIB
+    assert int(bomb_kib) - int(good_kib) < 8 * 1024
+
+
+def test_a_window_that_is_too_wide_is_refused():
+    assert read_all(wide_window(23), "zstd", len(JSON)) == (JSON, None)
+    assert "memory" in str(read_all(wide_window(24), "zstd", len(JSON))[1])
+
+
+@every_codec
+def test_an_error_of_the_source_is_not_damage(codec):
+    """The store translates it, and a reader may try again."""
+
+    def pieces():
+        yield compressed(JSON, codec)[:100]
+        raise RuntimeError("connection lost")
+
+    reader = DecompressingReader(PieceReader(pieces()), codec=codec, size=len(JSON))
+    with pytest.raises(RuntimeError, match="connection lost"):
+        while reader.readinto(memoryview(bytearray(100))):
+            pass
+
+
+@every_codec
+def test_only_what_shrinks_is_worth_compressing(codec):
+    noise = random.Random(5).randbytes(200_000)
+    assert shrinks(sample_of(JSON), codec=codec, level=None)
+    assert not shrinks(sample_of(noise), codec=codec, level=None)
+    assert not shrinks(sample_of(noise + bytes(10)), codec=codec, level=None)
+
+
+@pytest.mark.parametrize("size", [1, 65_536, 65_537, 1_000_003])
+def test_a_sample_is_small_and_includes_both_ends(size):
+    payload = random.Random(size).randbytes(size)
+    sample = bytes(sample_of(memoryview(payload)))
+    assert len(sample) == min(size, 65_536)
+    assert sample[0] == payload[0]
+    assert sample[-1] == payload[-1]
+
+
+@every_codec
+def test_the_fingerprint_names_what_the_stream_depends_on(codec):
+    fingerprints = {_compression.fingerprint(codec, level) for level in (None, 2, 3)}
+    assert len(fingerprints) == 3
+    assert all(text.startswith(f"{codec}-") for text in fingerprints)
+
+
+@every_codec
+def test_a_missing_library_names_the_extra(codec, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    with pytest.raises(MissingDependencyError, match=r"claimcheck\[compression\]"):
+        list(compress([b"x"], codec=codec, level=None, size=1))
+    with pytest.raises(MissingDependencyError, match=r"claimcheck\[compression\]"):
+        DecompressingReader(PieceReader([b"x"]), codec=codec, size=1)
