@@ -43,6 +43,7 @@ __all__ = [
     "ContentCoder",
     "ContentHeader",
     "ContentReader",
+    "Damaged",
     "Encoding",
     "Expected",
     "NotContent",
@@ -288,6 +289,9 @@ class Encoding:
             before: Bytes in front of the content.
             like: How an earlier attempt encrypted the same payload: the content is the same.
             whole: Whether to encode it at once, so that the size of the content is known.
+
+        Raises:
+            IntegrityError: ``like`` belongs to another payload.
         """
         codec = self.compression.codec if self.compression else None
         header = ContentHeader(
@@ -299,7 +303,7 @@ class Encoding:
             codec=codec,
         )
         if self.keys is not None:
-            stream = _new_stream(header, self.keys) if like is None else like
+            stream = _new_stream(header, self.keys) if like is None else _repeated(header, like)
             header = stream.header
             body = aead.encrypt(
                 self._compressed(payload),
@@ -330,6 +334,14 @@ def _new_stream(header: ContentHeader, keys: DataKeys) -> Stream:
     new = keys.new(header.size)
     key = {"encryption": ALGORITHM, "key_id": new.key_id, "wrapped_key": new.wrapped}
     return Stream(replace(header, **key), new.key)
+
+
+def _repeated(header: ContentHeader, like: Stream) -> Stream:
+    """Check an earlier attempt's header: one of another payload would encrypt two payloads with one key and nonce."""
+    if like.header.associated_data != replace(header, encryption=ALGORITHM).associated_data:
+        text = f"store {header.store!r}: the content of {header.stored_as!r} cannot be trusted: it is another payload's"
+        raise IntegrityError(text, store=header.store, key=header.stored_as)
+    return like
 
 
 def _with_header(header: bytes, body: Iterable[Buffer]) -> Iterator[Buffer]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from claimcheck._content import AEAD, ALGORITHM, Stream
+from claimcheck._content import AEAD, ALGORITHM, Damaged, Stream
 from claimcheck._destination import canonical
 from claimcheck._payload import Payload, Source
 from claimcheck._pointer import Pointer
@@ -109,7 +109,10 @@ class StoreWrite:
         except KeyTakenError:
             self._payload = Source(whole, limit=len(whole))
             if self._draft.expires_ms is not None or self._draft.encryption is not None:
-                return self._pointer(self._written(self._store._rewrite, like=self._stream()))
+                try:
+                    return self._pointer(self._written(self._store._rewrite, like=self._stream()))
+                except Damaged as error:
+                    raise self._store._broken(self._draft, str(error)) from error
             self._content = self._encoded(None)
             self._content.take_all()
             return self._pointer(self._draft.key)
