@@ -109,10 +109,7 @@ class StoreWrite:
         except KeyTakenError:
             self._payload = Source(whole, limit=len(whole))
             if self._draft.expires_ms is not None or self._draft.encryption is not None:
-                try:
-                    return self._pointer(self._written(self._store._rewrite, like=self._stream()))
-                except Damaged as error:
-                    raise self._store._broken(self._draft, str(error)) from error
+                return self._pointer(self._written(self._store._rewrite, like=self._stream()))
             self._content = self._encoded(None)
             self._content.take_all()
             return self._pointer(self._draft.key)
@@ -123,7 +120,10 @@ class StoreWrite:
         if draft.encryption is None:
             return None
         stored = _stored(store, draft, size)
-        return store.context.content.stream_of(lambda start, stop: store._open(stored, start, stop), size)
+        try:
+            return store.context.content.stream_of(lambda start, stop: store._open(stored, start, stop), size)
+        except Damaged as error:
+            raise store._broken(draft, str(error)) from error
 
     def _written(self, write: Callable[[Pointer, Source], str | None], *, like: Stream | None = None) -> str:
         store, draft = self._store, self._draft
