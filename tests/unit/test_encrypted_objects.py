@@ -1,8 +1,10 @@
-"""Attempts that encrypt the same payload again, in a store that lies about the earlier attempt."""
+"""Stored objects: Tink reads them, and attempts that encrypt a payload again do not believe the store."""
 
 from __future__ import annotations
 
 import base64
+import importlib.util
+import json
 import os
 import uuid
 
@@ -13,6 +15,8 @@ from claimcheck._payload_reader import PieceReader
 from claimcheck.errors import IntegrityError, KeyTakenError
 from claimcheck.stores.base import Store
 from claimcheck.stores.memory import MemoryStore
+from tests import tink_oracle
+from tests.conftest import IN_CI
 
 KEY = base64.b64encode(os.urandom(32)).decode()
 
@@ -47,6 +51,27 @@ def store() -> Store:
         "encryption": {"key_id": "k1", "keys": {"k1": KEY}},
     }
     return claimcheck.from_dict(config).store("s")
+
+
+def canonical(fields) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
+@pytest.mark.parametrize("size", [1, 3_500_000])
+def test_tink_reads_a_stored_object_as_the_guide_describes(store, size):
+    payload = os.urandom(size)
+    content = store._payloads[store.write(payload, destination="Straße/orders").key]
+
+    end = 8 + int.from_bytes(content[4:8], "big")
+    header = json.loads(content[8:end])
+    wrapped, key_id = base64.b64decode(header.pop("key")), header.pop("key_id")
+    context = canonical({"context": {"claimcheck": "1"}, "key_id": key_id})
+    data_key = tink_oracle.aead(base64.b64decode(KEY)).decrypt(wrapped, context)
+
+    assert content[:4] == b"CCE1"
+    associated_data = b"CCE1" + canonical(header)
+    assert tink_oracle.decrypt(content[end:], key=data_key, associated_data=associated_data) == payload
 
 
 def test_an_earlier_attempt_is_repeated_byte_for_byte(store):
