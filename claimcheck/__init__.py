@@ -6,6 +6,7 @@ broker. The consumer gets the original bytes back, verified. Start with `load`.
 
 from claimcheck._check import CheckReport, Finding
 from claimcheck._client import ClaimCheck, from_dict, load
+from claimcheck._data_keys import KeyProvider
 from claimcheck._envelope import HEADER, Envelope
 from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._outbound import Outbound
@@ -62,6 +63,7 @@ __all__ = [
     "SweepReport",
     # extension points
     "HEADER",
+    "KeyProvider",
     "RangeStore",
     "Store",
     "Strategy",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, cast, runtime_checkable
 
 from claimcheck._registry import KEY_PROVIDERS, check_unresolved, import_vendor, load_class, resolved_options
-from claimcheck._validation import Option, did_you_mean, fail, options_of
+from claimcheck._validation import Option, fail, options_of
 from claimcheck.config import ENCRYPTION_KEY_BYTES, EncryptionConfig, encryption_key, expand
 from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError, StoreUnavailableError
 
@@ -258,8 +258,7 @@ class DataKeys:
     def _unwrapped(self, key_id: str, wrapped: bytes) -> bytes:
         if key_id not in self._config.keys:
             text = f"the payload was encrypted with the key {key_id[:100]!r}, which is not configured here"
-            hint = did_you_mean(key_id, self._config.keys)
-            raise IntegrityError(f"{text}{hint}. If that key still exists, add it to {_PATH}.keys")
+            raise IntegrityError(f"{text}. If that key still exists, add it to {_PATH}.keys")
         with self._errors(key_id, "decrypt a data key", other=IntegrityError):
             key = self._opened_provider().unwrap(wrapped, key_id=key_id, context=CONTEXT)
         if len(key) != ENCRYPTION_KEY_BYTES:

@@ -1,8 +1,8 @@
 """Finds the classes of stores, strategies and key providers by the names in a configuration.
 
 Built-in names map to strings, so that nothing is imported before its name is used, and they work without package
-metadata (a zip on a Spark worker). Third parties register an entry point in the group ``claimcheck.stores``,
-``claimcheck.strategies`` or ``claimcheck.key_providers``, or write ``module:Class`` as the type.
+metadata (a zip on a Spark worker). Third parties register an entry point in the group ``claimcheck.stores`` or
+``claimcheck.strategies``, or write ``module:Class`` as the type.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ class _Cipher:
         nonce = self._nonce(number, is_last)
         if hasattr(self._aes, "encrypt_into"):
             self._aes.encrypt_into(nonce, plain, None, sealed)
-        else:  # an older version of cryptography
+        else:  # cryptography before 47
             sealed[:] = self._aes.encrypt(nonce, plain, None)
 
     def decrypt_into(self, number: int, is_last: bool, sealed: memoryview, plain: memoryview) -> None:

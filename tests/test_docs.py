@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import importlib
 import importlib.metadata
@@ -33,6 +34,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLAIMCHECK_SIGNING_SECRET", "0123456789abcdef")
     monkeypatch.setenv("CLAIMCHECK_SIGNING_SECRET_OLD", "fedcba9876543210")
+    monkeypatch.setenv("CLAIMCHECK_ENCRYPTION_SECRET", base64.b64encode(bytes(32)).decode())
     return tmp_path
 
 

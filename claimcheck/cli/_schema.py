@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Literal
 
-from claimcheck._registry import STORES, STRATEGIES, load_class
+from claimcheck._registry import KEY_PROVIDERS, STORES, STRATEGIES, load_class
 from claimcheck._validation import REST, Option, Range, constraints, options_of
 from claimcheck.config import OVERRIDABLE, Config
 from claimcheck.errors import ClaimCheckError
@@ -48,6 +48,8 @@ def schema(*, stores: Mapping[str, str] = STORES, strategies: Iterable[str] = ST
     top = _object(Config, definitions)
     properties = typing.cast("dict[str, Schema]", top["properties"])
     properties["strategy"] |= _named(strategies)
+    encryption = typing.cast("dict[str, Schema]", definitions["EncryptionConfig"]["properties"])
+    encryption["provider"] |= _named(KEY_PROVIDERS)
     overridable = {name: properties[name] for name in OVERRIDABLE}
     for name, item in (("stores", "store"), ("destinations", "destination")):
         description = {"description": properties[name]["description"]}

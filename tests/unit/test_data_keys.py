@@ -1,0 +1,355 @@
+"""Data keys: how they are wrapped, kept and refused, and that they are nowhere in texts."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import importlib.util
+import json
+import pickle
+import threading
+
+import pytest
+
+from claimcheck._data_keys import CONTEXT, DataKeys, KeyProvider, LocalKeys
+from claimcheck.config import DataKeysConfig, EncryptionConfig, from_dict
+from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
+from tests import tink_oracle
+from tests.conftest import IN_CI
+
+K1, K2 = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
+VECTOR = json.loads(tink_oracle.VECTORS.read_text())["data_key"]
+HERE = f"{__name__}:Service"
+needs_tink = pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Service:
+    """A key service that counts calls and can fail. Keys are names; wrapping is visible."""
+
+    calls: list[str] = []
+    error: Exception | None = None
+    deleted: set[str] = set()
+
+    def __init__(self, *, keys: dict[str, str], url: str = "", tries: int = 1) -> None:
+        self.keys, self.url, self.tries = keys, url, tries
+
+    def wrap(self, data_key, *, key_id, context):
+        self._called("wrap")
+        return json.dumps([self.keys[key_id], context]).encode() + b"|" + data_key
+
+    def unwrap(self, wrapped, *, key_id, context):
+        self._called("unwrap")
+        head, _, key = wrapped.partition(b"|")
+        if json.loads(head) != [self.keys[key_id], context] or self.keys[key_id] in self.deleted:
+            raise ValueError("forged")
+        return key
+
+    def describe(self):
+        return {"url": self.url}
+
+    def _called(self, name):
+        self.calls.append(name)
+        if self.error:
+            raise self.error
+
+
+@pytest.fixture(autouse=True)
+def _fresh_service(monkeypatch):
+    monkeypatch.setattr(Service, "calls", [])
+    monkeypatch.setattr(Service, "error", None)
+    monkeypatch.setattr(Service, "deleted", set())
+
+
+def local(key_id: str | None = "k1", **keys: str) -> DataKeys:
+    return DataKeys(EncryptionConfig(key_id=key_id, keys=keys or {"k1": K1, "k2": K2}))
+
+
+def service(clock=None, *, options=None, **limits) -> DataKeys:
+    config = EncryptionConfig(
+        key_id="k1",
+        keys={"k1": "one", "k2": "two"},
+        provider=HERE,
+        options=options or {},
+        data_keys=DataKeysConfig(**limits),
+    )
+    return DataKeys(config, clock=clock or Clock())
+
+
+# Local keys ----------------------------------------------------------------------------------------------------
+
+
+def test_a_wrapped_key_opens_in_another_process_with_the_same_key():
+    made = local().new(5)
+
+    assert len(made.key) == 32
+    assert made.key_id == "k1"
+    assert made.key not in made.wrapped
+    assert local("k2").open("k1", made.wrapped) == made.key
+
+
+def test_a_wrapped_key_is_in_the_format_of_tink():
+    keys = LocalKeys(keys={"k1": base64.b64encode(tink_oracle.KEY).decode()})
+
+    key = keys.unwrap(bytes.fromhex(VECTOR["wrapped"]), key_id="k1", context=CONTEXT)
+
+    assert key.hex() == VECTOR["data_key"]
+
+
+@needs_tink
+def test_tink_unwraps_our_keys():
+    made = local().new(5)
+    associated_data = VECTOR["associated_data"].encode()
+
+    assert tink_oracle.aead(base64.b64decode(K1)).decrypt(made.wrapped, associated_data) == made.key
+
+
+def test_every_payload_has_its_own_data_key_by_default():
+    keys = local()
+    assert len({keys.new(1).key for _ in range(5)}) == 5
+
+
+def test_no_changed_byte_of_a_wrapped_key_is_accepted():
+    made = local().new(5)
+    for place in range(len(made.wrapped)):
+        changed = bytearray(made.wrapped)
+        changed[place] ^= 1
+        with pytest.raises(IntegrityError, match=r"encryption\.keys\.k1"):
+            local().open("k1", bytes(changed))
+    for cut in (b"", made.wrapped[:11], made.wrapped[:12], made.wrapped[:-1], made.wrapped + b"x"):
+        with pytest.raises(IntegrityError):
+            local().open("k1", cut)
+
+
+def test_a_key_id_cannot_be_exchanged_even_for_the_same_key():
+    made = local("a", a=K1, b=K1).new(5)
+    with pytest.raises(IntegrityError):
+        local("a", a=K1, b=K1).open("b", made.wrapped)
+
+
+def test_an_unknown_key_id_is_named_with_what_to_do():
+    with pytest.raises(IntegrityError, match=r"'k3', which is not configured here.*encryption\.keys"):
+        local().open("k3", b"x")
+
+
+def test_a_missing_variable_affects_only_its_own_key(monkeypatch):
+    monkeypatch.setenv("KEY_TWO", K2 + "\n")
+    keys = local("k2", k1="${KEY_ONE}", k2="${KEY_TWO}")
+
+    assert keys.open("k2", keys.new(1).wrapped)
+    with pytest.raises(ConfigError, match="KEY_ONE"):
+        keys.open("k1", b"x")
+
+
+def test_a_key_from_the_environment_that_is_wrong_is_not_quoted(monkeypatch):
+    monkeypatch.setenv("KEY_ONE", "hunter2hunter2hunter2")
+    with pytest.raises(ConfigError, match=r"encryption\.keys\.k1.*openssl") as caught:
+        local("k1", k1="${KEY_ONE}").new(1)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_process_that_only_reads_cannot_write():
+    with pytest.raises(ConfigError, match=r"encryption\.key_id"):
+        local(None).new(1)
+
+
+def test_no_text_has_a_key_and_nothing_can_be_pickled():
+    keys = local()
+    made = keys.new(1)
+    keys.open("k1", made.wrapped)
+    for text in (repr(keys), repr(made), str(vars(LocalKeys)), repr(keys.describe())):
+        assert K1 not in text
+        assert repr(made.key)[2:-1] not in text
+    for secret in (keys, made):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(secret)
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            copy.copy(secret)
+
+
+# Use of data keys ----------------------------------------------------------------------------------------------
+
+
+def test_a_data_key_serves_only_so_many_payloads():
+    keys = service(max_payloads=3)
+    assert [keys.new(10).key for _ in range(6)].count(keys.new(10).key) == 0
+    assert Service.calls == ["wrap"] * 3  # three, three, and the last one
+
+
+def test_a_data_key_serves_only_so_many_bytes():
+    keys = service(max_payloads=100, max_bytes=25)
+    first, second, third = (keys.new(10).key for _ in range(3))
+    assert first == second != third
+    assert keys.new(26).key != third  # alone over the limit: has its own, and the shared one stays
+    assert keys.new(15).key == third
+
+
+def test_a_payload_of_unknown_size_has_its_own_data_key():
+    keys = service(max_payloads=100)
+    assert len({keys.new(1).key, keys.new(None).key, keys.new(None).key, keys.new(1).key}) == 3
+
+
+def test_a_data_key_for_new_payloads_ages():
+    clock = Clock()
+    keys = service(clock, max_payloads=100, max_age_seconds=60)
+    first = keys.new(1).key
+    clock.now = 59.9
+    assert keys.new(1).key == first
+    clock.now = 60
+    assert keys.new(1).key != first
+
+
+def test_an_opened_data_key_is_kept_until_it_is_too_old():
+    clock = Clock()
+    keys = service(clock, max_age_seconds=60)
+    made = keys.new(1)
+    assert [keys.open("k1", made.wrapped) for _ in range(3)] == [made.key] * 3
+    assert Service.calls == ["wrap", "unwrap"]
+
+    Service.deleted.add("one")
+    clock.now = 59.9
+    assert keys.open("k1", made.wrapped) == made.key
+    clock.now = 60
+    with pytest.raises(IntegrityError):
+        keys.open("k1", made.wrapped)
+
+
+def test_nothing_is_kept_with_an_age_of_zero():
+    keys = service(max_age_seconds=0, max_payloads=5)
+    made = keys.new(1)
+    assert keys.new(1).key != made.key
+    for _ in range(2):
+        keys.open("k1", made.wrapped)
+    assert Service.calls.count("unwrap") == 2
+
+
+def test_the_number_of_kept_data_keys_is_bounded():
+    keys = service()
+    made = [keys.new(1) for _ in range(1100)]
+    for each in made:
+        keys.open("k1", each.wrapped)
+    Service.calls.clear()
+    keys.open("k1", made[-1].wrapped)
+    assert Service.calls == []
+    keys.open("k1", made[0].wrapped)
+    assert Service.calls == ["unwrap"]
+    assert len(keys._opened) <= 1000
+
+
+def test_threads_share_a_data_key_and_no_limit_is_exceeded():
+    keys = service(max_payloads=10)
+    made, start = [], threading.Barrier(8)
+
+    def work():
+        start.wait()
+        made.extend(keys.new(1) for _ in range(100))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    uses = [sum(each.key == one.key for each in made) for one in {each.key: each for each in made}.values()]
+    assert sum(uses) == 800
+    assert max(uses) <= 10
+
+
+# Providers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_provider_gets_keys_and_options_with_variables_resolved(monkeypatch):
+    monkeypatch.setenv("URL", "http://keys")
+    monkeypatch.setenv("TRIES", "3")
+    keys = service(options={"url": "${URL}", "tries": "${TRIES}"})
+    keys.check()
+
+    assert isinstance(Service(keys={}), KeyProvider)
+    assert keys.describe() == {"provider": HERE, "url": "http://keys"}
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [({"urll": "x"}, "encryption.options.urll"), ({"tries": "many"}, "encryption.options.tries")],
+)
+def test_options_of_a_provider_are_checked_before_use(options, path):
+    with pytest.raises(ConfigError) as caught:
+        service(options=options).check()
+    assert caught.value.path == path
+    assert "many" not in str(caught.value)
+
+
+@pytest.mark.parametrize("provider", ["lokal", f"{__name__}:Clock", f"{__name__}:Nothing", "no_such_module:Keys"])
+def test_a_provider_that_is_none_is_named(provider):
+    with pytest.raises(ConfigError, match=r"encryption\.provider"):
+        DataKeys(EncryptionConfig(key_id="k1", keys={"k1": "x"}, provider=provider)).check()
+
+
+@pytest.mark.parametrize(
+    ("error", "when_writing", "when_reading"),
+    [
+        (ConnectionResetError("secret"), StoreUnavailableError, StoreUnavailableError),
+        (TimeoutError("secret"), StoreUnavailableError, StoreUnavailableError),
+        (StoreUnavailableError("busy"), StoreUnavailableError, StoreUnavailableError),
+        (PermissionError("secret"), ConfigError, IntegrityError),
+        (KeyError("secret"), ConfigError, IntegrityError),
+    ],
+)
+def test_errors_of_a_provider_are_errors_of_claimcheck(error, when_writing, when_reading):
+    keys = service()
+    made = keys.new(1)
+    Service.error = error
+    with pytest.raises(when_writing) as written:
+        keys.new(1)
+    with pytest.raises(when_reading) as read:
+        keys.open("k1", made.wrapped)
+    assert "secret" not in f"{written.value} {read.value}"
+
+    Service.error = None
+    assert keys.open("k1", made.wrapped) == made.key  # an error is not remembered
+
+
+def test_a_provider_that_returns_a_key_of_another_length_is_not_believed():
+    keys = service()
+    with pytest.raises(IntegrityError, match="5 bytes"):
+        keys.open("k1", json.dumps(["one", CONTEXT]).encode() + b"|12345")
+
+
+# Configuration -------------------------------------------------------------------------------------------------
+
+
+def test_the_section_is_required_as_soon_as_it_has_keys():
+    assert from_dict({"encryption": {"keys": {"k1": K1}}}).encryption.require is True
+    assert from_dict({"encryption": {"keys": {"k1": K1}, "require": False}}).encryption.require is False
+    assert from_dict({}).encryption.require is False
+
+
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        ({"require": True}, "encryption.keys"),
+        ({"key_id": "k9", "keys": {"k1": K1}}, "encryption.key_id"),
+        ({"key_id": "k9"}, "encryption.key_id"),
+        ({"keys": {"k1": K1[:-4]}}, "encryption.keys.k1"),
+        ({"keys": {"k1": "hunter2!"}}, "encryption.keys.k1"),
+        ({"keys": {"k1": 5}}, "encryption.keys.k1"),
+        ({"key": {"k1": K1}}, "encryption.key"),
+        ({"data_keys": {"max_payloads": 0}}, "encryption.data_keys.max_payloads"),
+        ({"data_keys": {"max_age": 0}}, "encryption.data_keys.max_age"),
+    ],
+)
+def test_mistakes_in_the_section_are_named_and_not_quoted(section, path):
+    with pytest.raises(ConfigError) as caught:
+        from_dict({"encryption": section})
+    assert caught.value.path == path
+    assert "hunter2" not in str(caught.value)
+    assert K1[:8] not in str(caught.value)
+
+
+def test_names_of_keys_in_a_key_service_are_not_checked_as_local_keys():
+    config = from_dict({"encryption": {"provider": "aws-kms", "key_id": "k1", "keys": {"k1": "alias/claimcheck"}}})
+    assert config.encryption.keys == {"k1": "alias/claimcheck"}
+    assert "alias" not in repr(config)
