@@ -396,6 +396,9 @@ class SeekableReader(PayloadReader):
     def _read_at(self, view: memoryview) -> int:
         check_interrupt()
         if not len(view):
+            if self._pointer.encryption is not None and self._run_end < 0:  # the size is not authenticated yet
+                self._store._content(self._pointer, self._size or 0, self._size).close()
+                self._run_end = self._size or 0
             return 0
         if self._position != self._run_at or self._run_at == self._run_end:
             self._begin_run(len(view))
@@ -430,9 +433,10 @@ class SeekableReader(PayloadReader):
 
 def read_range(store: Store, pointer: Pointer, start: int, stop: int) -> bytes:
     """Read one part of a payload. Its size is verified; its checksum cannot be."""
+    start = min(start, stop)
     operation, translated = store._operation("read", pointer, pointer.size), store._translated(pointer, "read")
     with FreshBytes(max(0, stop - start)) as fresh, operation, translated:
-        if len(fresh.view):
+        if len(fresh.view) or pointer.encryption is not None:  # a pointer may declare too small a size
             with closing(store._content(pointer, start, stop)) as source:
                 _fill_all(source, fresh.view, pointer, store.name)
     return fresh.payload
