@@ -1,4 +1,4 @@
-"""Encoded content made by Tink and by hand, as the guide to encryption describes it. Run as a program, it writes vectors.
+"""Encoded content made by Tink and by hand, as the guide to encryption describes it. As a program, it writes vectors.
 
     python -m tests.content_oracle
 

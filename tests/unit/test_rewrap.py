@@ -55,7 +55,7 @@ def medium(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     if request.param == "filesystem":
         return {"type": "filesystem", "path": str(tmp_path), "ttl_seconds": 1000}
     if request.param == "redis":
-        url = request.getfixturevalue("redis_url")  # the simulation has no scripts
+        url = request.getfixturevalue("fake_redis_url")
         return {"type": "redis", "url": url, "key_prefix": f"{uuid.uuid4().hex}:", "ttl_seconds": 1000}
     import boto3
 
@@ -156,8 +156,14 @@ def test_a_data_key_that_does_not_fit_into_the_header_is_a_failure() -> None:
     assert old.read(pointer) == b"x" * 100
 
 
-def test_redis_segments_that_are_shorter_than_the_header_stay_as_they_are(redis_url: str) -> None:
-    medium = {"type": "redis", "url": redis_url, "key_prefix": f"{uuid.uuid4().hex}:", "segment_bytes": 500, "ttl_seconds": 100}
+def test_redis_segments_that_are_shorter_than_the_header_stay_as_they_are(fake_redis_url: str) -> None:
+    medium = {
+        "type": "redis",
+        "url": fake_redis_url,
+        "key_prefix": f"{uuid.uuid4().hex}:",
+        "segment_bytes": 500,
+        "ttl_seconds": 100,
+    }
     old = opened(medium)
     pointer = old.write(b"x" * 2000, destination="orders")
     report = rewrap(opened(medium, "k2"), dry_run=False)

@@ -86,7 +86,8 @@ def test_a_store_that_cannot_be_listed_is_an_error_if_it_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "why"), [(("--yes", "--dry-run"), "--dry-run"), (("--store", "other"), "other"), (("--what",), "--what")]
+    ("options", "why"),
+    [(("--yes", "--dry-run"), "--dry-run"), (("--store", "other"), "other"), (("--what",), "--what")],
 )
 def test_wrong_options(options: tuple[str, ...], why: str) -> None:
     result = run("rewrap", *options)
