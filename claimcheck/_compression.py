@@ -255,10 +255,12 @@ class _Lz4Compressor:
 
     def compress(self, data: memoryview) -> bytes:
         begin, self._begin = self._begin, b""
-        return begin + self._frame.compress(data)
+        output: bytes = begin + self._frame.compress(data)
+        return output
 
     def flush(self) -> bytes:
-        return self._begin + self._frame.flush()
+        output: bytes = self._begin + self._frame.flush()
+        return output
 
 
 def _level(codec: str, level: int | None) -> int:
