@@ -500,7 +500,8 @@ class ClaimCheck:
             raise ConfigError(text, path="stores", found=name, expected=known)
         store = build_store(self.config.stores[name], path=f"stores.{name}")
         limit = self.config.limits.max_payload_bytes
-        store.context = StoreContext(name=name, max_payload_bytes=limit, hooks=self._hooks)
+        checksum = self.config.content_checksum
+        store.context = StoreContext(name=name, max_payload_bytes=limit, checksum=checksum, hooks=self._hooks)
         return store
 
     def _single(self, message: Buffer) -> Plain | Literal | PointerData:

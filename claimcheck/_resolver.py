@@ -29,8 +29,9 @@ from claimcheck._assembler import (
     Slot,
 )
 from claimcheck._checksum import content_hash
+from claimcheck._digest import digest_of
 from claimcheck._envelope import HEADER, Abort, Buffer, Chunk, Decoded, Kind, Literal, Plain, PointerData, decode
-from claimcheck._payload import as_view, crc32_of, crc32_text
+from claimcheck._payload import as_view
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, clear_frames
 from claimcheck.hooks import AssembledEvent, DropEvent, Hooks
@@ -315,7 +316,9 @@ class Resolver:
         if isinstance(envelope, Literal):
             return bytes(envelope.payload), Kind.LITERAL
         payload = self._read(envelope.data)
-        hints.check(hints.declared(headers), size=len(payload), checksum=lambda: crc32_of(payload))
+        hints.check(
+            hints.declared(headers), size=len(payload), checksum=lambda name: digest_of(payload, algorithm=name)
+        )
         return payload, Kind.POINTER
 
     def _outcomes(self, events: Sequence[AssemblyEvent]) -> list[Outcome]:
@@ -373,7 +376,11 @@ class _Unsettled:
 
 def _joined(event: Assembled) -> bytes:
     payload = _join(event.pieces)
-    hints.check(event.declared, size=len(payload), checksum=lambda: crc32_text(event.crc32))
+    hints.check(
+        event.declared,
+        size=len(payload),
+        checksum=lambda name: event.crc32 if name == "crc32" else digest_of(payload, algorithm=name),
+    )
     return payload
 
 

@@ -6,6 +6,7 @@ import functools
 from typing import NoReturn
 
 from claimcheck import _pointer as pointers
+from claimcheck._digest import CRYPTOGRAPHIC, algorithm_of
 from claimcheck._pointer import Pointer
 from claimcheck.config import Config, signing_key
 from claimcheck.errors import ConfigError, PointerRejectedError
@@ -46,6 +47,8 @@ class Seal:
             _reject(pointer, "signature", "has version 1, which has no signature, but signing.keys is configured")
         if signing.require or pointer.mac is not None:
             pointers.verify(pointer, secrets=self._secrets_for(pointer), require=bool(signing.require))
+        if signing.require:
+            self._check_checksum(pointer)
         return pointer
 
     def store_name(self, pointer: Pointer) -> str:
@@ -61,6 +64,18 @@ class Seal:
         if name not in self._config.readable:
             _reject(pointer, "store", f"names the store {name!r}, which is not listed in reads_from", name)
         return name
+
+    def _check_checksum(self, pointer: Pointer) -> None:
+        """Reject a checksum that other bytes may have, too: the signature would not bind what is in the store.
+
+        What is encrypted is authenticated by its encryption.
+        """
+        algorithm = algorithm_of(pointer.checksum or "")
+        if algorithm in CRYPTOGRAPHIC or algorithm == self._config.checksum or pointer.encryption:
+            return
+        named = algorithm or "an unknown algorithm"
+        why = f"has a checksum by {named}, which does not bind its content: set checksum: {named} to accept it"
+        _reject(pointer, "checksum", why)
 
     def _secrets_for(self, pointer: Pointer) -> dict[str, bytes]:
         try:

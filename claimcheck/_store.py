@@ -27,6 +27,7 @@ from itertools import islice
 from typing import ClassVar, Literal, NoReturn
 
 from claimcheck import _copying
+from claimcheck._digest import algorithm_of
 from claimcheck._envelope import Buffer
 from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime
 from claimcheck._listing import Deletion, StoreEntry
@@ -255,7 +256,7 @@ class Store(ABC):
             )
         if pointer.segments > self._max_segments(pointer.version) or pointer.segments != _segments_of(pointer):
             self._reject(pointer, "size", f"declares {pointer.segments} segments for {pointer.size} bytes")
-        if pointer.codec or pointer.encryption or not (pointer.checksum or "crc32:").startswith("crc32:"):
+        if pointer.codec or pointer.encryption or algorithm_of(pointer.checksum or "crc32:") is None:
             self._reject(pointer, "feature", "needs a codec, encryption or checksum that this claimcheck does not know")
 
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
@@ -338,7 +339,7 @@ class Store(ABC):
         source = self._source(payload, limit)
         draft = self._draft(destination, identity, min_ttl_seconds)
         self._check_draft(draft)
-        with self._operation("write", draft, source.size):
+        with closing(source), self._operation("write", draft, source.size):
             with self._translated(draft, "write"):
                 self._reach()
             if identity is None:
@@ -568,14 +569,14 @@ class Store(ABC):
 
     def _source(self, payload: Payload, limit: int | None) -> Source:
         """Limit the payload to the bytes and segments that `check` accepts: a larger one could not be read."""
-        maximum = self.context.max_payload_bytes
+        maximum, checksum = self.context.max_payload_bytes, self.context.checksum
         limit = maximum if limit is None else min(limit, maximum)
         if self.segment_bytes is not None:
             segments = self._max_segments(self.pointer_version)
             if self.segment_bytes * segments < limit:
                 what = f"{segments} segments of {self.segment_bytes} bytes"
-                return Source(payload, limit=self.segment_bytes * segments, limit_name=what)
-        return Source(payload, limit=limit)
+                return Source(payload, limit=self.segment_bytes * segments, limit_name=what, checksum=checksum)
+        return Source(payload, limit=limit, checksum=checksum)
 
     def _draft(self, destination: str, identity: uuid.UUID | None, min_ttl_seconds: float | None = None) -> Pointer:
         created, unique = int(self.context.clock() * 1000), identity or self.context.new_uuid()
@@ -618,7 +619,7 @@ class Store(ABC):
         try:
             return self._finish(draft, source, self._written(draft, source))
         except KeyTakenError:
-            again = Source(payload, limit=len(payload))
+            again = self._source(payload, len(payload))
             if draft.expires_ms is None:
                 again.take_all()
                 return self._finish(draft, again, draft.key)

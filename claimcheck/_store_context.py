@@ -19,6 +19,7 @@ class StoreContext:
     Attributes:
         name: The store's name in the configuration.
         max_payload_bytes: Larger payloads are neither written nor read.
+        checksum: The algorithm of the checksums in written pointers: ``crc32``, ``sha256`` or ``xxh3-128``.
         hooks: Receives an event for each operation.
         clock: Seconds since 1970.
         new_uuid: Returns the uuids that make keys unique.
@@ -26,6 +27,7 @@ class StoreContext:
 
     name: str = "store"
     max_payload_bytes: int = 5 << 30
+    checksum: str = "crc32"
     hooks: Hooks = field(default_factory=Hooks)
     clock: Callable[[], float] = time.time
     new_uuid: Callable[[], uuid.UUID] = uuid.uuid4

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 from claimcheck import _hints as hints
+from claimcheck._digest import digest_of
 from claimcheck._envelope import CHUNK_OVERHEAD_BYTES, Envelope, Kind, encode_abort, encode_chunk, encode_pointer
 from claimcheck._outbound import Outbound
 from claimcheck._payload import Source, remaining_bytes
@@ -59,7 +61,7 @@ class ChunkingStrategy(Strategy):
     def _offload(self, message: Message) -> Outbound:
         limit, name = self._limit()
         payload, _ = rewindable(message.payload, limit=limit)
-        source = Source(payload, limit=limit, limit_name=name)
+        source = Source(payload, limit=limit, limit_name=name, checksum=self._algorithm)
         uuid = str(message.identity or self.context.surroundings.new_uuid())
         message = self._with_key(message, uuid)
         room, size = self._room(message, uuid), source.size or 0
@@ -72,6 +74,10 @@ class ChunkingStrategy(Strategy):
         abort = Envelope(data, message.hinted({hints.TYPE: "abort"}), message.key, Kind.ABORT)
         return Outbound(chunks, total=count, uuid=uuid, abort=abort, blocking=source.view is None)
 
+    @property
+    def _algorithm(self) -> str:
+        return self.context.config.content_checksum
+
     def _limit(self) -> tuple[int, str]:
         """Return the smaller payload limit and its name."""
         every, chunked = self.context.config.limits.max_payload_bytes, self.context.config.chunking.max_payload_bytes
@@ -79,12 +85,13 @@ class ChunkingStrategy(Strategy):
 
     def _chunks(self, message: Message, source: Source, uuid: str, count: int, room: int) -> Iterator[Envelope]:
         total = source.size or 0
-        for position, piece in enumerate(source.pieces(room)):
-            ours = hints.chunk_hints(message.headers, uuid, position, count, total)
-            if position == count - 1:
-                ours[hints.CHECKSUM] = source.checksum  # known only now: a file is read once
-            data = encode_chunk(uuid, position, count, piece, header=self._header)
-            yield Envelope(data, message.hinted(ours), message.key, Kind.CHUNK)
+        with closing(source):
+            for position, piece in enumerate(source.pieces(room)):
+                ours = hints.chunk_hints(message.headers, uuid, position, count, total)
+                if position == count - 1:
+                    ours[hints.CHECKSUM] = source.checksum  # known only now: a file is read once
+                data = encode_chunk(uuid, position, count, piece, header=self._header)
+                yield Envelope(data, message.hinted(ours), message.key, Kind.CHUNK)
 
     def _with_key(self, message: Message, uuid: str) -> Message:
         """Use the uuid in place of a null key, which would let the broker spread the chunks over partitions."""
@@ -99,7 +106,7 @@ class ChunkingStrategy(Strategy):
         best = min(message.threshold, message.limit.chunk_message_bytes or message.threshold)
         limit = best if configured == "auto" else min(configured, message.limit.max_message_bytes)
         widest = hints.chunk_hints(message.headers, uuid, _WIDEST, _WIDEST, _WIDEST)
-        widest[hints.CHECKSUM] = "crc32:00000000"
+        widest[hints.CHECKSUM] = digest_of(algorithm=self._algorithm)
         framing = message.limit.overhead(message.key, message.hinted(widest))
         overhead = framing + len(self._header) + CHUNK_OVERHEAD_BYTES
         if overhead >= limit:

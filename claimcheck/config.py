@@ -66,7 +66,7 @@ OVERRIDABLE = (
 )  # fmt: skip
 """The keys that a destination may override."""
 
-_TOP = (*OVERRIDABLE, "stores", "reads_from", "signing", "envelope", "destinations")
+_TOP = (*OVERRIDABLE, "stores", "reads_from", "checksum", "signing", "envelope", "destinations")
 # Readers know no destination and use these limits of the top level, so a destination's may only be lower.
 _READERS = (
     ("limits", "max_payload_bytes"),
@@ -209,6 +209,10 @@ class Config:
             dead-letter topic, if that is longer than the rest of its lifetime; ``None`` leaves lifetimes as they are.
         chunking: Payloads in chunks; see `ChunkingConfig`.
         hybrid: The hybrid strategy; see `HybridConfig`.
+        checksum: The algorithm of the checksums that writers add to pointers and chunks: ``crc32``, ``sha256`` or
+            ``xxh3-128``. By default ``sha256`` if there are signing keys, so that a signed pointer names exactly one
+            content, else ``crc32``. Readers verify all of them. If signatures are required, signed pointers must have
+            a checksum by ``sha256`` or by the algorithm that is set here.
         signing: Signatures of pointers; see `SigningConfig`.
         limits: Size limits; see `LimitsConfig`.
         compression: Compression of payloads; see `CompressionConfig`. ``None`` for none.
@@ -226,6 +230,7 @@ class Config:
     dead_letter_ttl_seconds: Seconds | None = None
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
     hybrid: HybridConfig = field(default_factory=HybridConfig)
+    checksum: Literal["crc32", "sha256", "xxh3-128"] | None = None
     signing: Annotated[SigningConfig, SECRET] = field(default_factory=SigningConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     compression: CompressionConfig | None = None
@@ -237,6 +242,11 @@ class Config:
     def header(self) -> bytes:
         """The first bytes of every envelope."""
         return self.envelope.header.encode("ascii")
+
+    @property
+    def content_checksum(self) -> str:
+        """The algorithm of the checksums that writers add to pointers and chunks."""
+        return self.checksum or ("sha256" if self.signing.keys or getattr(self, "encryption", None) else "crc32")
 
     @property
     def chunks(self) -> ChunkingConfig:
