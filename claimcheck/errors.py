@@ -147,8 +147,8 @@ class PointerRejectedError(ClaimCheckError):
     """A pointer was rejected before any access to a store.
 
     Attributes:
-        reason: One word for metrics: ``store``, ``scope``, ``size``, ``signature``, ``version``, ``feature`` or
-            ``type``.
+        reason: One word for metrics: ``store``, ``scope``, ``size``, ``signature``, ``version``, ``feature``,
+            ``checksum`` or ``type``.
         store: The store that the pointer names.
         key: The key that the pointer names.
     """
