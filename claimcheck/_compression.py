@@ -35,7 +35,7 @@ _SAMPLE_BYTES = 64 << 10
 _WORTHWHILE = 0.9
 
 
-class Damaged(ValueError):  # noqa: N818 - says what the stream is; callers raise an IntegrityError from it
+class Damaged(ValueError):  # noqa: N818 - callers raise an IntegrityError from it
     """A compressed stream that is not the compressed form of a payload of the declared size."""
 
 

@@ -1,6 +1,6 @@
 """Content digests: the checksum that a pointer or a header has of a payload, computed while its bytes pass.
 
-``crc32`` finds damage. ``sha256`` also finds a payload that somebody replaced, if the pointer is signed. ``xxh3-128``
+``crc32`` finds damage. ``sha256`` also finds a payload that was replaced, if the pointer is signed. ``xxh3-128``
 has 128 bits and takes hardly longer than a CRC-32, but does not resist forgery.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["ALGORITHMS", "CRYPTOGRAPHIC", "Crc32", "Digest", "algorithm_of", "be
 ALGORITHMS = ("crc32", "sha256", "xxh3-128")
 
 CRYPTOGRAPHIC = frozenset({"sha256"})
-"""Algorithms for which nobody can find other bytes with the same digest."""
+"""Algorithms for which no one can find other bytes with the same digest."""
 
 _BACKGROUND_FROM_BYTES = 4 << 20  # a thread takes about as long to start as a few hundred KiB to hash
 _BATCH_BYTES = 512 << 10

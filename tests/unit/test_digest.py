@@ -74,7 +74,7 @@ def test_a_digest_in_a_thread_keeps_no_memory_and_no_thread():
             digest.update(memoryview(buffer))
         (thread,) = digest_threads()
         end(digest)
-        buffer.append(1)  # raises a BufferError while somebody uses it
+        buffer.append(1)  # raises a BufferError while it is in use
         thread.join(10)
         assert not digest_threads()
 
@@ -172,7 +172,7 @@ def read(store, pointer):
 def read_into(store, pointer):
     buffer = bytearray(pointer.size + 10)
     count = store.read_into(pointer, buffer)
-    del buffer[count:]  # raises a BufferError while somebody uses it
+    del buffer[count:]  # raises a BufferError while it is in use
     return bytes(buffer)
 
 
