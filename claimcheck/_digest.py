@@ -6,6 +6,7 @@ has 128 bits and takes hardly longer than a CRC-32, but does not resist forgery.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import queue
 import threading
@@ -120,6 +121,9 @@ class _Hash:
         pass
 
 
+_Todo = queue.SimpleQueue[list[Buffer] | None]
+
+
 class _Background(_Hash):
     """Hashes in a thread of its own, which starts when there is enough to hash and ends with this object.
 
@@ -141,19 +145,20 @@ class _Background(_Hash):
             self._hand_over()
 
     def text(self) -> str:
-        if self._thread is not None:
-            self._thread.put(self._batch)
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.put(self._batch)
             self._batch = []
-            self._thread.end()
-            self._thread = None
+            thread.end()
         self._hash_batch()
         return super().text()
 
     def close(self) -> None:
+        thread, self._thread = self._thread, None
         self._batch, self._batch_bytes = [], 0
-        if self._thread is not None:
-            self._thread.end()
-            self._thread = None
+        if thread is not None:
+            with contextlib.suppress(Exception):  # the digest is not needed any more
+                thread.end()
 
     def _hand_over(self) -> None:
         if self._thread is None:
@@ -174,11 +179,11 @@ class _Thread:
     """A thread that calls a function for each piece of a few batches, in order."""
 
     def __init__(self, update: Callable[[Buffer], object]) -> None:
-        self._todo: queue.SimpleQueue[list[Buffer] | None] = queue.SimpleQueue()
+        self._todo = _Todo()
         self._room = threading.Semaphore(_BATCHES)
-        threading.Thread(
-            target=_work, args=(update, self._todo, self._room), name="claimcheck-digest", daemon=True
-        ).start()
+        self._errors: list[Exception] = []
+        arguments = (update, self._todo, self._room, self._errors)
+        threading.Thread(target=_work, args=arguments, name="claimcheck-digest", daemon=True).start()
         weakref.finalize(self, self._todo.put, None)
 
     @classmethod
@@ -193,18 +198,20 @@ class _Thread:
         self._todo.put(batch)
 
     def end(self) -> None:
-        """Wait until all batches are done; no piece is referenced afterwards."""
+        """Wait until all batches are done, or raise the error of a piece; no piece is referenced afterwards."""
         for _ in range(_BATCHES):
             self._room.acquire()
         self._todo.put(None)
+        if self._errors:
+            raise self._errors[0]
 
 
-def _work(
-    update: Callable[[Buffer], object],
-    todo: queue.SimpleQueue[list[Buffer] | None],
-    room: threading.Semaphore,
-) -> None:
+def _work(update: Callable[[Buffer], object], todo: _Todo, room: threading.Semaphore, errors: list[Exception]) -> None:
     while (batch := todo.get()) is not None:
-        while batch:
-            update(batch.pop(0))
+        try:
+            while batch and not errors:
+                update(batch.pop(0))
+        except Exception as error:  # a view that was released, for example
+            errors.append(error)
+        batch.clear()
         room.release()

@@ -145,7 +145,7 @@ class CompressionConfig:
     min_bytes: Size = 16 << 10
 
 
-COMPRESSION_LEVELS = {"zstd": (1, 19), "lz4": (0, 12)}
+_COMPRESSION_LEVELS = {"zstd": (1, 19), "lz4": (0, 12)}
 """The lowest and highest level of each codec. Those of zstd above 19 need windows that readers refuse."""
 
 
@@ -493,7 +493,7 @@ def _check_header(config: Config) -> None:
 def _check_compression(compression: CompressionConfig | None, prefix: str) -> None:
     if compression is None or compression.level is None:
         return
-    lowest, highest = COMPRESSION_LEVELS[compression.codec]
+    lowest, highest = _COMPRESSION_LEVELS[compression.codec]
     if not lowest <= compression.level <= highest:
         expected = f"a level of {compression.codec}, from {lowest} to {highest}"
         fail(f"{prefix}compression.level", found=str(compression.level), expected=expected)

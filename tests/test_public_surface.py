@@ -57,6 +57,7 @@ PUBLIC: dict[str, list[str]] = {
     "claimcheck.cli": ["main"],
     "claimcheck.config": [
         "ChunkingConfig",
+        "CompressionConfig",
         "Config",
         "EnvelopeConfig",
         "HybridConfig",

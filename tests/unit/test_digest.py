@@ -88,6 +88,20 @@ def test_a_digest_that_is_forgotten_ends_its_thread():
     assert not thread.is_alive()
 
 
+def test_an_error_in_the_thread_is_raised_and_waits_for_nothing():
+    piece, digest = memoryview(LARGE), digests.begin("sha256", size=None)
+    piece.release()  # which memoryview.nbytes would notice in this thread
+    with pytest.raises(ValueError, match="released"):
+        digest.update(piece)
+    digest._batch = [piece]
+    digest._hand_over()
+    for _ in range(3):
+        digest.update(LARGE)
+    with pytest.raises(ValueError, match="released"):
+        digest.text()
+    digest.close()
+
+
 def test_where_no_thread_can_start_the_digest_is_the_same(monkeypatch):
     def refuse(self):
         raise RuntimeError("can't start new thread")
