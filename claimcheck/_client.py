@@ -16,8 +16,22 @@ from typing import Any, BinaryIO, ParamSpec, TypeVar, overload
 from claimcheck import _pointer as pointers
 from claimcheck import config as configuration
 from claimcheck._check import CheckReport, check
+from claimcheck._content import ContentCoder, Unpacker
+from claimcheck._data_keys import DataKeys
 from claimcheck._decorator import OutboundBlock, Plan, ProduceCall, decorate
-from claimcheck._envelope import Abort, Buffer, Chunk, Envelope, Literal, Plain, PointerData, decode, encode_pointer
+from claimcheck._destination import canonical
+from claimcheck._envelope import (
+    Abort,
+    Buffer,
+    Chunk,
+    Encoded,
+    Envelope,
+    Literal,
+    Plain,
+    PointerData,
+    decode,
+    encode_pointer,
+)
 from claimcheck._hints import Headers
 from claimcheck._payload import Payload
 from claimcheck._pointer import Pointer
@@ -133,9 +147,13 @@ class ClaimCheck:
                 unknown.
 
         Raises:
-            ConfigError: At decoration: a parameter does not exist, or chunks need a key parameter.
+            ConfigError: At decoration: a parameter does not exist, chunks need a key parameter, or signatures need a
+                destination parameter.
         """
         _check_callable("classify", classify)
+        if destination is None and self.config.signing.key_id and self.config.signing.bind_destination:
+            expected = "destination=<name of a parameter>: signatures cover it; or signing.bind_destination: false"
+            fail("destination", found="nothing", expected=expected)
         call = ProduceCall(payload=payload, destination=destination, key=key, headers=headers)
 
         def decorator(function: Callable[P, R]) -> Callable[P, R]:
@@ -195,9 +213,10 @@ class ClaimCheck:
         """Return the largest size on the wire, in bytes, of messages for this destination that are sent unchanged.
 
         Transports need not call `outbound` for messages up to this size, unless they begin with ``config.header`` or
-        their headers declare them to be envelopes.
+        their headers declare them to be envelopes. -1 if no message is sent unchanged (``signing.require_envelope``).
         """
-        return self._plan(destination, limit)[1]
+        strategy, threshold, _ = self._plan(destination, limit)
+        return -1 if strategy.escapes_all else 0 if strategy.context.content.encrypts_inline else threshold
 
     def may_chunk(self, destination: str) -> bool:
         """Whether a payload for this destination can become several messages, which need a key to stay together."""
@@ -208,87 +227,124 @@ class ClaimCheck:
         """The registered hooks; transports emit their events to them."""
         return self._hooks
 
-    def seal(self, pointer: Pointer) -> bytes:
+    def seal(self, pointer: Pointer, *, destination: str | None = None) -> bytes:
         """Return the message that carries a pointer, signed where signing is configured.
 
         Use it for payloads written with `Store.write`; all other ways of sending do this automatically.
+
+        Args:
+            pointer: The pointer.
+            destination: The topic from which readers accept the message where signing is configured; by default the one
+                in the pointer, for which the payload was written. Pass it to forward a pointer to another topic.
         """
+        if destination is not None and self._current().seal.signs:
+            pointer = replace(pointer, destination=canonical(destination))
         return encode_pointer(self._sign(pointer), header=self.config.header)
 
     # Reading ---------------------------------------------------------------------------------------------------
 
     @overload
-    def resolve(self, message: bytes) -> bytes: ...
+    def resolve(self, message: bytes, *, destination: str | None = ..., headers: object = ...) -> bytes: ...
 
     @overload
-    def resolve(self, message: Buffer) -> Buffer: ...
+    def resolve(self, message: Buffer, *, destination: str | None = ..., headers: object = ...) -> Buffer: ...
 
     @overload
-    def resolve(self, message: None) -> None: ...
+    def resolve(self, message: None, *, destination: str | None = ..., headers: object = ...) -> None: ...
 
     @overload
-    def resolve(self, message: Buffer | None) -> Buffer | None: ...
+    def resolve(
+        self, message: Buffer | None, *, destination: str | None = ..., headers: object = ...
+    ) -> Buffer | None: ...
 
-    def resolve(self, message: Buffer | None) -> Buffer | None:
+    def resolve(
+        self, message: Buffer | None, *, destination: str | None = None, headers: object = None
+    ) -> Buffer | None:
         """Return the payload of one message: that of a pointer or an escaped payload, or the message itself.
+
+        Args:
+            message: Its value as received from the broker.
+            destination: The topic that it was read from. Required where signing keys are configured, unless
+                ``signing.bind_destination`` is false.
+            headers: As received; the signature of an escaped payload is in them.
 
         Raises:
             ChunkError: A chunk, which cannot be resolved alone: use `resolver`.
             EnvelopeError: Damaged, or of an unknown type or version.
-            PointerRejectedError: The pointer is not trusted, or this process cannot use its store (a driver or an
-                environment variable is missing).
+            PointerRejectedError: The message is not trusted, or was sent to another destination, or this process cannot
+                use its store (a driver or an environment variable is missing).
             ConfigError: A signature is required, and this process has no keys to check it.
             StoreError: The payload is missing, damaged or unavailable; see its subclasses.
         """
         if message is None:
             return None
-        envelope = self._single(message)
+        envelope = self._single(message, destination, headers)
         if isinstance(envelope, PointerData):
-            return self._read(envelope.data)
+            return self._read(envelope.data, destination)
+        if isinstance(envelope, Encoded):
+            return self._unpacker.content(envelope.content, destination=destination)
         return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)
 
     @overload
-    async def aresolve(self, message: bytes) -> bytes: ...
+    async def aresolve(self, message: bytes, *, destination: str | None = ..., headers: object = ...) -> bytes: ...
 
     @overload
-    async def aresolve(self, message: Buffer) -> Buffer: ...
+    async def aresolve(self, message: Buffer, *, destination: str | None = ..., headers: object = ...) -> Buffer: ...
 
     @overload
-    async def aresolve(self, message: None) -> None: ...
+    async def aresolve(self, message: None, *, destination: str | None = ..., headers: object = ...) -> None: ...
 
     @overload
-    async def aresolve(self, message: Buffer | None) -> Buffer | None: ...
+    async def aresolve(
+        self, message: Buffer | None, *, destination: str | None = ..., headers: object = ...
+    ) -> Buffer | None: ...
 
-    async def aresolve(self, message: Buffer | None) -> Buffer | None:
+    async def aresolve(
+        self, message: Buffer | None, *, destination: str | None = None, headers: object = None
+    ) -> Buffer | None:
         """Same as `resolve` for event loops: stores are read in a thread.
 
         A cancelled task ends immediately; the read stops at its next piece and closes its connection.
         """
-        if message is None or not isinstance(self._single(message), PointerData):
-            return self.resolve(message)
-        return await in_thread(lambda: self.resolve(message))
+        if message is None:
+            return None
+        envelope = self._single(message, destination, headers)
+        if isinstance(envelope, PointerData):
+            return await in_thread(lambda: self._read(envelope.data, destination))
+        return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)
 
-    def open(self, message: Buffer) -> BinaryIO:
+    def open(self, message: Buffer, *, destination: str | None = None, headers: object = None) -> BinaryIO:
         """Return the payload of one message as a binary file, read in bounded memory and verified before its last byte.
+
+        Args:
+            message: Its value as received from the broker.
+            destination: As for `resolve`.
+            headers: As for `resolve`.
 
         Raises:
             ChunkError: A chunk. Other errors are those of `resolve`; a store's errors are raised while reading.
         """
-        envelope = self._single(message)
+        envelope = self._single(message, destination, headers)
         if isinstance(envelope, PointerData):
-            return self._open_payload(self._accept(envelope.data))
+            return self._open_payload(self._accept(envelope.data, destination))
+        if isinstance(envelope, Encoded):
+            return io.BytesIO(self._unpacker.content(envelope.content, destination=destination))
         return io.BytesIO(envelope.payload)
 
-    def pointer(self, message: Buffer) -> Pointer | None:
+    def pointer(self, message: Buffer, *, destination: str | None = None) -> Pointer | None:
         """Return the pointer of a message without any I/O; ``None`` for any other message.
+
+        Args:
+            message: Its value as received from the broker.
+            destination: As for `resolve`.
 
         Raises:
             EnvelopeError: Damaged, or of an unknown type or version.
-            PointerRejectedError: Too long, or its signature is missing or wrong.
+            PointerRejectedError: Too long, its signature is missing or wrong, or it was sent to another destination.
             ConfigError: A signature is required, and this process has no keys to check it.
         """
         envelope = decode(message, header=self.config.header)
-        return self._accept(envelope.data) if isinstance(envelope, PointerData) else None
+        return self._accept(envelope.data, destination) if isinstance(envelope, PointerData) else None
 
     def read(self, pointer: Pointer) -> bytes:
         """Return the payload of a pointer that `pointer` returned. Its signature is not checked again.
@@ -320,7 +376,15 @@ class ClaimCheck:
         if max_redeliveries is not None:
             check_int("max_redeliveries", max_redeliveries, minimum=0)
             chunking = replace(chunking, max_redeliveries=max_redeliveries)
-        return Resolver(self._read, chunking=chunking, header=self.config.header, clock=clock, hooks=self._hooks)
+        return Resolver(
+            self._read,
+            chunking=chunking,
+            unpacker=self._unpacker,
+            header=self.config.header,
+            clock=clock,
+            hooks=self._hooks,
+            seal=self._current().seal,
+        )
 
     # Stores ----------------------------------------------------------------------------------------------------
 
@@ -480,7 +544,9 @@ class ClaimCheck:
             config=config,
             store=functools.partial(self.store, name or ""),
             seal=self._sign if config.signing.key_id else pointers.encode,
+            signer=self._current().seal if config.signing.key_id else None,
             breaker=breakers.setdefault((name, pause), Breaker(retry_after_seconds=pause)),
+            content=self._current().content,
             hooks=self._hooks,
         )
 
@@ -500,11 +566,21 @@ class ClaimCheck:
             raise ConfigError(text, path="stores", found=name, expected=known)
         store = build_store(self.config.stores[name], path=f"stores.{name}")
         limit = self.config.limits.max_payload_bytes
-        checksum = self.config.content_checksum
-        store.context = StoreContext(name=name, max_payload_bytes=limit, checksum=checksum, hooks=self._hooks)
+        opened = self._current()
+        store.context = StoreContext(
+            name=name,
+            max_payload_bytes=limit,
+            checksum=self.config.content_checksum,
+            content=opened.content,
+            hooks=self._hooks,
+            binds=opened.seal.signs,
+        )
         return store
 
-    def _single(self, message: Buffer) -> Plain | Literal | PointerData:
+    def _single(
+        self, message: Buffer, destination: str | None, headers: object
+    ) -> Plain | Literal | PointerData | Encoded:
+        """Decode a message that is a whole payload, and check its signature, except for that of a pointer."""
         envelope = decode(message, header=self.config.header)
         if isinstance(envelope, (Chunk, Abort)):
             raise ChunkError(
@@ -513,13 +589,24 @@ class ClaimCheck:
                 uuid=envelope.uuid,
                 total=envelope.count if isinstance(envelope, Chunk) else None,
             )
+        self._current().seal.check_whole(envelope, headers, destination)
         return envelope
 
     def _sign(self, pointer: Pointer) -> bytes:
         return self._current().seal.sign(pointer)
 
-    def _accept(self, data: bytes) -> Pointer:
-        return self._current().seal.accept(data)
+    def _accept(self, data: bytes, destination: str | None = None) -> Pointer:
+        return self._current().seal.accept(data, destination=destination)
+
+    def _pointer_from_anywhere(self, message: Buffer) -> Pointer | None:
+        """Same as `pointer`, whatever destination the pointer is bound to: for callers that deliver no payload."""
+        envelope = decode(message, header=self.config.header)
+        is_pointer = isinstance(envelope, PointerData)
+        return self._current().seal.accept(envelope.data, anywhere=True) if is_pointer else None
+
+    @property
+    def _unpacker(self) -> Unpacker:
+        return self._current().unpacker
 
     def _store_of(self, pointer: Pointer) -> Store:
         """Return the store that a pointer names; raises `PointerRejectedError` as `read` does."""
@@ -529,8 +616,8 @@ class ClaimCheck:
         except UNUSABLE as error:
             raise unusable(name, pointer, error) from error
 
-    def _read(self, data: bytes) -> bytes:
-        return self.read(self._accept(data))
+    def _read(self, data: bytes, destination: str | None = None) -> bytes:
+        return self.read(self._accept(data, destination))
 
     def _open_payload(self, pointer: Pointer) -> BinaryIO:
         name = self._current().seal.store_name(pointer)
@@ -546,6 +633,9 @@ class _Open:
     def __init__(self, config: Config) -> None:
         self.pid = os.getpid()
         self.seal = Seal(config)
+        self.content = ContentCoder(config, DataKeys(config.encryption) if config.encryption.keys else None)
+        limit, check = config.limits.max_payload_bytes, self.seal.check_origin
+        self.unpacker = Unpacker(self.content, header=config.header, limit=limit, check_origin=check)
         self.stores: dict[str, Store] = {}
         self.strategies: dict[int, Strategy] = {}
         self.breakers: dict[tuple[str | None, float], Breaker] = {}

@@ -6,6 +6,7 @@ import mmap
 import shutil
 import tempfile
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from claimcheck._envelope import Buffer
@@ -35,10 +36,12 @@ def copy(
     name = destination_of(pointer.key.removeprefix(source.prefix)) if destination is None else destination
     if identity is not None:
         payload = _verified(source, pointer)
-        return to.write(payload, destination=name, identity=identity, min_ttl_seconds=min_ttl_seconds)
+        copied = to.write(payload, destination=name, identity=identity, min_ttl_seconds=min_ttl_seconds)
+        return replace(copied, destination=pointer.destination)
     with source.open(pointer) as file:
         try:
-            return to.write(file, destination=name, min_ttl_seconds=min_ttl_seconds)
+            copied = to.write(file, destination=name, min_ttl_seconds=min_ttl_seconds)
+            return replace(copied, destination=pointer.destination)
         except PayloadError as error:  # of reading the copied payload, which for the write is only a file
             if isinstance(error.__cause__, ClaimCheckError):
                 raise error.__cause__ from None

@@ -194,6 +194,8 @@ class _Sender:
         This is the usual case, so the decision takes a few microseconds and does not bind the arguments.
         """
         strategy, threshold, limit = plan
+        if strategy.escapes_all:
+            return False
         payload = self._payload.find(args, kwargs)
         if type(payload) is not bytes or len(payload) > threshold or payload.startswith(strategy._header):
             return False

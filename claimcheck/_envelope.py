@@ -6,7 +6,9 @@ All integers are big-endian; ``HEADER`` is 20 bytes by default and configurable:
     chunk     [HEADER][1:1][uuid:36 ascii][position:int32][count:int32][piece]
     pointer   [HEADER][2:1][pointer bytes of the store]
     abort     [HEADER][3:1][uuid:36 ascii]           "the chunks of uuid will not be completed"
+    encoded   [HEADER][4:1][content]                 compressed or encrypted: see `claimcheck._content`
 
+The payload of chunks may itself be an encoded envelope. A payload in chunks that begins with HEADER and 4 is encoded.
 Types 1 and 2 are the published format of the chunking-versus-store comparison that this library implements. Any other
 message is plain: its payload is the message itself. This module does no I/O, copies no payload and never allocates by
 a declared size.
@@ -29,6 +31,7 @@ __all__ = [
     "Buffer",
     "Chunk",
     "Decoded",
+    "Encoded",
     "Envelope",
     "Kind",
     "Literal",
@@ -36,6 +39,7 @@ __all__ = [
     "PointerData",
     "as_view",
     "decode",
+    "encoded_start",
     "encode_abort",
     "encode_chunk",
     "encode_literal",
@@ -63,6 +67,7 @@ class Kind(IntEnum):
     CHUNK = 1
     POINTER = 2
     ABORT = 3
+    ENCODED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,14 @@ class Abort:
     uuid: str
 
 
-Decoded = Plain | Literal | Chunk | PointerData | Abort
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A payload that is compressed or encrypted; `claimcheck._content` decodes it."""
+
+    content: memoryview = field(repr=False)
+
+
+Decoded = Plain | Literal | Chunk | PointerData | Abort | Encoded
 """A decoded message."""
 
 
@@ -187,6 +199,11 @@ def encode_abort(uuid: str, *, header: bytes = HEADER) -> bytes:
     return b"".join((header, b"\x03", uuid.encode("ascii")))
 
 
+def encoded_start(*, header: bytes = HEADER) -> bytes:
+    """Return the bytes in front of the content of an encoded envelope."""
+    return header + bytes([Kind.ENCODED])
+
+
 def decode(message: Buffer, *, header: bytes = HEADER) -> Decoded:
     """Decode a message without copying its payload.
 
@@ -210,7 +227,9 @@ def decode(message: Buffer, *, header: bytes = HEADER) -> Decoded:
         return Literal(rest)
     if kind == Kind.ABORT:
         return Abort(_decode_uuid(bytes(rest), kind))
-    text = f"unknown envelope type {kind} (known are 0 to 3): a newer claimcheck may have written it"
+    if kind == Kind.ENCODED:
+        return Encoded(rest)
+    text = f"unknown envelope type {kind} (known are 0 to 4): a newer claimcheck may have written it"
     raise EnvelopeError(text, kind=kind)
 
 

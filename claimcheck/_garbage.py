@@ -60,7 +60,7 @@ def reference_of(message: Buffer, *, header: bytes = HEADER) -> Reference | None
         return None
     kind = as_view(message)[len(header)]
     if kind not in tuple(Kind):
-        text = f"unknown envelope type {kind} (known are 0 to 3): a newer claimcheck may have written it"
+        text = f"unknown envelope type {kind} (known are 0 to 4): a newer claimcheck may have written it"
         raise UnknownVersionError(text, kind=kind)
     if kind != Kind.POINTER:
         return None

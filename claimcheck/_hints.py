@@ -15,7 +15,9 @@ from claimcheck.errors import IntegrityError, PayloadTypeError
 __all__ = [
     "CHECKSUM",
     "MAX_CHECKSUM_CHARACTERS",
+    "MAX_SIGNATURE_CHARACTERS",
     "NULL_KEY",
+    "SIGNATURE",
     "SIZE",
     "TYPE",
     "Headers",
@@ -26,6 +28,8 @@ __all__ = [
     "get",
     "is_ours",
     "pairs",
+    "signature",
+    "signatures",
     "strip",
     "without_reserved",
 ]
@@ -38,13 +42,16 @@ TYPE = "claimcheck-type"
 SIZE = "claimcheck-size"
 CHECKSUM = "claimcheck-checksum"
 NULL_KEY = "claimcheck-null-key"
-_OURS = frozenset((TYPE, SIZE, CHECKSUM, NULL_KEY))
+SIGNATURE = "claimcheck-signature"
+_OURS = frozenset((TYPE, SIZE, CHECKSUM, NULL_KEY, SIGNATURE))
 _UUID, _POSITION, _COUNT, _TOTAL = "uuid", "chunk_id", "num_chunks_from_msg", "total_chunk_msg_size"
 _PIP_37 = frozenset((_UUID, _POSITION, _COUNT, _TOTAL))
 # Characters of a claim that are read. A longer claim is cut and then refused.
-_MAX_CLAIM = {SIZE: 20, CHECKSUM: 100}
+_MAX_CLAIM = {SIZE: 20, CHECKSUM: 100, SIGNATURE: 2048}
 MAX_CHECKSUM_CHARACTERS = _MAX_CLAIM[CHECKSUM]
 """A longer declared checksum never matches."""
+MAX_SIGNATURE_CHARACTERS = _MAX_CLAIM[SIGNATURE]
+"""A longer signature is refused."""
 
 H = TypeVar("H")
 
@@ -85,9 +92,9 @@ def is_ours(headers: object) -> bool:
 
 
 def declared(headers: object) -> frozenset[tuple[str, str]]:
-    """Return the size and the checksum that a message's hints claim for its payload, by header name.
+    """Return the size, the checksum and the signature that a message's hints claim for its payload, by header name.
 
-    Claims are cut to a little more than their longest valid form; `check` refuses one that was cut.
+    Claims are cut to a little more than their longest valid form; a claim that was cut is refused.
     """
     if not is_ours(headers):
         return frozenset()
@@ -103,7 +110,7 @@ def without_reserved(headers: H) -> H:
 
 
 def check(claims: Iterable[tuple[str, str]], *, size: int | None, checksum: Callable[[str], str]) -> None:
-    """Compare the claims of headers with the payload. Claims are optional, but those present must be right.
+    """Compare the size and the checksum that headers claim with the payload: optional, but right if present.
 
     Args:
         claims: See `declared`.
@@ -113,7 +120,7 @@ def check(claims: Iterable[tuple[str, str]], *, size: int | None, checksum: Call
     Raises:
         IntegrityError: They differ, or a claim is too long.
     """
-    for name, claimed in sorted(claims):
+    for name, claimed in sorted(claim for claim in claims if claim[0] != SIGNATURE):
         algorithm = algorithm_of(claimed)  # what a later version may compute is not compared
         actual = size if name != CHECKSUM else None if algorithm is None else checksum(algorithm)
         too_long = len(claimed) > _MAX_CLAIM[name]
@@ -121,6 +128,17 @@ def check(claims: Iterable[tuple[str, str]], *, size: int | None, checksum: Call
             shown = f"{claimed[: _MAX_CLAIM[name]]}..." if too_long else claimed
             text = f"the header {name} declares {shown}, but the payload has {actual}"
             raise IntegrityError(text, expected=shown, actual=actual)
+
+
+def signatures(claims: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the signatures among the claims of `declared`."""
+    return [value for name, value in sorted(claims) if name == SIGNATURE]
+
+
+def signature(headers: object) -> list[str]:
+    """Return the signature in the headers of one message, in a list that is empty without one."""
+    value = get(headers, SIGNATURE, limit=_MAX_CLAIM[SIGNATURE] + 1)
+    return [] if value is None else [value]
 
 
 def add(headers: Headers, hints: Mapping[str, str]) -> Headers:

@@ -88,6 +88,7 @@ class Source:
     Attributes:
         size: Bytes to come; ``None`` until the end of a file that cannot seek.
         taken: Bytes returned so far.
+        algorithm: That of the checksum.
         view: The whole payload if it is in memory, else ``None``; use `take_all` to have it counted.
     """
 
@@ -98,8 +99,10 @@ class Source:
         self.view = as_view(payload) if self._file is None else None
         self.size = _file_bytes(payload) if self.view is None else len(self.view)
         self.taken = 0
+        self.algorithm = checksum
         self._digest = digests.begin(checksum, size=self.size)
         self._last = memoryview(b"")  # returned, and not checksummed yet
+        self._ahead = memoryview(b"")  # read from the file, and not returned yet
         self._limit = limit
         self._limit_name = limit_name
         self._checksummed = True
@@ -143,12 +146,24 @@ class Source:
             yield piece
         self.size = self.taken
 
+    def peek(self, size: int) -> memoryview:
+        """Return up to ``size`` bytes that are still to come, without taking them."""
+        if self.view is not None:
+            return self.view[self.taken : self.taken + size]
+        if len(self._ahead) < size:
+            self._ahead = memoryview(bytes(self._file_piece(size)))
+        return self._ahead[:size]
+
     def leave_checksum(self) -> None:
         """Do not compute a CRC-32: the caller computes those of the pieces, and passes them to `add_checksum`.
 
         Other checksums cannot be combined from those of pieces, and are still computed.
         """
         self._checksummed = not isinstance(self._digest, digests.Crc32)
+
+    def skip_checksum(self) -> None:
+        """Compute no checksum: it is not used."""
+        self._checksummed = False
 
     def add_checksum(self, crc32: int, size: int) -> None:
         """Add the CRC-32 of the next piece, of this size, in the order in which pieces were returned."""
@@ -197,6 +212,9 @@ class Source:
         return whole[:done]
 
     def _read_some(self, size: int) -> bytes:
+        if len(self._ahead):
+            part, self._ahead = bytes(self._ahead[:size]), self._ahead[size:]
+            return part
         try:
             part: object = cast(Readable, self._file).read(size)
         except Exception as exc:  # any error of the caller's object is the payload's, never the store's

@@ -297,13 +297,13 @@ class PayloadReader(io.RawIOBase):
     def _begun(self) -> Reader:
         if self._source is None:
             self._stack.enter_context(self._store._operation("read", self._pointer, self._size))
-            self._source = self._store._open(self._pointer, 0, self._size)
+            self._source = self._store._content(self._pointer, 0, self._size)
             self._stack.callback(self._source.close)
             self._begin_digest()
         return self._source
 
     def _begin_digest(self) -> None:
-        declared = self._pointer.checksum
+        declared = self._pointer.checksum if self._pointer.encryption is None else None
         if declared is not None:  # `Store.check` has rejected unknown algorithms; here they would differ
             self._digest = digests.begin(digests.algorithm_of(declared) or "crc32", size=self._size)
             self._stack.callback(self._digest.close)
@@ -387,7 +387,8 @@ class SeekableReader(PayloadReader):
         if self._position == self._checked and not self._verified:
             count = super()._step(view, stable=stable)
         else:
-            self._verify_rest()
+            if self._pointer.encryption is None:
+                self._verify_rest()
             count = self._read_at(view[: max(0, (self._size or 0) - self._position)])
         self._position += count
         return count
@@ -417,7 +418,7 @@ class SeekableReader(PayloadReader):
         self._run_bytes = min(self._run_bytes * _GROWTH, _MAX_RUN_BYTES) if goes_on else requested
         self._run_at = self._position
         self._run_end = min(self._position + max(requested, self._run_bytes), self._size or 0)
-        self._run = self._store._open(self._pointer, self._run_at, self._run_end)
+        self._run = self._store._content(self._pointer, self._run_at, self._run_end)
 
     def _end_run(self) -> None:
         run, self._run = self._run, _NOTHING
@@ -437,7 +438,7 @@ def read_range(store: Store, pointer: Pointer, start: int, stop: int) -> bytes:
     operation, translated = store._operation("read", pointer, pointer.size), store._translated(pointer, "read")
     with FreshBytes(max(0, stop - start)) as fresh, operation, translated:
         if len(fresh.view):
-            with closing(store._open(pointer, start, stop)) as source:
+            with closing(store._content(pointer, start, stop)) as source:
                 _fill_all(source, fresh.view, pointer, store.name)
     return fresh.payload
 

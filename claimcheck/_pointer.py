@@ -28,10 +28,14 @@ __all__ = [
     "KEY_PREFIX",
     "MAX_POINTER_BYTES",
     "Pointer",
+    "canonical_json",
     "decode",
     "encode",
     "is_key",
     "is_key_prefix",
+    "mac_of",
+    "parse_json",
+    "same_mac",
     "sign",
     "slug",
     "verify",
@@ -53,6 +57,8 @@ _OPTIONAL: dict[str, type[object]] = {
     "expires": int,
     "codec": str,
     "encryption": str,
+    "stored_bytes": int,
+    "destination": str,
     "key_id": str,
     "mac": str,
 }
@@ -74,6 +80,10 @@ class Pointer:
         expires_ms: When the store may delete it; ``None`` for never.
         codec: How the payload was compressed; readers refuse codecs that they do not know.
         encryption: How the payload was encrypted; readers refuse schemes that they do not know.
+        stored_bytes: Bytes in the store, if the payload is compressed or encrypted; otherwise ``None``. ``segments``
+            and ``segment_bytes`` describe these bytes.
+        destination: The topic that the pointer was made for, in the form of `claimcheck._destination.canonical`;
+            ``None`` if it is not bound to one.
         key_id: The signing key of ``mac``.
         mac: Hexadecimal HMAC-SHA256.
         version: 1 or 2.
@@ -90,6 +100,8 @@ class Pointer:
     expires_ms: int | None = None
     codec: str | None = None
     encryption: str | None = None
+    stored_bytes: int | None = None
+    destination: str | None = None
     key_id: str | None = None
     mac: str | None = field(default=None, repr=False)
     version: int = NEWEST_VERSION
@@ -128,7 +140,7 @@ def encode(pointer: Pointer) -> bytes:
     """Encode a pointer in its own version."""
     if pointer.version == 1:
         return b"\x01" + _V1.pack(pointer.segments) + pointer.key.encode()
-    return b"\x02" + _canonical(_fields(pointer))
+    return b"\x02" + canonical_json(_fields(pointer))
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
@@ -159,7 +171,7 @@ def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
 def sign(pointer: Pointer, *, key_id: str, secret: bytes) -> Pointer:
     """Return the pointer with ``key_id`` and a new ``mac``."""
     bare = replace(pointer, key_id=key_id, mac=None)
-    return replace(bare, mac=_mac(bare, secret))
+    return replace(bare, mac=mac_of(_fields(bare), secret))
 
 
 def verify(pointer: Pointer, *, secrets: Mapping[str, bytes], require: bool) -> None:
@@ -183,7 +195,7 @@ def verify(pointer: Pointer, *, secrets: Mapping[str, bytes], require: bool) -> 
     if secret is None:
         key_id = None if pointer.key_id is None else pointer.key_id[:200]
         _refuse(pointer, f"was signed with the key {key_id!r}, which is not in signing.keys")
-    if not hmac.compare_digest(_mac(pointer, secret).encode(), pointer.mac.encode()):
+    if not same_mac(mac_of(_fields(pointer), secret), pointer.mac):
         _refuse(pointer, "does not match its signature: it was changed, or signed with another secret")
 
 
@@ -193,10 +205,21 @@ def _refuse(pointer: Pointer, why: str) -> NoReturn:
     )
 
 
-def _mac(pointer: Pointer, secret: bytes) -> str:
-    body = _fields(pointer)
-    body.pop("mac", None)
-    return hmac.new(secret, b"\x02" + _canonical(body), hashlib.sha256).hexdigest()
+def mac_of(body: Mapping[str, object], secret: bytes, *, domain: bytes = b"\x02") -> str:
+    """Return the hexadecimal HMAC-SHA256 over the canonical JSON of all fields but ``mac``.
+
+    Args:
+        body: The fields.
+        secret: The key.
+        domain: Comes before the JSON: the version byte of a pointer, or what makes other signatures different ones.
+    """
+    signed = {name: value for name, value in body.items() if name != "mac"}
+    return hmac.new(secret, domain + canonical_json(signed), hashlib.sha256).hexdigest()
+
+
+def same_mac(expected: str, found: str) -> bool:
+    """Compare two signatures in constant time."""
+    return hmac.compare_digest(expected.encode(), found.encode())
 
 
 def _fields(pointer: Pointer) -> dict[str, object]:
@@ -204,7 +227,8 @@ def _fields(pointer: Pointer) -> dict[str, object]:
     return dict(pointer.extra) | {name: value for name, value in known.items() if value is not None}
 
 
-def _canonical(body: Mapping[str, object]) -> bytes:
+def canonical_json(body: Mapping[str, object]) -> bytes:
+    """Return the one form of a mapping that is signed: sorted keys, no spaces, UTF-8."""
     return _ENCODER.encode(body).encode()
 
 
@@ -222,7 +246,7 @@ def _decode_v1(data: bytes) -> Pointer:
 
 
 def _decode_v2(data: bytes) -> Pointer:
-    body = _parse(data[1:])
+    body = parse_json(data[1:])
     for name, kind in _REQUIRED.items():
         if name not in body:
             _damaged(f"the field {name!r} is missing")
@@ -236,13 +260,14 @@ def _decode_v2(data: bytes) -> Pointer:
     return Pointer(**known, extra=body)
 
 
-def _parse(data: bytes) -> dict[str, Any]:
+def parse_json(data: bytes) -> dict[str, Any]:
+    """Return the fields of untrusted JSON; raises `EnvelopeError` for anything but one object of limited depth."""
     try:
         text = data.decode()
         _check_nesting(text)
         body = _DECODER.decode(text)
         if "\\u" in text:
-            _canonical(body)  # a lone surrogate has no UTF-8 form and would fail later, in a store
+            canonical_json(body)  # a lone surrogate has no UTF-8 form and would fail later, in a store
     except ValueError as exc:
         raise EnvelopeError("damaged pointer: not valid JSON", kind=2) from exc
     if not isinstance(body, dict):

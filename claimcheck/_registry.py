@@ -1,8 +1,8 @@
-"""Finds the classes of stores and strategies by the names in a configuration.
+"""Finds the classes of stores, strategies and key providers by the names in a configuration.
 
 Built-in names map to strings, so that nothing is imported before its name is used, and they work without package
-metadata (a zip on a Spark worker). Third parties register an entry point in the group ``claimcheck.stores`` or
-``claimcheck.strategies``, or write ``module:Class`` as the type.
+metadata (a zip on a Spark worker). Third parties register an entry point in the group ``claimcheck.stores``,
+``claimcheck.strategies`` or ``claimcheck.key_providers``, or write ``module:Class`` as the type.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from claimcheck._pointer import Pointer
 from claimcheck._validation import Option, check_options, fail, options_of, without_secrets
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from claimcheck._store import Store
 
 __all__ = [
+    "KEY_PROVIDERS",
     "STORES",
     "STRATEGIES",
     "UNUSABLE",
     "build_store",
     "check_store",
+    "check_unresolved",
     "import_vendor",
     "load_class",
+    "resolved_options",
     "unusable",
 ]
 
@@ -54,6 +57,10 @@ STRATEGIES = {
     "external": "claimcheck._strategies:ExternalStrategy",
     "hybrid": "claimcheck._strategies:HybridStrategy",
     "inline": "claimcheck._strategies:InlineStrategy",
+}
+KEY_PROVIDERS = {
+    "aws-kms": "claimcheck._aws_kms:AwsKms",
+    "local": "claimcheck._data_keys:LocalKeys",
 }
 
 UNUSABLE = (ConfigError, MissingDependencyError)
@@ -103,13 +110,7 @@ def check_store(config: StoreConfig, *, path: str) -> type[Store]:
         ConfigError: Unknown type, unknown or missing option, or an option of the wrong type.
     """
     cls, known = _store_class(config, path)
-    late = {name for name, value in config.options.items() if _is_template(value) and _option(known, name)}
-    check_options(
-        {name: option for name, option in known.items() if name not in late},
-        {name: value for name, value in config.options.items() if name not in late},
-        path,
-        secret=True,
-    )
+    check_unresolved(known, config.options, path)
     return cls
 
 
@@ -121,8 +122,7 @@ def build_store(config: StoreConfig, *, path: str) -> Store:
         StoreError: The store's constructor failed on the medium; those of built-in stores do no I/O.
     """
     cls, known = _store_class(config, path)
-    options = {name: _resolve(_option(known, name), value, f"{path}.{name}") for name, value in config.options.items()}
-    checked = check_options(known, options, path, secret=True)
+    checked = resolved_options(known, config.options, path)
     try:
         return cast("Callable[..., Store]", cls)(**checked)
     except ConfigError as exc:
@@ -131,6 +131,31 @@ def build_store(config: StoreConfig, *, path: str) -> Store:
         raise
     except Exception as exc:
         raise _construction_error(path, exc) from exc
+
+
+def check_unresolved(known: Mapping[str, Option], options: Mapping[str, object], path: str) -> None:
+    """Check the options that need no environment variable.
+
+    Raises:
+        ConfigError: Unknown or missing option, or an option of the wrong type.
+    """
+    late = {name for name, value in options.items() if _is_template(value) and _option(known, name)}
+    check_options(
+        {name: option for name, option in known.items() if name not in late},
+        {name: value for name, value in options.items() if name not in late},
+        path,
+        secret=True,
+    )
+
+
+def resolved_options(known: Mapping[str, Option], options: Mapping[str, object], path: str) -> dict[str, Any]:
+    """Return options with their environment variables resolved, after checking them.
+
+    Raises:
+        ConfigError: As `check_unresolved`, or a variable is not set.
+    """
+    values = {name: _resolve(_option(known, name), value, f"{path}.{name}") for name, value in options.items()}
+    return check_options(known, values, path, secret=True)
 
 
 def _store_class(config: StoreConfig, path: str) -> tuple[type[Store], Mapping[str, Option]]:

@@ -29,9 +29,23 @@ from claimcheck._assembler import (
     Slot,
 )
 from claimcheck._checksum import content_hash
+from claimcheck._content import Unpacker
 from claimcheck._digest import digest_of
-from claimcheck._envelope import HEADER, Abort, Buffer, Chunk, Decoded, Kind, Literal, Plain, PointerData, decode
+from claimcheck._envelope import (
+    HEADER,
+    Abort,
+    Buffer,
+    Chunk,
+    Decoded,
+    Encoded,
+    Kind,
+    Literal,
+    Plain,
+    PointerData,
+    decode,
+)
 from claimcheck._payload import as_view
+from claimcheck._signing import Seal
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, clear_frames
 from claimcheck.hooks import AssembledEvent, DropEvent, Hooks
@@ -150,23 +164,29 @@ class Resolver:
     Every outcome must be settled; until then its positions count as unsettled.
 
     Args:
-        read: Returns the payload for a pointer's bytes.
+        read: Returns the payload for a pointer's bytes; the destination follows them if `feed` was given one.
         chunking: Bounds of the reassembly.
+        unpacker: Decompresses and decrypts what travels in messages.
         header: The bytes that envelopes begin with.
         clock: Seconds, monotonic.
         hooks: Receives events about assembled and dropped payloads.
+        seal: Checks the signatures of messages without a pointer; ``None`` accepts them all.
     """
 
     def __init__(
         self,
-        read: Callable[[bytes], bytes],
+        read: Callable[..., bytes],
         *,
         chunking: ChunkingConfig | None = None,
+        unpacker: Unpacker | None = None,
         header: bytes = HEADER,
         clock: Callable[[], float] = time.monotonic,
         hooks: Hooks | None = None,
+        seal: Seal | None = None,
     ) -> None:
         self._read = read
+        self._unpacker = unpacker or Unpacker(header=header)
+        self._seal = seal
         self._header = header
         self._hooks = hooks or Hooks()
         self._clock = clock
@@ -194,6 +214,7 @@ class Resolver:
         handle: Handle = None,
         writer: Hashable = None,
         envelope: Decoded | None = None,
+        destination: str | None = None,
     ) -> list[Outcome]:
         """Take one message and return the outcomes that are known now: none, one or several.
 
@@ -211,6 +232,8 @@ class Resolver:
                 the key. Chunks of one uuid from different writers are different payloads, and an abort envelope applies
                 only to the chunks of its own writer.
             envelope: The decoded message, if the caller has decoded it already.
+            destination: The topic that it was read from, as any client names it. Required where signing keys are
+                configured, unless ``signing.bind_destination`` is false.
         """
         due = self._assembler.due
         expired = self.tick() if due is not None and self._clock() >= due else None
@@ -221,9 +244,9 @@ class Resolver:
             if envelope is None and message is not None:
                 envelope = decode(message, header=self._header)
             if isinstance(envelope, (Chunk, Abort)):
-                outcomes = self._part(source, slot, envelope, _writer(writer, key))
+                outcomes = self._part(source, slot, envelope, _writer(writer, key), destination)
             else:
-                payload, kind = self._whole(envelope, headers)
+                payload, kind = self._whole(envelope, headers, destination)
                 outcomes = [Resolved(source=source, slots=[slot], since=unsettled, payload=payload, kind=kind)]
         except Exception as error:  # one bad message never stops the others
             outcomes = [Failed(source=source, slots=[slot], since=unsettled, error=_typed(error))]
@@ -287,10 +310,14 @@ class Resolver:
 
     # Internals -----------------------------------------------------------------------------------------------
 
-    def _part(self, source: Hashable, slot: Slot, part: Chunk | Abort, writer: Hashable) -> list[Outcome]:
+    def _part(
+        self, source: Hashable, slot: Slot, part: Chunk | Abort, writer: Hashable, destination: str | None
+    ) -> list[Outcome]:
         slot.writer = writer
         if isinstance(part, Chunk):
-            return self._outcomes(self._assembler.feed(source, slot, part))
+            return self._outcomes(self._assembler.feed(source, slot, part), destination)
+        if self._seal is not None:
+            self._seal.check_abort(hints.signature(slot.headers), uuid=part.uuid, destination=destination)
         return self._aborted(source, slot, part.uuid)
 
     def _aborted(self, source: Hashable, slot: Slot, uuid: str) -> list[Outcome]:
@@ -306,25 +333,30 @@ class Resolver:
         return self._outcomes([dropped])
 
     def _whole(
-        self, envelope: Plain | Literal | PointerData | None, headers: object
+        self, envelope: Plain | Literal | PointerData | Encoded | None, headers: object, destination: str | None
     ) -> tuple[Buffer | None, Kind | None]:
         if envelope is None:
             return None, None
+        if self._seal is not None:
+            self._seal.check_whole(envelope, headers, destination)
         if isinstance(envelope, Plain):
             as_view(envelope.payload)  # raises for text, for example
             return envelope.payload, None
         if isinstance(envelope, Literal):
             return bytes(envelope.payload), Kind.LITERAL
-        payload = self._read(envelope.data)
+        if isinstance(envelope, Encoded):
+            return self._unpacker.content(envelope.content, destination=destination), Kind.ENCODED
+        payload = self._read(envelope.data) if destination is None else self._read(envelope.data, destination)
         hints.check(
             hints.declared(headers), size=len(payload), checksum=lambda name: digest_of(payload, algorithm=name)
         )
         return payload, Kind.POINTER
 
-    def _outcomes(self, events: Sequence[AssemblyEvent]) -> list[Outcome]:
-        return [self._outcome(event) for event in events]
+    def _outcomes(self, events: Sequence[AssemblyEvent], destination: str | None = None) -> list[Outcome]:
+        """Return the outcomes of events; ``destination`` is that of a payload that became complete."""
+        return [self._outcome(event, destination) for event in events]
 
-    def _outcome(self, event: AssemblyEvent) -> Outcome:
+    def _outcome(self, event: AssemblyEvent, destination: str | None) -> Outcome:
         source, since = event.source, self._unsettled.get(event.source)
         common: dict[str, Any] = {"source": source, "slots": event.slots, "identity": event.identity, "since": since}
         if isinstance(event, Broken):
@@ -335,13 +367,27 @@ class Resolver:
             self._emit_drop(event, event.reason, event.action)
             return Dropped(reason=event.reason, action=event.action, error=event.error, **common)
         try:
-            payload = _joined(event)
+            payload = self._joined(event, destination)
         except Exception as error:
             return Failed(error=_typed(error), attempt=event.attempt, **common)
         if self._hooks:
             messages, size = len(event.slots), len(payload)
             self._hooks.emit(AssembledEvent(source=source, uuid=event.uuid, messages=messages, size=size))
         return Resolved(payload=payload, kind=Kind.CHUNK, attempt=event.attempt, **common)
+
+    def _joined(self, event: Assembled, destination: str | None) -> bytes:
+        """Return the payload of complete chunks: joined, its signature verified, then decoded."""
+        content = _join(event.pieces)
+        if self._seal is not None:
+            found, count = hints.signatures(event.declared), event.attempt.count
+            self._seal.check_chunks(found, uuid=event.uuid, count=count, pieces=[content], destination=destination)
+        payload = self._unpacker.chunks(content, event.uuid, destination=destination)
+        hints.check(
+            event.declared,
+            size=len(payload),
+            checksum=lambda name: event.crc32 if name == "crc32" else digest_of(content, algorithm=name),
+        )
+        return payload
 
     def _emit_drop(self, event: Discarded | Broken, reason: str, action: str) -> None:
         if self._hooks:
@@ -372,16 +418,6 @@ class _Unsettled:
 
     def lowest(self) -> Position | None:
         return self._heap[0] if self._heap else None
-
-
-def _joined(event: Assembled) -> bytes:
-    payload = _join(event.pieces)
-    hints.check(
-        event.declared,
-        size=len(payload),
-        checksum=lambda name: event.crc32 if name == "crc32" else digest_of(payload, algorithm=name),
-    )
-    return payload
 
 
 def _join(pieces: list[memoryview]) -> bytes:

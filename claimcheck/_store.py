@@ -20,14 +20,14 @@ import io
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import ClassVar, Literal, NoReturn
 
 from claimcheck import _copying
-from claimcheck._digest import algorithm_of
+from claimcheck._content import ContentReader, Expected, encoding_problem, with_start
 from claimcheck._envelope import Buffer
 from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime
 from claimcheck._listing import Deletion, StoreEntry
@@ -44,15 +44,16 @@ from claimcheck._payload_reader import (
 from claimcheck._pointer import Pointer, is_key, slug
 from claimcheck._store_context import StoreContext
 from claimcheck._store_errors import Translated, missing, not_listed, translated
+from claimcheck._store_write import StoreWrite
 from claimcheck._threads import in_thread
-from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
+from claimcheck._validation import Seconds, check_value
 from claimcheck.errors import (
     ConfigError,
+    IntegrityError,
     KeyTakenError,
     MissingDependencyError,
     PayloadNotFoundError,
     PayloadTooLargeError,
-    PayloadTypeError,
     PointerRejectedError,
     StoreError,
     StoreUnavailableError,
@@ -153,6 +154,23 @@ class Store(ABC):
         """
         source.take_all()
         return None
+
+    def _stored_pointer(self, entry: StoreEntry) -> Pointer:
+        """Return a pointer to what an entry of `scan` stands for, as it is stored. Override it if there are segments.
+
+        Raises a `PayloadNotFoundError` if it is gone and the medium has to be asked.
+        """
+        created, expires = entry.created_ms, entry.expires_ms
+        return Pointer(key=entry.key, store=self.name, size=entry.size, created_ms=created, expires_ms=expires)
+
+    def _replace_start(self, pointer: Pointer, start: bytes) -> None:
+        """Replace the first bytes of what is stored in one step; the rest and the lifetime stay as they are.
+
+        By default everything is read and stored again under the same key.
+        """
+        write = self._write if type(self)._rewrite is Store._rewrite else self._rewrite
+        with closing(self._open(pointer, len(start), pointer.size)) as rest:
+            write(pointer, with_start(start, rest, size=pointer.size or 0))
 
     def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:
         """Return a pointer to the same payload that stays readable for ``ttl_seconds`` from now; see `extend`.
@@ -256,8 +274,8 @@ class Store(ABC):
             )
         if pointer.segments > self._max_segments(pointer.version) or pointer.segments != _segments_of(pointer):
             self._reject(pointer, "size", f"declares {pointer.segments} segments for {pointer.size} bytes")
-        if pointer.codec or pointer.encryption or algorithm_of(pointer.checksum or "crc32:") is None:
-            self._reject(pointer, "feature", "needs a codec, encryption or checksum that this claimcheck does not know")
+        if (problem := encoding_problem(pointer)) is not None:
+            self._reject(pointer, *problem)
 
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
         return f"{self.prefix}{slug(destination)}-{unique}"
@@ -317,7 +335,8 @@ class Store(ABC):
 
         Args:
             payload: Bytes-like, or a readable binary file, which is read from its current position in bounded memory.
-            destination: Topic or queue; used only as a readable part of the key.
+            destination: Topic or queue, as a readable part of the key. Where signing is configured, readers accept the
+                pointer only from this destination.
             limit: The largest size of this payload in bytes, if smaller than ``limits.max_payload_bytes``.
             identity: Replaces the fresh uuid, for a bytes-like payload that several attempts may write, sequentially or
                 concurrently. It must identify this payload alone; all attempts use the same key. Each attempt renews
@@ -336,15 +355,9 @@ class Store(ABC):
             StoreError: Any other failure of the store, such as a full disk, with the same effect. Also raised if the
                 store would reject its own pointer; then nothing was written.
         """
-        source = self._source(payload, limit)
-        draft = self._draft(destination, identity, min_ttl_seconds)
-        self._check_draft(draft)
-        with closing(source), self._operation("write", draft, source.size):
-            with self._translated(draft, "write"):
-                self._reach()
-            if identity is None:
-                return self._finish(draft, source, self._write_or_undo(draft, source))
-            return self._write_or_find(draft, source)
+        return StoreWrite(
+            self, payload, destination=destination, limit=limit, identity=identity, min_ttl_seconds=min_ttl_seconds
+        ).run()
 
     def read(self, pointer: Pointer) -> bytes:
         """Return the payload, complete and verified.
@@ -370,7 +383,7 @@ class Store(ABC):
             StoreError: See `read`; the buffer's content is undefined then.
         """
         view = writable_view(buffer)
-        self.check(pointer)
+        self._check_readable(pointer)
         if (pointer.size or 0) > len(view):
             self._too_small(pointer, len(view))
         with self._reader(pointer) as reader:
@@ -382,8 +395,9 @@ class Store(ABC):
     def read_range(self, pointer: Pointer, start: int, length: int) -> bytes:
         """Return ``payload[start : start + length]`` without reading the rest.
 
-        Sizes are verified; the checksum is not, because it covers the whole payload. A store that implements ``_read``
-        and not ``_open`` is read from the start.
+        Encrypted payloads are authenticated, in segments of 1 MiB. Otherwise sizes are verified and the checksum is
+        not, because it covers the whole payload. Compressed payloads, and all payloads of a store that implements
+        ``_read`` and not ``_open``, are read from the start.
 
         Args:
             pointer: The payload's pointer.
@@ -396,7 +410,7 @@ class Store(ABC):
         """
         if start < 0 or length < 0 or pointer.size is None:
             raise ValueError(f"cannot read {length} bytes from {start} of a payload of {pointer.size} bytes")
-        self.check(pointer)
+        self._check_readable(pointer)
         return read_range(self, pointer, start, min(start + length, pointer.size))
 
     def open(self, pointer: Pointer) -> io.BufferedReader:
@@ -463,7 +477,8 @@ class Store(ABC):
         Args:
             pointer: The payload's pointer.
             to: The store to write to, which may be this one.
-            destination: Topic or queue, for the key of the copy; by default that of the payload's key.
+            destination: Topic or queue, for the key of the copy; by default that of the payload's key. The destination
+                from which readers accept the pointer stays the same.
             min_ttl_seconds: The lifetime of the copy, if longer than the ``ttl_seconds`` of ``to``.
             identity: Replaces the fresh uuid, so that several attempts write one copy; see `write`. A payload of more
                 than 8 MiB passes through a temporary file.
@@ -567,93 +582,6 @@ class Store(ABC):
         with self._operation(operation, pointer, pointer.size), self._translated(pointer, operation):
             self._delete(pointer)
 
-    def _source(self, payload: Payload, limit: int | None) -> Source:
-        """Limit the payload to the bytes and segments that `check` accepts: a larger one could not be read."""
-        maximum, checksum = self.context.max_payload_bytes, self.context.checksum
-        limit = maximum if limit is None else min(limit, maximum)
-        if self.segment_bytes is not None:
-            segments = self._max_segments(self.pointer_version)
-            if self.segment_bytes * segments < limit:
-                what = f"{segments} segments of {self.segment_bytes} bytes"
-                return Source(payload, limit=self.segment_bytes * segments, limit_name=what, checksum=checksum)
-        return Source(payload, limit=limit, checksum=checksum)
-
-    def _draft(self, destination: str, identity: uuid.UUID | None, min_ttl_seconds: float | None = None) -> Pointer:
-        created, unique = int(self.context.clock() * 1000), identity or self.context.new_uuid()
-        expires = self._expires_ms(created, min_ttl_seconds)
-        key = self._key(destination, unique, created_ms=created, expires_ms=expires, fresh=identity is None)
-        version = self.pointer_version
-        return Pointer(key=key, store=self.context.name, version=version, created_ms=created, expires_ms=expires)
-
-    def _expires_ms(self, created_ms: int, min_ttl_seconds: float | None) -> int | None:
-        if self.ttl_seconds is None:
-            return None
-        if not 0 <= self.ttl_seconds <= MAX_SECONDS:  # a third-party store may not check its option, and pass NaN
-            expected = f"0 to {MAX_SECONDS} seconds"
-            fail(f"stores.{self.name}.ttl_seconds", found=f"{self.ttl_seconds:g}", expected=expected)
-        if min_ttl_seconds is not None:
-            check_value("min_ttl_seconds", min_ttl_seconds, Seconds)
-        return created_ms + int(max(self.ttl_seconds, min_ttl_seconds or 0) * 1000)
-
-    def _check_draft(self, draft: Pointer) -> None:
-        """Refuse to write what this store would not read."""
-        try:
-            self.check(draft)
-        except PointerRejectedError as error:
-            text = f"store {self.name!r} would reject its own pointer, so nothing was written: {error}"
-            raise StoreError(text, store=self.name, key=draft.key) from error
-
-    def _write_or_undo(self, draft: Pointer, source: Source) -> str:
-        try:
-            return self._written(draft, source)
-        except BaseException as error:
-            if not self._wrote_nothing(error):
-                self._undo(self._finish(draft, source, draft.key), error)
-            raise
-
-    def _write_or_find(self, draft: Pointer, source: Source) -> Pointer:
-        """Write what another attempt may have written, or may be writing now. Nothing is deleted on failure."""
-        payload = source.view
-        if payload is None:
-            raise PayloadTypeError("a payload with an identity must be bytes-like, not a file")
-        try:
-            return self._finish(draft, source, self._written(draft, source))
-        except KeyTakenError:
-            again = self._source(payload, len(payload))
-            if draft.expires_ms is None:
-                again.take_all()
-                return self._finish(draft, again, draft.key)
-            return self._finish(draft, again, self._written(draft, again, self._rewrite))
-
-    def _written(
-        self, draft: Pointer, source: Source, write: Callable[[Pointer, Source], str | None] | None = None
-    ) -> str:
-        with self._translated(draft, "write"):
-            key = (write or self._write)(draft, source)
-            if source.taken != source.size:
-                text = f"{type(self).__name__}._write is broken: it read {source.taken} of {source.size} bytes"
-                raise StoreError(f"store {self.name!r}: {text} of the payload")
-        return key if isinstance(key, str) else draft.key
-
-    def _finish(self, draft: Pointer, source: Source, key: str) -> Pointer:
-        piece = self.segment_bytes if self.segment_bytes and source.taken > self.segment_bytes else None
-        return replace(
-            draft,
-            key=key,
-            size=source.taken,
-            segment_bytes=piece,
-            segments=-(-source.taken // piece) if piece else 1,
-            checksum=source.checksum,
-        )
-
-    def _undo(self, pointer: Pointer, error: BaseException) -> None:
-        try:
-            self._delete(pointer)
-        except Exception as second:
-            why = type(second).__name__
-            _log.warning("store %r: could not delete the failed write of %r: %s", self.name, pointer.key, why)
-            error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
-
     def _check_entry(self, entry: StoreEntry) -> None:
         """Refuse to delete what `scan` does not list."""
         name = entry.key.rstrip("/") if entry.kind == "leftover" else entry.key
@@ -682,8 +610,16 @@ class Store(ABC):
             raise ours from error
         return Deletion(entry, "failed", ours)
 
-    def _reader(self, pointer: Pointer, *, from_message: bool = False) -> PayloadReader:
+    def _check_readable(self, pointer: Pointer) -> None:
+        """Reject what `check` rejects, and what the configuration of encryption does not allow to read."""
         self.check(pointer)
+        if pointer.encryption is None and self.context.content.requires_encryption:
+            self._reject(pointer, "encryption", "is not encrypted, but encryption.require is true")
+        if pointer.encryption is not None and self.context.content.keys is None:
+            self._reject(pointer, "encryption", "is encrypted, but encryption is not configured here")
+
+    def _reader(self, pointer: Pointer, *, from_message: bool = False) -> PayloadReader:
+        self._check_readable(pointer)
         reader = SeekableReader if self._seekable and pointer.size is not None else PayloadReader
         return reader(self, pointer, from_message=from_message)
 
@@ -700,6 +636,24 @@ class Store(ABC):
     def _translated(self, pointer: Pointer, operation: Operation | Literal["scan", "delete", "extend"]) -> Translated:
         """Translate the medium's errors in a block that accesses it."""
         return Translated(self, pointer, operation)
+
+    def _content(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
+        """Open a range of a payload: that of the stored bytes, if they are not encoded."""
+        if pointer.stored_bytes is None:
+            return self._open(pointer, start, stop)
+        stored = replace(pointer, size=pointer.stored_bytes, stored_bytes=None, codec=None, encryption=None)
+        return ContentReader(
+            lambda first, last: self._open(stored, first, last),
+            Expected.by(pointer),
+            self.context.content.keys,
+            fail=lambda why: self._broken(pointer, why),
+            start=start,
+            stop=stop,
+        )
+
+    def _broken(self, pointer: Pointer, why: str) -> IntegrityError:
+        text = f"store {self.name!r}: the content of {pointer.key!r} cannot be trusted: {why}"
+        return IntegrityError(text, store=self.name, key=pointer.key)
 
     def _too_small(self, pointer: Pointer, size: int) -> NoReturn:
         raise PayloadTooLargeError(
@@ -728,9 +682,8 @@ def _check_type(pointer: object) -> None:
 def _segments_of(pointer: Pointer) -> int:
     if pointer.version == 1 and pointer.size is None:
         return pointer.segments
-    if not pointer.segment_bytes or not pointer.size:
-        return 1
-    return -(-pointer.size // pointer.segment_bytes)
+    size = pointer.size if pointer.stored_bytes is None else pointer.stored_bytes
+    return -(-size // pointer.segment_bytes) if pointer.segment_bytes and size else 1
 
 
 @abstractmethod  # type: ignore[misc]

@@ -5,15 +5,26 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
+from uuid import UUID
 
 from claimcheck import _hints as hints
-from claimcheck._digest import digest_of
-from claimcheck._envelope import CHUNK_OVERHEAD_BYTES, Envelope, Kind, encode_abort, encode_chunk, encode_pointer
+from claimcheck._content import Encoding
+from claimcheck._destination import canonical
+from claimcheck._digest import begin, digest_of
+from claimcheck._envelope import (
+    CHUNK_OVERHEAD_BYTES,
+    Envelope,
+    Kind,
+    encode_abort,
+    encode_chunk,
+    encode_pointer,
+    encoded_start,
+)
 from claimcheck._outbound import Outbound
 from claimcheck._payload import Source, remaining_bytes
-from claimcheck._strategy import Message, Strategy, StrategyContext, rewindable
+from claimcheck._strategy import Message, Strategy, StrategyContext, rewindable, spooled
 from claimcheck.errors import ClaimCheckError, PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.hooks import BreakerEvent, FallbackEvent
 
@@ -21,6 +32,7 @@ __all__ = ["ChunkingStrategy", "ExternalStrategy", "HybridStrategy", "InlineStra
 
 _log = logging.getLogger(__name__)
 _WIDEST = 2**31 - 1
+_WIDEST_SIZE = 2**50
 
 
 class ExternalStrategy(Strategy):
@@ -62,16 +74,22 @@ class ChunkingStrategy(Strategy):
         limit, name = self._limit()
         payload, _ = rewindable(message.payload, limit=limit)
         source = Source(payload, limit=limit, limit_name=name, checksum=self._algorithm)
-        uuid = str(message.identity or self.context.surroundings.new_uuid())
+        identity = message.identity or self.context.surroundings.new_uuid()
+        declared, uuid = source.size or 0, str(identity)
+        source = self._encoded(message, source, identity)
         message = self._with_key(message, uuid)
         room, size = self._room(message, uuid), source.size or 0
+        if size > limit:
+            text = f"a payload of {size} bytes, encoded, is over {name} ({limit} bytes)"
+            raise PayloadTooLargeError(text, size=size, limit=limit)
         count, most = max(1, -(-size // room)), self.context.config.chunking.max_chunks
         if count > most:
             text = f"{size} bytes need {count} chunks of {room} bytes, but chunking.max_chunks is {most}"
             raise PayloadTooLargeError(text, size=size, limit=most)
-        chunks = self._chunks(message, source, uuid, count, room)
+        chunks = self._chunks(message, source, uuid, count, room, declared)
         data = encode_abort(uuid, header=self._header)
-        abort = Envelope(data, message.hinted({hints.TYPE: "abort"}), message.key, Kind.ABORT)
+        signed = self._signature(message, "abort", uuid=uuid)
+        abort = Envelope(data, message.hinted({hints.TYPE: "abort", **signed}), message.key, Kind.ABORT)
         return Outbound(chunks, total=count, uuid=uuid, abort=abort, blocking=source.view is None)
 
     @property
@@ -83,13 +101,35 @@ class ChunkingStrategy(Strategy):
         every, chunked = self.context.config.limits.max_payload_bytes, self.context.config.chunking.max_payload_bytes
         return (every, "limits.max_payload_bytes") if every < chunked else (chunked, "chunking.max_payload_bytes")
 
-    def _chunks(self, message: Message, source: Source, uuid: str, count: int, room: int) -> Iterator[Envelope]:
+    def _encoded(self, message: Message, source: Source, identity: UUID) -> Source:
+        """Return what is split into chunks: an encoded envelope, or the payload as it is.
+
+        A payload that begins like an encoded envelope becomes the content of one.
+        """
+        start, encoding = encoded_start(header=self._header), self.context.content.encoding(source, message.destination)
+        if encoding is None and source.peek(len(start)) == start:
+            encoding = Encoding(canonical(message.destination))
+        if encoding is None:
+            return source
+        content = encoding.encode(source, unique=identity, before=start)
+        if content.size is None:  # the number of chunks must be known
+            return Source(spooled(content), limit=1 << 62)
+        return content
+
+    def _chunks(
+        self, message: Message, source: Source, uuid: str, count: int, room: int, declared: int
+    ) -> Iterator[Envelope]:
         total = source.size or 0
-        with closing(source):
+        second = begin("sha256", size=total) if self.context.signer and source.algorithm != "sha256" else None
+        with closing(source), closing(second) if second else nullcontext():
             for position, piece in enumerate(source.pieces(room)):
-                ours = hints.chunk_hints(message.headers, uuid, position, count, total)
-                if position == count - 1:
-                    ours[hints.CHECKSUM] = source.checksum  # known only now: a file is read once
+                if second is not None:
+                    second.update(piece)
+                ours = hints.chunk_hints(message.headers, uuid, position, count, total) | {hints.SIZE: str(declared)}
+                if position == count - 1:  # the checksum is known only now: a file is read once
+                    ours[hints.CHECKSUM] = checksum = source.checksum
+                    signed = second.text() if second is not None else checksum
+                    ours |= self._signature(message, "chunks", uuid=uuid, chunks=count, size=total, checksum=signed)
                 data = encode_chunk(uuid, position, count, piece, header=self._header)
                 yield Envelope(data, message.hinted(ours), message.key, Kind.CHUNK)
 
@@ -107,6 +147,8 @@ class ChunkingStrategy(Strategy):
         limit = best if configured == "auto" else min(configured, message.limit.max_message_bytes)
         widest = hints.chunk_hints(message.headers, uuid, _WIDEST, _WIDEST, _WIDEST)
         widest[hints.CHECKSUM] = digest_of(algorithm=self._algorithm)
+        checksum = digest_of(algorithm="sha256")
+        widest |= self._signature(message, "chunks", uuid=uuid, chunks=_WIDEST, size=_WIDEST_SIZE, checksum=checksum)
         framing = message.limit.overhead(message.key, message.hinted(widest))
         overhead = framing + len(self._header) + CHUNK_OVERHEAD_BYTES
         if overhead >= limit:

@@ -13,25 +13,30 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, cast
 
 from claimcheck import _hints as hints
-from claimcheck._envelope import Buffer, Envelope, Kind, encode_literal, is_lookalike
+from claimcheck._content import ContentCoder, Encoding
+from claimcheck._destination import canonical
+from claimcheck._envelope import Buffer, Envelope, Kind, encode_literal, encoded_start, is_lookalike
 from claimcheck._hints import Headers
 from claimcheck._outbound import Outbound
 from claimcheck._payload import Payload, Readable, Source, as_view, is_file, remaining_bytes
 from claimcheck._pointer import Pointer
+from claimcheck._signing import Seal, StatementKind, sha256_of
 from claimcheck._store import Store, StoreContext
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config
+from claimcheck.errors import ConfigError
 from claimcheck.hooks import Hooks
 
 __all__ = [
     "Breaker",
     "Message",
     "rewindable",
+    "spooled",
     "Strategy",
     "StrategyContext",
 ]
@@ -131,16 +136,20 @@ class StrategyContext:
         config: The destination's configuration.
         store: Returns the store to write to; opens it at first use.
         seal: Encodes a pointer, signed where signing is configured.
+        signer: Signs messages without a pointer; ``None`` where signing is not configured.
         breaker: The circuit breaker of that store.
         hooks: Receives fallback events.
+        content: Compresses and encrypts payloads that travel in messages.
         surroundings: The clock and the source of uuids.
     """
 
     config: Config
     store: Callable[[], Store]
     seal: Callable[[Pointer], bytes]
+    signer: Seal | None = None
     breaker: Breaker = field(default_factory=Breaker)
     hooks: Hooks = field(default_factory=Hooks)
+    content: ContentCoder = field(default_factory=ContentCoder, repr=False)
     surroundings: StoreContext = field(default_factory=StoreContext)
 
 
@@ -229,16 +238,62 @@ class Strategy(ABC):
         """Whether a payload of this size may stay in its message."""
         return message.fits(size)
 
+    @property
+    def escapes_all(self) -> bool:
+        """Whether small payloads are sent as signed envelopes, too, because readers require them."""
+        return self.context.signer is not None and self.context.config.signing.require_envelope
+
+    def _signature(self, message: Message, kind: StatementKind, **facts: str | int) -> dict[str, str]:
+        """Return the header with the signature of a message without a pointer; none where signing is not configured.
+
+        Raises:
+            ConfigError: The produce call takes no headers, so readers would refuse the message.
+        """
+        signer = self.context.signer
+        if signer is None:
+            return {}
+        if not message.takes_headers:
+            what = {
+                "chunks": "chunks",
+                "abort": "chunks",
+                "literal": "an escaped payload",
+                "encoded": "an encrypted message",
+            }[kind]
+            raise ConfigError(
+                f"{what} cannot be signed, because the produce call takes no headers: name its parameter with "
+                "headers=..., or configure no signing.key_id",
+                path="signing.key_id",
+            )
+        return {hints.SIGNATURE: signer.statement(kind, message.destination, **facts)}
+
     def _as_plain(self, message: Message, payload: Buffer) -> Envelope | None:
         size = len(as_view(payload))
         if size > 0 and not self._fits(message, size):
             return None
-        if not is_lookalike(payload, header=self._header):
+        if size > 0 and self.context.content.encrypts_inline:
+            return self._encrypted(message, payload)
+        if not self.escapes_all and not is_lookalike(payload, header=self._header):
             return Envelope(payload, message.headers, message.key)
         data = encode_literal(payload, header=self._header)
-        hinted = message.hinted({hints.TYPE: "literal"})
+        checksum = sha256_of(payload) if self.context.signer else ""
+        hinted = message.hinted(
+            {hints.TYPE: "literal", **self._signature(message, "literal", size=size, checksum=checksum)}
+        )
         if self._fits(replace(message, headers=hinted), len(data)):
             return Envelope(data, hinted, message.key, Kind.LITERAL)
+        return None
+
+    def _encrypted(self, message: Message, payload: Buffer) -> Envelope | None:
+        """Return the envelope of an encrypted payload; ``None`` if it does not fit into its message."""
+        encoding = Encoding(canonical(message.destination), keys=self.context.content.keys)
+        source = Source(payload, limit=self.context.config.limits.max_payload_bytes)
+        identity = message.identity or self.context.surroundings.new_uuid()
+        data = encoding.encode(source, unique=identity, before=encoded_start(header=self._header)).take_all()
+        content = data[len(encoded_start(header=self._header)) :]
+        signed = {"size": len(content), "checksum": sha256_of(content) if self.context.signer else ""}
+        hinted = message.hinted({hints.TYPE: "encoded", **self._signature(message, "encoded", **signed)})
+        if self._fits(replace(message, headers=hinted), len(data)):
+            return Envelope(bytes(data), hinted, message.key, Kind.ENCODED)
         return None
 
 
@@ -255,14 +310,11 @@ def rewindable(payload: Payload, *, limit: int) -> tuple[Payload, Callable[[], N
     if not is_file(payload):
         return payload, lambda: None
     if remaining_bytes(payload) is None:
-        spool = _spool()
-        spool.writelines(Source(payload, limit=limit))
-        spool.seek(0)
-        payload = spool
+        payload = spooled(Source(payload, limit=limit))
     return payload, _rewinder(payload)
 
 
-def _spool() -> BinaryIO:
+def spooled(pieces: Iterable[Buffer]) -> BinaryIO:
     """Return a temporary file, in memory up to 8 MiB, that is deleted with the last reference to it."""
     from tempfile import SpooledTemporaryFile  # slow to import
 
@@ -270,7 +322,10 @@ def _spool() -> BinaryIO:
         def __del__(self) -> None:
             self.close()
 
-    return cast(BinaryIO, Spool(max_size=8 << 20))
+    spool = cast(BinaryIO, Spool(max_size=8 << 20))
+    spool.writelines(pieces)
+    spool.seek(0)
+    return spool
 
 
 def _rewinder(file: Readable) -> Callable[[], None]:

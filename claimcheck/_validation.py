@@ -383,9 +383,9 @@ def _takes_mapping(hint: object) -> bool:
 
 
 def _no_placeholder(option: Option, value: object, path: str) -> None:
-    """Outside of store options and signing keys a placeholder would never be resolved."""
+    """Elsewhere a placeholder would never be resolved."""
     if is_placeholder(value):
-        expected = f"{_expected(option.hint)}; placeholders work only in store options and signing keys"
+        expected = f"{_expected(option.hint)}; placeholders work only in store options and keys"
         fail(path, found="a placeholder", expected=expected)
 
 
@@ -405,6 +405,9 @@ def _convert(hint: object, value: object, path: str, secret: bool) -> Any:
         return build(bare, value, path, secret=secret)
     if _takes_mapping(bare):
         return _convert_mapping(typing.get_args(bare)[1], value, path, secret)
+    if typing.get_origin(bare) is tuple and isinstance(value, (list, tuple)):
+        item = typing.get_args(bare)[0]
+        return tuple(_convert(item, each, f"{path}.{number}", secret) for number, each in enumerate(value))
     if not _fits(hint, value):
         fail(path, found=_describe(value, hint, secret=secret), expected=_expected(hint) + _with_scheme(hint, value))
     return value
@@ -467,6 +470,7 @@ def _expected(hint: object) -> str:
         float: "a number",
         str: "text",
         bool: "true or false",
+        tuple[str, ...]: "a list of texts",
         type(None): "nothing",
     }
     return names.get(hint, "a mapping" if dataclasses.is_dataclass(hint) else getattr(hint, "__name__", str(hint)))

@@ -1,12 +1,14 @@
 """The configuration as frozen dataclasses, and how YAML becomes one.
 
-``${NAME}`` and ``${NAME:-default}`` in store options and signing keys are resolved by the process that opens the store
-(`expand`), so a pickled configuration carries names, not secrets. The classes need only the standard library; PyYAML
-is imported when a file is read.
+``${NAME}`` and ``${NAME:-default}`` in store options, signing keys and encryption keys are resolved by the process that
+uses them (`expand`), so a pickled configuration carries names, not secrets. The classes need only the standard library;
+PyYAML is imported when a file is read.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
 import os
 import re
@@ -16,6 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from claimcheck._destination import canonical
 from claimcheck._envelope import HEADER
 from claimcheck._pointer import MAX_POINTER_BYTES
 from claimcheck._validation import (
@@ -38,6 +41,10 @@ __all__ = [
     "ChunkingConfig",
     "CompressionConfig",
     "Config",
+    "DataKeysConfig",
+    "EncryptionConfig",
+    "ENCRYPTION_KEY_BYTES",
+    "encryption_key",
     "EnvelopeConfig",
     "expand",
     "from_dict",
@@ -54,6 +61,9 @@ __all__ = [
 MIN_KEY_BYTES = 16
 """The minimum length of a signing key."""
 
+ENCRYPTION_KEY_BYTES = 32
+"""The length of an encryption key of ``provider: local``."""
+
 Action = Literal["redeliver", "dead_letter", "ack"]
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -61,12 +71,12 @@ _KINDS = {"NoneType": "nothing", "str": "text", "dict": "a mapping", "bool": "a 
 _UNKNOWN = "?"  # the name of a store that a problem hides; no such configuration is ever returned
 _STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
 OVERRIDABLE = (
-    "strategy", "threshold_bytes", "store", "dead_letter_ttl_seconds", "delete_after_ack",
+    "strategy", "threshold_bytes", "store", "reads_from", "dead_letter_ttl_seconds", "delete_after_ack",
     "chunking", "hybrid", "limits", "compression",
 )  # fmt: skip
 """The keys that a destination may override."""
 
-_TOP = (*OVERRIDABLE, "stores", "reads_from", "checksum", "signing", "envelope", "destinations")
+_TOP = (*OVERRIDABLE, "stores", "checksum", "signing", "encryption", "envelope", "destinations")
 # Readers know no destination and use these limits of the top level, so a destination's may only be lower.
 _READERS = (
     ("limits", "max_payload_bytes"),
@@ -151,19 +161,77 @@ _COMPRESSION_LEVELS = {"zstd": (1, 19), "lz4": (0, 12)}
 
 @dataclass(frozen=True, slots=True)
 class SigningConfig:
-    """The secrets that sign and verify pointers.
+    """The secrets that sign and verify messages, and which signed messages readers accept.
 
     Attributes:
         key_id: The key that writers sign with; ``None`` for processes that only read.
         keys: Secrets by key id, with unresolved placeholders; each at least 16 bytes when resolved.
-        require: Whether readers reject unsigned pointers of version 2; by default true if there are keys, else false.
-            Pointers of version 1 have no signature and are rejected if there are keys. Plain messages, escaped
-            payloads, chunks and abort envelopes are not signed.
+        require: Whether readers reject unsigned pointers of version 2, payloads in chunks, escaped payloads and abort
+            envelopes; by default true if there are keys, else false. Pointers of version 1 have no signature and are
+            rejected if there are keys.
+        require_envelope: Whether readers reject plain messages, which have no signature. Writers then send every
+            payload as a signed envelope, small ones, too. Tombstones stay plain.
+        bind_destination: Whether readers accept a signed message only from the topic that it was sent to.
+        accept_from: By pattern of the topic that readers read from: patterns of other topics whose signed messages they
+            accept there, for dead-letter topics, mirrors and forwarded messages.
+        max_age_seconds: The age at which readers reject a signed message; ``None`` for no limit.
     """
 
     key_id: str | None = None
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     require: bool | None = None
+    require_envelope: bool = False
+    bind_destination: bool = True
+    accept_from: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    max_age_seconds: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        if self.require is None:
+            object.__setattr__(self, "require", bool(self.keys))
+
+
+@dataclass(frozen=True, slots=True)
+class DataKeysConfig:
+    """How long a writer uses a data key for new payloads, and how long any process keeps data keys in memory.
+
+    A payload whose size is not known in advance always has a data key of its own.
+
+    Attributes:
+        max_payloads: Payloads that a writer encrypts with one data key; by default each has its own.
+        max_bytes: Bytes of payloads that a writer encrypts with one data key.
+        max_age_seconds: How long a data key stays in memory, for new payloads and for reading. A key that was deleted
+            or disabled in a key service stops working after this time.
+    """
+
+    max_payloads: Count = 1
+    max_bytes: ByteCount = 1 << 40
+    max_age_seconds: Seconds = 300
+
+
+@dataclass(frozen=True, slots=True)
+class EncryptionConfig:
+    """The keys that encrypt and decrypt payloads.
+
+    Each payload is encrypted with a data key, which is stored beside it, encrypted with a key of this section.
+
+    Attributes:
+        key_id: The key that writers use; ``None`` for processes that only read.
+        keys: Keys by key id, with unresolved placeholders: 32 bytes in base64 for ``local``, the ARN or alias of a key
+            for ``aws-kms``, and what the class expects for ``module:Class``. Readers accept only these.
+        require: Whether readers reject payloads that are not encrypted; by default true if there are keys, else false.
+        inline: Whether payloads that stay in their messages are encrypted, too.
+        provider: ``local``, ``aws-kms``, the name of an entry point, or ``module:Class`` of a `claimcheck.KeyProvider`.
+        options: Options of the provider, with unresolved placeholders.
+        data_keys: How long data keys are used; see `DataKeysConfig`.
+    """
+
+    key_id: str | None = None
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    require: bool | None = None
+    inline: bool = False
+    provider: str = "local"
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    data_keys: DataKeysConfig = field(default_factory=DataKeysConfig)
 
     def __post_init__(self) -> None:
         if self.require is None:
@@ -204,7 +272,8 @@ class Config:
             the limit of the producer.
         store: The store that writers use; by default the only one.
         stores: All stores by name.
-        reads_from: Names of the stores that readers accept in pointers; ``None`` for all.
+        reads_from: Names of the stores that readers accept in pointers; ``None`` for all. A destination's must be among
+            those of the top level, and applies to readers that know where a message came from.
         dead_letter_ttl_seconds: How long a stored payload stays readable after a consumer sent its message to a
             dead-letter topic, if that is longer than the rest of its lifetime; ``None`` leaves lifetimes as they are.
         chunking: Payloads in chunks; see `ChunkingConfig`.
@@ -212,8 +281,10 @@ class Config:
         checksum: The algorithm of the checksums that writers add to pointers and chunks: ``crc32``, ``sha256`` or
             ``xxh3-128``. By default ``sha256`` if there are signing keys, so that a signed pointer names exactly one
             content, else ``crc32``. Readers verify all of them. If signatures are required, signed pointers must have
-            a checksum by ``sha256`` or by the algorithm that is set here.
-        signing: Signatures of pointers; see `SigningConfig`.
+            a checksum by ``sha256`` or by the algorithm that is set here. Encrypted payloads have none: their
+            encryption authenticates them.
+        signing: Signatures of messages; see `SigningConfig`.
+        encryption: Encryption of payloads; see `EncryptionConfig`.
         limits: Size limits; see `LimitsConfig`.
         compression: Compression of payloads; see `CompressionConfig`. ``None`` for none.
         envelope: The format of envelopes; see `EnvelopeConfig`.
@@ -232,6 +303,7 @@ class Config:
     hybrid: HybridConfig = field(default_factory=HybridConfig)
     checksum: Literal["crc32", "sha256", "xxh3-128"] | None = None
     signing: Annotated[SigningConfig, SECRET] = field(default_factory=SigningConfig)
+    encryption: Annotated[EncryptionConfig, SECRET] = field(default_factory=EncryptionConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     compression: CompressionConfig | None = None
     envelope: EnvelopeConfig = field(default_factory=EnvelopeConfig)
@@ -246,7 +318,7 @@ class Config:
     @property
     def content_checksum(self) -> str:
         """The algorithm of the checksums that writers add to pointers and chunks."""
-        return self.checksum or ("sha256" if self.signing.keys or getattr(self, "encryption", None) else "crc32")
+        return self.checksum or ("sha256" if self.signing.keys else "crc32")
 
     @property
     def chunks(self) -> ChunkingConfig:
@@ -264,6 +336,14 @@ class Config:
         """The longest ``dead_letter_ttl_seconds`` of all destinations; 0 without one."""
         configs = (self, *(config for _, config in self.destinations))
         return max(config.dead_letter_ttl_seconds or 0 for config in configs)
+
+    def readable_from(self, destination: str | None) -> tuple[str, ...]:
+        """Return the names of the stores that pointers may name in messages from a destination, under any name."""
+        names = () if destination is None else (destination, canonical(destination))
+        for pattern, config in self.destinations:
+            if any(fnmatchcase(name, pattern) for name in names):
+                return config.readable
+        return self.readable
 
     def for_destination(self, destination: str) -> Config:
         """Return the configuration of the first matching pattern, else this one."""
@@ -350,6 +430,22 @@ def signing_key(text: str, *, path: str, environ: Mapping[str, str] | None = Non
     return secret
 
 
+def encryption_key(text: str, *, path: str, environ: Mapping[str, str] | None = None) -> bytes:
+    """Resolve an encryption key of ``provider: local`` and return its bytes.
+
+    Raises:
+        ConfigError: A variable is not set, or the text is not 32 bytes in base64. The error does not quote the key.
+    """
+    try:
+        key = base64.b64decode(expand(text, path=path, environ=environ).strip(), validate=True)
+    except (ValueError, binascii.Error):
+        key = b""
+    if len(key) != ENCRYPTION_KEY_BYTES:
+        expected = f"{ENCRYPTION_KEY_BYTES} random bytes in base64, as `openssl rand -base64 {ENCRYPTION_KEY_BYTES}`"
+        fail(path, found="another text", expected=f"{expected} prints them")
+    return key
+
+
 def _names(stores: object) -> list[str] | None:
     """The names of all stores, valid or not; ``None`` if ``stores`` is not a mapping."""
     return [] if stores is None else list(stores) if isinstance(stores, Mapping) else None
@@ -393,6 +489,7 @@ def _checked(top: Mapping[str, object], path: str, names: Sequence[str] | None, 
     shaped = {**top, "stores": stores, "reads_from": _reads_from(top.get("reads_from"), names, own)}
     config = Config(**valid_options(options_of(Config), shaped, path, own, placeholders=False))
     _check_signing(config, own)
+    _check_encryption(config.encryption, own)
     with own:
         _check_header(config)
     _check_chunking(config, prefix, own)
@@ -467,9 +564,12 @@ def _store_names(name: object, stores: Sequence[str], kind: str) -> str:
 
 def _check_signing(config: Config, problems: Problems) -> None:
     signing = config.signing
+    options = ("require", "require_envelope", "accept_from", "max_age_seconds")
+    needy = next((name for name in options if getattr(signing, name)), None)
     with problems:
-        if signing.require and not signing.keys:
-            fail("signing.keys", found="nothing", expected="at least one key, because signing.require is true")
+        if needy and not signing.keys:
+            setting = "true" if getattr(signing, needy) is True else "set"
+            fail("signing.keys", found="nothing", expected=f"at least one key, because signing.{needy} is {setting}")
     with problems:
         if signing.key_id is not None and signing.key_id not in signing.keys:
             fail("signing.key_id", found="an id that has no key", expected="the id of a key below signing.keys")
@@ -482,6 +582,21 @@ def _check_signing(config: Config, problems: Problems) -> None:
             if signing.keys and store.options.get("pointer_version") == 1:
                 expected = "2: version 1 has no signature, and signing.keys is configured"
                 fail(f"stores.{name}.pointer_version", found="1", expected=expected)
+
+
+def _check_encryption(encryption: EncryptionConfig, problems: Problems) -> None:
+    with problems:
+        if encryption.require and not encryption.keys:
+            expected = "at least one key, because encryption.require is true"
+            fail("encryption.keys", found="nothing", expected=expected)
+    with problems:
+        if encryption.key_id is not None and encryption.key_id not in encryption.keys:
+            expected = "the id of a key below encryption.keys"
+            fail("encryption.key_id", found="an id that has no key", expected=expected)
+    for name, key in encryption.keys.items():
+        with problems:
+            if encryption.provider == "local" and not _PLACEHOLDER.search(key):
+                encryption_key(key, path=f"encryption.keys.{name}")
 
 
 def _check_header(config: Config) -> None:
@@ -511,6 +626,11 @@ def _check_chunking(config: Config, prefix: str, problems: Problems) -> None:
 
 def _check_readers(base: Config, config: Config, path: str, problems: Problems) -> None:
     wrong = problems.sections() | problems.sections(f"{path}.")
+    with problems:
+        more = sorted(set(config.readable) - set(base.readable))
+        if more and not wrong & {"reads_from", "stores"}:
+            expected = f"stores that the top level reads from ({', '.join(base.readable) or 'none'})"
+            fail(f"{path}.reads_from", found=", ".join(more), expected=expected)
     for section, name in _READERS:
         limit, value = (getattr(getattr(each, section), name) for each in (base, config))
         with problems:

@@ -144,13 +144,13 @@ class UnknownVersionError(EnvelopeError):
 
 
 class PointerRejectedError(ClaimCheckError):
-    """A pointer was rejected before any access to a store.
+    """A pointer was rejected before any access to a store, or a message without a valid signature was rejected.
 
     Attributes:
-        reason: One word for metrics: ``store``, ``scope``, ``size``, ``signature``, ``version``, ``feature``,
-            ``checksum`` or ``type``.
-        store: The store that the pointer names.
-        key: The key that the pointer names.
+        reason: One word for metrics: ``store``, ``scope``, ``size``, ``signature``, ``destination``, ``age``,
+            ``envelope`` (a plain message), ``version``, ``feature``, ``checksum`` or ``type``.
+        store: The store that the pointer names; ``None`` for other messages.
+        key: The key that the pointer names; ``None`` for other messages.
     """
 
     reason: str | None = None

@@ -75,7 +75,7 @@ BROKERS = {
 
 _TEMPLATE = """\
 # Configuration of claimcheck. To check it: claimcheck check --open
-# ${NAME} and ${NAME:-default} in store options and signing keys come from the environment.
+# ${NAME} and ${NAME:-default} in store options and keys come from the environment.
 
 # %(strategy_text)s
 strategy: %(strategy)s

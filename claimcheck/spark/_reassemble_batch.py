@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from claimcheck._content import Unpacker
 from claimcheck._envelope import Abort, Buffer, Chunk, decode
 from claimcheck.config import Config
 from claimcheck.errors import (
     ChunkConflictError,
     ClaimCheckError,
     IncompletePayloadError,
+    IntegrityError,
     PayloadTooLargeError,
 )
 from claimcheck.spark._columns import error_value
@@ -29,6 +31,7 @@ from claimcheck.spark._reassemble_chunks import (
 )
 from claimcheck.spark._reassemble_common import ColumnIndexes, Options, OutputRow, added_columns, count, cut
 from claimcheck.spark._rows import Row, views
+from claimcheck.spark._worker import claim_check
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,8 +69,9 @@ class BatchAssembler:
     complete it holds only the positions of its chunks.
     """
 
-    def __init__(self, uuid: str, config: Config, *, max_bytes: int) -> None:
+    def __init__(self, uuid: str, config: Config, *, max_bytes: int, unpacker: Unpacker | None = None) -> None:
         self._uuid = uuid
+        self._unpacker = unpacker or Unpacker(header=config.header, limit=max_bytes)
         self._header, self._max_chunks, self._max_bytes = config.header, config.chunks.max_chunks, max_bytes
         self._positions: list[int] = []
         self._count = 0
@@ -108,6 +112,16 @@ class BatchAssembler:
             self._fail(IncompletePayloadError(text, uuid=self._uuid, seen=seen, total=self._count))
         elif (error := checksum_error(self._declared, self.pieces)) is not None:
             self._fail(error)
+        else:
+            self._decode()
+
+    def _decode(self) -> None:
+        try:
+            self.pieces = self._unpacker.pieces(self.pieces, self._uuid, destination=None)
+        except (IntegrityError, PayloadTooLargeError) as error:
+            self._fail(error)
+        else:
+            self.size = sum(map(len, self.pieces))
 
     def _add(self, chunk: Chunk) -> None:
         self._count = self._count or chunk.count
@@ -212,10 +226,13 @@ class _ReassembleStage:
 
     def _joined(self, messages: Iterator[_Message]) -> OutputRow | None:
         """Join one payload; its row is that of its first chunk."""
-        payload, first = None, None
+        payload, first, config = None, None, self.options.config
         for each in messages:
             payload = payload or BatchAssembler(
-                str(each.uuid), self.options.config, max_bytes=self.options.max_payload_bytes
+                str(each.uuid),
+                config,
+                max_bytes=self.options.max_payload_bytes,
+                unpacker=claim_check(config)._unpacker,
             )
             is_chunk = payload.add(each.message or memoryview(b""), each.declared)
             first = first or (each if is_chunk else None)

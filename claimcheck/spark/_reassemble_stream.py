@@ -26,7 +26,13 @@ from claimcheck._envelope import Abort, Buffer, Chunk, decode, encode_literal
 from claimcheck._store import Store
 from claimcheck._validation import fail
 from claimcheck.config import Config
-from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError
+from claimcheck.errors import (
+    ClaimCheckError,
+    ConfigError,
+    IntegrityError,
+    MissingDependencyError,
+    PayloadTooLargeError,
+)
 from claimcheck.spark import _reassemble_chunks
 from claimcheck.spark._columns import error_value
 from claimcheck.spark._fetching import Job, OrderedExecutor, Outcome, is_bad_message, outcomes
@@ -305,8 +311,14 @@ class _FetchedPayload:
         elif self.error is None and isinstance(outcome, bytes):
             self.pieces.append(outcome)
 
-    def finish(self) -> OutputRow:
-        if self.error is None and (error := checksum_error(self.declared, self.pieces)) is not None:
+    def finish(self, cc: ClaimCheck) -> OutputRow:
+        error = checksum_error(self.declared, self.pieces) if self.error is None else None
+        if self.error is None and error is None:
+            try:
+                self.pieces = cc._unpacker.pieces(self.pieces, self.uuid, destination=None)
+            except (IntegrityError, PayloadTooLargeError) as broken:
+                error = broken
+        if error is not None:
             self.error, self.pieces = error_value(error), []
         pieces = None if self.error else self.pieces
         return OutputRow(self.row, 0, False, self.uuid, pieces, self.error, sum(map(len, self.pieces)))
@@ -347,7 +359,7 @@ class _FetchStage:
             for payload, _, outcome in results:
                 payload.add(outcome, reading.config)
                 if payload.waiting == 0:
-                    row = payload.finish()
+                    row = payload.finish(cc)
                     count(tally, row, store=reading.config.store)
                     yield row
         cleanup.finish()

@@ -77,7 +77,14 @@ class RecordingBroker:
         for position, message in enumerate(self.messages):
             if topic not in (None, message.topic):
                 continue
-            outcomes = resolver.feed(message.topic, position, message.value, headers=message.headers, key=message.key)
+            outcomes = resolver.feed(
+                message.topic,
+                position,
+                message.value,
+                headers=message.headers,
+                key=message.key,
+                destination=message.topic,
+            )
             for outcome in outcomes:
                 if isinstance(outcome, Failed):
                     raise outcome.error

@@ -21,7 +21,7 @@ from claimcheck._pointer import KEY_PREFIX, Pointer, slug
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
-from claimcheck.errors import IntegrityError, ScanNotSupportedError, StoreError, StoreUnavailableError
+from claimcheck.errors import IntegrityError, KeyTakenError, ScanNotSupportedError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import CaFile
 from claimcheck.stores.redis._expiry import extend_segments
 from claimcheck.stores.redis._listing import FirstSegment, Keyspace
@@ -55,6 +55,8 @@ _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
     ("TryAgainError", StoreUnavailableError),
     ("RedisClusterException", StoreUnavailableError),  # no node of a cluster answers
 )
+
+_REPLACE_START = "return redis.call('EXISTS', KEYS[1]) == 1 and redis.call('SETRANGE', KEYS[1], 0, ARGV[1])"
 
 
 def _is_url(url: str) -> bool:
@@ -149,10 +151,21 @@ class RedisStore(Store):
             self._warn_of_eviction()
 
     def _write(self, pointer: Pointer, source: Source) -> None:
+        known = self._lifetime_of(pointer.key)
+        self._store(pointer, source, create=pointer.encryption is not None and not (known and known.created_ms))
+
+    def _rewrite(self, pointer: Pointer, source: Source) -> None:
+        self._store(pointer, source)
+
+    def _store(self, pointer: Pointer, source: Source, *, create: bool = False) -> None:
+        """Write the segments; with ``create``, only if there is no first one.
+
+        Two attempts that encrypt the same payload differently must not both write segments.
+        """
         writer = _SegmentWriter(self._server, pointer)
         try:
             for i, segment in enumerate(source.pieces(self.segment_bytes or _SEGMENT_BYTES)):
-                writer.put(i, segment)
+                writer.put(i, segment, create=create and not i)
             if not source.taken:
                 writer.put(0, memoryview(b""))
             writer.finish()
@@ -213,6 +226,22 @@ class RedisStore(Store):
         except (exceptions.ClusterError, exceptions.TryAgainError):  # their slot is moving between two nodes
             for key in keys:
                 self._server.client.unlink(key)
+
+    def _stored_pointer(self, entry: StoreEntry) -> Pointer:
+        client = self._server.client
+        sizes = list[int]()
+        while size := client.strlen(f"{entry.key}-{len(sizes)}"):
+            sizes.append(size)
+        pointer = super()._stored_pointer(replace(entry, size=sum(sizes)))
+        if not sizes:
+            raise self.missing(pointer)
+        several = sizes[0] if len(sizes) > 1 else None
+        return replace(pointer, segments=len(sizes), segment_bytes=several)
+
+    def _replace_start(self, pointer: Pointer, start: bytes) -> None:
+        """Replace the beginning of the first segment in one command, which keeps its expiry."""
+        if not self._server.client.eval(_REPLACE_START, 1, segment_key(pointer, 0), start):
+            raise self.missing(pointer)
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
         """List payloads by their first segments, without counting the others: their size is known only if it is one."""
@@ -322,8 +351,15 @@ class _SegmentWriter:
         self._count = 0
         self._lost_at = -1
 
-    def put(self, i: int, segment: memoryview) -> None:
-        """Send segment number ``i``; may wait for the reply to an earlier one."""
+    def put(self, i: int, segment: memoryview, *, create: bool = False) -> None:
+        """Send segment number ``i``; may wait for the reply to an earlier one.
+
+        Raises:
+            KeyTakenError: With ``create``: there is one already, which stays.
+        """
+        if create:
+            self._create(i, segment)
+            return
         self._unanswered.append((i, segment))
         self._count += 1
         self._attempt(lambda: self._send(i, segment))
@@ -355,6 +391,12 @@ class _SegmentWriter:
                 with suppress(import_vendor("redis.exceptions", extra="redis").ResponseError):
                     borrowed.receive()
         borrowed.discard()
+
+    def _create(self, i: int, segment: memoryview) -> None:
+        self._count += 1
+        if self._server.client.execute_command(*self._command(i, segment), "NX") is None:
+            text = f"{self._pointer.key!r} is taken: another attempt has written it, or is writing it now"
+            raise KeyTakenError(text, key=self._pointer.key)
 
     def _attempt(self, step: Callable[[], None]) -> None:
         exceptions = import_vendor("redis.exceptions", extra="redis")

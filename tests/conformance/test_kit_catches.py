@@ -69,7 +69,7 @@ BROKEN = {
         MEDIUM[pointer.key] = b""
         for piece in source:
             MEDIUM[pointer.key] += piece
-    def _undo(self, *_, **__): pass
+    def _wrote_nothing(self, error): return True
 """,
         ["test_failed_write_leaves_nothing", "test_interrupted_write_leaves_nothing"],
     ),

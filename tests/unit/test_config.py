@@ -111,7 +111,7 @@ def test_a_configuration_is_frozen_and_pickles_with_names_not_secrets(monkeypatc
             "a placeholder",
             "or 'auto'; placeholders work only in",
         ),
-        ({"envelope": {"header": "${HEADER}"}}, "envelope.header", "a placeholder", "store options and signing keys"),
+        ({"envelope": {"header": "${HEADER}"}}, "envelope.header", "a placeholder", "store options and keys"),
         ({"chunking": {"max_message_bytes": 199}}, "chunking.max_message_bytes", "199", "at least 200 or 'auto'"),
         ({"chunking": {"expire_after_seconds": float("inf")}}, "chunking.expire_after_seconds", "inf", "at most 10000"),
         ({"limits": {"max_pointer_bytes": 511}}, "limits.max_pointer_bytes", "511", "at least 512"),

@@ -56,7 +56,7 @@ class TestReferences:
             reference_of(encode_pointer(data))
         assert not isinstance(caught.value, UnknownVersionError)
 
-    @pytest.mark.parametrize("message", [HEADER + b"\x02\x03{}", HEADER + b"\x04", HEADER + b"\xffx"])
+    @pytest.mark.parametrize("message", [HEADER + b"\x02\x03{}", HEADER + b"\x05", HEADER + b"\xffx"])
     def test_what_a_newer_release_wrote_may_point_at_anything(self, message):
         with pytest.raises(UnknownVersionError):
             reference_of(message)

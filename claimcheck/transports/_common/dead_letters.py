@@ -44,7 +44,8 @@ def origin(topic: str, partition: int, offset: int, reason: str) -> Iterator[tup
 def kept_longer(cc: ClaimCheck, message: bytes | None, *, topic: str, dead_letter_topic: str) -> bytes | None:
     """Return a message for a dead-letter topic, after the lifetime of its stored payload was extended.
 
-    With ``dead_letter_ttl_seconds`` a pointer is replaced by the one to use from now on, signed again. With
+    With ``dead_letter_ttl_seconds`` a pointer is replaced by the one to use from now on, signed again. Like all records
+    of dead letters it stays bound to the topic that it was first sent to, see ``signing.accept_from``. With
     ``delete_after_ack`` the payload is copied in any case, because the original is deleted if its message is delivered
     and acknowledged again. Any other message is returned unchanged, and so is a pointer that is rejected, or whose
     payload is gone or damaged: it must not keep the message from the dead-letter topic. That is logged as a warning.
@@ -64,7 +65,7 @@ def kept_longer(cc: ClaimCheck, message: bytes | None, *, topic: str, dead_lette
     if is_off or message is None or not message.startswith(config.header):
         return message
     try:
-        return _extended(cc, config, message, dead_letter_topic)
+        return _extended(cc, config, message, topic, dead_letter_topic)
     except ClaimCheckError as error:
         if error.retryable:
             raise
@@ -72,11 +73,11 @@ def kept_longer(cc: ClaimCheck, message: bytes | None, *, topic: str, dead_lette
         return message
 
 
-def _extended(cc: ClaimCheck, config: Config, message: bytes, dead_letter_topic: str) -> bytes:
+def _extended(cc: ClaimCheck, config: Config, message: bytes, topic: str, dead_letter_topic: str) -> bytes:
     header, seconds = config.header, config.dead_letter_ttl_seconds or 0
     if not isinstance(decode(message, header=header), PointerData):
         return message
-    pointer = cc.pointer(message)
+    pointer = cc.pointer(message, destination=topic)
     assert pointer is not None
     store = cc._store_of(pointer)
     if config.delete_after_ack:

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from claimcheck import _hints as hints
 from claimcheck._digest import digest_of
-from claimcheck._envelope import Abort, Chunk, Literal, Plain, PointerData, decode
+from claimcheck._envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.stored_payload import PointerRead, StoredPayload
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
 
-__all__ = ["Content", "dispatch"]
+__all__ = ["Content", "dispatch", "passes_plain"]
 
 Content = Plain | Literal | StoredPayload | Chunk | Abort | ClaimCheckError
 """A plain message, an escaped payload, a stored payload, a chunk, an abort envelope, or the error of a bad message."""
 
 
-def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object]) -> Content:
+def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object], *, destination: str) -> Content:
     """Decode a message.
 
     For a stored payload, this decodes the pointer and checks its signature, but reads nothing from the store before
@@ -28,21 +28,35 @@ def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object]) -> C
 
     Args:
         cc: Has the writers' stores and signing keys.
-        message: The value. A message that does not begin with ``cc.config.header`` is plain and need not be passed.
-        headers: Returns the message's headers. Called for pointers only: the payload must match the hints.
+        message: The value. A message that does not begin with ``cc.config.header`` is plain and need not be passed,
+            unless `passes_plain` is false.
+        headers: Returns the message's headers. Called for pointers and escaped payloads only.
+        destination: The topic that it was read from.
 
     Returns:
         The content. For a damaged message or a rejected pointer it is the `ClaimCheckError`, which is not raised.
     """
     try:
         envelope = decode(message, header=cc.config.header)
-        return _stored(cc, envelope, headers()) if isinstance(envelope, PointerData) else envelope
+        if isinstance(envelope, PointerData):
+            return _stored(cc, envelope, headers(), destination)
+        if not isinstance(envelope, Chunk | Abort):
+            signed = headers() if isinstance(envelope, Literal | Encoded) else None
+            cc._current().seal.check_whole(envelope, signed, destination)
+        if isinstance(envelope, Encoded):
+            return Literal(memoryview(cc._unpacker.content(envelope.content, destination=destination)))
+        return envelope
     except ClaimCheckError as error:
         return error
 
 
-def _stored(cc: ClaimCheck, envelope: PointerData, headers: object) -> StoredPayload:
-    read, claims = PointerRead(cc._accept(envelope.data)), hints.declared(headers)
+def passes_plain(cc: ClaimCheck) -> bool:
+    """Whether plain messages are delivered as they are; otherwise they are errors, except for tombstones."""
+    return not cc.config.signing.require_envelope
+
+
+def _stored(cc: ClaimCheck, envelope: PointerData, headers: object, destination: str) -> StoredPayload:
+    read, claims = PointerRead(cc._accept(envelope.data, destination)), hints.declared(headers)
     return StoredPayload(lambda: _load(cc, read, claims), size=read.pointer.size or 0, origin=read)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from claimcheck._destination import canonical
 from claimcheck.errors import TransportError
 from claimcheck.transports._common.dead_letters import LABELS, ORIGINS
 
@@ -73,10 +76,16 @@ class EndClock:
         self._ahead += 2 * _PATIENCE_SECONDS
 
 
-def patient(cc: ClaimCheck) -> ClaimCheck:
-    """Return a `ClaimCheck` that reports an incomplete payload as an error when its chunks expire, and not earlier.
+def patient(cc: ClaimCheck, *, source: str, target: str) -> ClaimCheck:
+    """Return a `ClaimCheck` that reads dead letters, of any age.
 
-    It never deletes payloads after an acknowledgement: other messages may point at the payload of a dead letter.
+    It reports an incomplete payload as an error when its chunks expire, and not earlier. It never deletes payloads
+    after an acknowledgement: other messages may point at the payload of a dead letter.
+
+    Args:
+        cc: The configuration.
+        source: The dead-letter topic, where signed messages of the other topic are accepted.
+        target: The topic to send to. What is accepted there is accepted in the dead-letter topic, too.
     """
     chunking = replace(
         cc.config.chunking,
@@ -85,7 +94,13 @@ def patient(cc: ClaimCheck) -> ClaimCheck:
         on_evict="redeliver",
         max_redeliveries=0,
     )
-    return type(cc)(replace(cc.config, chunking=chunking, delete_after_ack=False, destinations=()))
+    signing = cc.config.signing
+    allowed = {pattern: tuple(origins) for pattern, origins in signing.accept_from.items()}
+    known = [origins for pattern, origins in allowed.items() if fnmatchcase(canonical(target), canonical(pattern))]
+    allowed[source] = (*allowed.get(source, ()), target, *chain.from_iterable(known))
+    signing = replace(signing, accept_from=allowed, max_age_seconds=None)
+    config = replace(cc.config, chunking=chunking, delete_after_ack=False, destinations=(), signing=signing)
+    return type(cc)(config)
 
 
 def foreign(

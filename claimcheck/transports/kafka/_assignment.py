@@ -369,7 +369,7 @@ class Assignment:
 
     def take(self, partition: Partition, native: Record) -> list[ReadyMessage]:
         """Take a record that begins with the header; returns the messages that it completes, if any."""
-        content = dispatch(self._cc, native.value() or b"", native.headers)
+        content = dispatch(self._cc, native.value() or b"", native.headers, destination=partition.source[0])
         if isinstance(content, Chunk | Abort):
             return self._chunk(partition, native, content)
         if not partition.wants(offset := native.offset(), offset, None):
@@ -421,7 +421,14 @@ class Assignment:
                 error = _first_removed(payload, partition.low or 0, seen=1, total=envelope.count)
                 return self._begun_below(partition, payload, Slot(offset, native, headers, key), error)
         outcomes = self.resolver.feed(
-            partition.source, offset, None, headers=headers, key=key, handle=native, envelope=envelope
+            partition.source,
+            offset,
+            None,
+            headers=headers,
+            key=key,
+            handle=native,
+            envelope=envelope,
+            destination=partition.source[0],
         )
         return self._ready_messages(outcomes)
 

@@ -125,19 +125,17 @@ def last_offset(message: Message) -> int | None:
 def message_of(native: Record, content: Plain | Literal | StoredPayload | ClaimCheckError) -> Message:
     """Return the message for a record that is neither a chunk nor an abort envelope.
 
-    It is a `KafkaMessage` for a stored payload or an error, and otherwise the record itself.
+    It is the record itself for a plain message, and otherwise a `KafkaMessage`, which keeps the record.
     """
     if isinstance(content, Plain):
         return native
-    if isinstance(content, Literal):
-        native.set_value(bytes(content.payload))
-        native.set_headers(hints.strip(native.headers()))  # type: ignore[arg-type]  # the stub lacks None
-        return native
+    is_error = isinstance(content, ClaimCheckError)
+    message = _like(native, native.headers() if is_error else hints.strip(native.headers()), native.key())
     if isinstance(content, ClaimCheckError):
-        message = _like(native, native.headers(), native.key())
         message._problem = content
+    elif isinstance(content, Literal):
+        message.set_value(bytes(content.payload))
     else:
-        message = _like(native, hints.strip(native.headers()), native.key())
         message._stored = content
     message.records = (native,)
     return message

@@ -63,7 +63,7 @@ class KafkaDeadLetters:
         self._source, self._target = source, target
         self._settled: dict[int, Any] = {}  # the last message by partition
         self._clock = EndClock()
-        self._reader = patient(cc)
+        self._reader = patient(cc, source=source, target=target)
         self._consumer = KafkaConsumer(
             vendor().Consumer({**own, **mine}, logger=_quiet), self._reader, clock=self._clock
         )

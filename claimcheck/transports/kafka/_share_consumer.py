@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from claimcheck._envelope import Abort, Chunk
 from claimcheck._validation import check_cc, check_type
 from claimcheck.transports._common.delegation import Closing
-from claimcheck.transports._common.dispatch import dispatch
+from claimcheck.transports._common.dispatch import dispatch, passes_plain
 from claimcheck.transports.kafka._client import ShareGroupError, vendor
 from claimcheck.transports.kafka._message import message_of
 
@@ -49,7 +49,7 @@ class KafkaShareConsumer(Closing):
         check_cc(cc)
         self._native = consumer
         self._cc = cc
-        self._header = cc.config.header
+        self._header, self._passes_plain = cc.config.header, passes_plain(cc)
 
     def poll(self, timeout: float = -1) -> Any:
         """Wait for payloads. One that cannot be delivered is returned too; its value raises the error.
@@ -117,10 +117,11 @@ class KafkaShareConsumer(Closing):
 
     def _is_plain(self, native: Record) -> bool:
         value = native.value()
-        return native.error() is not None or value is None or not value.startswith(self._header)
+        is_plain = value is None or (self._passes_plain and not value.startswith(self._header))
+        return native.error() is not None or is_plain
 
     def _received(self, native: Record) -> Message:
-        content = dispatch(self._cc, native.value() or b"", native.headers)
+        content = dispatch(self._cc, native.value() or b"", native.headers, destination=str(native.topic()))
         if isinstance(content, Chunk | Abort):
             text = (
                 f"a chunk of a payload on {native.topic()}; a share group delivers its other chunks to other members: "

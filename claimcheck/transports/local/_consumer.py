@@ -273,7 +273,13 @@ class LocalConsumer(Closing):
         source = (message.topic, message.partition)
         try:
             outcomes = self._resolver.feed(
-                source, message.offset, message.value, headers=message.headers, key=message.key, handle=handle
+                source,
+                message.offset,
+                message.value,
+                headers=message.headers,
+                key=message.key,
+                handle=handle,
+                destination=message.topic,
             )
         except BaseException:
             self._member.nack([delivery], delay_seconds=self._delay)
@@ -287,7 +293,7 @@ class LocalConsumer(Closing):
         assert self._deletion is not None
         for outcome in outcomes:
             if isinstance(outcome, Resolved) and outcome.kind is Kind.POINTER and message.value is not None:
-                pointer = self._cc.pointer(message.value)
+                pointer = self._cc.pointer(message.value, destination=message.topic)
                 assert pointer is not None
                 self._deletion.delivered(outcome.source, message.offset, PointerRead(pointer, "verified"))
 
@@ -320,7 +326,8 @@ class LocalConsumer(Closing):
         )
 
     def _stored_payload(self, message: LocalMessage) -> StoredPayload | None:
-        content = dispatch(self._cc, self._original(message).value or b"", lambda: message.headers)
+        value = self._original(message).value or b""
+        content = dispatch(self._cc, value, lambda: message.headers, destination=message.topic)
         if not isinstance(content, StoredPayload):
             return None
         if self._deletion is not None and content.origin is not None:

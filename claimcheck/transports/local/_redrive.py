@@ -44,7 +44,7 @@ class LocalDeadLetters:
         self._broker, self._source, self._target, self._group = broker, source, target, group
         self._wait_for_others()
         self._clock = EndClock()
-        self._reader = patient(cc)
+        self._reader = patient(cc, source=source, target=target)
         self._consumer = LocalConsumer(broker, self._reader, topics=[source], group=group, lease_seconds=_LEASE_SECONDS)
         self._consumer._resolver = self._reader.resolver(clock=self._clock)  # the broker's clock is that of its leases
         self._producer = LocalProducer(broker, cc)

@@ -12,7 +12,7 @@ from claimcheck._acknowledgement import CumulativeAcks
 from claimcheck._envelope import Abort, Chunk
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.dispatch import dispatch
+from claimcheck.transports._common.dispatch import dispatch, passes_plain
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.pulsar._message import (
     AnyMessageId,
@@ -69,7 +69,7 @@ class Inbox:
     ) -> None:
         self._cc = cc
         self._schema = schema
-        self._header = cc.config.header
+        self._header, self._passes_plain = cc.config.header, passes_plain(cc)
         self._refusal = refusal
         self._keep = keep
         self.resolver = cc.resolver(clock=clock)
@@ -88,7 +88,7 @@ class Inbox:
     def plain(self, native: pulsar.Message) -> PulsarMessage | None:
         """Take a message that is its own payload, as most are; ``None`` for any other, which is left to `take`."""
         data = native.data()
-        if data.startswith(self._header):
+        if data.startswith(self._header) or not self._is_accepted(native):
             return None
         self._note(native)
         return PulsarMessage(native, self._schema, data)
@@ -96,10 +96,10 @@ class Inbox:
     def take(self, native: pulsar.Message) -> Sequence[Arrival]:
         """Take one message and return the payloads that it completed; most chunks complete none."""
         data = native.data()
-        if not data.startswith(self._header):
+        if not data.startswith(self._header) and self._is_accepted(native):
             self._note(native)
             return (PulsarMessage(native, self._schema, data),)
-        content = dispatch(self._cc, data, native.properties)
+        content = dispatch(self._cc, data, native.properties, destination=native.topic_name())
         if isinstance(content, Chunk | Abort):
             if (refusal := self._refusal(native.topic_name())) is None:
                 return self._chunk(native, content)
@@ -193,6 +193,10 @@ class Inbox:
 
     # Internals -------------------------------------------------------------------------------------------------
 
+    def _is_accepted(self, native: pulsar.Message) -> bool:
+        """Whether a plain message is delivered; a tombstone always is."""
+        return self._passes_plain or native.has_null_value()
+
     def _note(self, native: pulsar.Message) -> None:
         """Remember a message that is its own payload while an older payload is not settled."""
         self._previous = native
@@ -237,6 +241,7 @@ class Inbox:
                 handle=handle,
                 writer=handle.producer_name,
                 envelope=envelope,
+                destination=handle.topic_name,
             )
             return self._arrivals(outcomes)
 

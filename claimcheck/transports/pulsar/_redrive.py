@@ -75,7 +75,7 @@ class PulsarDeadLetters:
         self._opened.callback(client.close)
         try:
             self._partitions = client.get_topic_partitions(source)
-            self._reader = self._opened.enter_context(patient(cc))
+            self._reader = self._opened.enter_context(patient(cc, source=source, target=target))
             self._producer = PulsarProducer(client.create_producer(target), cc, **options)
         except BaseException:
             self._opened.close()

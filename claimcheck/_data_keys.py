@@ -1,0 +1,312 @@
+"""Data keys: each encrypts payloads, and is itself stored encrypted ("wrapped") with a key of the configuration.
+
+A `KeyProvider` wraps and unwraps data keys: `LocalKeys` in this process, others in a key service. `DataKeys` makes new
+data keys for writers, and keeps unwrapped ones in memory for as long as the configuration allows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol, cast, runtime_checkable
+
+from claimcheck._registry import KEY_PROVIDERS, check_unresolved, import_vendor, load_class, resolved_options
+from claimcheck._validation import Option, did_you_mean, fail, options_of
+from claimcheck.config import ENCRYPTION_KEY_BYTES, EncryptionConfig, encryption_key, expand
+from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError, StoreUnavailableError
+
+__all__ = ["CONTEXT", "DataKey", "DataKeys", "KeyProvider", "LocalKeys"]
+
+CONTEXT: Mapping[str, str] = {"claimcheck": "1"}
+"""The context of every wrapped data key. A payload's identity is in the associated data of its ciphertext."""
+
+_PATH = "encryption"
+_GROUP = "claimcheck.key_providers"
+_KEPT_KEYS = 1000
+_NONCE_BYTES = 12
+
+
+@runtime_checkable
+class KeyProvider(Protocol):
+    """Encrypts and decrypts data keys with keys of a service. Used from several threads.
+
+    A class for ``encryption.provider`` is called with the keyword argument ``keys``, which is the mapping
+    ``encryption.keys``, and with the options of ``encryption.options`` as further keyword arguments. Type hints of
+    these arguments are checked. Placeholders are resolved.
+
+    `wrap` and `unwrap` raise a `claimcheck.StoreUnavailableError`, `ConnectionError` or `TimeoutError` if the same call
+    may succeed later. For a data key that can never be unwrapped, `unwrap` raises a `claimcheck.IntegrityError` or any
+    other exception.
+    """
+
+    def wrap(self, data_key: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
+        """Encrypt a data key of 32 bytes.
+
+        Args:
+            data_key: The key to encrypt.
+            key_id: An id of ``keys``.
+            context: Authenticated and not stored; `unwrap` is called with the same one.
+        """
+
+    def unwrap(self, wrapped: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
+        """Decrypt a data key. ``wrapped`` comes from a store and may be forged; ``key_id`` is an id of ``keys``."""
+
+    def describe(self) -> Mapping[str, str]:
+        """Return facts for diagnostics, such as the address of a service. No secrets."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataKey:
+    """A key that encrypts payloads.
+
+    Attributes:
+        key: The key, 32 bytes. Secret.
+        key_id: The key that wraps it, one of ``encryption.keys``.
+        wrapped: The wrapped key, which is stored with the payload.
+    """
+
+    key: bytes = field(repr=False)
+    key_id: str
+    wrapped: bytes = field(repr=False)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a data key cannot be pickled: it is secret")
+
+
+class LocalKeys:
+    """Wraps data keys in this process: AES-256-GCM with a random nonce, in the format of Tink's ``AES256_GCM_RAW``.
+
+    The associated data is ``{"context":{...},"key_id":"..."}``: JSON with sorted keys, no spaces, in UTF-8.
+
+    Args:
+        keys: By key id, 32 bytes in base64 each.
+    """
+
+    def __init__(self, *, keys: Mapping[str, str]) -> None:
+        self._keys = keys
+
+    def wrap(self, data_key: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
+        """Encrypt a data key."""
+        nonce = os.urandom(_NONCE_BYTES)
+        sealed: bytes = self._cipher(key_id).encrypt(nonce, data_key, _associated_data(key_id, context))
+        return nonce + sealed
+
+    def unwrap(self, wrapped: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
+        """Decrypt a data key.
+
+        Raises:
+            IntegrityError: It is not authentic, or another key wrapped it.
+        """
+        cipher, invalid_tag = self._cipher(key_id), _vendor("cryptography.exceptions").InvalidTag
+        nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
+        try:
+            key: bytes = cipher.decrypt(nonce, sealed, _associated_data(key_id, context))
+        except (invalid_tag, ValueError):
+            text = f"the data key was not encrypted with {_PATH}.keys.{key_id}: it was changed in the store"
+            raise IntegrityError(f"{text}, or the configuration has another key of that name") from None
+        return key
+
+    def describe(self) -> Mapping[str, str]:
+        """Return nothing: the keys are in this process."""
+        return {}
+
+    def _cipher(self, key_id: str) -> Any:
+        key = encryption_key(self._keys[key_id], path=f"{_PATH}.keys.{key_id}")
+        return _vendor("cryptography.hazmat.primitives.ciphers.aead").AESGCM(key)
+
+
+def _vendor(module: str) -> Any:
+    return import_vendor(module, extra="encryption")
+
+
+def _associated_data(key_id: str, context: Mapping[str, str]) -> bytes:
+    identity = {"context": dict(context), "key_id": key_id}
+    return json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@dataclass(slots=True)
+class _InUse:
+    """A data key for new payloads, and how much it was used."""
+
+    data_key: DataKey
+    made_at: float
+    payloads: int
+    bytes: int
+
+
+class DataKeys:
+    """Makes and unwraps data keys. Thread-safe; the provider is created at first use.
+
+    Args:
+        config: The section ``encryption``, with at least one key.
+        clock: Returns seconds, for the age of data keys.
+    """
+
+    def __init__(self, config: EncryptionConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._provider: KeyProvider | None = None
+        self._in_use: _InUse | None = None
+        self._opened: OrderedDict[tuple[str, bytes], tuple[float, bytes]] = OrderedDict()  # the oldest first
+
+    def __repr__(self) -> str:
+        return f"<DataKeys of {self._config.provider!r}, key_id {self._config.key_id!r}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("data keys cannot be pickled: they are secret. Pickle the configuration")
+
+    @property
+    def key_id(self) -> str | None:
+        """The key that wraps new data keys; ``None`` in processes that only read."""
+        return self._config.key_id
+
+    def check(self) -> None:
+        """Check the provider and its options as far as this needs no environment variable.
+
+        Raises:
+            ConfigError: There is no such provider, or an option is wrong.
+        """
+        _, known = self._provider_class()
+        check_unresolved(known, self._config.options, f"{_PATH}.options")
+
+    def describe(self) -> Mapping[str, str]:
+        """Return facts about the provider for diagnostics, without secrets. Raises as `new`."""
+        return {"provider": self._config.provider, **self._opened_provider().describe()}
+
+    def new(self, payload_bytes: int | None) -> DataKey:
+        """Return a data key for a new payload.
+
+        Args:
+            payload_bytes: The payload's size; ``None`` if it is not known in advance.
+
+        Raises:
+            ConfigError: No ``key_id`` is configured, a variable is not set, or the key cannot be used for encryption.
+            StoreUnavailableError: The key service cannot be reached or is overloaded; the same call may succeed later.
+            MissingDependencyError: A package of the provider is not installed.
+        """
+        limits, now = self._config.data_keys, self._clock()
+        if payload_bytes is None or payload_bytes > limits.max_bytes or limits.max_payloads == 1:
+            return self._wrapped()
+        with self._lock:
+            used = self._in_use
+            if used is not None and self._is_left(used, payload_bytes, now):
+                used.payloads += 1
+                used.bytes += payload_bytes
+                return used.data_key
+        fresh = _InUse(self._wrapped(), now, 1, payload_bytes)
+        with self._lock:
+            self._in_use = fresh
+        return fresh.data_key
+
+    def rewrap(self, key_id: str, wrapped: bytes) -> DataKey:
+        """Return the same data key, wrapped with the current key. Raises as `open` and `new`."""
+        return self._wrapped(self.open(key_id, wrapped))
+
+    def open(self, key_id: str, wrapped: bytes) -> bytes:
+        """Return the data key of a stored payload. Both arguments are untrusted.
+
+        Raises:
+            IntegrityError: The key id is not configured, the wrapped key is not authentic, or its key no longer exists.
+            ConfigError: A variable is not set, or this process is not allowed to use the key.
+            StoreUnavailableError: The key service cannot be reached or is overloaded; the same call may succeed later.
+            MissingDependencyError: A package of the provider is not installed.
+        """
+        entry, now = (key_id, wrapped), self._clock()
+        with self._lock:
+            self._forget_old(now)
+            known = self._opened.get(entry)
+        if known is not None:
+            return known[1]
+        key = self._unwrapped(key_id, wrapped)
+        with self._lock:
+            self._opened[entry] = (now, key)
+        return key
+
+    def _forget_old(self, now: float) -> None:
+        """Drop data keys that are too old, and the oldest ones if there are too many."""
+        oldest = now - self._config.data_keys.max_age_seconds
+        while self._opened:
+            made_at, _ = next(iter(self._opened.values()))
+            if made_at > oldest and len(self._opened) < _KEPT_KEYS:
+                break
+            self._opened.popitem(last=False)
+
+    def _is_left(self, used: _InUse, payload_bytes: int, now: float) -> bool:
+        limits = self._config.data_keys
+        return (
+            used.payloads < limits.max_payloads
+            and used.bytes + payload_bytes <= limits.max_bytes
+            and now - used.made_at < limits.max_age_seconds
+        )
+
+    def _wrapped(self, key: bytes | None = None) -> DataKey:
+        key_id = self._config.key_id
+        if key_id is None:
+            fail(f"{_PATH}.key_id", found="nothing", expected="the id of the key that encrypts new payloads")
+        key = key or os.urandom(ENCRYPTION_KEY_BYTES)
+        with self._errors(key_id, "encrypt a data key", other=ConfigError):
+            wrapped = self._opened_provider().wrap(key, key_id=key_id, context=CONTEXT)
+        return DataKey(key, key_id, bytes(wrapped))
+
+    def _unwrapped(self, key_id: str, wrapped: bytes) -> bytes:
+        if key_id not in self._config.keys:
+            text = f"the payload was encrypted with the key {key_id[:100]!r}, which is not configured here"
+            hint = did_you_mean(key_id, self._config.keys)
+            raise IntegrityError(f"{text}{hint}. If that key still exists, add it to {_PATH}.keys")
+        with self._errors(key_id, "decrypt a data key", other=IntegrityError):
+            key = self._opened_provider().unwrap(wrapped, key_id=key_id, context=CONTEXT)
+        if len(key) != ENCRYPTION_KEY_BYTES:
+            raise IntegrityError(f"the data key of {_PATH}.keys.{key_id} has {len(key)} bytes: it is not of claimcheck")
+        return bytes(key)
+
+    @contextmanager
+    def _errors(self, key_id: str, what: str, *, other: type[ClaimCheckError]) -> Iterator[None]:
+        """Translate exceptions of a third-party provider."""
+        try:
+            yield
+        except ClaimCheckError:
+            raise
+        except Exception as error:
+            kind = StoreUnavailableError if isinstance(error, (ConnectionError, TimeoutError)) else other
+            text = f"{_PATH}.keys.{key_id}: the provider {self._config.provider!r} could not {what}"
+            raise kind(f"{text}: {type(error).__name__}") from error
+
+    def _opened_provider(self) -> KeyProvider:
+        with self._lock:
+            if self._provider is None:
+                self._provider = self._new_provider()
+            return self._provider
+
+    def _new_provider(self) -> KeyProvider:
+        cls, known = self._provider_class()
+        options = resolved_options(known, self._config.options, f"{_PATH}.options")
+        try:
+            return cast("Callable[..., KeyProvider]", cls)(keys=self._keys(), **options)
+        except ClaimCheckError:
+            raise
+        except Exception as error:
+            text = f"{_PATH}.provider: {self._config.provider!r} cannot be created: {type(error).__name__}"
+            raise ConfigError(text, path=f"{_PATH}.provider") from error
+
+    def _keys(self) -> Mapping[str, str]:
+        """Local keys are resolved one by one, so that a key that is not set here does not affect the others."""
+        keys = self._config.keys
+        if self._config.provider == "local":
+            return keys
+        return {name: expand(text, path=f"{_PATH}.keys.{name}") for name, text in keys.items()}
+
+    def _provider_class(self) -> tuple[type[object], Mapping[str, Option]]:
+        """Return the provider's class and its options, without ``keys``."""
+        path, name = f"{_PATH}.provider", self._config.provider
+        cls = load_class(name, KEY_PROVIDERS, group=_GROUP, path=path)
+        if not issubclass(cls, KeyProvider):
+            fail(path, found=repr(name), expected="a class with the methods of claimcheck.KeyProvider")
+        options = options_of(cls)
+        return cls, {option: options[option] for option in options if option != "keys"}

@@ -1,0 +1,196 @@
+"""One write to a store: limits, key, encoding, and what happens after a failure."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from claimcheck._content import AEAD, ALGORITHM, Stream
+from claimcheck._destination import canonical
+from claimcheck._payload import Payload, Source
+from claimcheck._pointer import Pointer
+from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
+from claimcheck.errors import KeyTakenError, PayloadTypeError, PointerRejectedError, StoreError
+
+if TYPE_CHECKING:
+    from claimcheck._store import Store
+
+__all__ = ["StoreWrite"]
+
+_log = logging.getLogger(__name__)
+
+
+class StoreWrite:
+    """Writes one payload; see `Store.write`.
+
+    Args:
+        store: The store to write to.
+        payload: Bytes-like, or a readable binary file.
+        destination: Topic or queue.
+        limit: The largest size of this payload, if any.
+        identity: The uuid that all attempts share, if any.
+        min_ttl_seconds: The lifetime, if longer than the store's.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        payload: Payload,
+        *,
+        destination: str,
+        limit: int | None,
+        identity: uuid.UUID | None,
+        min_ttl_seconds: float | None,
+    ) -> None:
+        self._store = store
+        self._shared = identity is not None
+        self._payload = _limited(store, payload, limit)
+        self._encoding = store.context.content.encoding(self._payload, destination)
+        if self._encoding is not None and identity is not None:
+            identity = self._encoding.unique(identity)
+        self._unique = identity or store.context.new_uuid()
+        self._draft = self._drafted(destination, min_ttl_seconds)
+        self._content = self._payload
+
+    def run(self) -> Pointer:
+        """Write the payload; raises as `Store.write`."""
+        self._check_draft()
+        store = self._store
+        try:
+            with store._operation("write", self._draft, self._payload.size):
+                with store._translated(self._draft, "write"):
+                    store._reach()
+                return self._write_or_find() if self._shared else self._write_or_undo()
+        finally:
+            self._payload.close()
+
+    def _drafted(self, destination: str, min_ttl_seconds: float | None) -> Pointer:
+        store, encoding = self._store, self._encoding
+        created = int(store.context.clock() * 1000)
+        expires = _expires_ms(store, created, min_ttl_seconds)
+        key = store._key(destination, self._unique, created_ms=created, expires_ms=expires, fresh=not self._shared)
+        encrypts = encoding is not None and encoding.keys is not None
+        bound = destination and store.pointer_version != 1 and (encrypts or store.context.binds)
+        return Pointer(
+            key=key,
+            store=store.name,
+            version=store.pointer_version,
+            created_ms=created,
+            expires_ms=expires,
+            destination=canonical(destination) if bound else None,
+            codec=encoding.compression.codec if encoding and encoding.compression else None,
+            encryption=ALGORITHM if encrypts else None,
+        )
+
+    def _check_draft(self) -> None:
+        """Refuse to write what this store would not read."""
+        store, draft = self._store, self._draft
+        try:
+            store.check(replace(draft, codec=None, encryption=None))
+        except PointerRejectedError as error:
+            text = f"store {store.name!r} would reject its own pointer, so nothing was written: {error}"
+            raise StoreError(text, store=store.name, key=draft.key) from error
+
+    def _write_or_undo(self) -> Pointer:
+        try:
+            return self._pointer(self._written(self._store._write))
+        except BaseException as error:
+            if not self._store._wrote_nothing(error):
+                self._undo(error)
+            raise
+
+    def _write_or_find(self) -> Pointer:
+        """Write what another attempt may have written, or may be writing now. Nothing is deleted on failure."""
+        whole = self._payload.view
+        if whole is None:
+            raise PayloadTypeError("a payload with an identity must be bytes-like, not a file")
+        try:
+            return self._pointer(self._written(self._store._write))
+        except KeyTakenError:
+            self._payload = Source(whole, limit=len(whole), checksum=self._store.context.checksum)
+            if self._draft.expires_ms is not None or self._draft.encryption is not None:
+                return self._pointer(self._written(self._store._rewrite, like=self._stream()))
+            self._content = self._encoded(None)
+            self._content.take_all()
+            return self._pointer(self._draft.key)
+
+    def _stream(self) -> Stream | None:
+        """Return how the other attempt encrypted the payload: attempts that write at the same time must not differ."""
+        store, draft, size = self._store, self._draft, self._content.size or 0
+        if draft.encryption is None:
+            return None
+        stored = _stored(store, draft, size)
+        return store.context.content.stream_of(lambda start, stop: store._open(stored, start, stop), size)
+
+    def _written(self, write: Callable[[Pointer, Source], str | None], *, like: Stream | None = None) -> str:
+        store, draft = self._store, self._draft
+        with store._translated(draft, "write"):
+            content = self._content = self._encoded(like)
+            key = write(draft, content)
+            if content.taken != content.size:
+                text = f"{type(store).__name__}._write is broken: it read {content.taken} of {content.size} bytes"
+                raise StoreError(f"store {store.name!r}: {text} of the payload")
+        return key if isinstance(key, str) else draft.key
+
+    def _encoded(self, like: Stream | None) -> Source:
+        if self._encoding is None:
+            return self._payload
+        draft = self._draft
+        content = self._encoding.encode(
+            self._payload,
+            unique=self._unique,
+            store=draft.store or "",
+            stored_as=draft.key,
+            like=like,
+            whole=self._shared and draft.codec is not None,
+        )
+        content.leave_checksum()
+        return content
+
+    def _pointer(self, key: str) -> Pointer:
+        payload, stored = self._payload, _stored(self._store, self._draft, self._content.taken)
+        if self._encoding is None:
+            return replace(stored, key=key, checksum=payload.checksum)
+        checksum = payload.checksum if self._encoding.keys is None else f"{AEAD}{self._unique.hex}"
+        return replace(stored, key=key, size=payload.taken, stored_bytes=stored.size, checksum=checksum)
+
+    def _undo(self, error: BaseException) -> None:
+        store, pointer = self._store, _stored(self._store, self._draft, self._content.taken)
+        try:
+            store._delete(pointer)
+        except Exception as second:
+            why = type(second).__name__
+            _log.warning("store %r: could not delete the failed write of %r: %s", store.name, pointer.key, why)
+            error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
+
+
+def _stored(store: Store, draft: Pointer, size: int) -> Pointer:
+    """Return the pointer to what is stored, as it is stored."""
+    piece = store.segment_bytes if store.segment_bytes and size > store.segment_bytes else None
+    return replace(draft, size=size, segment_bytes=piece, segments=-(-size // piece) if piece else 1)
+
+
+def _limited(store: Store, payload: Payload, limit: int | None) -> Source:
+    """Limit the payload to the bytes and segments that `Store.check` accepts: a larger one could not be read."""
+    maximum, checksum = store.context.max_payload_bytes, store.context.checksum
+    limit = maximum if limit is None else min(limit, maximum)
+    if store.segment_bytes is not None:
+        segments = store._max_segments(store.pointer_version)
+        if store.segment_bytes * segments < limit:
+            what = f"{segments} segments of {store.segment_bytes} bytes"
+            return Source(payload, limit=store.segment_bytes * segments, limit_name=what, checksum=checksum)
+    return Source(payload, limit=limit, checksum=checksum)
+
+
+def _expires_ms(store: Store, created_ms: int, min_ttl_seconds: float | None) -> int | None:
+    if store.ttl_seconds is None:
+        return None
+    if not 0 <= store.ttl_seconds <= MAX_SECONDS:  # a third-party store may not check its option, and pass NaN
+        expected = f"0 to {MAX_SECONDS} seconds"
+        fail(f"stores.{store.name}.ttl_seconds", found=f"{store.ttl_seconds:g}", expected=expected)
+    if min_ttl_seconds is not None:
+        check_value("min_ttl_seconds", min_ttl_seconds, Seconds)
+    return created_ms + int(max(store.ttl_seconds, min_ttl_seconds or 0) * 1000)

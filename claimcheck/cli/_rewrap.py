@@ -1,0 +1,95 @@
+"""``rewrap``: encrypts the data keys of stored payloads again, with the current key."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+
+import click
+from rich.console import Console
+
+from claimcheck._client import ClaimCheck
+from claimcheck._rewrap import RewrapReport, rewrap
+from claimcheck.cli._configuration import config_option, json_option, loaded
+from claimcheck.cli._exit_codes import one_line
+from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
+from claimcheck.cli._help import COMMANDS
+from claimcheck.cli._sweep import check_dry_run, checked_stores, store_option
+from claimcheck.errors import ScanNotSupportedError
+
+__all__ = ["rewrap_command"]
+
+
+@click.command("rewrap", short_help=COMMANDS["rewrap"])
+@config_option
+@store_option
+@click.option("--yes", is_flag=True, help="Write. Without it, nothing is changed.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; the default.")
+@json_option
+def rewrap_command(config: str, names: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> None:
+    """Encrypt the data keys of stored payloads with the current key, encryption.key_id.
+
+    Only counts them, unless --yes is given. Afterwards no payload needs an older key, so that it can be deleted.
+    Payloads stay encrypted as they are, and every pointer stays valid. Can be repeated after an interruption. Exits
+    with 1 if a payload could not be changed.
+    """
+    check_dry_run(yes=yes, dry_run=dry_run)
+    check_output(STDIO, force=False)
+    reports = list[RewrapReport]()
+    with loaded(config) as cc, _progress() as progress:
+        for name in checked_stores(cc, names):
+            report = _rewrapped(cc, name, chosen=bool(names), dry_run=not yes, progress=progress)
+            if report is not None:
+                reports.append(report)
+    if as_json:
+        ok = not any(report.failed for report in reports)
+        click.echo(json.dumps({"ok": ok, "stores": [_facts(report) for report in reports]}, indent=2))
+    else:
+        click.echo("\n".join(line for report in reports for line in _lines(report)))
+    sys.exit(int(any(report.failed for report in reports)))
+
+
+def _rewrapped(
+    cc: ClaimCheck, name: str, *, chosen: bool, dry_run: bool, progress: Callable[[RewrapReport], None]
+) -> RewrapReport | None:
+    """Rewrap one store; returns ``None`` for one that cannot be listed, if the user did not name it."""
+    try:
+        return rewrap(cc.store(name), dry_run=dry_run, on_batch=progress)
+    except ScanNotSupportedError as error:
+        if chosen:
+            raise
+        click.echo(one_line(error), err=True)
+        return None
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[RewrapReport], None]]:
+    if not is_terminal(sys.stderr):
+        yield lambda report: None
+        return
+    with Console(stderr=True).status("listing ...") as status:
+        yield lambda report: status.update(
+            f"{report.store}: {report.scanned:,} payloads, {report.rewrapped:,} rewrapped"
+        )
+
+
+def _lines(report: RewrapReport) -> Iterator[str]:
+    what = "to rewrap" if report.dry_run else "rewrapped"
+    yield f"{report.store}: {report.rewrapped:,} of {report.scanned:,} payloads {what} with the key {report.key_id!r}"
+    if report.dry_run and report.rewrapped:
+        yield "  nothing was changed: use --yes to rewrap them"
+    for key_id, count in sorted(report.by_key.items()):
+        yield f"  {count:,} {'are' if report.dry_run else 'were'} encrypted with {printable(key_id)}"
+    if report.not_encrypted:
+        yield f"  {report.not_encrypted:,} are not encrypted"
+    if report.gone:
+        yield f"  {report.gone:,} no longer there"
+    if report.failed:
+        yield f"  {report.failed:,} failed: {'; '.join(one_line(error) for error in report.errors)}"
+
+
+def _facts(report: RewrapReport) -> dict[str, object]:
+    facts = {name: getattr(report, name) for name in RewrapReport.__slots__}
+    return facts | {"errors": [one_line(error) for error in report.errors]}
