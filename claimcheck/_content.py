@@ -212,10 +212,11 @@ class PieceSource(Source):
     Args:
         pieces: Bytes, or pieces of which each is used up before the next one is requested.
         size: Bytes in all; ``None`` if unknown.
+        checksum: The algorithm of their checksum.
     """
 
-    def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None) -> None:
-        super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62)
+    def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None, checksum: str = "crc32") -> None:
+        super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62, checksum=checksum)
         self.size = size if self.view is None else len(self.view)
 
     def _read_some(self, size: int) -> bytes:
@@ -313,10 +314,10 @@ class Encoding:
         start = before + header.encode()
         pieces = _with_header(start, body)
         if whole or (payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES):
-            return PieceSource(b"".join(pieces), size=None)
+            return PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
         known = codec is None and payload.size is not None
         size = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
-        return PieceSource(pieces, size=size)
+        return PieceSource(pieces, size=size, checksum=payload.algorithm)
 
     def _compressed(self, payload: Source) -> Iterable[Buffer]:
         if self.keys:

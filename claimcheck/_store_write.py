@@ -147,7 +147,7 @@ class StoreWrite:
             like=like,
             whole=self._shared and draft.codec is not None,
         )
-        content.leave_checksum()
+        content.skip_checksum()
         return content
 
     def _pointer(self, key: str) -> Pointer:

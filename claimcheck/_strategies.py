@@ -113,7 +113,8 @@ class ChunkingStrategy(Strategy):
             return source
         content = encoding.encode(source, unique=identity, before=start)
         if content.size is None:  # the number of chunks must be known
-            return Source(spooled(content), limit=1 << 62)
+            content.skip_checksum()
+            return Source(spooled(content), limit=1 << 62, checksum=content.algorithm)
         return content
 
     def _chunks(
