@@ -111,6 +111,7 @@ class ChunkingStrategy(Strategy):
             encoding = Encoding(canonical(message.destination))
         if encoding is None:
             return source
+        source.skip_checksum()
         content = encoding.encode(source, unique=identity, before=start)
         if content.size is None:  # the number of chunks must be known
             content.skip_checksum()
