@@ -33,6 +33,7 @@ Payload = Buffer | Readable
 """Bytes-like, or a readable binary file positioned where the payload begins."""
 
 _PIECE_BYTES = 1 << 20
+_NOTHING = memoryview(b"")
 
 
 def is_file(payload: object) -> TypeIs[Readable]:
@@ -101,7 +102,7 @@ class Source:
         self.taken = 0
         self.algorithm = checksum
         self._digest = digests.begin(checksum, size=self.size)
-        self._last = memoryview(b"")  # returned, and not checksummed yet
+        self._last = _NOTHING  # returned, and not checksummed yet
         self._ahead = memoryview(b"")  # read from the file, and not returned yet
         self._limit = limit
         self._limit_name = limit_name
@@ -113,7 +114,7 @@ class Source:
     def checksum(self) -> str:
         """The checksum of the bytes returned so far, as pointers and headers carry it: ``algorithm:hex``."""
         self._digest.update(self._last)
-        self._last = memoryview(b"")
+        self._last = _NOTHING
         return self._digest.text()
 
     @property
@@ -172,8 +173,9 @@ class Source:
 
     def close(self) -> None:
         """Release the payload's memory, after an error: nothing uses it afterwards."""
-        self._last = memoryview(b"")
-        self._digest.close()
+        self._last = _NOTHING
+        if self._digest.in_background:
+            self._digest.close()
 
     def take_all(self) -> memoryview:
         """Return the whole payload; a file is read into memory. Raises the same errors as `pieces`."""

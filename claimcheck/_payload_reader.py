@@ -306,7 +306,8 @@ class PayloadReader(io.RawIOBase):
         declared = self._pointer.checksum if self._pointer.encryption is None else None
         if declared is not None:  # `Store.check` has rejected unknown algorithms; here they would differ
             self._digest = digests.begin(digests.algorithm_of(declared) or "crc32", size=self._size)
-            self._stack.callback(self._digest.close)
+            if self._digest.in_background:
+                self._stack.callback(self._digest.close)
 
     def _count(self, piece: Buffer, *, stable: bool) -> None:
         self._checked += len(piece)

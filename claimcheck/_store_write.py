@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from claimcheck._content import AEAD, ALGORITHM, Stream
 from claimcheck._destination import canonical
@@ -89,7 +89,7 @@ class StoreWrite:
         """Refuse to write what this store would not read."""
         store, draft = self._store, self._draft
         try:
-            store.check(replace(draft, codec=None, encryption=None))
+            store.check(draft if self._encoding is None else replace(draft, codec=None, encryption=None))
         except PointerRejectedError as error:
             text = f"store {store.name!r} would reject its own pointer, so nothing was written: {error}"
             raise StoreError(text, store=store.name, key=draft.key) from error
@@ -151,11 +151,12 @@ class StoreWrite:
         return content
 
     def _pointer(self, key: str) -> Pointer:
-        payload, stored = self._payload, _stored(self._store, self._draft, self._content.taken)
+        payload, stored = self._payload, self._content.taken
         if self._encoding is None:
-            return replace(stored, key=key, checksum=payload.checksum)
+            return _stored(self._store, self._draft, stored, key=key, checksum=payload.checksum)
         checksum = payload.checksum if self._encoding.keys is None else f"{AEAD}{self._unique.hex}"
-        return replace(stored, key=key, size=payload.taken, stored_bytes=stored.size, checksum=checksum)
+        facts = {"key": key, "size": payload.taken, "stored_bytes": stored, "checksum": checksum}
+        return _stored(self._store, self._draft, stored, **facts)
 
     def _undo(self, error: BaseException) -> None:
         store, pointer = self._store, _stored(self._store, self._draft, self._content.taken)
@@ -167,10 +168,11 @@ class StoreWrite:
             error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
 
 
-def _stored(store: Store, draft: Pointer, size: int) -> Pointer:
-    """Return the pointer to what is stored, as it is stored."""
+def _stored(store: Store, draft: Pointer, size: int, **facts: Any) -> Pointer:
+    """Return the pointer to what is stored, as it is stored, or with other facts."""
     piece = store.segment_bytes if store.segment_bytes and size > store.segment_bytes else None
-    return replace(draft, size=size, segment_bytes=piece, segments=-(-size // piece) if piece else 1)
+    facts = {"size": size, "segment_bytes": piece, "segments": -(-size // piece) if piece else 1} | facts
+    return replace(draft, **facts)
 
 
 def _limited(store: Store, payload: Payload, limit: int | None) -> Source:
