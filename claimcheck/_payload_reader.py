@@ -41,6 +41,7 @@ STEP_BYTES = 256 << 10
 TRUSTED_BYTES = 64 << 20
 """Declared sizes up to this are allocated at once; for larger ones the medium has to confirm the size first."""
 
+_SEGMENT_BYTES = 1 << 20  # encrypted segments are decrypted into the caller's buffer, if there is enough of it
 _HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
 _GROWTH = 4
 _MAX_RUN_BYTES = 64 << 20
@@ -220,6 +221,7 @@ class PayloadReader(io.RawIOBase):
         self._pointer = pointer
         self._from_message = from_message
         self._size = pointer.size
+        self._step_bytes = STEP_BYTES if pointer.encryption is None else _SEGMENT_BYTES
         self._stack = ExitStack()
         self._source: Reader | None = None
         self._checked = 0
@@ -233,7 +235,7 @@ class PayloadReader(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill a part of the buffer; returns 0 only after the whole payload was verified."""
-        view = memoryview(buffer).cast("B")[:STEP_BYTES]
+        view = memoryview(buffer).cast("B")[: self._step_bytes]
         return self._guarded(lambda: self._step(view, stable=False)) if len(view) else 0
 
     def fill(self, view: memoryview) -> int:
@@ -278,7 +280,7 @@ class PayloadReader(io.RawIOBase):
 
     def _fill(self, view: memoryview) -> int:
         done = 0
-        while (count := self._step(view[done : done + STEP_BYTES], stable=True)) and done + count < len(view):
+        while (count := self._step(view[done : done + self._step_bytes], stable=True)) and done + count < len(view):
             done += count
         return done + count
 
