@@ -168,7 +168,7 @@ class StoreWrite:
             error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
 
 
-def _stored(store: Store, draft: Pointer, size: int, **facts: Any) -> Pointer:
+def _stored(store: Store, draft: Pointer, size: int, /, **facts: Any) -> Pointer:
     """Return the pointer to what is stored, as it is stored, or with other facts."""
     piece = store.segment_bytes if store.segment_bytes and size > store.segment_bytes else None
     facts = {"size": size, "segment_bytes": piece, "segments": -(-size // piece) if piece else 1} | facts
