@@ -570,7 +570,12 @@ class ClaimCheck:
         limit = self.config.limits.max_payload_bytes
         opened = self._current()
         store.context = StoreContext(
-            name=name, max_payload_bytes=limit, content=opened.content, hooks=self._hooks, binds=opened.seal.signs
+            name=name,
+            max_payload_bytes=limit,
+            checksum=self.config.content_checksum,
+            content=opened.content,
+            hooks=self._hooks,
+            binds=opened.seal.signs,
         )
         return store
 

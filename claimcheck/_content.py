@@ -28,6 +28,7 @@ from claimcheck import _compression as compression
 from claimcheck import _pointer as pointers
 from claimcheck import _streaming_aead as aead
 from claimcheck._destination import canonical
+from claimcheck._digest import algorithm_of
 from claimcheck._envelope import HEADER, Buffer, encoded_start
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader, Reader, fill
@@ -216,10 +217,11 @@ class PieceSource(Source):
     Args:
         pieces: Bytes, or pieces of which each is used up before the next one is requested.
         size: Bytes in all; ``None`` if unknown.
+        checksum: The algorithm of their checksum.
     """
 
-    def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None) -> None:
-        super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62)
+    def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None, checksum: str = "crc32") -> None:
+        super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62, checksum=checksum)
         self.size = size if self.view is None else len(self.view)
 
     def _read_some(self, size: int) -> bytes:
@@ -321,13 +323,14 @@ class Encoding:
         start = before + header.encode(at_least=size)
         pieces = _with_header(start, body)
         if (shared and codec is not None) or (payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES):
-            return PieceSource(b"".join(pieces), size=None)
+            return PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
         known = codec is None and payload.size is not None
         size = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
-        return PieceSource(pieces, size=size)
+        return PieceSource(pieces, size=size, checksum=payload.algorithm)
 
     def _compressed(self, payload: Source) -> Iterable[Buffer]:
-        payload.leave_checksum() if self.keys else None
+        if self.keys:
+            payload.skip_checksum()
         pieces = payload if payload.view is None else [payload.take_all()]
         if self.compression is None:
             return pieces
@@ -695,8 +698,9 @@ def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:
     """Return the reason to reject a pointer, and its description, if its encoding is unknown or cannot be true."""
     size, stored = pointer.size or 0, pointer.stored_bytes
     known = pointer.codec in (None, *compression.CODECS) and pointer.encryption in (None, ALGORITHM)
-    checksum = "crc32:" if pointer.encryption is None else AEAD
-    if not known or not (pointer.checksum or checksum).startswith(checksum):
+    encrypted = pointer.encryption is not None
+    verifiable = (pointer.checksum or AEAD).startswith(AEAD) if encrypted else algorithm_of(pointer.checksum or "crc32")
+    if not known or not verifiable:
         return "feature", "needs a codec, encryption or checksum that this claimcheck does not know"
     if (stored is None) != (pointer.codec is None and pointer.encryption is None):
         return "feature", f"declares {stored} stored bytes, codec {pointer.codec} and encryption {pointer.encryption}"

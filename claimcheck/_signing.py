@@ -19,6 +19,7 @@ from claimcheck import _envelope as envelopes
 from claimcheck import _hints as hints
 from claimcheck import _pointer as pointers
 from claimcheck._destination import canonical
+from claimcheck._digest import CRYPTOGRAPHIC, algorithm_of
 from claimcheck._pointer import Pointer
 from claimcheck.config import Config, signing_key
 from claimcheck.errors import ClaimCheckError, ConfigError, PointerRejectedError
@@ -103,6 +104,8 @@ class Seal:
         if signing.require or pointer.mac is not None:
             refuse = functools.partial(_reject, pointer, "signature")
             pointers.verify(pointer, secrets=self._secrets_or(refuse), require=bool(signing.require))
+        if signing.require:
+            self._check_checksum(pointer)
         if pointer.mac is not None and signing.keys and not anywhere:
             problem = self._origin_problem(pointer.destination, pointer.created_ms, destination)
             if problem is not None:
@@ -232,7 +235,7 @@ class Seal:
                 )
             if read_from is None:
                 return "destination", (
-                    f"was sent to {bound!r}, and the caller did not say where it was read from: pass destination=, or "
+                    f"was sent to {bound!r}, and it is not known where it was read from: pass destination=, or "
                     "set signing.bind_destination: false"
                 )
             if not self._accepts(bound, canonical(read_from)):
@@ -258,6 +261,18 @@ class Seal:
         if age > limit:
             return "age", f"was signed {age:.0f} s ago, but signing.max_age_seconds is {limit:g}"
         return None
+
+    def _check_checksum(self, pointer: Pointer) -> None:
+        """Reject a checksum that other bytes may have, too: the signature would not bind what is in the store.
+
+        What is encrypted is authenticated by its encryption.
+        """
+        algorithm = algorithm_of(pointer.checksum or "")
+        if algorithm in CRYPTOGRAPHIC or algorithm == self._config.checksum or pointer.encryption:
+            return
+        named = algorithm or "an unknown algorithm"
+        why = f"has a checksum by {named}, which does not bind its content: set checksum: {named} to accept it"
+        _reject(pointer, "checksum", why)
 
     def _check_store(self, pointer: Pointer, destination: str) -> None:
         if pointer.store in self._config.readable and pointer.store not in self._config.readable_from(destination):

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from claimcheck import _hints as hints
-from claimcheck._checksum import crc32
+from claimcheck._digest import digest_of
 from claimcheck._envelope import CHUNK_OVERHEAD_BYTES, Buffer, Kind
-from claimcheck._payload import crc32_text
-from claimcheck.errors import IntegrityError
+from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import MAP_TYPE
 
 if TYPE_CHECKING:
@@ -68,16 +67,13 @@ def declared_checksum(df: DataFrame, headers: int | None) -> Column:
     return F.substring(value, 1, hints.MAX_CHECKSUM_CHARACTERS + 1)  # one more than allowed: enough to be rejected
 
 
-def checksum_error(declared: str | None, pieces: Iterable[Buffer]) -> IntegrityError | None:
-    """Return the error if a payload does not match its declared checksum, else ``None``."""
+def checksum_error(declared: str | None, pieces: Iterable[Buffer]) -> ClaimCheckError | None:
+    """Return the error if a payload does not match its declared checksum, or it cannot be computed, else ``None``."""
     if declared is None:
         return None
-    value = 0
-    for piece in pieces:
-        value = crc32(piece, value)
     try:
-        hints.check({(hints.CHECKSUM, declared)}, size=None, checksum=lambda: crc32_text(value))
-    except IntegrityError as error:
+        hints.check({(hints.CHECKSUM, declared)}, size=None, checksum=lambda name: digest_of(*pieces, algorithm=name))
+    except ClaimCheckError as error:
         return error
     return None
 
