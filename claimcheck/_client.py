@@ -573,8 +573,9 @@ class ClaimCheck:
     def _pointer_from_anywhere(self, message: Buffer) -> Pointer | None:
         """Same as `pointer`, whatever destination the pointer is bound to: for callers that deliver no payload."""
         envelope = decode(message, header=self.config.header)
-        is_pointer = isinstance(envelope, PointerData)
-        return self._current().seal.accept(envelope.data, anywhere=True) if is_pointer else None
+        if not isinstance(envelope, PointerData):
+            return None
+        return self._current().seal.accept(envelope.data, anywhere=True)
 
     def _store_of(self, pointer: Pointer) -> Store:
         """Return the store that a pointer names; raises `PointerRejectedError` as `read` does."""

@@ -28,6 +28,8 @@ __all__ = ["Seal", "StatementKind", "sha256_of"]
 StatementKind = Literal["chunks", "abort", "literal"]
 """What a statement is about."""
 
+Facts = Mapping[str, str | int]
+
 _DOMAIN = b"claimcheck-signature\x00"  # no pointer begins with it: a pointer's mac never fits a statement
 _PLAIN = "a plain message has no signature, but signing.require_envelope is true"
 
@@ -127,7 +129,7 @@ class Seal:
         if isinstance(envelope, envelopes.Plain) and self._config.signing.require_envelope:
             raise PointerRejectedError(_PLAIN, reason="envelope")
         if isinstance(envelope, envelopes.Literal) and self._config.signing.keys:
-            facts = {"size": len(envelope.payload), "checksum": sha256_of(envelope.payload)}
+            facts: Facts = {"size": len(envelope.payload), "checksum": sha256_of(envelope.payload)}
             self._check("literal", hints.signature(headers), "an escaped payload", destination, facts)
 
     def check_abort(self, signatures: Iterable[str], *, uuid: str, destination: str | None) -> None:
@@ -158,7 +160,7 @@ class Seal:
         for piece in pieces:
             size += len(piece)
             digest.update(piece)
-        facts = {"uuid": uuid, "chunks": count, "size": size, "checksum": f"sha256:{digest.hexdigest()}"}
+        facts: Facts = {"uuid": uuid, "chunks": count, "size": size, "checksum": f"sha256:{digest.hexdigest()}"}
         self._check("chunks", signatures, f"the payload {uuid} in chunks", destination, facts)
 
     def store_name(self, pointer: Pointer) -> str:
@@ -183,7 +185,7 @@ class Seal:
         texts: Iterable[str],
         what: str,
         destination: str | None,
-        facts: Mapping[str, str | int],
+        facts: Facts,
     ) -> None:
         signing, found = self._config.signing, list(texts)
         if signing.keys and signing.require and not found:

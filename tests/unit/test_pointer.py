@@ -185,12 +185,12 @@ class TestSeal:
     @pytest.mark.parametrize("require", [False, True])
     def test_a_wrong_signature_is_refused_whether_one_is_required_or_not(self, require):
         seal = self.seal(require=require)
-        good = pointers.sign(V2, key_id="k1", secret=SECRETS["k1"])
-        assert seal.accept(pointers.encode(good)) == good
+        good = pointers.sign(replace(V2, destination="orders"), key_id="k1", secret=SECRETS["k1"])
+        assert seal.accept(pointers.encode(good), destination="orders") == good
 
         for wrong in (replace(good, size=10), replace(good, mac="00" * 32), replace(good, key_id="k9")):
             with pytest.raises(PointerRejectedError) as caught:
-                seal.accept(pointers.encode(wrong))
+                seal.accept(pointers.encode(wrong), destination="orders")
             assert caught.value.reason == "signature"
 
     def test_version_1_cannot_be_signed(self):

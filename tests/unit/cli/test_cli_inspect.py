@@ -27,7 +27,20 @@ def test_inspect_a_pointer(here):
     assert "2.9 MiB (3,000,000 bytes)" in text
     assert "(in 7 days)" in text
     assert "valid, key k1" in text
+    assert "sent to    cli" in text
     assert "payload" not in text
+
+
+def test_a_pointer_of_another_topic_is_refused_where_the_topic_is_given(here):
+    (here / "claimcheck.yaml").write_text(SIGNED)
+    envelope = put()
+    ok("inspect", "-", "--read", "--destination", "cli", stdin=envelope)
+    ok("get", "-", "--destination", "cli", "-o", "back", stdin=envelope)
+    for command in (("inspect", "-"), ("inspect", "-", "--read"), ("get", "-", "-o", "stolen")):
+        result = run(*command, "--destination", "salaries", stdin=envelope)
+        assert result.exit_code == 7
+        assert "was sent to 'cli', but read from 'salaries'" in result.stderr
+    assert not (here / "stolen").exists()
 
 
 def test_inspect_as_json(here):
