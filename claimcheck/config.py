@@ -378,7 +378,7 @@ def _checked(top: Mapping[str, object], path: str, names: Sequence[str] | None, 
     """Check the top level, or a destination's view of it; a section with a problem gets its defaults."""
     prefix, own = f"{path}." if path else "", Problems()
     stores = _stores(top.get("stores"), own)
-    shaped = {**top, "stores": stores, "reads_from": _reads_from(top.get("reads_from"), names, own)}
+    shaped = {**top, "stores": stores, "reads_from": _reads_from(top.get("reads_from"), names, prefix, own)}
     config = Config(**valid_options(options_of(Config), shaped, path, own, placeholders=False))
     _check_signing(config, own)
     with own:
@@ -420,18 +420,20 @@ def _split_type(name: object, entry: object) -> dict[str, object]:
     return {"type": entry["type"], "options": {k: v for k, v in entry.items() if k != "type"}}
 
 
-def _reads_from(names: object, stores: Sequence[str] | None, problems: Problems) -> tuple[str, ...] | None:
+def _reads_from(
+    names: object, stores: Sequence[str] | None, prefix: str, problems: Problems
+) -> tuple[str, ...] | None:
     if names is None:
         return None
     if not isinstance(names, (list, tuple)):
         with problems:
-            fail("reads_from", found=_kind(names), expected="a list of names of stores")
+            fail(f"{prefix}reads_from", found=_kind(names), expected="a list of names of stores")
         return None
     for name in names:
         with problems:
             if stores is not None and (not isinstance(name, str) or name not in stores):
                 found = repr(name) if isinstance(name, str) else _kind(name)
-                fail("reads_from", found=found, expected=_store_names(name, stores, "names"))
+                fail(f"{prefix}reads_from", found=found, expected=_store_names(name, stores, "names"))
     return tuple(names)
 
 

@@ -70,7 +70,8 @@ def pin(
 
     Readers of the result need the long-lived store alone. Plain messages, and pointers to that store, pass through
     unchanged. Copies are verified. They stay until the store's ``ttl_seconds``, and a garbage collection does not touch
-    them. Signed pointers are signed again, and stay bound to their topics. Nothing is copied before an action; two actions write the same objects twice.
+    them. Signed pointers are signed again, and stay bound to their topics. Nothing is copied before an action; two
+    actions write the same objects twice.
 
     Args:
         df: A batch or a stream.

@@ -150,6 +150,7 @@ def test_inspect_says_when_it_has_expired():
     }
     facts |= {"size": 1, "segments": 3, "segment_bytes": 1024, "checksum": None, "created_ms": 0, "expires_ms": 10**17}
     facts |= {"expired": True, "codec": None, "encryption": None, "extra": None, "signature": "none", "key_id": None}
+    facts |= {"destination": None}
     shown = {label: text for label, text, _ in lines(facts, now=7200)}
     assert shown["written"] == "1970-01-01 00:00:00 UTC (2 hours ago)"
     assert "100000000000000000 ms after 1970" in shown["expired"]
