@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import uuid
 from dataclasses import replace
-from uuid import UUID as Uuid
 
 import pytest
 
@@ -104,11 +105,11 @@ class TestDestinations:
         assert error.reason == "destination"
         assert "pass destination=" in str(error)
 
-    async def test_every_way_of_reading_takes_the_destination(self):
+    def test_every_way_of_reading_takes_the_destination(self):
         cc = configured()
         ((envelope,), _) = sent(cc)
         assert cc.resolve(envelope.data, destination="orders") == BIG
-        assert await cc.aresolve(envelope.data, destination="orders") == BIG
+        assert asyncio.run(cc.aresolve(envelope.data, destination="orders")) == BIG
         assert cc.open(envelope.data, destination="orders").read() == BIG
         assert cc.pointer(envelope.data, destination="orders").destination == "orders"
         for read in (cc.resolve, cc.open, cc.pointer):
@@ -117,7 +118,7 @@ class TestDestinations:
                     read(envelope.data, **where)
                 assert caught.value.reason == "destination"
         with pytest.raises(PointerRejectedError):
-            await cc.aresolve(envelope.data)
+            asyncio.run(cc.aresolve(envelope.data))
 
     @pytest.mark.parametrize("strategy", ["external", "chunking"])
     def test_other_topics_can_be_accepted(self, strategy):
@@ -229,10 +230,10 @@ class TestChunks:
         envelopes, _ = sent(configured("chunking"))
         last = envelopes[-1]
         chunks = [decode(each.data) for each in envelopes]
-        uuid, count = chunks[0].uuid, len(chunks)
+        own, count = chunks[0].uuid, len(chunks)
 
-        def with_pieces(pieces, uuid=uuid):
-            data = [encode_chunk(uuid, n, len(pieces), piece) for n, piece in enumerate(pieces)]
+        def with_pieces(pieces, own=own):
+            data = [encode_chunk(own, n, len(pieces), piece) for n, piece in enumerate(pieces)]
             headers = {k: v for k, v in last.headers.items() if k in ("claimcheck-type", "claimcheck-signature")}
             return [claimcheck.Envelope(each, headers if n == len(pieces) - 1 else None) for n, each in enumerate(data)]
 
@@ -246,7 +247,7 @@ class TestChunks:
                 with_pieces([pieces[0] + pieces[1], *pieces[2:]]),
                 with_pieces(pieces[:-1]),
                 with_pieces([*pieces, b"more"]),
-                with_pieces(pieces, uuid=str(Uuid(int=5))),
+                with_pieces(pieces, own=str(uuid.UUID(int=5))),
             ):
                 assert "differs from what was signed" in str(refusal(reader, forged))
         assert count == json.loads(last.headers["claimcheck-signature"])["chunks"]
@@ -282,7 +283,7 @@ class TestChunks:
 
     def test_every_one_of_several_signatures_must_be_valid(self):
         """A second attempt with the same identity has the same uuid, and is as good."""
-        identity = Uuid(int=77)
+        identity = uuid.UUID(int=77)
         cc = configured("chunking")
         first, _ = sent(cc, identity=identity)
         second, _ = sent(configured("chunking", signing=SIGNING | {"key_id": "k2"}), identity=identity)
@@ -300,7 +301,7 @@ class TestChunks:
 
         @cc.offload(payload="value", destination="topic", key="key")
         def produce(topic, value, key=None):
-            broker.append(topic, value)
+            broker.send(topic, value)
 
         produce("orders", b"small")
         with pytest.raises(ConfigError, match="takes no headers"):
@@ -320,19 +321,19 @@ class TestAborts:
     def test_a_forged_abort_drops_nothing(self):
         cc = configured("chunking")
         envelopes, abort = sent(cc)
-        uuid = decode(envelopes[0].data).uuid
+        own = decode(envelopes[0].data).uuid
         salaries = configured("chunking")
-        with salaries.outbound(BIG, destination="salaries", limit=SMALL_LIMIT, identity=Uuid(uuid)) as out:
+        with salaries.outbound(BIG, destination="salaries", limit=SMALL_LIMIT, identity=uuid.UUID(own)) as out:
             elsewhere = out.abort
             list(out.envelopes)
         forged = [
-            claimcheck.Envelope(encode_abort(uuid)),
-            claimcheck.Envelope(encode_abort(uuid), {"claimcheck-type": "abort"}),
+            claimcheck.Envelope(encode_abort(own)),
+            claimcheck.Envelope(encode_abort(own), {"claimcheck-type": "abort"}),
             unsigned(abort),
             changed(abort, created=5),
             elsewhere,
             replace(abort, headers=envelopes[-1].headers),  # the signature of the chunks
-            claimcheck.Envelope(encode_abort(uuid), sent(cc)[1].headers),  # that of another payload's abort envelope
+            claimcheck.Envelope(encode_abort(own), sent(cc)[1].headers),  # that of another payload's abort envelope
         ]
         for bad in forged:
             outcomes = received(cc, [*envelopes[:2], bad, *envelopes[2:]])
@@ -391,7 +392,7 @@ class TestWholeMessages:
 
         @strict.offload(payload="value", destination="topic", headers="headers")
         def produce(topic, value, headers=None):
-            broker.append(topic, value, headers=headers)
+            broker.send(topic, value, headers=headers)
 
         produce("orders", b"small")
         assert broker.messages[0].value == encode_literal(b"small")
