@@ -107,7 +107,7 @@ def test_a_pinned_payload_stays_bound_to_its_topic(spark, config, tmp_path):
 def forgeries(config):
     """Return the rows of payloads in chunks, each in a partition of its own, and what becomes of each."""
     chunked = {"strategy": "chunking"}
-    good, abort = envelopes(config, PAYLOADS[0], **chunked)
+    good, _ = envelopes(config, PAYLOADS[0], **chunked)
     uuid = decode(good[0].data).uuid
     forged_abort = claimcheck.Envelope(encode_abort(uuid), {}, None, Kind.ABORT)
     unsigned, _ = envelopes(config, PAYLOADS[1], **chunked, signing={})
