@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 
@@ -9,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import claimcheck
+from claimcheck import _pointer as pointers
 from claimcheck._envelope import HEADER, decode, encode_abort, encode_chunk, encode_literal
 from claimcheck.errors import ClaimCheckError
 
@@ -108,7 +110,23 @@ def forge(messages: list[Message], at: int, bit: int) -> None:
     messages.insert(at, (topic, values[bit % len(values)], messages[at][2] if bit % 2 else {}))
 
 
-ACTIONS = (flip, move, swap, duplicate, drop, take_headers, drop_header, change_signature, forge)
+def forge_signature(messages: list[Message], at: int, bit: int) -> None:
+    """Add an escaped payload or a chunk with a signature that is right but for its secret."""
+    payload, topic, name = HEADER + b" forged", TOPICS[at % 2], str(uuid.UUID(int=99))
+    checksum = f"sha256:{hashlib.sha256(payload).hexdigest()}"
+    body = {"kind": "literal", "destination": topic, "created": 5, "key_id": "k1", "size": len(payload)}
+    data = encode_literal(payload)
+    if bit % 2:
+        body |= {"kind": "chunks", "uuid": name, "chunks": 1}
+        data = encode_chunk(name, 0, 1, payload)
+    body["checksum"] = checksum
+    mac = pointers.mac_of(body, b"no secret of ours", domain=b"claimcheck-signature\x00")
+    messages.insert(
+        at, (topic, data, {"claimcheck-type": "x", "claimcheck-signature": json.dumps(body | {"mac": mac})})
+    )
+
+
+ACTIONS = (forge_signature, flip, move, swap, duplicate, drop, take_headers, drop_header, change_signature, forge)
 attacks = st.lists(st.tuples(st.sampled_from(ACTIONS), index, st.integers(0, 1 << 16)), max_size=8)
 
 
