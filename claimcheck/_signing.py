@@ -224,7 +224,7 @@ class Seal:
                 )
             if read_from is None:
                 return "destination", (
-                    f"was sent to {bound!r}, and the caller did not say where it was read from: pass destination=, or "
+                    f"was sent to {bound!r}, and it is not known where it was read from: pass destination=, or "
                     "set signing.bind_destination: false"
                 )
             if not self._accepts(bound, canonical(read_from)):

@@ -420,9 +420,7 @@ def _split_type(name: object, entry: object) -> dict[str, object]:
     return {"type": entry["type"], "options": {k: v for k, v in entry.items() if k != "type"}}
 
 
-def _reads_from(
-    names: object, stores: Sequence[str] | None, prefix: str, problems: Problems
-) -> tuple[str, ...] | None:
+def _reads_from(names: object, stores: Sequence[str] | None, prefix: str, problems: Problems) -> tuple[str, ...] | None:
     if names is None:
         return None
     if not isinstance(names, (list, tuple)):

@@ -42,8 +42,8 @@ class Origin:
         """Find the columns on the driver.
 
         Raises:
-            ConfigError: ``destination`` is no text, or signatures cannot be checked because neither it nor a column
-                ``topic`` says where messages were read from.
+            ConfigError: ``destination`` is not a text, or it is missing, signatures cover it, and there is no column
+                ``topic``.
         """
         headers = next(
             (at for name, kind in DEFAULT_HEADERS.items() if (at := _index(df, name, kind)) is not None), None
@@ -73,7 +73,7 @@ def check_destination(config: Config, destination: object, *, is_known: bool = F
     """Check the option ``destination`` on the driver; ``is_known``: whether a column has the topics.
 
     Raises:
-        ConfigError: It is no text, or it is missing and signatures could not be checked.
+        ConfigError: It is not a text, or it is missing and signatures could not be checked.
     """
     expected = "the topic that the messages were read from"
     if destination is not None and (not isinstance(destination, str) or not destination):

@@ -127,7 +127,7 @@ def reject_oversized(message: Buffer, pointer: Pointer) -> None:
 class Reading:
     """The options for reading payloads; see `claimcheck.spark.resolve`. Pickled and sent to the workers.
 
-    ``origin`` says where the rows of a DataFrame were read from.
+    ``origin`` describes where the rows of a DataFrame were read from.
 
     Raises:
         ConfigError: An option is invalid.
