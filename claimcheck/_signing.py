@@ -193,8 +193,7 @@ class Seal:
         expected = {"kind": kind, **facts}
         for text in found if signing.keys else ():
             body = self._verified(text, what)
-            actual = {name: body.get(name) for name in expected}
-            if actual != expected or any(map(_is_bool, actual.values())):
+            if {name: body.get(name) for name in expected} != expected:
                 _refuse(what, "signature", "differs from what was signed: it was changed, or has another's signature")
             problem = self._origin_problem(body.get("destination"), body.get("created"), destination)
             if problem is not None:
@@ -300,10 +299,6 @@ def _parsed(text: str) -> dict[str, Any]:
         return pointers.parse_json(data) if len(data) <= hints.MAX_SIGNATURE_CHARACTERS else {}
     except ClaimCheckError:
         return {}
-
-
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)  # true equals 1
 
 
 def _refuse(what: str, reason: str, why: str) -> NoReturn:

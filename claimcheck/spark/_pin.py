@@ -189,7 +189,8 @@ class _Copier:
         identity = uuid.uuid5(uuid.NAMESPACE_OID, f"{source.name}\n{pointer.key}")
         try:
             target = self._cc.store(self._target)
-            return self._cc.seal(source.copy(pointer, to=target, destination=destination, identity=identity))
+            copy = source.copy(pointer, to=target, destination=destination, identity=identity)
+            return self._cc._reseal(copy, original=pointer)
         except ClaimCheckError as error:
             return error
 

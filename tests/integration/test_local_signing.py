@@ -1,6 +1,7 @@
 """Signed messages through the embedded broker: what a writer without the key, or of another topic, cannot do."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -141,3 +142,20 @@ def test_a_redrive_signs_no_message_of_a_third_topic(broker, signed):
 
     assert (report.sent, report.unreadable) == (0, 1)
     assert broker.end_offset("orders", 0) == 0
+
+
+@pytest.mark.parametrize("options", [{"dead_letter_ttl_seconds": 3600}, {"delete_after_ack": True}])
+def test_an_unsigned_pointer_gets_no_signature_with_its_dead_letter(broker, configure, options):
+    """While signatures are optional, a forged pointer can name any topic, and would be accepted there."""
+    lenient = configure(signing=SIGNING | {"require": False}, **options)
+    pointer = configure().store("disk").write(BIG, destination="orders")
+    forged = replace(pointer, destination="salaries", expires_ms=pointer.created_ms)
+    broker.append("orders", configure().seal(forged), key=b"k")
+    with LocalConsumer(broker, lenient, topics=["orders"], group="app") as consumer:
+        consumer.dead_letter(consumer.receive(timeout=0))
+
+    (letter,) = broker.fetch("orders.dead_letter", 0, 0, 9)
+
+    with pytest.raises(PointerRejectedError, match="not signed"):
+        configure(signing=SIGNING).resolve(letter.value, destination="salaries")
+    assert lenient.resolve(letter.value, destination="orders") == BIG
