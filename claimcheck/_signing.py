@@ -29,6 +29,8 @@ __all__ = ["Seal", "StatementKind", "sha256_of"]
 StatementKind = Literal["chunks", "abort", "literal", "encoded"]
 """What a statement is about."""
 
+Facts = Mapping[str, str | int]
+
 _DOMAIN = b"claimcheck-signature\x00"  # no pointer begins with it: a pointer's mac never fits a statement
 _PLAIN = "a plain message has no signature, but signing.require_envelope is true"
 
@@ -132,7 +134,7 @@ class Seal:
         if isinstance(envelope, envelopes.Plain) and self._config.signing.require_envelope:
             raise PointerRejectedError(_PLAIN, reason="envelope")
         if isinstance(envelope, envelopes.Literal) and self._config.signing.keys:
-            facts = {"size": len(envelope.payload), "checksum": sha256_of(envelope.payload)}
+            facts: Facts = {"size": len(envelope.payload), "checksum": sha256_of(envelope.payload)}
             self._check("literal", hints.signature(headers), "an escaped payload", destination, facts)
         if isinstance(envelope, envelopes.Encoded) and self._config.signing.keys:
             facts = {"size": len(envelope.content), "checksum": sha256_of(envelope.content)}
@@ -171,7 +173,7 @@ class Seal:
         for piece in pieces:
             size += len(piece)
             digest.update(piece)
-        facts = {"uuid": uuid, "chunks": count, "size": size, "checksum": f"sha256:{digest.hexdigest()}"}
+        facts: Facts = {"uuid": uuid, "chunks": count, "size": size, "checksum": f"sha256:{digest.hexdigest()}"}
         self._check("chunks", signatures, f"the payload {uuid} in chunks", destination, facts)
 
     def store_name(self, pointer: Pointer) -> str:
@@ -196,7 +198,7 @@ class Seal:
         texts: Iterable[str],
         what: str,
         destination: str | None,
-        facts: Mapping[str, str | int],
+        facts: Facts,
     ) -> None:
         signing, found = self._config.signing, list(texts)
         if signing.keys and signing.require and not found:
@@ -204,8 +206,7 @@ class Seal:
         expected = {"kind": kind, **facts}
         for text in found if signing.keys else ():
             body = self._verified(text, what)
-            actual = {name: body.get(name) for name in expected}
-            if actual != expected or any(map(_is_bool, actual.values())):
+            if {name: body.get(name) for name in expected} != expected:
                 _refuse(what, "signature", "differs from what was signed: it was changed, or has another's signature")
             problem = self._origin_problem(body.get("destination"), body.get("created"), destination)
             if problem is not None:
@@ -327,10 +328,6 @@ def _parsed(text: str) -> dict[str, Any]:
         return pointers.parse_json(data) if len(data) <= hints.MAX_SIGNATURE_CHARACTERS else {}
     except ClaimCheckError:
         return {}
-
-
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)  # true equals 1
 
 
 def _refuse(what: str, reason: str, why: str) -> NoReturn:

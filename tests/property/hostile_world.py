@@ -107,7 +107,10 @@ class World:
         for key_id in _KEYS:
             for codec in (None, "zstd"):
                 stores = {name: self._opened("external", key_id, codec, store=name) for name in STORES}
-                chunks, inline = self._opened("chunking", key_id, codec), self._opened("chunking", key_id, codec, inline=True)
+                chunks, inline = (
+                    self._opened("chunking", key_id, codec),
+                    self._opened("chunking", key_id, codec, inline=True),
+                )
                 for destination in DESTINATIONS:
                     for name, cc in stores.items():
                         yield self._sent(cc, self._payload(1200), destination, name)
@@ -117,7 +120,9 @@ class World:
                     yield self._sent(inline, self._payload(100), destination)
                 if key_id == "k1" and codec is None:
                     for unknown in (False, True):
-                        yield self._sent(stores["a"], self._payload(3 * _SEGMENT + 99), "orders", "a", unknown_size=unknown)
+                        yield self._sent(
+                            stores["a"], self._payload(3 * _SEGMENT + 99), "orders", "a", unknown_size=unknown
+                        )
 
     def _payload(self, size: int) -> bytes:
         return self.random.randbytes(size // 2) + bytes(size - size // 2)
@@ -373,7 +378,12 @@ class World:
         headers = dict(near.headers or {})
         if self.random.random() < 0.3:
             size, checksum = len(b"forged"), f"sha256:{hashlib.sha256(b'forged').hexdigest()}"
-            facts = {"kind": "literal", "size": size, "checksum": checksum, "destination": self.random.choice(DESTINATIONS)}
+            facts = {
+                "kind": "literal",
+                "size": size,
+                "checksum": checksum,
+                "destination": self.random.choice(DESTINATIONS),
+            }
             statement = facts | {"created": 1, "key_id": "s1", "mac": "0" * 64}
             data, headers = HEADER + b"\x00forged", {"claimcheck-signature": json.dumps(statement, sort_keys=True)}
         return Envelope(data, headers, near.key)

@@ -1,6 +1,6 @@
 """Random and mutated bytes for everything that parses what others wrote: errors of claimcheck, never other exceptions.
 
-    CLAIMCHECK_FUZZ_INPUTS=5000000 pytest tests/property/test_fuzz_property.py
+CLAIMCHECK_FUZZ_INPUTS=5000000 pytest tests/property/test_fuzz_property.py
 """
 
 from __future__ import annotations
@@ -77,7 +77,11 @@ def opened(**options: object) -> claimcheck.ClaimCheck:
 
 def statement() -> bytes:
     config = opened(signing=SIGNING).config
-    return Seal(config, clock=lambda: 1).statement("chunks", "orders", uuid="1", chunks=3, size=5, checksum="sha256:0").encode()
+    return (
+        Seal(config, clock=lambda: 1)
+        .statement("chunks", "orders", uuid="1", chunks=3, size=5, checksum="sha256:0")
+        .encode()
+    )
 
 
 def fuzz_messages() -> Callable[[bytes], object]:
@@ -118,7 +122,9 @@ def fuzz_resolver() -> Callable[[bytes], object]:
     resolver = cc.resolver()
 
     def feed(data: bytes) -> object:
-        for outcome in resolver.feed("t", next(number), data, headers={"claimcheck-size": data[-3:]}, destination="Straße"):
+        for outcome in resolver.feed(
+            "t", next(number), data, headers={"claimcheck-size": data[-3:]}, destination="Straße"
+        ):
             if not isinstance(outcome, Resolved) and type(outcome.error) is ClaimCheckError:
                 raise AssertionError(f"a foreign exception: {outcome.error}") from outcome.error.__cause__
             resolver.settle(outcome, acked=True)
