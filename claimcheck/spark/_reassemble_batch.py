@@ -16,11 +16,10 @@ from claimcheck.errors import (
     ChunkConflictError,
     ClaimCheckError,
     IncompletePayloadError,
-    IntegrityError,
     PayloadTooLargeError,
 )
 from claimcheck.spark._columns import error_value
-from claimcheck.spark._fetching import is_bad_message
+from claimcheck.spark._fetching import MESSAGE_ERRORS, is_bad_message
 from claimcheck.spark._metrics import Tally
 from claimcheck.spark._reassemble_chunks import (
     conflict_text,

@@ -23,20 +23,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from claimcheck._client import ClaimCheck
 from claimcheck._envelope import Abort, Buffer, Chunk, decode, encode_literal
-from claimcheck._signing import Seal
 from claimcheck._store import Store
 from claimcheck._validation import fail
 from claimcheck.config import Config
 from claimcheck.errors import (
     ClaimCheckError,
     ConfigError,
-    IntegrityError,
     MissingDependencyError,
-    PayloadTooLargeError,
 )
 from claimcheck.spark import _reassemble_chunks
 from claimcheck.spark._columns import error_type, error_value, map_batches
-from claimcheck.spark._fetching import Job, OrderedExecutor, Outcome, ReadFrom, is_bad_message, outcomes
+from claimcheck.spark._fetching import MESSAGE_ERRORS, Job, OrderedExecutor, Outcome, ReadFrom, is_bad_message, outcomes
 from claimcheck.spark._metrics import Tally
 from claimcheck.spark._origin import Origin
 from claimcheck.spark._reassemble_chunks import ABORT, declared_claims, read_header
