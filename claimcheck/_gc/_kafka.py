@@ -13,7 +13,7 @@ from claimcheck._gc._topics import IncompleteReadError, TopicMessage, topics_to_
 from claimcheck._registry import import_vendor
 from claimcheck.errors import ConfigError, TransportError
 from claimcheck.transports.kafka._client import vendor
-from claimcheck.transports.kafka._groups import assigned_topics, committed_offsets, group_names
+from claimcheck.transports.kafka._groups import consumed_offsets
 
 __all__ = ["KafkaTopics"]
 
@@ -44,7 +44,7 @@ class KafkaTopics:
 
     Raises:
         ConfigError: The client refuses its settings.
-        TransportError: No broker answered.
+        TransportError: No broker answered, or not all groups can be seen.
     """
 
     def __init__(self, target: KafkaTarget, *, consumed: bool = False) -> None:
@@ -56,7 +56,7 @@ class KafkaTopics:
         except Exception as error:
             # The client's text may quote a secret.
             raise ConfigError("the Kafka client refuses its settings: check the file of --kafka-config") from error
-        self._floors = self._consumed() if consumed else {}
+        self._floors = consumed_offsets(self._admin, self._partitions()) if consumed else {}
 
     def known(self) -> list[str]:
         """Return all topics of the cluster that may be described."""
@@ -109,22 +109,6 @@ class KafkaTopics:
         except vendor().KafkaException as error:
             text = f"the offsets of the topics cannot be listed: {error.args[0].str()}"
             raise IncompleteReadError(text) from error
-
-    # Groups ----------------------------------------------------------------------------------------------------
-
-    def _consumed(self) -> dict[_Partition, int]:
-        """Return the offset of each partition below which every group has read everything."""
-        try:
-            names = group_names(self._admin)
-            committed, assigned = committed_offsets(self._admin, names), assigned_topics(self._admin, names)
-        except vendor().KafkaException as error:
-            text = f"the committed offsets of all groups cannot be read: {error.args[0].str()}"
-            raise IncompleteReadError(text) from error
-        reads = {name: assigned[name] | {topic for topic, _ in committed[name]} for name in names}
-        return {
-            place: min((committed[name].get(place, 0) for name in names if place[0] in reads[name]), default=0)
-            for place in self._partitions()
-        }
 
     # Records ---------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,15 @@ from typing import Any
 from claimcheck.errors import TransportError
 from claimcheck.transports.kafka._client import vendor
 
-__all__ = ["GroupOffsets", "assigned_topics", "committed_offsets", "group_names", "group_of", "groups_of"]
+__all__ = [
+    "GroupOffsets",
+    "assigned_topics",
+    "committed_offsets",
+    "consumed_offsets",
+    "group_names",
+    "group_of",
+    "groups_of",
+]
 
 _SECONDS = 10.0
 _METADATA = struct.Struct("<7si")  # a name with a version, and the generation
@@ -79,6 +87,40 @@ def groups_of(admin: Any, topic: str, names: Collection[str] = ()) -> dict[str, 
             if each == topic:
                 by_group[name][partition] = offset
     return dict(by_group)
+
+
+def consumed_offsets(admin: Any, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """Return the offset of each partition below which every group has read everything.
+
+    It is 0 if no group reads the topic, or if a group that reads it has not committed an offset of the partition.
+
+    Args:
+        admin: The admin client.
+        places: Topics and partitions.
+
+    Raises:
+        TransportError: The broker did not answer, or does not show all groups to this user.
+    """
+    try:
+        _check_all_visible(admin)
+        names = group_names(admin)
+        committed, assigned = committed_offsets(admin, names), assigned_topics(admin, names)
+    except vendor().KafkaException as error:
+        text = f"the committed offsets of all groups cannot be read: {error.args[0].str()}"
+        raise TransportError(text) from error
+    reads = {name: assigned[name] | {topic for topic, _ in committed[name]} for name in names}
+    return {
+        place: min((committed[name].get(place, 0) for name in names if place[0] in reads[name]), default=0)
+        for place in places
+    }
+
+
+def _check_all_visible(admin: Any) -> None:
+    """Raise an error unless the broker lists all groups: it leaves out those that the user may not describe."""
+    operations = admin.describe_cluster(include_authorized_operations=True, request_timeout=_SECONDS).result()
+    if vendor().admin.AclOperation.DESCRIBE not in (operations.authorized_operations or ()):
+        text = "groups that this user may not describe are not listed: grant DESCRIBE on the cluster to see all groups"
+        raise TransportError(text)
 
 
 def group_of(consumer: Any) -> str:
