@@ -13,7 +13,7 @@ from claimcheck._gc._topics import IncompleteReadError, TopicMessage, topics_to_
 from claimcheck._registry import import_vendor
 from claimcheck.errors import ConfigError, TransportError
 from claimcheck.transports.kafka._client import vendor
-from claimcheck.transports.kafka._groups import consumed_offsets
+from claimcheck.transports.kafka._groups import consumed_offsets, log_offsets
 
 __all__ = ["KafkaTopics"]
 
@@ -101,11 +101,8 @@ class KafkaTopics:
         return sorted(found)
 
     def _offsets(self, partitions: Sequence[_Partition], which: str) -> dict[_Partition, int]:
-        spec = getattr(_admin_module().OffsetSpec, which)()
-        requests = {vendor().TopicPartition(*each): spec for each in partitions}
         try:
-            results = self._admin.list_offsets(requests, request_timeout=_SECONDS).items() if requests else []
-            return {(place.topic, place.partition): future.result().offset for place, future in results}
+            return log_offsets(self._admin, partitions, which)
         except vendor().KafkaException as error:
             text = f"the offsets of the topics cannot be listed: {error.args[0].str()}"
             raise IncompleteReadError(text) from error
