@@ -32,7 +32,7 @@ from tests import servers
 from tests.integration.kafka_rig import rig
 from tests.unit.cli.rig import command
 
-PAYLOADS, WRITERS = int(os.environ.get("CLAIMCHECK_TEST_GARBAGE_PAYLOADS", "2000")), 4
+PAYLOADS, WRITERS = int(os.environ.get("CLAIMCHECK_TEST_GARBAGE_PAYLOADS", "1000")), 4
 PAUSE = 0.02  # seconds between the sends of a writer
 GRACE = 30  # longer than a producer waits for store and broker
 TIMEOUT_MS = 10_000
