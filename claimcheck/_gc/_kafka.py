@@ -10,9 +10,8 @@ from typing import Any
 
 from claimcheck._doctor._topics import KafkaTarget
 from claimcheck._gc._topics import IncompleteReadError, TopicMessage, topics_to_read
-from claimcheck._registry import import_vendor
-from claimcheck.errors import ConfigError, TransportError
 from claimcheck.transports.kafka._client import vendor
+from claimcheck.transports.kafka._cluster import Cluster
 from claimcheck.transports.kafka._groups import consumed_offsets, log_offsets
 
 __all__ = ["KafkaTopics"]
@@ -51,12 +50,8 @@ class KafkaTopics:
         self.topics = target.topics
         self._settings: dict[str, Any] = {**target.options, "bootstrap.servers": target.servers}
         self._next: dict[_Partition, int] = {}
-        try:
-            self._admin = _admin_module().AdminClient(self._settings, logger=_quiet)
-        except Exception as error:
-            # The client's text may quote a secret.
-            raise ConfigError("the Kafka client refuses its settings: check the file of --kafka-config") from error
-        self._floors = consumed_offsets(self._admin, self._partitions()) if consumed else {}
+        self._cluster = Cluster(self._settings, path="the file of --kafka-config")
+        self._floors = consumed_offsets(self._cluster.admin, self._partitions()) if consumed else {}
 
     def known(self) -> list[str]:
         """Return all topics of the cluster that may be described."""
@@ -84,11 +79,7 @@ class KafkaTopics:
     # Metadata --------------------------------------------------------------------------------------------------
 
     def _metadata(self) -> Mapping[str, Any]:
-        try:
-            topics: Mapping[str, Any] = self._admin.list_topics(timeout=_SECONDS).topics
-        except vendor().KafkaException as error:
-            text = f"no Kafka broker answered ({error.args[0].name()}): check the address and the client's settings"
-            raise TransportError(text) from error
+        topics: Mapping[str, Any] = self._cluster.metadata(timeout=_SECONDS).topics
         return topics
 
     def _partitions(self) -> list[_Partition]:
@@ -102,7 +93,7 @@ class KafkaTopics:
 
     def _offsets(self, partitions: Sequence[_Partition], which: str) -> dict[_Partition, int]:
         try:
-            return log_offsets(self._admin, partitions, which)
+            return log_offsets(self._cluster.admin, partitions, which)
         except vendor().KafkaException as error:
             text = f"the offsets of the topics cannot be listed: {error.args[0].str()}"
             raise IncompleteReadError(text) from error
@@ -152,7 +143,3 @@ def _lost(partition: _Partition) -> IncompleteReadError:
     topic, number = partition
     text = f"partition {number} of topic {topic} lost messages that were appended while it was read: run it again"
     return IncompleteReadError(text, destination=topic)
-
-
-def _admin_module() -> Any:
-    return import_vendor("confluent_kafka.admin", extra="kafka")

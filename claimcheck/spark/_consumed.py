@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from claimcheck._registry import import_vendor
 from claimcheck._validation import fail
-from claimcheck.errors import ConfigError, TransportError
 
 if TYPE_CHECKING:
     from claimcheck.spark.sources._pulsar.connection import Connection
@@ -24,7 +21,6 @@ Places = Mapping[tuple[str, int], int]
 _LEDGER = 1 << 32
 _SECONDS = 30.0
 _SERVERS, _SECURITY = "kafka.bootstrap.servers", ("kafka.security.protocol", "kafka.sasl.", "kafka.ssl.")
-_quiet = logging.getLogger(__name__)
 
 
 def admin_settings(given: object, options: Mapping[str, str], *, path: str) -> dict[str, Any]:
@@ -55,19 +51,13 @@ def kafka_places(settings: Mapping[str, Any], topics: tuple[str, ...], *, path: 
         ConfigError: The client refuses the settings.
         TransportError: The broker did not answer, or not all groups can be seen.
     """
-    from claimcheck.transports.kafka._client import vendor
+    from claimcheck.transports.kafka._cluster import Cluster
     from claimcheck.transports.kafka._groups import consumed_offsets
 
-    try:
-        admin = import_vendor("confluent_kafka.admin", extra="kafka").AdminClient(dict(settings), logger=_quiet)
-    except Exception as error:
-        # The client's text may quote a secret.
-        raise ConfigError(f"{path}: the Kafka client refuses its settings", path=path) from error
-    try:
-        known = admin.list_topics(timeout=_SECONDS).topics
-    except vendor().KafkaException as error:
-        raise TransportError(f"{path}: no Kafka broker answered ({error.args[0].name()})") from error
-    return consumed_offsets(admin, [(name, n) for name in topics if name in known for n in known[name].partitions])
+    cluster = Cluster(settings, path=path)
+    known = cluster.metadata(timeout=_SECONDS).topics
+    places = [(name, number) for name in topics if name in known for number in known[name].partitions]
+    return consumed_offsets(cluster.admin, places)
 
 
 def pulsar_places(connection: Connection, topics: tuple[str, ...]) -> Places:
