@@ -3,6 +3,11 @@
 `claimcheck._gc._collection` proves that two passes over the topics are enough, if the second one reads everything that
 was appended after the first one began. Here each pass reads everything, so that is the case if the last message of
 each partition in the first pass is still there in the second one: brokers delete from the beginning.
+
+With ``consumed``, messages that every group has read do not count. The proof stays valid, if "readable" is replaced by
+"not read by every group", because programs that move messages acknowledge each after its copy was sent, and because
+each pass asks how far the groups have read before it takes the end of any topic. A copy that is unread at that moment
+was appended before these ends, is not below the position of its partition, and counts.
 """
 
 from __future__ import annotations
