@@ -69,9 +69,9 @@ class KafkaBroker:
         try:
             self._cluster = Cluster(self._conf, path="the client's settings")
         except ConfigError as error:
-            found = _PROPERTY.search(str(error.__cause__))
+            found = _PROPERTY.search(str(error.__context__))
             which = found[1] if found else "security.protocol, sasl.* or ssl.*"
-            raise CompareError(f"the Kafka client does not accept its settings: correct {which}") from error.__cause__
+            raise CompareError(f"the Kafka client does not accept its settings: correct {which}") from error
         self._admin = self._cluster.admin
         try:
             metadata = self._admin.list_topics(timeout=_SECONDS)

@@ -33,7 +33,7 @@ def examine_kafka(cc: ClaimCheck, target: KafkaTarget, clock: Callable[[], float
     try:
         cluster = Cluster(settings, path="--kafka-config")
     except ConfigError as error:  # it connects later
-        yield _invalid(target, error.__cause__)
+        yield _invalid(target, error.__context__)
         return
     try:
         known = cluster.metadata(timeout=_SECONDS).topics

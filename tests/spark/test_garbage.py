@@ -245,7 +245,7 @@ def test_groups_of_a_secure_kafka_need_settings_of_their_own(name):
     with pytest.raises(ConfigError, match=r"topics\[0\].admin: .*librdkafka") as caught:
         WholeTopics.of(topics, path="topics[0]").consumed()
     assert "secret" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"topics\[0\].admin: the Kafka client refuses its settings"):
+    with pytest.raises(ConfigError, match=r"the Kafka client refuses its settings: check topics\[0\].admin"):
         WholeTopics.of({**topics, "admin": {"no.such.setting": "secret"}}, path="topics[0]").consumed()
 
 

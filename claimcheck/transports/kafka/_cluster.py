@@ -39,7 +39,7 @@ class Cluster:
         admin: The client.
 
     Raises:
-        ConfigError: The client refuses the settings. Its own error, the cause, may quote a secret.
+        ConfigError: The client refuses the settings. Its own error, the suppressed context, may quote a secret.
     """
 
     def __init__(self, settings: Mapping[str, Any], *, path: str) -> None:
@@ -48,8 +48,8 @@ class Cluster:
         options = {**settings, "error_cb": partial(_keep, self._problems)}
         try:
             self.admin: AdminClient = module.AdminClient(options, logger=_quiet)
-        except Exception as error:
-            raise ConfigError(f"the Kafka client refuses its settings: check {path}", path=path) from error
+        except Exception:
+            raise ConfigError(f"the Kafka client refuses its settings: check {path}", path=path) from None
 
     def metadata(self, *, timeout: float) -> Any:
         """Return the brokers and topics of the cluster.
