@@ -12,7 +12,7 @@ from claimcheck._doctor._topics import KafkaTarget
 from claimcheck._gc._topics import IncompleteReadError, TopicMessage, topics_to_read
 from claimcheck.transports.kafka._client import vendor
 from claimcheck.transports.kafka._cluster import Cluster
-from claimcheck.transports.kafka._groups import consumed_offsets, log_offsets
+from claimcheck.transports.kafka._groups import NO_GROUP, consumed_offsets, log_offsets
 
 __all__ = ["KafkaTopics"]
 
@@ -26,7 +26,7 @@ _OWN = {
     "queued.max.messages.kbytes": 16_384,
     "receive.message.max.bytes": 1_000_000_000,  # a larger record is fetched again and again
 }
-_PASSING = {"_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE"}
+_PASSING = {"_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", NO_GROUP}
 _quiet = logging.getLogger(__name__)
 
 _Partition = tuple[str, int]
@@ -129,7 +129,8 @@ class KafkaTopics:
         if error is not None and error.code() != vendor().KafkaError._PARTITION_EOF:
             if error.name() in _PASSING:
                 return
-            text = f"partition {where[1]} of topic {where[0]} cannot be read: {error.str()}"
+            what = "the topics" if where[0] is None else f"partition {where[1]} of topic {where[0]}"
+            text = f"{what} cannot be read: {error.str()}"
             raise IncompleteReadError(text, destination=where[0])
         offset = message.offset() if error is not None else message.offset() + 1
         if error is None and where in left and message.offset() < ends[where]:

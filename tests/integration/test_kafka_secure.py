@@ -48,34 +48,59 @@ def allow(admin, kind, name, *operations):
         created.result(30)
 
 
-def test_a_group_that_the_user_may_not_see_keeps_everything(broker, topic, tmp_path, redis_url):
-    """The broker does not list it, so its unread messages would not count: the command refuses to run."""
-    clients = {**settings(broker), "bootstrap.servers": broker.bootstrap_servers}
-    admin = AdminClient(clients)
+@pytest.fixture
+def clients(broker):
+    return {**settings(broker), "bootstrap.servers": broker.bootstrap_servers}
+
+
+@pytest.fixture
+def admin(clients):
+    return AdminClient(clients)
+
+
+@pytest.fixture
+def lab(broker, admin, clients, topic, tmp_path, redis_url):
+    """Three messages, of which two groups have read two and one; the command line runs as a user who may read them."""
     admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+    allow(admin, ResourceType.TOPIC, topic, AclOperation.READ, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
     (tmp_path / "reader").write_text("".join(f"{k}={v}\n" for k, v in settings(broker, "reader").items()))
     store = {"type": "redis", "url": redis_url, "key_prefix": f"gc-{uuid.uuid4().hex}:"}
     options = ("--kafka", broker.bootstrap_servers, "--kafka-config", str(tmp_path / "reader"))
     lab = Lab(tmp_path, store, topic, *options)
-    pointers = lab.write(3)
+    lab.pointers = lab.write(3)
     producer = kafka.Producer(clients)
-    for envelope in lab.envelopes(pointers):
+    for envelope in lab.envelopes(lab.pointers):
         producer.produce(topic, envelope)
     assert producer.flush(30) == 0
-    for group, offset in (("seen", 2), ("hidden", 1)):
+    for group, offset in ((f"{topic}-seen", 2), (f"{topic}-hidden", 1)):
         consumer = kafka.Consumer({**clients, "group.id": group})
         consumer.commit(offsets=[kafka.TopicPartition(topic, 0, offset)], asynchronous=False)
         consumer.close()
-    allow(admin, ResourceType.TOPIC, topic, AclOperation.READ, AclOperation.DESCRIBE)
-    allow(admin, ResourceType.GROUP, "seen", AclOperation.DESCRIBE)
+    return lab
+
+
+def test_a_group_that_the_user_may_not_see_keeps_everything(lab, admin, topic):
+    """The broker does not list it, so its unread messages would not count: the command refuses to run."""
+    allow(admin, ResourceType.GROUP, f"{topic}-seen", AclOperation.DESCRIBE)
 
     assert lab.collect("--yes")["deleted"] == 0
     assert "grant DESCRIBE on the cluster" in lab.refuse("--consumed")
     allow(admin, ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE)
     assert "the committed offsets of all groups cannot be read" in lab.refuse("--consumed")
-    allow(admin, ResourceType.GROUP, "hidden", AclOperation.DESCRIBE)
+    allow(admin, ResourceType.GROUP, f"{topic}-hidden", AclOperation.DESCRIBE)
     assert lab.collect("--yes", "--consumed")["deleted"] == 1
-    assert lab.stored == {pointer.key for pointer in pointers[1:]}
+    assert lab.stored == {pointer.key for pointer in lab.pointers[1:]}
+
+
+def test_the_doctor_needs_no_group_of_its_own(broker, lab, admin, topic):
+    """The client looks for the coordinator of its group, although it never joins; the user has no right to it."""
+    for group in ("seen", "hidden"):
+        allow(admin, ResourceType.GROUP, f"{topic}-{group}", AclOperation.DESCRIBE)
+    target = KafkaTarget(broker.bootstrap_servers, (topic,), options=settings(broker, "reader"))
+
+    report = diagnosed(configuration({"type": "memory"}), kafka=target)
+
+    assert [each.message for each in report.findings if each.id == "kafka-not-examined"] == []
 
 
 @pytest.mark.slow

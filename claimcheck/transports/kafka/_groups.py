@@ -12,6 +12,7 @@ from claimcheck.errors import TransportError
 from claimcheck.transports.kafka._client import vendor
 
 __all__ = [
+    "NO_GROUP",
     "GroupOffsets",
     "assigned_topics",
     "committed_offsets",
@@ -21,6 +22,9 @@ __all__ = [
     "groups_of",
     "log_offsets",
 ]
+
+NO_GROUP = "GROUP_AUTHORIZATION_FAILED"
+"""The error that a consumer reports if it may not use its group. One that never joins it can ignore this."""
 
 _SECONDS = 10.0
 _METADATA = struct.Struct("<7si")  # a name with a version, and the generation
