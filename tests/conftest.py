@@ -67,6 +67,7 @@ FIXTURE_MARKS = {
     "redis_programs": "redis",
     "s3_server": "s3",
     "s3_tls": "s3",
+    "s3_programs": "s3",
     "kafka_jars": "kafka",
     "pulsar_jars": "pulsar",
     "spark": "spark",
@@ -270,6 +271,12 @@ def s3_tls() -> Iterator[tuple[int, Path]]:
     """Port of a real S3 server with TLS, and the certificate of its authority."""
     with _started("versitygw openssl", servers.s3_tls) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def s3_programs() -> None:
+    """Skips or fails a test that starts its own S3 server where the program is missing."""
+    _require("versitygw")
 
 
 @pytest.fixture(scope="session")

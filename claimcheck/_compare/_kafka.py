@@ -17,14 +17,13 @@ from claimcheck._compare._model import CompareError, Mode, NotMeasuredError
 from claimcheck._compare._sampling import PayloadSizes
 from claimcheck._registry import import_vendor
 from claimcheck._wire_size import kafka_overhead
-from claimcheck.errors import ClaimCheckError
+from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 from claimcheck.transports.kafka._client import exception_of, vendor
+from claimcheck.transports.kafka._cluster import Cluster
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
-
     from claimcheck._client import ClaimCheck
 
 __all__ = ["KafkaBroker", "connect"]
@@ -66,11 +65,15 @@ class KafkaBroker:
 
     def __init__(self, address: BrokerAddress) -> None:
         self.address = address
-        self._problem: str | None = None
         self._conf: dict[str, Any] = {**dict(address.options), "bootstrap.servers": address.url}
-        admin = import_vendor("confluent_kafka.admin", extra="kafka")
         try:
-            self._admin: AdminClient = admin.AdminClient({**self._conf, "error_cb": self._keep}, logger=_quiet)
+            self._cluster = Cluster(self._conf, path="the client's settings")
+        except ConfigError as error:
+            found = _PROPERTY.search(str(error.__context__))
+            which = found[1] if found else "security.protocol, sasl.* or ssl.*"
+            raise CompareError(f"the Kafka client does not accept its settings: correct {which}") from error
+        self._admin = self._cluster.admin
+        try:
             metadata = self._admin.list_topics(timeout=_SECONDS)
             self._brokers = len(metadata.brokers)
             # A response to the first connection comes from a broker whose id the client does not know yet: -1.
@@ -191,22 +194,8 @@ class KafkaBroker:
 
     # Internals -------------------------------------------------------------------------------------------------
 
-    def _keep(self, error: Any) -> None:
-        if error.name() != "_ALL_BROKERS_DOWN":  # it follows the error that explains it
-            self._problem = error.name()
-
     def _unreachable(self, error: Exception) -> CompareError:
-        if _name(error) == "_INVALID_ARG":
-            found = _PROPERTY.search(str(error))
-            which = found[1] if found else "security.protocol, sasl.* or ssl.*"
-            return CompareError(f"the Kafka client does not accept its settings: correct {which}")
-        if hasattr(self, "_admin"):
-            self._admin.poll(0)  # calls `_keep` with what happened meanwhile, such as a refused password
-        why = self._problem or _name(error)
-        return CompareError(
-            f"no Kafka broker answered ({why}): check that it runs, the address, and the security settings of the "
-            "client (security.protocol, sasl.*, ssl.*)"
-        )
+        return CompareError(self._cluster.explain(error))
 
     def _metadata(self) -> Any:
         try:

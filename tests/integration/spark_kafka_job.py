@@ -70,7 +70,8 @@ class Job:
         from claimcheck.spark import collect_garbage
 
         topics = [{"format": "kafka", **self.given["kafka"], "subscribe": name} for name in self.given["topics"]]
-        with collect_garbage(self.spark, config=self.given["config"], topics=topics, dry_run=False) as report:
+        options = {"config": self.given["config"], "topics": topics, "consumed": self.given.get("consumed", False)}
+        with collect_garbage(self.spark, **options, dry_run=False) as report:
             assert report.deletion is not None
             return {"pointers": report.pointers, **asdict(report.deletion)}
 
