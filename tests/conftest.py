@@ -21,6 +21,7 @@ import pytest
 
 import claimcheck
 from tests import servers
+from tests.real.process import JAVA_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,8 +54,8 @@ for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOI
 os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark's default is the first python3 on PATH
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 # Most JVMs of the tests live for seconds: the second compiler and parallel collectors cost more than they save.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
+for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", JAVA_OPTIONS):
+    os.environ.setdefault(name, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 Server = TypeVar("Server")
 

@@ -45,7 +45,7 @@ _PROPERTY = re.compile(r'property:? "?([\w.]+)')  # the rest of the client's tex
 _MISSING = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}
 _REFUSED = {"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
 
-FETCH_BYTES = 4 << 20
+FETCH_BYTES = 16 << 20
 """``max.partition.fetch.bytes`` of consumers: several chunks, as the guide of the Kafka transport recommends.
 
 With the client's default, 1 MiB, each chunk is a round trip, and the client's memory is returned to the system and

@@ -214,11 +214,6 @@ class Worker:
         self.start("seek", partition=partition, position=position)
         return self.report(timeout)
 
-    def settle(self, *, timeout: float = 30.0) -> Report:
-        """Wait until a consumer's client has fetched what it fetches in advance, and is idle."""
-        self.start("settle")
-        return self.report(timeout)
-
     def start(self, command: str, **arguments: object) -> None:
         """Send a command without waiting for its report."""
         self._write(json.dumps({"command": command, **arguments}))

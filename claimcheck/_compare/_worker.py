@@ -34,9 +34,6 @@ __all__ = ["main"]
 _FLUSH_SECONDS = 120.0
 _KILL_SECONDS = 0.5
 _STEP_SECONDS = 1.0
-_IDLE_SECONDS = 0.02
-_IDLE_SHARE = 0.1
-_SETTLE_SECONDS = 2.0
 
 
 # The two roles -------------------------------------------------------------------------------------------------
@@ -223,23 +220,10 @@ class _Receiving:
     def seek(self, *, partition: int, position: int | str) -> Report:
         with _Meter() as meter:
             self._consumer.seek(partition, position)
-        return _no_payloads(meter)
-
-    def settle(self) -> Report:
-        with _Meter() as meter:
-            end, busy = time.monotonic() + _SETTLE_SECONDS, True
-            while busy and time.monotonic() < end:
-                cpu = time.process_time()
-                time.sleep(_IDLE_SECONDS)
-                busy = time.process_time() - cpu > _IDLE_SHARE * _IDLE_SECONDS
-        return _no_payloads(meter)
+        return Report(0, 0, meter.seconds, meter.cpu_seconds, meter.peak_bytes, ())
 
     def close(self) -> None:
         self._consumer.close()
-
-
-def _no_payloads(meter: _Meter) -> Report:
-    return Report(0, 0, meter.seconds, meter.cpu_seconds, meter.peak_bytes, ())
 
 
 def _text(error: Exception) -> str:
