@@ -93,7 +93,7 @@ MAX_OPEN_FILES_PER_MODULE = 60
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test by its folder and its fixtures, and run long files first.
 
-    Two processes share the files. With the long ones first, neither process waits for the other at the end.
+    Two or three processes share the files. With the long ones first, no process waits for the others at the end.
     """
     for item in items:
         for mark in _kinds(item):
