@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.real.certificates import make_certificate
-from tests.real.process import Location, Server, accepts_connections, running
+from tests.real.process import Location, Server, accepts_connections, java, running
 
 JARS = "CLAIMCHECK_TEST_KAFKA_JARS"
 """Variable that names the folder with the jars listed in tests/real/kafka.xml."""
@@ -121,4 +121,4 @@ def _format(configuration: Path) -> None:
 
 
 def _java(*arguments: str, heap: str = "512m") -> list[str]:
-    return ["java", f"-Xmx{heap}", "-cp", f"{os.environ[JARS]}/*", *arguments]
+    return [*java(), f"-Xmx{heap}", "-cp", f"{os.environ[JARS]}/*", *arguments]
