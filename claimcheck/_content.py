@@ -4,8 +4,8 @@ Encoded content describes itself. All integers are big-endian::
 
     content   [b"CCE1"][size of the header:uint32][header][body]
 
-The header is canonical JSON, padded with spaces to a multiple of 1,024 bytes, so that `claimcheck rewrap` can replace
-it in place. Its fields, all but the wrapped key and that key's id, are the associated data of the encryption: content
+The header is canonical JSON. In stores it is padded with spaces to a multiple of 1,024 bytes, so that
+`claimcheck rewrap` can replace it in place. Its fields, all but the wrapped key and that key's id, are the associated data of the encryption: content
 that was moved to another key, store, destination or payload cannot be decrypted. The body is the payload, compressed
 with ``codec`` and then encrypted as `claimcheck._streaming_aead` describes.
 """
@@ -28,6 +28,7 @@ from claimcheck import _compression as compression
 from claimcheck import _pointer as pointers
 from claimcheck import _streaming_aead as aead
 from claimcheck._destination import canonical
+from claimcheck._digest import algorithm_of
 from claimcheck._envelope import HEADER, Buffer, encoded_start
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader, Reader, fill
@@ -132,12 +133,13 @@ class ContentHeader:
         return _MAGIC + pointers.canonical_json(self._bound())
 
     def encode(self, *, at_least: int = 0) -> bytes:
-        """Return the bytes in front of the body: a multiple of 1,024, and at least as many as requested."""
+        """Return the bytes in front of the body, at least as many as requested; in stores a multiple of 1,024."""
         fields = self._bound()
         if self.wrapped_key is not None:
             fields |= {"key": base64.b64encode(self.wrapped_key).decode(), "key_id": self.key_id}
         text = pointers.canonical_json(fields)
-        total = max(at_least, -(-(_PREFIX.size + len(text)) // _HEADER_STEP) * _HEADER_STEP)
+        step = _HEADER_STEP if self.store else 1
+        total = max(at_least, -(-(_PREFIX.size + len(text)) // step) * step)
         return _PREFIX.pack(_MAGIC, total - _PREFIX.size) + text.ljust(total - _PREFIX.size)
 
     @classmethod
@@ -216,10 +218,11 @@ class PieceSource(Source):
     Args:
         pieces: Bytes, or pieces of which each is used up before the next one is requested.
         size: Bytes in all; ``None`` if unknown.
+        checksum: The algorithm of their checksum.
     """
 
-    def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None) -> None:
-        super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62)
+    def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None, checksum: str = "crc32") -> None:
+        super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62, checksum=checksum)
         self.size = size if self.view is None else len(self.view)
 
     def _read_some(self, size: int) -> bytes:
@@ -313,21 +316,22 @@ class Encoding:
                 plain = list(plain)
                 stream = _same_stream(header, stream, plain)
             header, size = stream.header, stream.size
-            body = aead.encrypt(
+            body: Iterable[Buffer] = aead.encrypt(
                 plain, key=stream.key, associated_data=header.associated_data, stream_header=stream.salt
             )
         else:
-            body = iter(plain)
+            body = plain
         start = before + header.encode(at_least=size)
         pieces = _with_header(start, body)
         if (shared and codec is not None) or (payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES):
-            return PieceSource(b"".join(pieces), size=None)
+            return PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
         known = codec is None and payload.size is not None
-        size = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
-        return PieceSource(pieces, size=size)
+        total = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
+        return PieceSource(pieces, size=total, checksum=payload.algorithm)
 
     def _compressed(self, payload: Source) -> Iterable[Buffer]:
-        payload.leave_checksum() if self.keys else None
+        if self.keys:
+            payload.skip_checksum()
         pieces = payload if payload.view is None else [payload.take_all()]
         if self.compression is None:
             return pieces
@@ -337,8 +341,7 @@ class Encoding:
 
 def _new_stream(header: ContentHeader, keys: DataKeys) -> Stream:
     new = keys.new(header.size)
-    key = {"encryption": ALGORITHM, "key_id": new.key_id, "wrapped_key": new.wrapped}
-    return Stream(replace(header, **key), new.key)
+    return Stream(replace(header, encryption=ALGORITHM, key_id=new.key_id, wrapped_key=new.wrapped), new.key)
 
 
 def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer]) -> Stream:
@@ -695,8 +698,9 @@ def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:
     """Return the reason to reject a pointer, and its description, if its encoding is unknown or cannot be true."""
     size, stored = pointer.size or 0, pointer.stored_bytes
     known = pointer.codec in (None, *compression.CODECS) and pointer.encryption in (None, ALGORITHM)
-    checksum = "crc32:" if pointer.encryption is None else AEAD
-    if not known or not (pointer.checksum or checksum).startswith(checksum):
+    encrypted = pointer.encryption is not None
+    verifiable = (pointer.checksum or AEAD).startswith(AEAD) if encrypted else algorithm_of(pointer.checksum or "crc32")
+    if not known or not verifiable:
         return "feature", "needs a codec, encryption or checksum that this claimcheck does not know"
     if (stored is None) != (pointer.codec is None and pointer.encryption is None):
         return "feature", f"declares {stored} stored bytes, codec {pointer.codec} and encryption {pointer.encryption}"
