@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql.functions import sha2
 
 from claimcheck.spark import ensure_java, offload, reassemble, resolve
 
@@ -38,7 +38,7 @@ spark.sparkContext.setLogLevel("INFO")
 
 
 def digests(df: DataFrame, name: str) -> None:
-    df.select("n", F.sha2("payload", 256).alias("digest")).write.mode("append").parquet(str(FOLDER / name))
+    df.select("n", sha2("payload", 256).alias("digest")).write.mode("append").parquet(str(FOLDER / name))
 
 
 def read(name: str) -> DataFrame:
