@@ -1,4 +1,4 @@
-"""Offloads, resolves and reassembles encrypted payloads; test_encryption.py runs ``encryption_child.py FOLDER``.
+"""Offloads, resolves and reassembles encrypted payloads; test_encryption_leaks.py runs ``encryption_child.py FOLDER``.
 
 The folder has ``job.json`` with the configurations, and ``input``. Everything that Spark writes goes there, too.
 """

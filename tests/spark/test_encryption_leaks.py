@@ -51,6 +51,7 @@ def test_nothing_that_spark_writes_has_a_key_or_a_plaintext(tmp_path: Path, work
     written = {f"{tmp_path / name}": list(contents(tmp_path / name)) for name in WRITTEN}
     assert all(written.values())
     assert b"SparkListenerTaskEnd" in b"".join(written[str(tmp_path / "events")])
+    assert any(MARKER in text for text in contents(tmp_path / "input"))
     hidden = [MARKER, KEY, OTHER, *(text.encode() for text in secrets.values()), KEY.hex().encode()]
     leaks = [
         (place, secret)
