@@ -20,8 +20,8 @@ COMPARE_ARGS ?=
 VENV        := .venv
 BIN         := $(VENV)/bin
 
-# Files keep their order: tests/conftest.py puts the longest first.
-PYTEST      := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Files keep their order: tests/conftest.py puts the longest first. Tests with servers wait half of their time.
+PYTEST      := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all lint docs structure spark-versions bench bench-peers bench-pulsar bench-kafka bench-spark compare clean
 .DELETE_ON_ERROR:
@@ -30,11 +30,11 @@ demo: $(VENV)/.demo
 	$(BIN)/claimcheck demo $(if $(DIR),--dir "$(DIR)")
 
 test: lint
-	$(PYTEST) -m fast --hypothesis-profile=fast $(PYTEST_ARGS)
+	$(PYTEST) -n 2 -m fast --hypothesis-profile=fast $(PYTEST_ARGS)
 
 # A test whose server is missing is skipped; with CLAIMCHECK_REQUIRE_SERVERS=1 it fails.
 test-all: lint
-	exec $(BIN)/python tests/servers.py $(PYTEST) $(if $(SELECT),-m "$(SELECT)") $(PYTEST_ARGS)
+	exec $(BIN)/python tests/servers.py $(PYTEST) -n 3 $(if $(SELECT),-m "$(SELECT)") $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 from claimcheck import _hints as hints
 from claimcheck._acknowledgement import Handle, Position
 from claimcheck._checksum import crc32
+from claimcheck._digest import Crc32
 from claimcheck._envelope import Chunk
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.errors import ChunkConflictError, ClaimCheckError, IncompletePayloadError, PayloadTooLargeError
@@ -535,9 +536,9 @@ class Assembled(_AssemblyEvent):
     declared: set[tuple[str, str]]
 
     @property
-    def crc32(self) -> int:
-        """The checksum of the whole payload."""
-        return self.attempt.crc32s[-1]
+    def crc32(self) -> str:
+        """The CRC-32 of the whole payload, as headers carry it."""
+        return Crc32(self.attempt.crc32s[-1]).text()
 
 
 @dataclass(frozen=True, slots=True)

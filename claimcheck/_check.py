@@ -150,14 +150,18 @@ def _dead_letters(prefix: str, config: Config) -> Iterator[Finding]:
 def _signing(config: Config) -> Iterator[Finding]:
     signing = config.signing
     if not signing.keys:
-        message = "pointers are not signed: anyone who can write to a topic can point at any payload in your stores"
+        message = "messages are not signed: anyone who can write to a topic can point at any payload in your stores"
         yield Finding("info", "signing", message, "Set signing.key_id and signing.keys.", id="signing-off")
         return
     if not signing.require:
-        message = "keys are configured, but readers accept pointers without a signature"
+        message = "keys are configured, but readers accept envelopes without a signature"
         yield Finding(
             "warning", "signing.require", message, "Set it to true when all writers sign.", id="signing-optional"
         )
+    if not signing.bind_destination:
+        message = "keys are configured, but readers accept a signed message from any topic"
+        fix = "Set it to true when all messages of earlier releases have expired; list mirrors in signing.accept_from."
+        yield Finding("warning", "signing.bind_destination", message, fix, id="signing-unbound")
     if signing.key_id is None:
         message = "this process verifies signatures but signs nothing"
         yield Finding("info", "signing.key_id", message, id="signing-verify-only")

@@ -192,7 +192,7 @@ class ClaimCheck:
             classify: See `offload`.
             identity: A uuid that identifies this bytes-like payload alone. Several attempts to send it, sequential or
                 concurrent, pass the same uuid, so that all of them use the same key or the same chunks. Nothing is ever
-                deleted then, because it may belong to another attempt.
+                deleted then, because it may belong to another attempt. Encrypted chunks differ in each attempt.
         """
         _check_callable("classify", classify)
         strategy, threshold, wire = self._plan(destination, limit)
@@ -311,6 +311,8 @@ class ClaimCheck:
         envelope = self._single(message, destination, headers)
         if isinstance(envelope, PointerData):
             return await in_thread(lambda: self._read(envelope.data, destination))
+        if isinstance(envelope, Encoded):
+            return await in_thread(lambda: self._unpacker.content(envelope.content, destination=destination))
         return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)
 
     def open(self, message: Buffer, *, destination: str | None = None, headers: object = None) -> BinaryIO:
@@ -568,7 +570,12 @@ class ClaimCheck:
         limit = self.config.limits.max_payload_bytes
         opened = self._current()
         store.context = StoreContext(
-            name=name, max_payload_bytes=limit, content=opened.content, hooks=self._hooks, binds=opened.seal.signs
+            name=name,
+            max_payload_bytes=limit,
+            checksum=self.config.content_checksum,
+            content=opened.content,
+            hooks=self._hooks,
+            binds=opened.seal.signs,
         )
         return store
 
@@ -590,14 +597,23 @@ class ClaimCheck:
     def _sign(self, pointer: Pointer) -> bytes:
         return self._current().seal.sign(pointer)
 
+    def _reseal(self, pointer: Pointer, *, original: Pointer) -> bytes:
+        """Return the message of a pointer that replaces an accepted one. It is signed only if that one was.
+
+        Otherwise an unsigned pointer, of which anybody can be the author, would get a signature here.
+        """
+        data = pointers.encode(pointer) if original.mac is None else self._sign(pointer)
+        return encode_pointer(data, header=self.config.header)
+
     def _accept(self, data: bytes, destination: str | None = None) -> Pointer:
         return self._current().seal.accept(data, destination=destination)
 
     def _pointer_from_anywhere(self, message: Buffer) -> Pointer | None:
         """Same as `pointer`, whatever destination the pointer is bound to: for callers that deliver no payload."""
         envelope = decode(message, header=self.config.header)
-        is_pointer = isinstance(envelope, PointerData)
-        return self._current().seal.accept(envelope.data, anywhere=True) if is_pointer else None
+        if not isinstance(envelope, PointerData):
+            return None
+        return self._current().seal.accept(envelope.data, anywhere=True)
 
     @property
     def _unpacker(self) -> Unpacker:

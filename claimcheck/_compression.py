@@ -35,7 +35,7 @@ _SAMPLE_BYTES = 64 << 10
 _WORTHWHILE = 0.9
 
 
-class Damaged(ValueError):  # noqa: N818 - says what the stream is; callers raise an IntegrityError from it
+class Damaged(ValueError):  # noqa: N818 - callers raise an IntegrityError from it
     """A compressed stream that is not the compressed form of a payload of the declared size."""
 
 
@@ -255,10 +255,12 @@ class _Lz4Compressor:
 
     def compress(self, data: memoryview) -> bytes:
         begin, self._begin = self._begin, b""
-        return begin + self._frame.compress(data)
+        output: bytes = begin + self._frame.compress(data)
+        return output
 
     def flush(self) -> bytes:
-        return self._begin + self._frame.flush()
+        output: bytes = self._begin + self._frame.flush()
+        return output
 
 
 def _level(codec: str, level: int | None) -> int:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import hmac
 import io
 import struct
 import uuid
@@ -26,6 +28,7 @@ from claimcheck import _compression as compression
 from claimcheck import _pointer as pointers
 from claimcheck import _streaming_aead as aead
 from claimcheck._destination import canonical
+from claimcheck._digest import algorithm_of
 from claimcheck._envelope import HEADER, Buffer, encoded_start
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader, Reader, fill
@@ -178,11 +181,13 @@ class Stream:
         header: Its header.
         key: The data key.
         salt: The header of the encrypted stream; ``None`` for a new one.
+        size: Bytes of the content's header.
     """
 
     header: ContentHeader
     key: bytes = field(repr=False)
     salt: bytes | None = field(default=None, repr=False)
+    size: int = 0
 
 
 def read_header(source: Reader) -> tuple[ContentHeader, int]:
@@ -212,10 +217,11 @@ class PieceSource(Source):
     Args:
         pieces: Bytes, or pieces of which each is used up before the next one is requested.
         size: Bytes in all; ``None`` if unknown.
+        checksum: The algorithm of their checksum.
     """
 
-    def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None) -> None:
-        super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62)
+    def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None, checksum: str = "crc32") -> None:
+        super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62, checksum=checksum)
         self.size = size if self.view is None else len(self.view)
 
     def _read_some(self, size: int) -> bytes:
@@ -277,7 +283,7 @@ class Encoding:
         stored_as: str = "",
         before: bytes = b"",
         like: Stream | None = None,
-        whole: bool = False,
+        shared: bool = False,
     ) -> PieceSource:
         """Return a payload's content, which is encoded while it is written.
 
@@ -288,10 +294,10 @@ class Encoding:
             stored_as: The key in the store.
             before: Bytes in front of the content.
             like: How an earlier attempt encrypted the same payload: the content is the same.
-            whole: Whether to encode it at once, so that the size of the content is known.
+            shared: Whether other attempts may write the same payload under the same key. It must be in memory.
 
         Raises:
-            IntegrityError: ``like`` belongs to another payload.
+            ValueError: ``like`` is not of this payload.
         """
         codec = self.compression.codec if self.compression else None
         header = ContentHeader(
@@ -302,27 +308,29 @@ class Encoding:
             stored_as=stored_as,
             codec=codec,
         )
+        plain, size = self._compressed(payload), 0
         if self.keys is not None:
-            stream = _new_stream(header, self.keys) if like is None else _repeated(header, like)
-            header = stream.header
+            stream = _new_stream(header, self.keys) if like is None else like
+            if shared:
+                plain = list(plain)
+                stream = _same_stream(header, stream, plain)
+            header, size = stream.header, stream.size
             body = aead.encrypt(
-                self._compressed(payload),
-                key=stream.key,
-                associated_data=header.associated_data,
-                stream_header=stream.salt,
+                plain, key=stream.key, associated_data=header.associated_data, stream_header=stream.salt
             )
         else:
-            body = iter(self._compressed(payload))
-        start = before + header.encode()
+            body = iter(plain)
+        start = before + header.encode(at_least=size)
         pieces = _with_header(start, body)
-        if whole or (payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES):
-            return PieceSource(b"".join(pieces), size=None)
+        if (shared and codec is not None) or (payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES):
+            return PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
         known = codec is None and payload.size is not None
         size = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
-        return PieceSource(pieces, size=size)
+        return PieceSource(pieces, size=size, checksum=payload.algorithm)
 
     def _compressed(self, payload: Source) -> Iterable[Buffer]:
-        payload.leave_checksum() if self.keys else None
+        if self.keys:
+            payload.skip_checksum()
         pieces = payload if payload.view is None else [payload.take_all()]
         if self.compression is None:
             return pieces
@@ -336,12 +344,24 @@ def _new_stream(header: ContentHeader, keys: DataKeys) -> Stream:
     return Stream(replace(header, **key), new.key)
 
 
-def _repeated(header: ContentHeader, like: Stream) -> Stream:
-    """Check an earlier attempt's header: one of another payload would encrypt two payloads with one key and nonce."""
-    if like.header.associated_data != replace(header, encryption=ALGORITHM).associated_data:
-        text = f"store {header.store!r}: the content of {header.stored_as!r} cannot be trusted: it is another payload's"
-        raise IntegrityError(text, store=header.store, key=header.stored_as)
-    return like
+def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer]) -> Stream:
+    """Return a stream whose salt is determined by the data key and by what is encrypted.
+
+    Attempts that encrypt the same payload write the same bytes. AES-GCM loses its security if one key and salt ever
+    encrypt two payloads, so nothing of what is found in a store is used before it is verified: an attacker could copy
+    it from another payload, and a caller could use one identity for two payloads.
+    """
+    found = stream.header
+    if replace(header, encryption=ALGORITHM, key_id=found.key_id, wrapped_key=found.wrapped_key) != found:
+        raise Damaged("it was written as the content of another payload")
+    digest = hashlib.sha256(found.associated_data)
+    for piece in plain:
+        digest.update(piece)
+    salt = hmac.digest(stream.key, b"claimcheck stream\x00" + digest.digest(), "sha512")
+    known = bytes([aead.HEADER_BYTES]) + salt[: aead.HEADER_BYTES - 1]
+    if stream.salt not in (None, known):
+        raise Damaged("it is the content of another payload with the same identity")
+    return replace(stream, salt=known)
 
 
 def _with_header(header: bytes, body: Iterable[Buffer]) -> Iterator[Buffer]:
@@ -403,12 +423,13 @@ class Expected:
             stored_as=pointer.key,
         )
 
-    def check(self, header: ContentHeader) -> None:
-        """Compare them with a header; raises ``ValueError``."""
+    def check(self, header: ContentHeader, *, body: int) -> None:
+        """Compare them with a header and with the size of the body; raises ``ValueError``."""
         same_key = header.stored_as == self.stored_as or self.stored_as.startswith(f"{header.stored_as}@")
         agrees = {
             "id": self.id in (None, header.id),
             "size": header.size in (None, self.size) or self.size is None,
+            "stored size": _fits_body(header, self.size if header.size is None else header.size, body),
             "destination": self.destination in (None, header.destination),
             "codec": self.codec in ("", header.codec),
             "encryption": self.encryption in ("", header.encryption),
@@ -418,6 +439,12 @@ class Expected:
         wrong = [name for name, same in agrees.items() if not same]
         if wrong:
             raise Damaged(f"it was written as the content of another payload: its {wrong[0]} differs")
+
+
+def _fits_body(header: ContentHeader, size: int | None, body: int) -> bool:
+    """Whether a payload of this size, if it is known, can have a body of this size."""
+    plain = body if header.encryption is None else aead.plaintext_bytes(body)
+    return size in (None, plain) if header.codec is None else True
 
 
 class ContentReader:
@@ -475,9 +502,8 @@ class ContentReader:
 
     def _begin(self, start: int) -> Reader:
         size = self._expected.bytes
-        first = self._open(0, size if start == 0 else min(size, _HEADER_STEP + aead.HEADER_BYTES))
-        self.header, begin = read_header(first)
-        self._expected.check(self.header)
+        first, begin = self._read_header([size] if start == 0 else [min(size, _HEADER_STEP), size])
+        self._expected.check(self.header, body=size - begin)
         body = first if start == 0 else None
         if self.header.encryption is not None:
             reader = self._decrypting(body, begin, 0 if self.header.codec else start)
@@ -488,6 +514,19 @@ class ContentReader:
         reader = self._decompressing(reader)
         _skip(reader, start)
         return reader
+
+    def _read_header(self, stops: list[int]) -> tuple[Reader, int]:
+        """Read the header from the first range that has all of it; returns the range and the size of the header."""
+        first = self._open(0, stops[0])
+        try:
+            self.header, begin = read_header(first)
+        except NotContent:
+            raise
+        except Damaged:
+            if len(stops) == 1:
+                raise
+            return self._read_header(stops[1:])
+        return first, begin
 
     def _decrypting(self, body: Reader | None, begin: int, start: int) -> Reader:
         header, bodies = self.header, [body] if body else []
@@ -534,6 +573,7 @@ class ContentCoder:
 
     Attributes:
         keys: See above.
+        encrypts: Whether payloads are encrypted.
         requires_encryption: Whether readers refuse content that is not encrypted.
         encrypts_inline: Whether payloads that stay in their messages are encrypted, too.
     """
@@ -544,6 +584,7 @@ class ContentCoder:
         self.requires_encryption = bool(encryption.require)
         self.encrypts_inline = encryption.inline and encryption.key_id is not None
         self._new_keys = keys if encryption.key_id is not None else None
+        self.encrypts = self._new_keys is not None
         overrides = () if config is None else (config, *(override for _, override in config.destinations))
         compresses = any(each.compression for each in overrides)
         self._config = config if compresses else None
@@ -591,11 +632,11 @@ class ContentCoder:
         """
         salt = bytearray(aead.HEADER_BYTES)
         with closing(open_range(0, size)) as content:
-            header, _ = read_header(content)
+            header, begin = read_header(content)
             if header.key_id is None or header.wrapped_key is None or fill(content, memoryview(salt)) < len(salt):
                 raise Damaged("it is not encrypted")
         assert self.keys is not None
-        return Stream(header, self.keys.open(header.key_id, header.wrapped_key), bytes(salt))
+        return Stream(header, self.keys.open(header.key_id, header.wrapped_key), bytes(salt), begin)
 
 
 class Unpacker:
@@ -657,8 +698,9 @@ def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:
     """Return the reason to reject a pointer, and its description, if its encoding is unknown or cannot be true."""
     size, stored = pointer.size or 0, pointer.stored_bytes
     known = pointer.codec in (None, *compression.CODECS) and pointer.encryption in (None, ALGORITHM)
-    checksum = "crc32:" if pointer.encryption is None else AEAD
-    if not known or not (pointer.checksum or checksum).startswith(checksum):
+    encrypted = pointer.encryption is not None
+    verifiable = (pointer.checksum or AEAD).startswith(AEAD) if encrypted else algorithm_of(pointer.checksum or "crc32")
+    if not known or not verifiable:
         return "feature", "needs a codec, encryption or checksum that this claimcheck does not know"
     if (stored is None) != (pointer.codec is None and pointer.encryption is None):
         return "feature", f"declares {stored} stored bytes, codec {pointer.codec} and encryption {pointer.encryption}"

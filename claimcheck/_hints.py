@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar, cast
 
+from claimcheck._digest import algorithm_of
 from claimcheck.errors import IntegrityError, PayloadTypeError
 
 __all__ = [
@@ -108,22 +109,22 @@ def without_reserved(headers: H) -> H:
     return _without(headers, _OURS)
 
 
-def check(claims: Iterable[tuple[str, str]], *, size: int | None, checksum: Callable[[], str | None]) -> None:
+def check(claims: Iterable[tuple[str, str]], *, size: int | None, checksum: Callable[[str], str]) -> None:
     """Compare the size and the checksum that headers claim with the payload: optional, but right if present.
 
     Args:
         claims: See `declared`.
         size: Payload bytes; ``None`` if unknown.
-        checksum: Returns the payload's checksum; called only if a header has one.
+        checksum: Returns the payload's checksum by an algorithm; called only if a header has one.
 
     Raises:
         IntegrityError: They differ, or a claim is too long.
     """
     for name, claimed in sorted(claim for claim in claims if claim[0] != SIGNATURE):
-        actual = checksum() if name == CHECKSUM else size
+        algorithm = algorithm_of(claimed)  # what a later version may compute is not compared
+        actual = size if name != CHECKSUM else None if algorithm is None else checksum(algorithm)
         too_long = len(claimed) > _MAX_CLAIM[name]
-        comparable = actual is not None and (name != CHECKSUM or claimed.startswith("crc32:"))
-        if too_long or (comparable and claimed != str(actual)):
+        if too_long or (actual is not None and claimed != str(actual)):
             shown = f"{claimed[: _MAX_CLAIM[name]]}..." if too_long else claimed
             text = f"the header {name} declares {shown}, but the payload has {actual}"
             raise IntegrityError(text, expected=shown, actual=actual)

@@ -11,7 +11,7 @@ import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
-from claimcheck import _checksum as checksum
+from claimcheck import _digest as digests
 from claimcheck._envelope import Buffer, as_view
 from claimcheck._threads import STOP, check_interrupt
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
@@ -19,7 +19,7 @@ from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeErr
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-__all__ = ["Payload", "Readable", "Source", "as_view", "crc32_of", "crc32_text", "is_file", "remaining_bytes"]
+__all__ = ["Payload", "Readable", "Source", "as_view", "is_file", "remaining_bytes"]
 
 
 class Readable(Protocol):
@@ -33,6 +33,7 @@ Payload = Buffer | Readable
 """Bytes-like, or a readable binary file positioned where the payload begins."""
 
 _PIECE_BYTES = 1 << 20
+_NOTHING = memoryview(b"")
 
 
 def is_file(payload: object) -> TypeIs[Readable]:
@@ -76,16 +77,6 @@ def _end_of(file: Any) -> int | None:
         raise
 
 
-def crc32_text(value: int) -> str:
-    """Format a checksum as pointers and headers carry it."""
-    return f"crc32:{value:08x}"
-
-
-def crc32_of(payload: Buffer) -> str:
-    """Return the checksum of a whole payload, formatted as pointers and headers carry it."""
-    return crc32_text(checksum.crc32(payload))
-
-
 class Source:
     """A payload that is read once.
 
@@ -93,21 +84,25 @@ class Source:
     referenced, but may show the caller's own buffer, so keep it no longer than the write.
 
     A piece is checksummed when the next piece or the checksum is requested: it has been sent or written by then, and
-    is still in the processor's cache.
+    is still in the processor's cache. A slow checksum of a large payload is computed in a thread meanwhile.
 
     Attributes:
         size: Bytes to come; ``None`` until the end of a file that cannot seek.
         taken: Bytes returned so far.
+        algorithm: That of the checksum.
         view: The whole payload if it is in memory, else ``None``; use `take_all` to have it counted.
     """
 
-    def __init__(self, payload: Payload, *, limit: int, limit_name: str = "limits.max_payload_bytes") -> None:
+    def __init__(
+        self, payload: Payload, *, limit: int, limit_name: str = "limits.max_payload_bytes", checksum: str = "crc32"
+    ) -> None:
         self._file: Readable | None = payload if is_file(payload) else None
         self.view = as_view(payload) if self._file is None else None
         self.size = _file_bytes(payload) if self.view is None else len(self.view)
         self.taken = 0
-        self._crc32 = 0
-        self._last = memoryview(b"")  # returned, and not checksummed yet
+        self.algorithm = checksum
+        self._digest = digests.begin(checksum, size=self.size)
+        self._last = _NOTHING  # returned, and not checksummed yet
         self._ahead = memoryview(b"")  # read from the file, and not returned yet
         self._limit = limit
         self._limit_name = limit_name
@@ -117,10 +112,10 @@ class Source:
 
     @property
     def checksum(self) -> str:
-        """The checksum of the bytes returned so far, as ``crc32:`` and eight hexadecimal digits."""
-        self._crc32 = checksum.crc32(self._last, self._crc32)
-        self._last = memoryview(b"")
-        return crc32_text(self._crc32)
+        """The checksum of the bytes returned so far, as pointers and headers carry it: ``algorithm:hex``."""
+        self._digest.update(self._last)
+        self._last = _NOTHING
+        return self._digest.text()
 
     @property
     def drained(self) -> bool:
@@ -148,8 +143,7 @@ class Source:
             if self.taken > self._limit:
                 self._too_large(self.taken)
             if self._checksummed:
-                self._crc32 = checksum.crc32(self._last, self._crc32)
-                self._last = piece
+                self._add(piece)
             yield piece
         self.size = self.taken
 
@@ -162,20 +156,42 @@ class Source:
         return self._ahead[:size]
 
     def leave_checksum(self) -> None:
-        """Do not checksum pieces: the caller computes the checksums and passes them to `add_checksum`."""
+        """Do not compute a CRC-32: the caller computes those of the pieces, and passes them to `add_checksum`.
+
+        Other checksums cannot be combined from those of pieces, and are still computed.
+        """
+        self._checksummed = not isinstance(self._digest, digests.Crc32)
+
+    def skip_checksum(self) -> None:
+        """Compute no checksum: it is not used."""
         self._checksummed = False
 
     def add_checksum(self, crc32: int, size: int) -> None:
-        """Add the checksum of the next piece, of this size, in the order in which pieces were returned."""
-        self._crc32 = checksum.crc32_combine(self._crc32, crc32, size)
+        """Add the CRC-32 of the next piece, of this size, in the order in which pieces were returned."""
+        if isinstance(self._digest, digests.Crc32):
+            self._digest.append(crc32, size)
+
+    def close(self) -> None:
+        """Release the payload's memory, after an error: nothing uses it afterwards."""
+        self._last = _NOTHING
+        if self._digest.in_background:
+            self._digest.close()
 
     def take_all(self) -> memoryview:
         """Return the whole payload; a file is read into memory. Raises the same errors as `pieces`."""
         if self.view is None:
             return memoryview(b"".join(self))
-        for _ in self:  # counts and checksums, copies nothing
+        for _ in self.pieces(max(1, len(self.view))):  # counts and checksums, copies nothing
             pass
         return self.view
+
+    def _add(self, piece: memoryview) -> None:
+        """Checksum a piece: now, in a thread, or later."""
+        if self._digest.in_background:
+            self._digest.update(piece)
+        else:
+            self._digest.update(self._last)
+            self._last = piece
 
     def _file_piece(self, piece_bytes: int) -> memoryview:
         """Read the next piece of the file; returns an empty one after the last byte."""

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
-from claimcheck import _checksum as checksum
+from claimcheck import _digest as digests
 from claimcheck._envelope import Buffer, as_view
-from claimcheck._payload import crc32_text
 from claimcheck._pointer import Pointer
 from claimcheck._registry import UNUSABLE, unusable
 from claimcheck._threads import check_interrupt
@@ -226,7 +225,7 @@ class PayloadReader(io.RawIOBase):
         self._stack = ExitStack()
         self._source: Reader | None = None
         self._checked = 0
-        self._crc = 0
+        self._digest: digests.Digest | None = None
         self._verified = False
         self._error: BaseException | None = None
 
@@ -237,7 +236,7 @@ class PayloadReader(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         """Fill a part of the buffer; returns 0 only after the whole payload was verified."""
         view = memoryview(buffer).cast("B")[: self._step_bytes]
-        return self._guarded(lambda: self._step(view)) if len(view) else 0
+        return self._guarded(lambda: self._step(view, stable=False)) if len(view) else 0
 
     def fill(self, view: memoryview) -> int:
         """Read until the buffer is full or the payload ends; returns the number of bytes."""
@@ -281,17 +280,18 @@ class PayloadReader(io.RawIOBase):
 
     def _fill(self, view: memoryview) -> int:
         done = 0
-        while (count := self._step(view[done : done + self._step_bytes])) and done + count < len(view):
+        while (count := self._step(view[done : done + self._step_bytes], stable=True)) and done + count < len(view):
             done += count
         return done + count
 
-    def _step(self, view: memoryview) -> int:
+    def _step(self, view: memoryview, *, stable: bool) -> int:
+        """Read and checksum the next bytes; ``stable`` memory keeps them until the whole payload is verified."""
         check_interrupt()
         if self._verified:
             return 0
         view = view if self._size is None else view[: self._size - self._checked]
         count = (self._begun().readinto(view) or 0) if len(view) else 0
-        self._count(view[:count])
+        self._count(view[:count], stable=stable)
         if not count or self._checked == self._size:
             self._finish()
         return count
@@ -301,23 +301,31 @@ class PayloadReader(io.RawIOBase):
             self._stack.enter_context(self._store._operation("read", self._pointer, self._size))
             self._source = self._store._content(self._pointer, 0, self._size)
             self._stack.callback(self._source.close)
+            self._begin_digest()
         return self._source
 
-    def _count(self, piece: Buffer) -> None:
+    def _begin_digest(self) -> None:
+        declared = self._pointer.checksum if self._pointer.encryption is None else None
+        if declared is not None:  # `Store.check` has rejected unknown algorithms; here they would differ
+            self._digest = digests.begin(digests.algorithm_of(declared) or "crc32", size=self._size)
+            if self._digest.in_background:
+                self._stack.callback(self._digest.close)
+
+    def _count(self, piece: Buffer, *, stable: bool) -> None:
         self._checked += len(piece)
-        if self._pointer.encryption is None:
-            self._crc = checksum.crc32(piece, self._crc)
+        if self._digest is not None:
+            self._digest.update(piece, stable=stable)
         if self._size is None and self._checked > self._store.context.max_payload_bytes:
             raise too_long(self._store, self._pointer, self._checked)
 
     def _finish(self) -> None:
-        pointer, store, actual = self._pointer, self._store.name, crc32_text(self._crc)
+        pointer, store = self._pointer, self._store.name
         if self._size is not None and self._checked < self._size:
             differs(pointer, "size", self._size, self._checked, store)
         if self._size is not None and self._begun().readinto(memoryview(bytearray(1))):
             differs(pointer, "size", self._size, f"at least {self._size + 1}", store)
-        if pointer.encryption is None and pointer.checksum is not None and pointer.checksum != actual:
-            differs(pointer, "checksum", pointer.checksum, actual, store)
+        if self._digest is not None and (actual := self._digest.text()) != pointer.checksum:
+            differs(pointer, "checksum", pointer.checksum or "", actual, store)
         self._verified = True
         self._stack.close()
 
@@ -331,7 +339,7 @@ class PayloadReader(io.RawIOBase):
         source = self._begun()
         whole = source.whole(self._size) if isinstance(source, PieceReader) else None
         if whole is not None:
-            self._count(whole)
+            self._count(whole, stable=True)
             self._finish()
         return whole
 
@@ -378,9 +386,9 @@ class SeekableReader(PayloadReader):
         self._end_run()
         super().close()
 
-    def _step(self, view: memoryview) -> int:
+    def _step(self, view: memoryview, *, stable: bool) -> int:
         if self._position == self._checked and not self._verified:
-            count = super()._step(view)
+            count = super()._step(view, stable=stable)
         else:
             if self._pointer.encryption is None:
                 self._verify_rest()
@@ -391,11 +399,14 @@ class SeekableReader(PayloadReader):
     def _verify_rest(self) -> None:
         scratch = memoryview(bytearray(0 if self._verified else STEP_BYTES))
         while not self._verified:
-            super()._step(scratch)
+            super()._step(scratch, stable=False)
 
     def _read_at(self, view: memoryview) -> int:
         check_interrupt()
         if not len(view):
+            if self._pointer.encryption is not None and self._run_end < 0:  # the size is not authenticated yet
+                self._store._content(self._pointer, self._size or 0, self._size).close()
+                self._run_end = self._size or 0
             return 0
         if self._position != self._run_at or self._run_at == self._run_end:
             self._begin_run(len(view))
@@ -430,9 +441,10 @@ class SeekableReader(PayloadReader):
 
 def read_range(store: Store, pointer: Pointer, start: int, stop: int) -> bytes:
     """Read one part of a payload. Its size is verified; its checksum cannot be."""
+    start = min(start, stop)
     operation, translated = store._operation("read", pointer, pointer.size), store._translated(pointer, "read")
     with FreshBytes(max(0, stop - start)) as fresh, operation, translated:
-        if len(fresh.view):
+        if len(fresh.view) or pointer.encryption is not None:  # a pointer may declare too small a size
             with closing(store._content(pointer, start, stop)) as source:
                 _fill_all(source, fresh.view, pointer, store.name)
     return fresh.payload

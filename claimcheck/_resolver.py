@@ -30,6 +30,7 @@ from claimcheck._assembler import (
 )
 from claimcheck._checksum import content_hash
 from claimcheck._content import Unpacker
+from claimcheck._digest import digest_of
 from claimcheck._envelope import (
     HEADER,
     Abort,
@@ -43,7 +44,7 @@ from claimcheck._envelope import (
     PointerData,
     decode,
 )
-from claimcheck._payload import as_view, crc32_of, crc32_text
+from claimcheck._payload import as_view
 from claimcheck._signing import Seal
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, clear_frames
@@ -346,7 +347,9 @@ class Resolver:
         if isinstance(envelope, Encoded):
             return self._unpacker.content(envelope.content, destination=destination), Kind.ENCODED
         payload = self._read(envelope.data) if destination is None else self._read(envelope.data, destination)
-        hints.check(hints.declared(headers), size=len(payload), checksum=lambda: crc32_of(payload))
+        hints.check(
+            hints.declared(headers), size=len(payload), checksum=lambda name: digest_of(payload, algorithm=name)
+        )
         return payload, Kind.POINTER
 
     def _outcomes(self, events: Sequence[AssemblyEvent], destination: str | None = None) -> list[Outcome]:
@@ -374,12 +377,16 @@ class Resolver:
 
     def _joined(self, event: Assembled, destination: str | None) -> bytes:
         """Return the payload of complete chunks: joined, its signature verified, then decoded."""
-        payload = _join(event.pieces)
+        content = _join(event.pieces)
         if self._seal is not None:
             found, count = hints.signatures(event.declared), event.attempt.count
-            self._seal.check_chunks(found, uuid=event.uuid, count=count, pieces=[payload], destination=destination)
-        payload = self._unpacker.chunks(payload, event.uuid, destination=destination)
-        hints.check(event.declared, size=len(payload), checksum=lambda: crc32_text(event.crc32))
+            self._seal.check_chunks(found, uuid=event.uuid, count=count, pieces=[content], destination=destination)
+        payload = self._unpacker.chunks(content, event.uuid, destination=destination)
+        hints.check(
+            event.declared,
+            size=len(payload),
+            checksum=lambda name: event.crc32 if name == "crc32" else digest_of(content, algorithm=name),
+        )
         return payload
 
     def _emit_drop(self, event: Discarded | Broken, reason: str, action: str) -> None:

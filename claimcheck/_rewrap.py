@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from claimcheck._content import MAX_HEADER_BYTES, ContentHeader, NotContent, read_header
+from claimcheck._content import MAX_HEADER_BYTES, ContentHeader, Damaged, NotContent, read_header
 from claimcheck._data_keys import DataKeys
 from claimcheck._listing import StoreEntry
 from claimcheck._pointer import Pointer
@@ -101,16 +101,15 @@ class _Run:
         """Rewrap one payload; returns what became of it, the id of its key, and the error."""
         key_id = None
         try:
-            header, pointer, size = self._header(entry)
-            if header.key_id is None:
+            found = self._header(entry)
+            if found is None:
                 return "not_encrypted", None, None
+            header, pointer, size = found
             key_id = header.key_id
             if key_id == self._keys.key_id:
                 return "current", key_id, None
             if not self._dry_run:
                 self._replace(pointer, header, size)
-        except NotContent:
-            return "not_encrypted", None, None
         except PayloadNotFoundError:
             return "gone", key_id, None
         except StoreError as error:
@@ -119,13 +118,22 @@ class _Run:
             return "failed", key_id, error
         return "rewrapped", key_id, None
 
-    def _header(self, entry: StoreEntry) -> tuple[ContentHeader, Pointer, int]:
-        """Read the header of a payload's content; raises `NotContent` if the payload is stored as it is."""
+    def _header(self, entry: StoreEntry) -> tuple[ContentHeader, Pointer, int] | None:
+        """Read the header of a payload's content; returns ``None`` if the payload is not encrypted."""
         store = self._store
         with store._translated(Pointer(key=entry.key), "read"):
             pointer = store._stored_pointer(entry)
             with closing(store._open(pointer, 0, min(pointer.size or 0, MAX_HEADER_BYTES))) as source:
-                header, size = read_header(source)
+                try:
+                    header, size = read_header(source)
+                except NotContent:
+                    return None
+                except Damaged as error:
+                    raise store._broken(pointer, str(error)) from error
+        if header.encryption is None:
+            return None
+        if header.key_id is None or header.wrapped_key is None:
+            raise store._broken(pointer, "its header has no data key")
         return header, pointer, size
 
     def _replace(self, pointer: Pointer, header: ContentHeader, size: int) -> None:

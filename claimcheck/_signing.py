@@ -19,6 +19,7 @@ from claimcheck import _envelope as envelopes
 from claimcheck import _hints as hints
 from claimcheck import _pointer as pointers
 from claimcheck._destination import canonical
+from claimcheck._digest import CRYPTOGRAPHIC, algorithm_of
 from claimcheck._pointer import Pointer
 from claimcheck.config import Config, signing_key
 from claimcheck.errors import ClaimCheckError, ConfigError, PointerRejectedError
@@ -27,6 +28,8 @@ __all__ = ["Seal", "StatementKind", "sha256_of"]
 
 StatementKind = Literal["chunks", "abort", "literal", "encoded"]
 """What a statement is about."""
+
+Facts = Mapping[str, str | int]
 
 _DOMAIN = b"claimcheck-signature\x00"  # no pointer begins with it: a pointer's mac never fits a statement
 _PLAIN = "a plain message has no signature, but signing.require_envelope is true"
@@ -103,6 +106,8 @@ class Seal:
         if signing.require or pointer.mac is not None:
             refuse = functools.partial(_reject, pointer, "signature")
             pointers.verify(pointer, secrets=self._secrets_or(refuse), require=bool(signing.require))
+        if signing.require:
+            self._check_checksum(pointer)
         if pointer.mac is not None and signing.keys and not anywhere:
             problem = self._origin_problem(pointer.destination, pointer.created_ms, destination)
             if problem is not None:
@@ -129,7 +134,7 @@ class Seal:
         if isinstance(envelope, envelopes.Plain) and self._config.signing.require_envelope:
             raise PointerRejectedError(_PLAIN, reason="envelope")
         if isinstance(envelope, envelopes.Literal) and self._config.signing.keys:
-            facts = {"size": len(envelope.payload), "checksum": sha256_of(envelope.payload)}
+            facts: Facts = {"size": len(envelope.payload), "checksum": sha256_of(envelope.payload)}
             self._check("literal", hints.signature(headers), "an escaped payload", destination, facts)
         if isinstance(envelope, envelopes.Encoded) and self._config.signing.keys:
             facts = {"size": len(envelope.content), "checksum": sha256_of(envelope.content)}
@@ -168,7 +173,7 @@ class Seal:
         for piece in pieces:
             size += len(piece)
             digest.update(piece)
-        facts = {"uuid": uuid, "chunks": count, "size": size, "checksum": f"sha256:{digest.hexdigest()}"}
+        facts: Facts = {"uuid": uuid, "chunks": count, "size": size, "checksum": f"sha256:{digest.hexdigest()}"}
         self._check("chunks", signatures, f"the payload {uuid} in chunks", destination, facts)
 
     def store_name(self, pointer: Pointer) -> str:
@@ -193,7 +198,7 @@ class Seal:
         texts: Iterable[str],
         what: str,
         destination: str | None,
-        facts: Mapping[str, str | int],
+        facts: Facts,
     ) -> None:
         signing, found = self._config.signing, list(texts)
         if signing.keys and signing.require and not found:
@@ -201,8 +206,7 @@ class Seal:
         expected = {"kind": kind, **facts}
         for text in found if signing.keys else ():
             body = self._verified(text, what)
-            actual = {name: body.get(name) for name in expected}
-            if actual != expected or any(map(_is_bool, actual.values())):
+            if {name: body.get(name) for name in expected} != expected:
                 _refuse(what, "signature", "differs from what was signed: it was changed, or has another's signature")
             problem = self._origin_problem(body.get("destination"), body.get("created"), destination)
             if problem is not None:
@@ -232,7 +236,7 @@ class Seal:
                 )
             if read_from is None:
                 return "destination", (
-                    f"was sent to {bound!r}, and the caller did not say where it was read from: pass destination=, or "
+                    f"was sent to {bound!r}, and it is not known where it was read from: pass destination=, or "
                     "set signing.bind_destination: false"
                 )
             if not self._accepts(bound, canonical(read_from)):
@@ -258,6 +262,18 @@ class Seal:
         if age > limit:
             return "age", f"was signed {age:.0f} s ago, but signing.max_age_seconds is {limit:g}"
         return None
+
+    def _check_checksum(self, pointer: Pointer) -> None:
+        """Reject a checksum that other bytes may have, too: the signature would not bind what is in the store.
+
+        What is encrypted is authenticated by its encryption.
+        """
+        algorithm = algorithm_of(pointer.checksum or "")
+        if algorithm in CRYPTOGRAPHIC or algorithm == self._config.checksum or pointer.encryption:
+            return
+        named = algorithm or "an unknown algorithm"
+        why = f"has a checksum by {named}, which does not bind its content: set checksum: {named} to accept it"
+        _reject(pointer, "checksum", why)
 
     def _check_store(self, pointer: Pointer, destination: str) -> None:
         if pointer.store in self._config.readable and pointer.store not in self._config.readable_from(destination):
@@ -312,10 +328,6 @@ def _parsed(text: str) -> dict[str, Any]:
         return pointers.parse_json(data) if len(data) <= hints.MAX_SIGNATURE_CHARACTERS else {}
     except ClaimCheckError:
         return {}
-
-
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)  # true equals 1
 
 
 def _refuse(what: str, reason: str, why: str) -> NoReturn:

@@ -20,6 +20,7 @@ class StoreContext:
     Attributes:
         name: The store's name in the configuration.
         max_payload_bytes: Larger payloads are neither written nor read.
+        checksum: The algorithm of the checksums in written pointers: ``crc32``, ``sha256`` or ``xxh3-128``.
         content: Compresses, encrypts and decrypts; holds the keys.
         hooks: Receives an event for each operation.
         clock: Seconds since 1970.
@@ -29,6 +30,7 @@ class StoreContext:
 
     name: str = "store"
     max_payload_bytes: int = 5 << 30
+    checksum: str = "crc32"
     content: ContentCoder = field(default_factory=ContentCoder, repr=False)
     hooks: Hooks = field(default_factory=Hooks)
     clock: Callable[[], float] = time.time

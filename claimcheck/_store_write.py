@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from claimcheck._content import AEAD, ALGORITHM, Damaged, Stream
 from claimcheck._destination import canonical
@@ -59,10 +59,13 @@ class StoreWrite:
         """Write the payload; raises as `Store.write`."""
         self._check_draft()
         store = self._store
-        with store._operation("write", self._draft, self._payload.size):
-            with store._translated(self._draft, "write"):
-                store._reach()
-            return self._write_or_find() if self._shared else self._write_or_undo()
+        try:
+            with store._operation("write", self._draft, self._payload.size):
+                with store._translated(self._draft, "write"):
+                    store._reach()
+                return self._write_or_find() if self._shared else self._write_or_undo()
+        finally:
+            self._payload.close()
 
     def _drafted(self, destination: str, min_ttl_seconds: float | None) -> Pointer:
         store, encoding = self._store, self._encoding
@@ -86,7 +89,7 @@ class StoreWrite:
         """Refuse to write what this store would not read."""
         store, draft = self._store, self._draft
         try:
-            store.check(replace(draft, codec=None, encryption=None))
+            store.check(draft if self._encoding is None else replace(draft, codec=None, encryption=None))
         except PointerRejectedError as error:
             text = f"store {store.name!r} would reject its own pointer, so nothing was written: {error}"
             raise StoreError(text, store=store.name, key=draft.key) from error
@@ -107,7 +110,7 @@ class StoreWrite:
         try:
             return self._pointer(self._written(self._store._write))
         except KeyTakenError:
-            self._payload = Source(whole, limit=len(whole))
+            self._payload = Source(whole, limit=len(whole), checksum=self._store.context.checksum)
             if self._draft.expires_ms is not None or self._draft.encryption is not None:
                 return self._pointer(self._written(self._store._rewrite, like=self._stream()))
             self._content = self._encoded(None)
@@ -120,15 +123,19 @@ class StoreWrite:
         if draft.encryption is None:
             return None
         stored = _stored(store, draft, size)
-        try:
-            return store.context.content.stream_of(lambda start, stop: store._open(stored, start, stop), size)
-        except Damaged as error:
-            raise store._broken(draft, str(error)) from error
+        with store._translated(draft, "read"):
+            try:
+                return store.context.content.stream_of(lambda start, stop: store._open(stored, start, stop), size)
+            except ValueError as error:
+                raise store._broken(draft, str(error)) from error
 
     def _written(self, write: Callable[[Pointer, Source], str | None], *, like: Stream | None = None) -> str:
         store, draft = self._store, self._draft
         with store._translated(draft, "write"):
-            content = self._content = self._encoded(like)
+            try:
+                content = self._content = self._encoded(like)
+            except Damaged as error:
+                raise store._broken(draft, str(error)) from error
             key = write(draft, content)
             if content.taken != content.size:
                 text = f"{type(store).__name__}._write is broken: it read {content.taken} of {content.size} bytes"
@@ -145,17 +152,18 @@ class StoreWrite:
             store=draft.store or "",
             stored_as=draft.key,
             like=like,
-            whole=self._shared and draft.codec is not None,
+            shared=self._shared,
         )
-        content.leave_checksum()
+        content.skip_checksum()
         return content
 
     def _pointer(self, key: str) -> Pointer:
-        payload, stored = self._payload, _stored(self._store, self._draft, self._content.taken)
+        payload, stored = self._payload, self._content.taken
         if self._encoding is None:
-            return replace(stored, key=key, checksum=payload.checksum)
+            return _stored(self._store, self._draft, stored, key=key, checksum=payload.checksum)
         checksum = payload.checksum if self._encoding.keys is None else f"{AEAD}{self._unique.hex}"
-        return replace(stored, key=key, size=payload.taken, stored_bytes=stored.size, checksum=checksum)
+        facts = {"key": key, "size": payload.taken, "stored_bytes": stored, "checksum": checksum}
+        return _stored(self._store, self._draft, stored, **facts)
 
     def _undo(self, error: BaseException) -> None:
         store, pointer = self._store, _stored(self._store, self._draft, self._content.taken)
@@ -167,22 +175,23 @@ class StoreWrite:
             error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
 
 
-def _stored(store: Store, draft: Pointer, size: int) -> Pointer:
-    """Return the pointer to what is stored, as it is stored."""
+def _stored(store: Store, draft: Pointer, size: int, /, **facts: Any) -> Pointer:
+    """Return the pointer to what is stored, as it is stored, or with other facts."""
     piece = store.segment_bytes if store.segment_bytes and size > store.segment_bytes else None
-    return replace(draft, size=size, segment_bytes=piece, segments=-(-size // piece) if piece else 1)
+    facts = {"size": size, "segment_bytes": piece, "segments": -(-size // piece) if piece else 1} | facts
+    return replace(draft, **facts)
 
 
 def _limited(store: Store, payload: Payload, limit: int | None) -> Source:
     """Limit the payload to the bytes and segments that `Store.check` accepts: a larger one could not be read."""
-    maximum = store.context.max_payload_bytes
+    maximum, checksum = store.context.max_payload_bytes, store.context.checksum
     limit = maximum if limit is None else min(limit, maximum)
     if store.segment_bytes is not None:
         segments = store._max_segments(store.pointer_version)
         if store.segment_bytes * segments < limit:
             what = f"{segments} segments of {store.segment_bytes} bytes"
-            return Source(payload, limit=store.segment_bytes * segments, limit_name=what)
-    return Source(payload, limit=limit)
+            return Source(payload, limit=store.segment_bytes * segments, limit_name=what, checksum=checksum)
+    return Source(payload, limit=limit, checksum=checksum)
 
 
 def _expires_ms(store: Store, created_ms: int, min_ttl_seconds: float | None) -> int | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from uuid import UUID
 
 from claimcheck import _hints as hints
 from claimcheck._content import Encoding
 from claimcheck._destination import canonical
+from claimcheck._digest import begin, digest_of
 from claimcheck._envelope import (
     CHUNK_OVERHEAD_BYTES,
     Envelope,
@@ -72,8 +73,10 @@ class ChunkingStrategy(Strategy):
     def _offload(self, message: Message) -> Outbound:
         limit, name = self._limit()
         payload, _ = rewindable(message.payload, limit=limit)
-        source = Source(payload, limit=limit, limit_name=name)
-        identity = message.identity or self.context.surroundings.new_uuid()
+        source = Source(payload, limit=limit, limit_name=name, checksum=self._algorithm)
+        # Each attempt encrypts differently, so chunks of two attempts must not be mixed.
+        identity = None if self.context.content.encrypts else message.identity
+        identity = identity or self.context.surroundings.new_uuid()
         declared, uuid = source.size or 0, str(identity)
         source = self._encoded(message, source, identity)
         message = self._with_key(message, uuid)
@@ -91,6 +94,10 @@ class ChunkingStrategy(Strategy):
         abort = Envelope(data, message.hinted({hints.TYPE: "abort", **signed}), message.key, Kind.ABORT)
         return Outbound(chunks, total=count, uuid=uuid, abort=abort, blocking=source.view is None)
 
+    @property
+    def _algorithm(self) -> str:
+        return self.context.config.content_checksum
+
     def _limit(self) -> tuple[int, str]:
         """Return the smaller payload limit and its name."""
         every, chunked = self.context.config.limits.max_payload_bytes, self.context.config.chunking.max_payload_bytes
@@ -106,25 +113,29 @@ class ChunkingStrategy(Strategy):
             encoding = Encoding(canonical(message.destination))
         if encoding is None:
             return source
+        source.skip_checksum()
         content = encoding.encode(source, unique=identity, before=start)
         if content.size is None:  # the number of chunks must be known
-            return Source(spooled(content), limit=1 << 62)
+            content.skip_checksum()
+            return Source(spooled(content), limit=1 << 62, checksum=content.algorithm)
         return content
 
     def _chunks(
         self, message: Message, source: Source, uuid: str, count: int, room: int, declared: int
     ) -> Iterator[Envelope]:
-        total, digest = source.size or 0, hashlib.sha256() if self.context.signer else None
-        for position, piece in enumerate(source.pieces(room)):
-            if digest is not None:
-                digest.update(piece)
-            ours = hints.chunk_hints(message.headers, uuid, position, count, total) | {hints.SIZE: str(declared)}
-            if position == count - 1:
-                ours[hints.CHECKSUM] = source.checksum  # known only now: a file is read once
-                checksum = f"sha256:{digest.hexdigest()}" if digest is not None else ""
-                ours |= self._signature(message, "chunks", uuid=uuid, chunks=count, size=total, checksum=checksum)
-            data = encode_chunk(uuid, position, count, piece, header=self._header)
-            yield Envelope(data, message.hinted(ours), message.key, Kind.CHUNK)
+        total = source.size or 0
+        second = begin("sha256", size=total) if self.context.signer and source.algorithm != "sha256" else None
+        with closing(source), closing(second) if second else nullcontext():
+            for position, piece in enumerate(source.pieces(room)):
+                if second is not None:
+                    second.update(piece)
+                ours = hints.chunk_hints(message.headers, uuid, position, count, total) | {hints.SIZE: str(declared)}
+                if position == count - 1:  # the checksum is known only now: a file is read once
+                    ours[hints.CHECKSUM] = checksum = source.checksum
+                    signed = second.text() if second is not None else checksum
+                    ours |= self._signature(message, "chunks", uuid=uuid, chunks=count, size=total, checksum=signed)
+                data = encode_chunk(uuid, position, count, piece, header=self._header)
+                yield Envelope(data, message.hinted(ours), message.key, Kind.CHUNK)
 
     def _with_key(self, message: Message, uuid: str) -> Message:
         """Use the uuid in place of a null key, which would let the broker spread the chunks over partitions."""
@@ -139,8 +150,8 @@ class ChunkingStrategy(Strategy):
         best = min(message.threshold, message.limit.chunk_message_bytes or message.threshold)
         limit = best if configured == "auto" else min(configured, message.limit.max_message_bytes)
         widest = hints.chunk_hints(message.headers, uuid, _WIDEST, _WIDEST, _WIDEST)
-        widest[hints.CHECKSUM] = "crc32:00000000"
-        checksum = f"sha256:{'0' * 64}"
+        widest[hints.CHECKSUM] = digest_of(algorithm=self._algorithm)
+        checksum = digest_of(algorithm="sha256")
         widest |= self._signature(message, "chunks", uuid=uuid, chunks=_WIDEST, size=_WIDEST_SIZE, checksum=checksum)
         framing = message.limit.overhead(message.key, message.hinted(widest))
         overhead = framing + len(self._header) + CHUNK_OVERHEAD_BYTES

@@ -399,7 +399,7 @@ def _join(path: str, name: str) -> str:
 def _convert(hint: object, value: object, path: str, secret: bool) -> Any:
     secret = secret or SECRET in getattr(hint, "__metadata__", ())
     bare = _bare(hint)
-    if value is None and type(None) in _alternatives(hint):
+    if value is None and _fits(hint, None):
         return None
     if dataclasses.is_dataclass(bare) and isinstance(bare, type):
         return build(bare, value, path, secret=secret)
@@ -437,10 +437,8 @@ def _with_scheme(hint: object, value: object) -> str:
 
 def _bare(hint: object) -> Any:
     """Return a hint without its annotations, and without ``None`` if the rest is a dataclass."""
-    if typing.get_origin(hint) is Annotated:
-        hint = typing.get_args(hint)[0]
-    section = next((arg for arg in _alternatives(hint) if dataclasses.is_dataclass(arg)), None)
-    return hint if section is None else section
+    bare = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    return next((each for each in _alternatives(bare) if dataclasses.is_dataclass(each)), bare)
 
 
 def _fits(hint: object, value: object) -> bool:

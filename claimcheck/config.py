@@ -76,7 +76,7 @@ OVERRIDABLE = (
 )  # fmt: skip
 """The keys that a destination may override."""
 
-_TOP = (*OVERRIDABLE, "stores", "signing", "encryption", "envelope", "destinations")
+_TOP = (*OVERRIDABLE, "stores", "checksum", "signing", "encryption", "envelope", "destinations")
 # Readers know no destination and use these limits of the top level, so a destination's may only be lower.
 _READERS = (
     ("limits", "max_payload_bytes"),
@@ -155,7 +155,7 @@ class CompressionConfig:
     min_bytes: Size = 16 << 10
 
 
-COMPRESSION_LEVELS = {"zstd": (1, 19), "lz4": (0, 12)}
+_COMPRESSION_LEVELS = {"zstd": (1, 19), "lz4": (0, 12)}
 """The lowest and highest level of each codec. Those of zstd above 19 need windows that readers refuse."""
 
 
@@ -278,6 +278,11 @@ class Config:
             dead-letter topic, if that is longer than the rest of its lifetime; ``None`` leaves lifetimes as they are.
         chunking: Payloads in chunks; see `ChunkingConfig`.
         hybrid: The hybrid strategy; see `HybridConfig`.
+        checksum: The algorithm of the checksums that writers add to pointers and chunks: ``crc32``, ``sha256`` or
+            ``xxh3-128``. By default ``sha256`` if there are signing keys, so that a signed pointer names exactly one
+            content, else ``crc32``. Readers verify all of them. If signatures are required, signed pointers must have
+            a checksum by ``sha256`` or by the algorithm that is set here. Encrypted payloads have none: their
+            encryption authenticates them.
         signing: Signatures of messages; see `SigningConfig`.
         encryption: Encryption of payloads; see `EncryptionConfig`.
         limits: Size limits; see `LimitsConfig`.
@@ -296,6 +301,7 @@ class Config:
     dead_letter_ttl_seconds: Seconds | None = None
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
     hybrid: HybridConfig = field(default_factory=HybridConfig)
+    checksum: Literal["crc32", "sha256", "xxh3-128"] | None = None
     signing: Annotated[SigningConfig, SECRET] = field(default_factory=SigningConfig)
     encryption: Annotated[EncryptionConfig, SECRET] = field(default_factory=EncryptionConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -308,6 +314,11 @@ class Config:
     def header(self) -> bytes:
         """The first bytes of every envelope."""
         return self.envelope.header.encode("ascii")
+
+    @property
+    def content_checksum(self) -> str:
+        """The algorithm of the checksums that writers add to pointers and chunks."""
+        return self.checksum or ("sha256" if self.signing.keys else "crc32")
 
     @property
     def chunks(self) -> ChunkingConfig:
@@ -475,7 +486,7 @@ def _checked(top: Mapping[str, object], path: str, names: Sequence[str] | None, 
     """Check the top level, or a destination's view of it; a section with a problem gets its defaults."""
     prefix, own = f"{path}." if path else "", Problems()
     stores = _stores(top.get("stores"), own)
-    shaped = {**top, "stores": stores, "reads_from": _reads_from(top.get("reads_from"), names, own)}
+    shaped = {**top, "stores": stores, "reads_from": _reads_from(top.get("reads_from"), names, prefix, own)}
     config = Config(**valid_options(options_of(Config), shaped, path, own, placeholders=False))
     _check_signing(config, own)
     _check_encryption(config.encryption, own)
@@ -520,18 +531,18 @@ def _split_type(name: object, entry: object) -> dict[str, object]:
     return {"type": entry["type"], "options": {k: v for k, v in entry.items() if k != "type"}}
 
 
-def _reads_from(names: object, stores: Sequence[str] | None, problems: Problems) -> tuple[str, ...] | None:
+def _reads_from(names: object, stores: Sequence[str] | None, prefix: str, problems: Problems) -> tuple[str, ...] | None:
     if names is None:
         return None
     if not isinstance(names, (list, tuple)):
         with problems:
-            fail("reads_from", found=_kind(names), expected="a list of names of stores")
+            fail(f"{prefix}reads_from", found=_kind(names), expected="a list of names of stores")
         return None
     for name in names:
         with problems:
             if stores is not None and (not isinstance(name, str) or name not in stores):
                 found = repr(name) if isinstance(name, str) else _kind(name)
-                fail("reads_from", found=found, expected=_store_names(name, stores, "names"))
+                fail(f"{prefix}reads_from", found=found, expected=_store_names(name, stores, "names"))
     return tuple(names)
 
 
@@ -597,7 +608,7 @@ def _check_header(config: Config) -> None:
 def _check_compression(compression: CompressionConfig | None, prefix: str) -> None:
     if compression is None or compression.level is None:
         return
-    lowest, highest = COMPRESSION_LEVELS[compression.codec]
+    lowest, highest = _COMPRESSION_LEVELS[compression.codec]
     if not lowest <= compression.level <= highest:
         expected = f"a level of {compression.codec}, from {lowest} to {highest}"
         fail(f"{prefix}compression.level", found=str(compression.level), expected=expected)

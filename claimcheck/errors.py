@@ -148,7 +148,7 @@ class PointerRejectedError(ClaimCheckError):
 
     Attributes:
         reason: One word for metrics: ``store``, ``scope``, ``size``, ``signature``, ``destination``, ``age``,
-            ``envelope`` (a plain message), ``version``, ``feature`` or ``type``.
+            ``envelope`` (a plain message), ``version``, ``feature``, ``checksum`` or ``type``.
         store: The store that the pointer names; ``None`` for other messages.
         key: The key that the pointer names; ``None`` for other messages.
     """

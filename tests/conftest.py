@@ -21,6 +21,7 @@ import pytest
 
 import claimcheck
 from tests import servers
+from tests.real.process import JAVA_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,6 +53,9 @@ for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOI
 
 os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark's default is the first python3 on PATH
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+# Most JVMs of the tests live for seconds: the second compiler and parallel collectors cost more than they save.
+for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", JAVA_OPTIONS):
+    os.environ.setdefault(name, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 Server = TypeVar("Server")
 
@@ -67,6 +71,7 @@ FIXTURE_MARKS = {
     "redis_programs": "redis",
     "s3_server": "s3",
     "s3_tls": "s3",
+    "s3_programs": "s3",
     "kafka_jars": "kafka",
     "pulsar_jars": "pulsar",
     "spark": "spark",
@@ -89,7 +94,7 @@ MAX_OPEN_FILES_PER_MODULE = 60
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test by its folder and its fixtures, and run long files first.
 
-    Two processes share the files. With the long ones first, neither process waits for the other at the end.
+    Two or three processes share the files. With the long ones first, no process waits for the others at the end.
     """
     for item in items:
         for mark in _kinds(item):
@@ -270,6 +275,12 @@ def s3_tls() -> Iterator[tuple[int, Path]]:
     """Port of a real S3 server with TLS, and the certificate of its authority."""
     with _started("versitygw openssl", servers.s3_tls) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def s3_programs() -> None:
+    """Skips or fails a test that starts its own S3 server where the program is missing."""
+    _require("versitygw")
 
 
 @pytest.fixture(scope="session")

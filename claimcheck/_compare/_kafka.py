@@ -17,17 +17,16 @@ from claimcheck._compare._model import CompareError, Mode, NotMeasuredError
 from claimcheck._compare._sampling import PayloadSizes
 from claimcheck._registry import import_vendor
 from claimcheck._wire_size import kafka_overhead
-from claimcheck.errors import ClaimCheckError
+from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 from claimcheck.transports.kafka._client import exception_of, vendor
+from claimcheck.transports.kafka._cluster import Cluster
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
-
     from claimcheck._client import ClaimCheck
 
-__all__ = ["KafkaBroker", "connect"]
+__all__ = ["FETCH_BYTES", "KafkaBroker", "connect", "consumer_conf"]
 
 _log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.client")  # the client would write to standard error
@@ -44,6 +43,13 @@ _PASSING = {"_PARTITION_EOF", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "UN
 _PROPERTY = re.compile(r'property:? "?([\w.]+)')  # the rest of the client's text may contain a secret
 _MISSING = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}
 _REFUSED = {"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
+
+FETCH_BYTES = 16 << 20
+"""``max.partition.fetch.bytes`` of consumers: several chunks, as the guide of the Kafka transport recommends.
+
+With the client's default, 1 MiB, each chunk is a round trip, and the client's memory is returned to the system and
+requested again for each: reading chunks took twice the processor time.
+"""
 
 
 def connect(address: BrokerAddress) -> KafkaBroker:
@@ -66,11 +72,15 @@ class KafkaBroker:
 
     def __init__(self, address: BrokerAddress) -> None:
         self.address = address
-        self._problem: str | None = None
         self._conf: dict[str, Any] = {**dict(address.options), "bootstrap.servers": address.url}
-        admin = import_vendor("confluent_kafka.admin", extra="kafka")
         try:
-            self._admin: AdminClient = admin.AdminClient({**self._conf, "error_cb": self._keep}, logger=_quiet)
+            self._cluster = Cluster(self._conf, path="the client's settings")
+        except ConfigError as error:
+            found = _PROPERTY.search(str(error.__context__))
+            which = found[1] if found else "security.protocol, sasl.* or ssl.*"
+            raise CompareError(f"the Kafka client does not accept its settings: correct {which}") from error
+        self._admin = self._cluster.admin
+        try:
             metadata = self._admin.list_topics(timeout=_SECONDS)
             self._brokers = len(metadata.brokers)
             # A response to the first connection comes from a broker whose id the client does not know yet: -1.
@@ -177,7 +187,7 @@ class KafkaBroker:
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
     ) -> _KafkaTestConsumer:
         """Return a consumer that can receive large records."""
-        conf = {**self._conf, **_consumer_conf(group)}
+        conf = consumer_conf(self._conf, group)
         if session_seconds is not None:
             seconds = max(session_seconds, self._min_session_seconds())
             conf |= {"session.timeout.ms": int(seconds * 1000), "heartbeat.interval.ms": int(seconds * 1000 / 3)}
@@ -191,22 +201,8 @@ class KafkaBroker:
 
     # Internals -------------------------------------------------------------------------------------------------
 
-    def _keep(self, error: Any) -> None:
-        if error.name() != "_ALL_BROKERS_DOWN":  # it follows the error that explains it
-            self._problem = error.name()
-
     def _unreachable(self, error: Exception) -> CompareError:
-        if _name(error) == "_INVALID_ARG":
-            found = _PROPERTY.search(str(error))
-            which = found[1] if found else "security.protocol, sasl.* or ssl.*"
-            return CompareError(f"the Kafka client does not accept its settings: correct {which}")
-        if hasattr(self, "_admin"):
-            self._admin.poll(0)  # calls `_keep` with what happened meanwhile, such as a refused password
-        why = self._problem or _name(error)
-        return CompareError(
-            f"no Kafka broker answered ({why}): check that it runs, the address, and the security settings of the "
-            "client (security.protocol, sasl.*, ssl.*)"
-        )
+        return CompareError(self._cluster.explain(error))
 
     def _metadata(self) -> Any:
         try:
@@ -304,7 +300,7 @@ class KafkaBroker:
         at = low if last is None else max(low, high - last)
         if at >= high:
             return
-        consumer = vendor().Consumer({**self._conf, **_consumer_conf(f"claimcheck-{uuid.uuid4()}")}, logger=_quiet)
+        consumer = vendor().Consumer(consumer_conf(self._conf, f"claimcheck-{uuid.uuid4()}"), logger=_quiet)
         try:
             consumer.assign([vendor().TopicPartition(topic, partition, at)])
             while at < high:
@@ -453,8 +449,11 @@ def _config(settings: TopicSettings) -> dict[str, str]:
     return config
 
 
-def _consumer_conf(group: str) -> dict[str, Any]:
+def consumer_conf(conf: dict[str, Any], group: str) -> dict[str, Any]:
+    """Return the settings of a consumer with the user's settings, which may replace `FETCH_BYTES`."""
     return {
+        "max.partition.fetch.bytes": FETCH_BYTES,
+        **conf,
         "group.id": group,
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,

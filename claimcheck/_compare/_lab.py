@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from claimcheck._client import ClaimCheck
@@ -201,7 +201,7 @@ class Lab:
         return worker.ready() if wait else worker
 
     @contextlib.contextmanager
-    def pairs(self, purpose: str, largest: int) -> Iterator[list[WorkerPair]]:
+    def pairs(self, purpose: str, largest: int, *, modes: Sequence[Mode] | None = None) -> Iterator[list[WorkerPair]]:
         """Create a topic for each mode, start a producer and a consumer of each at the same time, and close all.
 
         A mode that the broker cannot take payloads of this size in is left out.
@@ -209,10 +209,11 @@ class Lab:
         Args:
             purpose: See `topic`.
             largest: Size of the largest payload.
+            modes: Some modes only.
         """
         with contextlib.ExitStack() as stack:
             pairs = []
-            for mode in self.modes:
+            for mode in modes or self.modes:
                 settings = self.settings(mode, largest)
                 try:
                     topic = self.topic(mode, purpose, settings)

@@ -12,7 +12,7 @@ from claimcheck._compare._process import Report
 from claimcheck._compare._stats import median_point, percentile, percentile_point
 from claimcheck._texts import size_text
 
-__all__ = ["Samples", "amount", "judge", "run"]
+__all__ = ["Samples", "amount", "is_steady", "judge", "run", "warm_up"]
 
 _ROUND_SECONDS = 0.25
 _ROUND_BYTES = 48 << 20
@@ -21,6 +21,11 @@ _MOST_SINGLE = 20
 _WARM_UP = 2
 _NOT_COUNTED = 4  # further payloads of a round of reading, of which the first is not measured
 _TIMEOUT = 300.0
+_STEADY_ROUNDS = 4
+_STEADY_RATIO = 0.9
+_WARM_UP_SIZE = 10 << 20
+_WARM_UP_BYTES = 2 << 30
+_WARM_UP_SECONDS = 20.0
 _PERCENTILES = (0.5, 0.95, 0.99)
 _MEGA, _GIGA = 1e6, 1e9
 
@@ -49,6 +54,8 @@ class Samples:
 def run(lab: Lab) -> Experiment:
     """Measure every size, the smallest first."""
     samples: list[Samples] = []
+    if not lab.quick:
+        warm_up(lab, min(max(lab.sizes), _WARM_UP_SIZE))
     for size in lab.sizes:
         samples.extend(_measure(lab, size))
         lab.clear_store()
@@ -59,6 +66,12 @@ def amount(size: int, seconds: float, *, quick: bool = False) -> int:
     """Return how many payloads a round takes, after a warm-up took so many seconds for each."""
     by_time = int(_ROUND_SECONDS / (10 if quick else 1) / max(seconds, 1e-6))
     return max(1, min(by_time, _ROUND_BYTES // size, _MOST_PAYLOADS))
+
+
+def is_steady(seconds: Sequence[float]) -> bool:
+    """Return whether the last of these equal rounds were hardly faster than the rounds before them."""
+    before, last = seconds[-2 * _STEADY_ROUNDS : -_STEADY_ROUNDS], seconds[-_STEADY_ROUNDS:]
+    return len(before) == _STEADY_ROUNDS and statistics.median(last) >= _STEADY_RATIO * statistics.median(before)
 
 
 # Measuring -----------------------------------------------------------------------------------------------------
@@ -83,6 +96,23 @@ class _Lane:
             text = f"{self.samples.mode}: {len(report.errors)} of {count} payloads of {size_text(size)} failed"
             raise CompareError(f"{text}; the first error was {report.errors[0]}")
         return report
+
+
+def warm_up(lab: Lab, size: int) -> None:
+    """Send chunks until that becomes no faster, and read them.
+
+    A Java broker that was just started compiles its code during the first gigabyte, and is half as fast until then.
+    Strategies that send few bytes through the broker are hardly slower, so the comparison would be wrong.
+    """
+    lab.progress("warm-up of the broker")
+    with lab.pairs("warmup", size, modes=("chunking",)) as [pair]:
+        lane = _Lane(pair, Samples(pair.mode, size))
+        _warm_up(lane, quick=False)
+        seconds: list[float] = []
+        most = _WARM_UP_BYTES // (size * lane.count)
+        while len(seconds) < most and sum(seconds) < _WARM_UP_SECONDS and not is_steady(seconds):
+            seconds.append(lane.send(lane.count).seconds)
+        lane.pair.consumer.receive(len(seconds) * lane.count, timeout=_TIMEOUT, commit="none", verify=False)
 
 
 def _measure(lab: Lab, size: int) -> list[Samples]:
@@ -200,7 +230,8 @@ def judge(samples: Sequence[Samples], *, limit_bytes: int) -> Experiment:
         explanation=(
             "Rounds of all modes were interleaved in random order. Throughput counts the payload's bytes until the last"
             " acknowledgement or delivery; latency is that of one payload at a time. Consumers read what is in the"
-            " topic after a seek; the time that the first payload takes alone is not counted."
+            " topic after a seek; the time that the first payload takes alone is not counted. Before the first round,"
+            " chunks were sent until the broker became no faster."
         ),
         columns=_COLUMNS,
         rows=tuple(_row(each) for each in samples),
@@ -286,7 +317,7 @@ def _in_short(each: Samples) -> str:
 
 
 def _facts(samples: Sequence[Samples]) -> dict[str, float]:
-    """Return seconds per payload by mode, size and round, and medians."""
+    """Return seconds per payload by mode, size and round, medians, and those of the first payload after a seek."""
     facts: dict[str, float] = {}
     for each in samples:
         place = f"{each.mode}/{each.size}"
@@ -294,5 +325,7 @@ def _facts(samples: Sequence[Samples]) -> dict[str, float]:
             rounds = [report.seconds / report.count for report in reports]
             facts |= {f"{name}_seconds/{place}/{number}": seconds for number, seconds in enumerate(rounds)}
             facts[f"{name}_mb_per_second/{place}"] = each.size / statistics.median(rounds) / _MEGA
+        if each.first:
+            facts[f"first_seconds/{place}"] = statistics.median(report.seconds for report in each.first)
         facts[f"cpu_seconds_per_gb/{place}"] = _cpu(each).y
     return facts

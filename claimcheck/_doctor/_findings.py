@@ -22,6 +22,7 @@ WHY: dict[str, str] = {
     "threshold-high": "The broker refuses messages that are below the threshold but above its limit.",
     "signing-off": "A hostile message can make a reader deliver another payload of the same store.",
     "signing-optional": "A hostile writer can simply omit the signature.",
+    "signing-unbound": "A message of one topic can be replayed on another one.",
     "signing-verify-only": "Messages that this process sends are rejected where signatures are required.",
     "signing-key-missing": "No pointer can be signed or verified with this key.",
     "secret-in-file": "Anyone who can read the file or its history has the secret.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +13,8 @@ from claimcheck._doctor._findings import duration, examined, finding, hidden
 from claimcheck._doctor._kafka_groups import GroupReader
 from claimcheck._doctor._topics import Expectation, KafkaTarget, is_dead_letter_topic, on_command_line, outlives
 from claimcheck._registry import import_vendor
-from claimcheck.errors import ConfigError
+from claimcheck.errors import ConfigError, TransportError
+from claimcheck.transports.kafka._cluster import Cluster
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
 
 __all__ = ["TopicConfig", "examine_config", "examine_kafka"]
@@ -22,37 +22,34 @@ __all__ = ["TopicConfig", "examine_config", "examine_kafka"]
 _SECONDS = 10.0
 _MS = 1000
 _AHEAD_SECONDS = 60.0
-_quiet = logging.getLogger(__name__)
 
 
 def examine_kafka(cc: ClaimCheck, target: KafkaTarget, clock: Callable[[], float]) -> Iterator[Finding]:
     """Yield the findings about the topics of a cluster, and about the groups that read them."""
-    vendor = import_vendor("confluent_kafka", extra="kafka")
-    admin_module = import_vendor("confluent_kafka.admin", extra="kafka")
     settings = {**target.options, "bootstrap.servers": target.servers}
     fix = "Put it into the file of --kafka-config, as sasl.username and sasl.password."
     yield from on_command_line("kafka", "--kafka", target.servers, fix)
     yield from examined("kafka", "kafka", "the address", partial(_encryption, target))
     try:
-        admin = admin_module.AdminClient(settings, logger=_quiet)
-    except Exception as error:  # it connects later
-        yield _invalid(target, error)
+        cluster = Cluster(settings, path="--kafka-config")
+    except ConfigError as error:  # it connects later
+        yield _invalid(target, error.__context__)
         return
     try:
-        known = admin.list_topics(timeout=_SECONDS).topics
-    except vendor.KafkaException as error:
-        message = f"Kafka at {target.servers} cannot be reached: {error.args[0].str()}"
+        known = cluster.metadata(timeout=_SECONDS).topics
+    except TransportError as error:
+        message = f"Kafka at {target.servers} cannot be reached: {error}"
         fix = "Check the address and the client's settings: security.protocol, sasl.*, ssl.*."
         yield finding("error", "kafka-unreachable", "kafka", message, fix, error=error)
         return
-    cluster = _Cluster(cc, admin, settings, target, known, clock)
+    examination = _Examination(cc, cluster.admin, settings, target, known, clock)
     for topic in target.topics:
-        yield from examined("kafka", f"topic {topic}", "the topic", partial(cluster.topic, topic))
+        yield from examined("kafka", f"topic {topic}", "the topic", partial(examination.topic, topic))
 
 
 @dataclass(frozen=True, slots=True)
-class _Cluster:
-    """A cluster that answers.
+class _Examination:
+    """The examination of a cluster that answers.
 
     Attributes:
         cc: The configuration.
@@ -96,7 +93,7 @@ def _encryption(target: KafkaTarget) -> Iterator[Finding]:
         yield finding("warning", "connection-plain", "kafka", f"connections to {remote[0]} are not encrypted", fix)
 
 
-def _invalid(target: KafkaTarget, error: Exception) -> Finding:
+def _invalid(target: KafkaTarget, error: Any) -> Finding:
     """Return the finding about settings that the client refuses; it names a setting, but quotes no value."""
     text = getattr(error.args[0], "str", lambda: error)() if error.args else error
     words = " ".join(target.options.values()).split()

@@ -17,7 +17,7 @@ from claimcheck._doctor._topics import Expectation, behind
 from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports.kafka._groups import groups_of
+from claimcheck.transports.kafka._groups import NO_GROUP, groups_of, log_offsets
 
 __all__ = ["GroupReader"]
 
@@ -90,14 +90,12 @@ class GroupReader:
 
     def _pointer(self, message: Any) -> Pointer | None:
         with suppress(ClaimCheckError):  # a consumer reports it
-            return self.cc.pointer(message.value() or b"", destination=self.topic)
+            return self.cc._pointer_from_anywhere(message.value() or b"")
         return None
 
     def _watermarks(self, offsets: dict[int, int], which: str) -> dict[int, int]:
-        spec = getattr(import_vendor("confluent_kafka.admin", extra="kafka").OffsetSpec, which)()
-        requests = {_vendor().TopicPartition(self.topic, partition): spec for partition in offsets}
-        results = self.admin.list_offsets(requests, request_timeout=_SECONDS)
-        return {place.partition: future.result().offset for place, future in results.items()}
+        found = log_offsets(self.admin, [(self.topic, partition) for partition in offsets], which)
+        return {partition: offset for (_, partition), offset in found.items()}
 
     def _first_pointers(self, offsets: dict[int, int]) -> list[tuple[Any, Pointer]]:
         """Return the first message with a pointer from each offset on, if it is among the next few.
@@ -118,6 +116,8 @@ class GroupReader:
                         raise TimeoutError(f"no message from partition {min(silent)} within {_SECONDS:g} seconds")
                     break
                 at_end = message.error() is not None
+                if at_end and message.error().name() == NO_GROUP:
+                    continue
                 if at_end and message.error().code() != vendor.KafkaError._PARTITION_EOF:
                     raise vendor.KafkaException(message.error())
                 if message.partition() not in left:

@@ -10,10 +10,9 @@ from typing import Any
 
 from claimcheck._doctor._topics import KafkaTarget
 from claimcheck._gc._topics import IncompleteReadError, TopicMessage, topics_to_read
-from claimcheck._registry import import_vendor
-from claimcheck.errors import ConfigError, TransportError
 from claimcheck.transports.kafka._client import vendor
-from claimcheck.transports.kafka._groups import assigned_topics, committed_offsets, group_names
+from claimcheck.transports.kafka._cluster import Cluster
+from claimcheck.transports.kafka._groups import NO_GROUP, consumed_offsets, log_offsets
 
 __all__ = ["KafkaTopics"]
 
@@ -27,7 +26,7 @@ _OWN = {
     "queued.max.messages.kbytes": 16_384,
     "receive.message.max.bytes": 1_000_000_000,  # a larger record is fetched again and again
 }
-_PASSING = {"_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE"}
+_PASSING = {"_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", NO_GROUP}
 _quiet = logging.getLogger(__name__)
 
 _Partition = tuple[str, int]
@@ -44,19 +43,15 @@ class KafkaTopics:
 
     Raises:
         ConfigError: The client refuses its settings.
-        TransportError: No broker answered.
+        TransportError: No broker answered, or not all groups can be seen.
     """
 
     def __init__(self, target: KafkaTarget, *, consumed: bool = False) -> None:
         self.topics = target.topics
         self._settings: dict[str, Any] = {**target.options, "bootstrap.servers": target.servers}
         self._next: dict[_Partition, int] = {}
-        try:
-            self._admin = _admin_module().AdminClient(self._settings, logger=_quiet)
-        except Exception as error:
-            # The client's text may quote a secret.
-            raise ConfigError("the Kafka client refuses its settings: check the file of --kafka-config") from error
-        self._floors = self._consumed() if consumed else {}
+        self._cluster = Cluster(self._settings, path="the file of --kafka-config")
+        self._floors = consumed_offsets(self._cluster.admin, self._partitions()) if consumed else {}
 
     def known(self) -> list[str]:
         """Return all topics of the cluster that may be described."""
@@ -84,11 +79,7 @@ class KafkaTopics:
     # Metadata --------------------------------------------------------------------------------------------------
 
     def _metadata(self) -> Mapping[str, Any]:
-        try:
-            topics: Mapping[str, Any] = self._admin.list_topics(timeout=_SECONDS).topics
-        except vendor().KafkaException as error:
-            text = f"no Kafka broker answered ({error.args[0].name()}): check the address and the client's settings"
-            raise TransportError(text) from error
+        topics: Mapping[str, Any] = self._cluster.metadata(timeout=_SECONDS).topics
         return topics
 
     def _partitions(self) -> list[_Partition]:
@@ -101,30 +92,11 @@ class KafkaTopics:
         return sorted(found)
 
     def _offsets(self, partitions: Sequence[_Partition], which: str) -> dict[_Partition, int]:
-        spec = getattr(_admin_module().OffsetSpec, which)()
-        requests = {vendor().TopicPartition(*each): spec for each in partitions}
         try:
-            results = self._admin.list_offsets(requests, request_timeout=_SECONDS).items() if requests else []
-            return {(place.topic, place.partition): future.result().offset for place, future in results}
+            return log_offsets(self._cluster.admin, partitions, which)
         except vendor().KafkaException as error:
             text = f"the offsets of the topics cannot be listed: {error.args[0].str()}"
             raise IncompleteReadError(text) from error
-
-    # Groups ----------------------------------------------------------------------------------------------------
-
-    def _consumed(self) -> dict[_Partition, int]:
-        """Return the offset of each partition below which every group has read everything."""
-        try:
-            names = group_names(self._admin)
-            committed, assigned = committed_offsets(self._admin, names), assigned_topics(self._admin, names)
-        except vendor().KafkaException as error:
-            text = f"the committed offsets of all groups cannot be read: {error.args[0].str()}"
-            raise IncompleteReadError(text) from error
-        reads = {name: assigned[name] | {topic for topic, _ in committed[name]} for name in names}
-        return {
-            place: min((committed[name].get(place, 0) for name in names if place[0] in reads[name]), default=0)
-            for place in self._partitions()
-        }
 
     # Records ---------------------------------------------------------------------------------------------------
 
@@ -157,7 +129,8 @@ class KafkaTopics:
         if error is not None and error.code() != vendor().KafkaError._PARTITION_EOF:
             if error.name() in _PASSING:
                 return
-            text = f"partition {where[1]} of topic {where[0]} cannot be read: {error.str()}"
+            what = "the topics" if where[0] is None else f"partition {where[1]} of topic {where[0]}"
+            text = f"{what} cannot be read: {error.str()}"
             raise IncompleteReadError(text, destination=where[0])
         offset = message.offset() if error is not None else message.offset() + 1
         if error is None and where in left and message.offset() < ends[where]:
@@ -171,7 +144,3 @@ def _lost(partition: _Partition) -> IncompleteReadError:
     topic, number = partition
     text = f"partition {number} of topic {topic} lost messages that were appended while it was read: run it again"
     return IncompleteReadError(text, destination=topic)
-
-
-def _admin_module() -> Any:
-    return import_vendor("confluent_kafka.admin", extra="kafka")

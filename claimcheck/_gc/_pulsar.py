@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import time
-import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
@@ -19,6 +18,7 @@ from claimcheck._doctor._topics import PulsarTarget
 from claimcheck._gc._topics import IncompleteReadError, TopicMessage, topics_to_read
 from claimcheck.errors import ConfigError
 from claimcheck.transports.pulsar._admin import full_name, topic_path
+from claimcheck.transports.pulsar._cursors import NOTHING, consumed_position, entry_of, partitions_of
 from claimcheck.transports.pulsar._errors import vendor
 
 __all__ = ["PulsarTopics"]
@@ -30,8 +30,6 @@ _DEFAULT = "persistent://public/default/"
 _PARTITION = re.compile(r"(.+)-partition-(\d+)")
 
 _Position = tuple[int, int]  # ledger and entry
-
-_BEGINNING = -1, -1
 
 
 class PulsarTopics:
@@ -59,7 +57,7 @@ class PulsarTopics:
         self._ends: dict[str, _Position] = {}
         self._ledgers: dict[str, int] = {}  # the last one of each partition when it was read last
         self._known = self.known()
-        self._floors = {name: self._consumed(name) for name in self._partitions()} if consumed else {}
+        self._floors = {name: consumed_position(self._admin, name) for name in self._partitions()} if consumed else {}
 
     def known(self) -> list[str]:
         """Return all topics of the namespaces; one with partitions counts once."""
@@ -80,13 +78,13 @@ class PulsarTopics:
         starts, before = self._ends or self._floors, self._ledgers
         self._known = self.known()
         stats = {name: self._internal_stats(name) for name in self._partitions()}
-        self._ends = {name: _position(each["lastConfirmedEntry"]) for name, each in stats.items()}
+        self._ends = {name: entry_of(each["lastConfirmedEntry"]) for name, each in stats.items()}
         self._ledgers = {name: _ledgers(each)[-1] for name, each in stats.items()}
         if not before.keys() <= stats.keys():
             raise _lost(min(before.keys() - stats.keys()))
         with closing(client_of(self._target, self._url)) as client:
             for name, end in self._ends.items():
-                yield from self._messages(client, name, starts.get(name, _BEGINNING), end)
+                yield from self._messages(client, name, starts.get(name, NOTHING), end)
                 oldest = before.get(name, _ledgers(stats[name])[0])
                 if before and oldest not in _ledgers(self._internal_stats(name)):
                     raise _lost(name)
@@ -95,11 +93,7 @@ class PulsarTopics:
 
     def _partitions(self) -> list[str]:
         read = topics_to_read(self.topics, self._known)
-        return [name for topic in read for name in self._partitions_of(topic)]
-
-    def _partitions_of(self, topic: str) -> list[str]:
-        count = (self._admin.get(f"{topic_path(topic)}/partitions") or {}).get("partitions", 0)
-        return [f"{topic}-partition-{number}" for number in range(count)] or [topic]
+        return [name for topic in read for name in partitions_of(self._admin, topic)]
 
     def _internal_stats(self, name: str) -> Mapping[str, Any]:
         stats: Mapping[str, Any] | None = self._admin.get(f"{topic_path(name)}/internalStats")
@@ -109,17 +103,6 @@ class PulsarTopics:
 
     def _stats(self, name: str) -> Mapping[str, Any]:
         return self._admin.get(f"{topic_path(name)}/stats") or {}
-
-    def _consumed(self, name: str) -> _Position:
-        """Return the position up to which every durable subscription has acknowledged everything."""
-        known = self._stats(name).get("subscriptions", {})
-        cursors: Mapping[str, Any] = self._internal_stats(name).get("cursors", {})
-        marks = [
-            _position(cursor["markDeletePosition"])
-            for subscription, cursor in cursors.items()
-            if known.get(urllib.parse.unquote(subscription), {}).get("durable", True)
-        ]
-        return min(marks, default=_BEGINNING)
 
     # Messages --------------------------------------------------------------------------------------------------
 
@@ -168,11 +151,6 @@ def _topic_of(name: str) -> str:
     """Return the topic of a partition; any other name unchanged."""
     found = _PARTITION.fullmatch(name)
     return found[1] if found else name
-
-
-def _position(text: str) -> _Position:
-    ledger, _, entry = text.partition(":")
-    return int(ledger), int(entry)
 
 
 def _ledgers(stats: Mapping[str, Any]) -> list[int]:

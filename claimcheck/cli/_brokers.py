@@ -14,15 +14,19 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
 from claimcheck._validation import fail
 from claimcheck.config import expand
+from claimcheck.errors import ConfigError
 
-__all__ = ["BrokerOptions", "broker_options", "check_one_broker", "local_option"]
+if TYPE_CHECKING:
+    from claimcheck.transports.local import LocalBroker
+
+__all__ = ["BrokerOptions", "broker_options", "check_one_broker", "local_broker", "local_option"]
 
 _SETTING = re.compile(r"[a-z][a-z0-9._]*")
 _KAFKA_PREFIXES = ("security.", "sasl.", "ssl.")
@@ -125,6 +129,20 @@ def check_one_broker(broker: BrokerOptions, local: str | None) -> None:
     """Raise `click.UsageError` unless exactly one broker is named."""
     if sum(each is not None for each in (broker.kafka, broker.pulsar, local)) != 1:
         raise click.UsageError("name one broker: --kafka, --pulsar or --local")
+
+
+def local_broker(path: str) -> LocalBroker:
+    """Open the embedded broker of ``--local``.
+
+    Raises:
+        ConfigError: The file is not that of a broker. Opening it would make it one, if it is empty.
+    """
+    from claimcheck.transports.local import LocalBroker
+    from claimcheck.transports.local._database import is_broker_file
+
+    if not is_broker_file(path):
+        raise ConfigError(f"{path} is not the file of an embedded broker: check its name", path="--local")
+    return LocalBroker(path)
 
 
 def _from_environment(environ: Mapping[str, str], kind: str) -> dict[str, str]:

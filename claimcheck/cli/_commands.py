@@ -38,7 +38,7 @@ from claimcheck.cli._files import (
 )
 from claimcheck.cli._gc import gc
 from claimcheck.cli._help import COMMANDS, COMPLETION, EXIT_CODES, SUMMARY, version
-from claimcheck.cli._inspect import Facts, describe, human_bytes, lines, pointer_facts
+from claimcheck.cli._inspect import Facts, accepted, describe, human_bytes, lines, pointer_facts
 from claimcheck.cli._lifecycle import lifecycle
 from claimcheck.cli._redrive import redrive
 from claimcheck.cli._rewrap import rewrap_command
@@ -92,6 +92,11 @@ _PIECE_BYTES = 1 << 20
 _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 _OUTPUT = click.Path(dir_okay=False, allow_dash=True)
 _force_option = click.option("--force", is_flag=True, help="Replace an existing file.")
+_read_from_option = click.option(
+    "--destination",
+    metavar="TOPIC",
+    help="Also check that a signed pointer was sent to TOPIC.  [default: accept it whatever its topic and its age]",
+)
 _facts_option = click.option(
     "--json",
     "as_json",
@@ -269,8 +274,11 @@ def _rollback_on_error(store: Store, pointer: Pointer) -> Iterator[None]:
 )
 @_force_option
 @click.option("--plain", is_flag=True, help="Accept a message that is not an envelope as its own payload.")
+@_read_from_option
 @_facts_option
-def get(envelope: str, config: str, target: str | None, force: bool, plain: bool, as_json: bool) -> None:
+def get(
+    envelope: str, config: str, target: str | None, force: bool, plain: bool, destination: str | None, as_json: bool
+) -> None:
     """Write the payload of ENVELOPE, verified.
 
     "-" is standard input or output. FILE appears when it is complete. Standard output may receive all but the last
@@ -281,8 +289,8 @@ def get(envelope: str, config: str, target: str | None, force: bool, plain: bool
     message = read_message(envelope)
     with loaded(config) as cc:
         _refuse_plain(message, cc, allowed=plain)
-        pointer = cc.pointer(message)
-        with cc.open(message) as payload, output(target, force=force) as out:
+        pointer = accepted(message, cc, destination)
+        with _opened(message, pointer, cc, destination) as payload, output(target, force=force) as out:
             copied = _copy(payload, out, pointer.size if pointer else len(message))
         if as_json:
             known = pointer_facts(pointer, cc, time.time()) if pointer else {}
@@ -290,6 +298,10 @@ def get(envelope: str, config: str, target: str | None, force: bool, plain: bool
     if not as_json:
         source = f" from {pointer.store or 'a store'} ({pointer.key})" if pointer else ""
         note(f"Wrote {human_bytes(copied)}{source}.")
+
+
+def _opened(message: bytes, pointer: Pointer | None, cc: ClaimCheck, destination: str | None) -> BinaryIO:
+    return cc._open_payload(pointer) if pointer is not None else cc.open(message, destination=destination)
 
 
 def _standard_output() -> str:
@@ -321,8 +333,9 @@ def _copy(payload: BinaryIO, out: BinaryIO | None, total: int | None) -> int:
 @click.argument("envelope", type=_FILE)
 @config_option
 @click.option("--read", is_flag=True, help="Read and verify the payload.")
+@_read_from_option
 @json_option
-def inspect(envelope: str, config: str, read: bool, as_json: bool) -> None:
+def inspect(envelope: str, config: str, read: bool, destination: str | None, as_json: bool) -> None:
     """Describe ENVELOPE. Uses no store unless --read is given.
 
     Works without a configuration, except with --read. With one it also checks the signature. "-" is standard input.
@@ -331,10 +344,10 @@ def inspect(envelope: str, config: str, read: bool, as_json: bool) -> None:
     message, now = read_message(envelope), time.time()
     with contextlib.ExitStack() as stack:
         cc = stack.enter_context(loaded(config)) if read or _is_present(config) else None
-        facts, problem = describe(message, cc, now=now)
+        facts, problem = describe(message, cc, now=now, destination=destination)
         try:
             if cc is not None and read and problem is None:
-                _read(cc, message, facts)
+                _read(cc, message, facts, destination)
         finally:  # the facts help to understand an error
             _show(facts, now, as_json=as_json)
     if problem is not None:
@@ -346,9 +359,9 @@ def _is_present(config: str) -> bool:
     return config != CONFIG or os.path.exists(config)
 
 
-def _read(cc: ClaimCheck, message: bytes, facts: Facts) -> None:
+def _read(cc: ClaimCheck, message: bytes, facts: Facts, destination: str | None) -> None:
     facts["payload"] = "not readable"
-    with cc.open(message) as payload:
+    with _opened(message, accepted(message, cc, destination), cc, destination) as payload:
         facts["payload_bytes"] = _copy(payload, None, facts.get("size"))
     facts["payload"] = "complete" if facts.get("checksum") is None else "verified"
 

@@ -17,14 +17,14 @@ from claimcheck._envelope import HEADER
 from claimcheck._gc._collection import Collection, CollectionReport
 from claimcheck._gc._stores import StoreReport
 from claimcheck._gc._topics import Topics
-from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_option
+from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_broker, local_option
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
 from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.cli._sweep import check_dry_run, checked_stores, duration, rate_option, store_option
-from claimcheck.errors import ConfigError, ScanNotSupportedError
+from claimcheck.errors import ScanNotSupportedError
 
 __all__ = ["gc"]
 
@@ -125,13 +125,8 @@ def _pulsar(target: PulsarTarget, consumed: bool) -> Topics:
 
 def _local(path: str, topics: tuple[str, ...], consumed: bool, stack: contextlib.ExitStack) -> Topics:
     from claimcheck._gc._local import LocalTopics
-    from claimcheck.transports.local import LocalBroker
-    from claimcheck.transports.local._database import is_broker_file
 
-    if not is_broker_file(path):
-        raise ConfigError(f"{path} is not the file of an embedded broker: check its name", path="--local")
-    broker = stack.enter_context(LocalBroker(path))
-    return LocalTopics(broker, topics, consumed=consumed)
+    return LocalTopics(stack.enter_context(local_broker(path)), topics, consumed=consumed)
 
 
 class _Output:

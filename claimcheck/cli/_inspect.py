@@ -22,13 +22,16 @@ _UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
 _RARE = {"codec": "codec", "encryption": "encryption", "extra": "unknown"}
 
 
-def describe(message: bytes, cc: ClaimCheck | None, *, now: float) -> tuple[Facts, ClaimCheckError | None]:
+def describe(
+    message: bytes, cc: ClaimCheck | None, *, now: float, destination: str | None = None
+) -> tuple[Facts, ClaimCheckError | None]:
     """Describe a message.
 
     Args:
         message: The whole message.
         cc: The stores and signing keys; ``None`` without a configuration.
         now: Seconds since 1970.
+        destination: The topic that it was read from; ``None`` does not check that the pointer was sent there.
 
     Returns:
         The facts, and the error with which a reader would reject the pointer, or ``None``.
@@ -41,7 +44,7 @@ def describe(message: bytes, cc: ClaimCheck | None, *, now: float) -> tuple[Fact
     if isinstance(envelope, PointerData):
         limit = cc.config.limits.max_pointer_bytes if cc else pointers.MAX_POINTER_BYTES
         pointer = pointers.decode(envelope.data, max_bytes=limit)
-        signature, problem = _signature(message, pointer, cc)
+        signature, problem = _signature(message, pointer, cc, destination)
         return facts | {"kind": "pointer"} | pointer_facts(pointer, cc, now) | signature, problem
     if isinstance(envelope, Chunk):
         position = {"uuid": envelope.uuid, "position": envelope.position, "count": envelope.count}
@@ -71,16 +74,24 @@ def pointer_facts(pointer: Pointer, cc: ClaimCheck | None, now: float) -> Facts:
         "expired": pointer.expires_ms is not None and pointer.expires_ms <= now * 1000,
         "codec": pointer.codec,
         "encryption": pointer.encryption,
+        "destination": pointer.destination,
         "extra": dict(pointer.extra) or None,
     }
 
 
-def _signature(message: bytes, pointer: Pointer, cc: ClaimCheck | None) -> tuple[Facts, ClaimCheckError | None]:
+def accepted(message: bytes, cc: ClaimCheck, destination: str | None) -> Pointer | None:
+    """Return the pointer of a message, if it is one and readers accept it: from a topic, or from any without one."""
+    return cc._pointer_from_anywhere(message) if destination is None else cc.pointer(message, destination=destination)
+
+
+def _signature(
+    message: bytes, pointer: Pointer, cc: ClaimCheck | None, destination: str | None
+) -> tuple[Facts, ClaimCheckError | None]:
     """The state of the signature: ``none``, ``valid``, ``invalid``, ``missing`` where it is required, ``unchecked``."""
     state, problem = "none" if pointer.mac is None else "unchecked", None
     if cc is not None:
         try:
-            cc.pointer(message)
+            accepted(message, cc, destination)
             state = "valid" if pointer.mac is not None and cc.config.signing.keys else state
         except PointerRejectedError as error:
             if not isinstance(error.__cause__, ConfigError):
@@ -129,6 +140,8 @@ def _pointer_lines(facts: Facts, now: float) -> Iterator[tuple[str, str, str]]:
     otherwise = "unknown" if facts["pointer_version"] == 1 else "never"
     expired = "expired" if facts["expired"] else ""
     yield "expired" if expired else "expires", _moment(facts["expires_ms"], now, otherwise=otherwise), expired and "red"
+    if facts["destination"] is not None:
+        yield "sent to", printable(facts["destination"]), ""
     for name, label in _RARE.items():
         if facts[name]:
             yield label, printable(str(facts[name])), ""

@@ -14,7 +14,7 @@ from rich.console import Console
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._topics import PulsarTarget
 from claimcheck._redrive import Redrive, RedriveReport
-from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_option
+from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_broker, local_option
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
 from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
@@ -140,10 +140,9 @@ def _check_pulsar_topics(target: PulsarTarget, admin_url: str) -> None:
 
 
 def _local(cc: ClaimCheck, opened: ExitStack, path: str, source: str, target: str, group: str) -> DeadLetterTopic:
-    from claimcheck.transports.local import LocalBroker
     from claimcheck.transports.local._redrive import LocalDeadLetters
 
-    broker = opened.enter_context(LocalBroker(path))
+    broker = opened.enter_context(local_broker(path))
     return LocalDeadLetters(broker, cc, source=source, target=target, group=group)
 
 

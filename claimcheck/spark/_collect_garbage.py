@@ -41,6 +41,7 @@ def collect_garbage(
     topics: Topics,
     grace_seconds: float = GRACE_SECONDS,
     keep: Tables = (),
+    consumed: bool = False,
     dry_run: bool = True,
     force: bool = False,
 ) -> GarbageReport:
@@ -59,10 +60,15 @@ def collect_garbage(
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
         topics: Each a mapping of ``format`` (``kafka``, ``claimcheck_pulsar`` or ``claimcheck_local``) and the options
             of that source: the connection and the topics. What is read is set here; options that would leave messages
-            out are refused. Pulsar needs ``adminUrl``.
+            out are refused. Pulsar needs ``adminUrl``. For Kafka, ``admin`` is a mapping of settings of librdkafka,
+            which looks at the groups if ``consumed`` is true; it is only needed for TLS and passwords.
         grace_seconds: Younger payloads are kept. It must exceed the time from the beginning of a write to the moment at
             which its message is in the topic, and the difference between the clocks of writers, stores and driver.
         keep: DataFrames with a binary column ``value`` of messages, or pairs of a DataFrame and the column's name.
+        consumed: Whether messages that every group has read count as read, and no longer keep their payloads: below the
+            committed offsets of all groups of Kafka, or acknowledged by all durable subscriptions of Pulsar. Messages
+            of a topic without any group count as unread. The driver asks the brokers before each time that the topics
+            are read. Use it only if no group will be added that reads from the beginning, or moved back.
         dry_run: Whether to delete nothing.
         force: Whether to delete although the topics and tables have no pointers at all, as on another broker.
 
@@ -72,10 +78,10 @@ def collect_garbage(
     Raises:
         ConfigError: An argument is invalid, or the payloads of a topic cannot be told from those of another one.
         ScanNotSupportedError: No store of the configuration can be listed.
-        TransportError: Messages were deleted while they were read; nothing was deleted.
+        TransportError: Messages were deleted while they were read, or not all groups can be seen; nothing was deleted.
         UnknownVersionError: A message may point at anything, because a newer version wrote it; nothing was deleted.
     """
-    scope = Scope.of(spark, config=config, topics=topics, keep=keep, grace_seconds=grace_seconds)
+    scope = Scope.of(spark, config=config, topics=topics, keep=keep, grace_seconds=grace_seconds, consumed=consumed)
     report = _report(spark, scope)
     if not dry_run:
         try:

@@ -80,7 +80,16 @@ class Scope:
     grace_seconds: float
 
     @classmethod
-    def of(cls, spark: SparkSession, *, config: AnyConfig, topics: Topics, keep: Tables, grace_seconds: float) -> Scope:
+    def of(
+        cls,
+        spark: SparkSession,
+        *,
+        config: AnyConfig,
+        topics: Topics,
+        keep: Tables,
+        grace_seconds: float,
+        consumed: bool,
+    ) -> Scope:
         """Check the arguments; see `claimcheck.spark.collect_garbage`.
 
         Raises:
@@ -88,6 +97,7 @@ class Scope:
         """
         require_arrow()
         check_value("grace_seconds", grace_seconds, Annotated[float, Range(0, MAX_SECONDS)])
+        check_value("consumed", consumed, bool)
         if isinstance(topics, (str, Mapping)) or not topics:
             fail("topics", found=repr(type(topics).__name__), expected="a list of mappings, at least one")
         checked = as_config(config)
@@ -98,7 +108,7 @@ class Scope:
         for each in whole:
             each.prepare(spark, whole)
         tables = tuple(_messages(*each) if isinstance(each, tuple) else _messages(each) for each in keep)
-        references = References(spark=spark, topics=whole, keep=tables, header=checked.header)
+        references = References(spark=spark, topics=whole, keep=tables, header=checked.header, consumed=consumed)
         return cls(config=checked, references=references, grace_seconds=grace_seconds)
 
     def candidates(self) -> Candidates:
@@ -114,6 +124,7 @@ def delete_garbage(
     topics: Topics,
     keep: Tables = (),
     grace_seconds: float = GRACE_SECONDS,
+    consumed: bool = False,
     rate: float | None = None,
     force: bool = False,
 ) -> GarbageDeletion:
@@ -124,10 +135,11 @@ def delete_garbage(
 
     Args:
         orphans: The DataFrame ``orphans`` of a report, or some of its rows.
-        config: As for `claimcheck.spark.collect_garbage`, like the next three.
+        config: As for `claimcheck.spark.collect_garbage`, like the next four.
         topics: Payloads of other topics are kept.
         keep: Tables whose pointers keep their payloads.
         grace_seconds: Younger payloads are kept.
+        consumed: Whether to delete payloads of messages that every group has read, too.
         rate: The most deletions per second, in one task; by default there is no limit, and all executors delete.
         force: Whether to delete although the topics and tables have no pointers at all, as on another broker.
 
@@ -139,7 +151,9 @@ def delete_garbage(
         TransportError: Messages were deleted while they were read; nothing was deleted.
         UnknownVersionError: A message may point at anything, because a newer version wrote it; nothing was deleted.
     """
-    scope = Scope.of(orphans.sparkSession, config=config, topics=topics, keep=keep, grace_seconds=grace_seconds)
+    scope = Scope.of(
+        orphans.sparkSession, config=config, topics=topics, keep=keep, grace_seconds=grace_seconds, consumed=consumed
+    )
     return delete_orphans(orphans, scope, after=None, rate=rate, force=force)
 
 

@@ -13,10 +13,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, BinaryIO, Generic, Literal, TypeVar
+from typing import Annotated, BinaryIO, Generic, TypeVar
+from typing import Literal as OneOf
 
 from claimcheck._client import ClaimCheck
-from claimcheck._envelope import Buffer
+from claimcheck._envelope import Buffer, Literal, decode, is_lookalike
 from claimcheck._payload import as_view
 from claimcheck._pointer import Pointer
 from claimcheck._registry import UNUSABLE
@@ -36,7 +37,7 @@ from claimcheck.errors import (
 T = TypeVar("T")
 R = TypeVar("R")
 
-Concurrency = Literal["auto"] | int
+Concurrency = OneOf["auto"] | int
 """Concurrent requests: 1 to 64, or ``auto`` to measure what pays."""
 
 Outcome = bytes | None | ClaimCheckError | Callable[[], BinaryIO]
@@ -208,6 +209,24 @@ class OrderedExecutor(Generic[R]):
         return self._pool
 
 
+@dataclass(frozen=True, slots=True)
+class ReadFrom:
+    """Where a message was read from.
+
+    Attributes:
+        destination: The topic; ``None`` if it is not known.
+        headers: Returns the headers, if they are known; called for escaped payloads only.
+        is_internal: Whether this job wrote the message itself: then it is bound to no topic.
+    """
+
+    destination: str | None = None
+    headers: Callable[[], object] | None = None
+    is_internal: bool = False
+
+
+_NOWHERE = ReadFrom()
+
+
 def outcomes(
     messages: Iterable[tuple[T, Buffer | None]],
     cc: ClaimCheck,
@@ -216,6 +235,7 @@ def outcomes(
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     instead: Callable[[Buffer, Pointer], Outcome] | None = None,
     waited: Callable[[float], object] | None = None,
+    read_from: Callable[[T], ReadFrom] = lambda item: _NOWHERE,
 ) -> Generator[tuple[T, Buffer | None, Outcome]]:
     """Resolve messages one by one, in order; nothing happens before the first result is requested.
 
@@ -227,6 +247,7 @@ def outcomes(
             payload yielded. A larger payload is fetched alone.
         instead: Called with a message and its pointer before any I/O; returns the outcome, or ``None`` to fetch.
         waited: Called at the end with the seconds spent waiting for payloads.
+        read_from: Returns where the message of an item was read from.
 
     Yields:
         The item, the message and its outcome. Closing the iterator cancels the fetches that have not started and waits
@@ -237,7 +258,7 @@ def outcomes(
     def jobs() -> Iterator[Job[Outcome]]:
         for pair in messages:
             ahead.append(pair)
-            yield _job(cc, pair[1], instead)
+            yield _job(cc, pair[1], read_from(pair[0]), instead)
 
     executor = OrderedExecutor[Outcome](concurrency, max_inflight_bytes, measure=payload_size)
     try:
@@ -254,19 +275,38 @@ def payload_size(outcome: Outcome) -> int:
     return len(outcome) if isinstance(outcome, bytes) else 0
 
 
-def _job(cc: ClaimCheck, message: Buffer | None, instead: Callable[[Buffer, Pointer], Outcome] | None) -> Job[Outcome]:
+def _job(
+    cc: ClaimCheck,
+    message: Buffer | None,
+    origin: ReadFrom,
+    instead: Callable[[Buffer, Pointer], Outcome] | None,
+) -> Job[Outcome]:
     if message is None:
         return Job(partial(_same, None), 0, waits=False)
     try:
-        pointer = cc.pointer(message)
+        if origin.is_internal:
+            pointer = cc._pointer_from_anywhere(message)
+        else:
+            pointer = cc.pointer(message, destination=origin.destination)
         result = instead(message, pointer) if pointer is not None and instead is not None else None
     except ClaimCheckError as error:
         return Job(partial(_same, error), 0, waits=False)
     if result is not None:
         return Job(partial(_same, result), 0, waits=False)
     if pointer is None:
-        return Job(partial(_outcome, cc.resolve, message), len(message), waits=False)
+        return Job(partial(_outcome, partial(_in_band, cc, origin), message), len(message), waits=False)
     return Job(partial(_outcome, cc.read, pointer), pointer.size, waits=True)
+
+
+def _in_band(cc: ClaimCheck, origin: ReadFrom, message: Buffer) -> Buffer | None:
+    """Return the payload of a message that is not a pointer."""
+    header = cc.config.header
+    if not is_lookalike(message, header=header):
+        return cc.resolve(message, destination=origin.destination)
+    if origin.is_internal and isinstance(literal := decode(message, header=header), Literal):
+        return literal.payload
+    headers = origin.headers() if origin.headers is not None else None
+    return cc.resolve(message, destination=origin.destination, headers=headers)
 
 
 def _outcome(work: Callable[[T], Buffer | None], argument: T) -> Outcome:
@@ -304,6 +344,6 @@ def check_limits(*, concurrency: Concurrency, **byte_counts: int) -> None:
     Raises:
         ConfigError: An option is out of range; names it and the valid values.
     """
-    check_value("concurrency", concurrency, Literal["auto"] | Annotated[int, Range(1, 64)])
+    check_value("concurrency", concurrency, OneOf["auto"] | Annotated[int, Range(1, 64)])
     for name, value in byte_counts.items():
         check_int(name, value, minimum=1)

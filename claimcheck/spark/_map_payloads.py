@@ -10,7 +10,7 @@ import inspect
 import io
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -20,6 +20,7 @@ from claimcheck._validation import check_value, fail
 from claimcheck.spark._columns import check_distinct, check_new, error_type, find_column, map_batches, require_arrow
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, Outcome
 from claimcheck.spark._metrics import Metrics
+from claimcheck.spark._origin import Origin
 from claimcheck.spark._rows import (
     DeadLetter,
     OnError,
@@ -52,6 +53,7 @@ def map_payloads(
     config: AnyConfig,
     as_file: bool = False,
     with_row: bool = False,
+    destination: str | None = None,
     on_error: OnError = "fail",
     error: str = "error",
     dead_letter: Callable[[DeadLetter], object] | None = None,
@@ -75,6 +77,8 @@ def map_payloads(
             a payload that ``fn`` does not read to the end is not verified.
         with_row: Whether ``fn`` receives the row as a second argument: a dictionary of all columns, whose names must
             be unique.
+        destination: The topic that all messages were read from, for the check of signatures. ``None`` uses the column
+            ``topic`` of each row.
         on_error: As in `resolve`; exceptions of ``fn`` count as errors of the row, too.
         error: Name of the error column, for ``null``.
         dead_letter: As in `resolve`.
@@ -114,7 +118,8 @@ def map_payloads(
         if on_error == "null":
             check_new([*df.columns, *types], error=error)
             types[error] = error_type()
-        stage = _MapStage(reading, index, tuple(df.columns), parsed, fn, as_file, with_row)
+        placed = replace(reading, origin=Origin.find(df, reading.config, destination))
+        stage = _MapStage(placed, index, tuple(df.columns), parsed, fn, as_file, with_row)
         return map_batches(df, stage, kept=range(len(df.columns)), added=types)
 
     return transform
@@ -165,7 +170,7 @@ class _MapStage:
     def _opener(self, message: Buffer, pointer: Pointer) -> Callable[[], BinaryIO] | None:
         """Return a function that opens a payload that is too large to fetch ahead."""
         small = pointer.size is not None and pointer.size <= self.reading.max_inflight_bytes
-        return None if small else partial(claim_check(self.reading.config).open, message)
+        return None if small else partial(claim_check(self.reading.config)._open_payload, pointer)
 
     def _result(self, row: Row, outcome: Outcome, reader: RowReader) -> _Result | None:
         if outcome is None:

@@ -70,7 +70,8 @@ def pin(
 
     Readers of the result need the long-lived store alone. Plain messages, and pointers to that store, pass through
     unchanged. Copies are verified. They stay until the store's ``ttl_seconds``, and a garbage collection does not touch
-    them. Nothing is copied before an action; two actions write the same objects twice.
+    them. Signed pointers are signed again, and stay bound to their topics. Nothing is copied before an action; two
+    actions write the same objects twice.
 
     Args:
         df: A batch or a stream.
@@ -173,7 +174,7 @@ class _Copier:
     def job(self, message: bytes | None) -> tuple[Job[_Pinned], int]:
         """Return the job that returns the new message, and the bytes that it copies."""
         try:
-            pointer = None if message is None else self._cc.pointer(message)
+            pointer = None if message is None else self._cc._pointer_from_anywhere(message)
             source = None if pointer is None else self._cc._store_of(pointer)
         except ClaimCheckError as error:
             return Job(partial(_same, error), 0, waits=False), 0
@@ -188,7 +189,8 @@ class _Copier:
         identity = uuid.uuid5(uuid.NAMESPACE_OID, f"{source.name}\n{pointer.key}")
         try:
             target = self._cc.store(self._target)
-            return self._cc.seal(source.copy(pointer, to=target, destination=destination, identity=identity))
+            copy = source.copy(pointer, to=target, destination=destination, identity=identity)
+            return self._cc._reseal(copy, original=pointer)
         except ClaimCheckError as error:
             return error
 

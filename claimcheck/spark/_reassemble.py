@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from claimcheck._validation import MAX_SECONDS, Range, check_value
@@ -16,6 +17,7 @@ from claimcheck.spark._columns import (
 )
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency
 from claimcheck.spark._metrics import Metrics
+from claimcheck.spark._origin import Origin
 from claimcheck.spark._reassemble_batch import reassemble_batch
 from claimcheck.spark._reassemble_common import ColumnIndexes, ExpireBy, Options
 from claimcheck.spark._reassemble_stream import reassemble_stream
@@ -38,6 +40,7 @@ def reassemble(
     uuid: str = "uuid",
     source: Sequence[str] | None = None,
     headers: str | None = None,
+    destination: str | None = None,
     expire_after_seconds: float | None = None,
     expire_by: ExpireBy = "clock",
     remember_seconds: float = 3600.0,
@@ -55,8 +58,10 @@ def reassemble(
     damaged envelope, a payload that is gone or too large, chunks that conflict or are missing. A payload aborted by
     its writer becomes no row. Errors that are not specific to one row (a store that is down) fail the task.
 
-    The checksum of a payload in chunks is in the headers of its last message, not in the chunks. It is checked if the
-    DataFrame has the headers; without them, bytes changed inside a chunk after sending go unnoticed.
+    The checksum and the signature of a payload in chunks are in the headers of its last message, not in the chunks.
+    They are checked if the DataFrame has the headers; without them, bytes changed inside a chunk after sending go
+    unnoticed, and with ``signing.require`` every payload in chunks is an error. An abort envelope whose signature is
+    missing or wrong is ignored.
 
     **On a batch** one shuffle brings all chunks of a payload together, and each partition holds one payload in memory
     at a time. Chunks that are not in the DataFrame are missing.
@@ -80,6 +85,8 @@ def reassemble(
             those of ``topic``, ``partition`` and ``key`` that the DataFrame has, ``()`` for none.
         headers: The column of headers, in the form of Spark's Kafka source, or a map of texts. ``None`` for
             ``headers`` or ``properties``, if the DataFrame has one of that type.
+        destination: The topic that all messages were read from, for the check of signatures. ``None`` uses the column
+            ``topic`` of each row.
         expire_after_seconds: On a stream: how long the first chunk waits for the others; 0 for no limit. Choose much
             more than the duration of a micro-batch. ``None`` uses the value in ``chunking``.
         expire_by: On a stream: ``clock`` uses the machine's time, which also passes while no messages arrive; in Spark
@@ -125,7 +132,9 @@ def reassemble(
         check_types(df)
         columns = ColumnIndexes.find(df, column, source, headers)
         function = reassemble_stream if df.isStreaming else reassemble_batch
-        return function(with_index_names(df), columns, options, _schema(df, columns, uuid, payload, error))
+        origin = replace(Origin.find(df, checked, destination), headers=columns.headers)
+        placed = replace(options, reading=replace(reading, origin=origin))
+        return function(with_index_names(df), columns, placed, _schema(df, columns, uuid, payload, error))
 
     return transform
 

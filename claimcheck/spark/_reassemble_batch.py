@@ -10,26 +10,34 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from claimcheck._content import Unpacker
 from claimcheck._envelope import Abort, Buffer, Chunk, decode
+from claimcheck._signing import Seal
 from claimcheck.config import Config
 from claimcheck.errors import (
     ChunkConflictError,
     ClaimCheckError,
     IncompletePayloadError,
-    IntegrityError,
     PayloadTooLargeError,
 )
 from claimcheck.spark._columns import error_value
-from claimcheck.spark._fetching import is_bad_message
+from claimcheck.spark._fetching import MESSAGE_ERRORS, is_bad_message
 from claimcheck.spark._metrics import Tally
 from claimcheck.spark._reassemble_chunks import (
-    checksum_error,
     conflict_text,
-    declared_checksum,
+    declared_claims,
     incomplete_text,
     read_header,
     too_large_text,
 )
-from claimcheck.spark._reassemble_common import ColumnIndexes, Options, OutputRow, added_columns, count, cut
+from claimcheck.spark._reassemble_common import (
+    ColumnIndexes,
+    Options,
+    OutputRow,
+    added_columns,
+    claims_error,
+    count,
+    cut,
+    is_genuine,
+)
 from claimcheck.spark._rows import Row, views
 from claimcheck.spark._worker import claim_check
 
@@ -47,7 +55,7 @@ def reassemble_batch(df: DataFrame, columns: ColumnIndexes, options: Options, sc
     """Join the chunks of a batch whose column names need no quotes; returns a DataFrame with this schema."""
     names = df.columns
     header = read_header(df[names[columns.message]], options.config.header)
-    declared = declared_checksum(df, columns.headers).alias(_DECLARED)
+    declared = declared_claims(df, columns.headers).alias(_DECLARED)
     parsed = df.select("*", header.uuid.alias(_UUID), header.position.alias(_POSITION), declared)
     source = [names[index] for index in columns.source]
     sorted_rows = parsed.repartition(_partition_key(parsed, source)).sortWithinPartitions(_UUID, *source, _POSITION)
@@ -69,9 +77,19 @@ class BatchAssembler:
     complete it holds only the positions of its chunks.
     """
 
-    def __init__(self, uuid: str, config: Config, *, max_bytes: int, unpacker: Unpacker | None = None) -> None:
+    def __init__(
+        self,
+        uuid: str,
+        config: Config,
+        *,
+        max_bytes: int,
+        unpacker: Unpacker | None = None,
+        seal: Seal | None = None,
+        destination: str | None = None,
+    ) -> None:
         self._uuid = uuid
         self._unpacker = unpacker or Unpacker(header=config.header, limit=max_bytes)
+        self._seal, self._destination = seal or Seal(config), destination
         self._header, self._max_chunks, self._max_bytes = config.header, config.chunks.max_chunks, max_bytes
         self._positions: list[int] = []
         self._count = 0
@@ -88,14 +106,15 @@ class BatchAssembler:
         return self._aborted and self.error is None and len(self._positions) < max(self._count, 1)
 
     def add(self, message: memoryview, declared: str | None = None) -> bool:
-        """Add the next message and the checksum declared in its headers; returns whether it is a chunk."""
+        """Add the next message and what its headers declare; returns whether it is a chunk."""
         try:
             envelope = decode(message, header=self._header)
         except ClaimCheckError as error:
             self._fail(error)
             return True
         if isinstance(envelope, Abort):
-            self._aborted = True
+            if is_genuine(self._seal, declared, uuid=self._uuid, destination=self._destination):
+                self._aborted = True
         elif isinstance(envelope, Chunk) and self.error is None:
             self._declared = self._declared or declared
             self._add(envelope)
@@ -110,15 +129,17 @@ class BatchAssembler:
             why = "the others are not in this DataFrame, or were never sent"
             text = incomplete_text(self._uuid, self._positions, self._count, why)
             self._fail(IncompletePayloadError(text, uuid=self._uuid, seen=seen, total=self._count))
-        elif (error := checksum_error(self._declared, self.pieces)) is not None:
+            return
+        error = claims_error(self._seal, self._declared, self.pieces, uuid=self._uuid, destination=self._destination)
+        if error is not None:
             self._fail(error)
         else:
             self._decode()
 
     def _decode(self) -> None:
         try:
-            self.pieces = self._unpacker.pieces(self.pieces, self._uuid, destination=None)
-        except (IntegrityError, PayloadTooLargeError) as error:
+            self.pieces = self._unpacker.pieces(self.pieces, self._uuid, destination=self._destination)
+        except MESSAGE_ERRORS as error:
             self._fail(error)
         else:
             self.size = sum(map(len, self.pieces))
@@ -226,13 +247,15 @@ class _ReassembleStage:
 
     def _joined(self, messages: Iterator[_Message]) -> OutputRow | None:
         """Join one payload; its row is that of its first chunk."""
-        payload, first, config = None, None, self.options.config
+        payload, first, reading = None, None, self.options.reading
         for each in messages:
             payload = payload or BatchAssembler(
                 str(each.uuid),
-                config,
+                reading.config,
                 max_bytes=self.options.max_payload_bytes,
-                unpacker=claim_check(config)._unpacker,
+                unpacker=claim_check(reading.config)._unpacker,
+                seal=claim_check(reading.config)._current().seal,
+                destination=reading.origin.destination_of(each.row.batch, each.row.number),
             )
             is_chunk = payload.add(each.message or memoryview(b""), each.declared)
             first = first or (each if is_chunk else None)

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from claimcheck import _hints as hints
-from claimcheck._checksum import crc32
+from claimcheck._digest import digest_of
 from claimcheck._envelope import CHUNK_OVERHEAD_BYTES, Buffer, Kind
-from claimcheck._payload import crc32_text
-from claimcheck.errors import IntegrityError
+from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import MAP_TYPE
 
 if TYPE_CHECKING:
@@ -53,31 +52,46 @@ def read_header(message: Column, header: bytes) -> ChunkHeader:
     return ChunkHeader(F.when(chunk | abort, uuid), F.when(abort, F.lit(ABORT)).when(chunk, position.cast("int")))
 
 
-def declared_checksum(df: DataFrame, headers: int | None) -> Column:
-    """Read the checksum of the whole payload from the Kafka or Pulsar headers of its last chunk; null if none."""
+def declared_claims(df: DataFrame, headers: int | None) -> Column:
+    """Read the checksum and the signature from the Kafka or Pulsar headers of each message; null if there are none.
+
+    The signature follows the checksum on a line of its own: one column, which the state of streams has had since before
+    there were signatures. See `split_claims`.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     if headers is None:
         return F.lit(None).cast("string")
+    # One character more than allowed: enough to be rejected.
+    checksum = F.substring(_header(df, headers, hints.CHECKSUM), 1, hints.MAX_CHECKSUM_CHARACTERS + 1)
+    signature = F.substring(_header(df, headers, hints.SIGNATURE), 1, hints.MAX_SIGNATURE_CHARACTERS + 1)
+    both = F.concat(F.coalesce(checksum, F.lit("")), F.lit("\n"), signature)
+    return F.when(signature.isNull(), checksum).otherwise(both)
+
+
+def _header(df: DataFrame, headers: int, wanted: str) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
     name, kind = df.dtypes[headers]
     if kind == MAP_TYPE:
-        value = F.try_element_at(df[name], F.lit(hints.CHECKSUM))
-    else:
-        pairs = F.filter(df[name], lambda pair: pair["key"] == F.lit(hints.CHECKSUM))
-        value = F.try_element_at(pairs, F.lit(-1))["value"].cast("string")
-    return F.substring(value, 1, hints.MAX_CHECKSUM_CHARACTERS + 1)  # one more than allowed: enough to be rejected
+        return F.try_element_at(df[name], F.lit(wanted))
+    pairs = F.filter(df[name], lambda pair: pair["key"] == F.lit(wanted))
+    return F.try_element_at(pairs, F.lit(-1))["value"].cast("string")
 
 
-def checksum_error(declared: str | None, pieces: Iterable[Buffer]) -> IntegrityError | None:
-    """Return the error if a payload does not match its declared checksum, else ``None``."""
+def split_claims(declared: str | None) -> tuple[str | None, list[str]]:
+    """Return the checksum and the signatures in a value of `declared_claims`."""
+    checksum, separator, signature = (declared or "").partition("\n")
+    return checksum or None, [signature] if separator else []
+
+
+def checksum_error(declared: str | None, pieces: Iterable[Buffer]) -> ClaimCheckError | None:
+    """Return the error if a payload does not match its declared checksum, or it cannot be computed, else ``None``."""
     if declared is None:
         return None
-    value = 0
-    for piece in pieces:
-        value = crc32(piece, value)
     try:
-        hints.check({(hints.CHECKSUM, declared)}, size=None, checksum=lambda: crc32_text(value))
-    except IntegrityError as error:
+        hints.check({(hints.CHECKSUM, declared)}, size=None, checksum=lambda name: digest_of(*pieces, algorithm=name))
+    except ClaimCheckError as error:
         return error
     return None
 

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from claimcheck._envelope import Buffer
+from claimcheck._signing import Seal
 from claimcheck._validation import fail
 from claimcheck.config import Config
+from claimcheck.errors import ClaimCheckError, PointerRejectedError
 from claimcheck.spark._columns import HEADERS_TYPE, MAP_TYPE, MAX_COLUMN_BYTES, arrow_error_type, find_column
 from claimcheck.spark._metrics import Tally
+from claimcheck.spark._origin import DEFAULT_HEADERS
+from claimcheck.spark._reassemble_chunks import checksum_error, split_claims
 from claimcheck.spark._rows import Reading
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+_log = logging.getLogger(__name__)
+
 ExpireBy = Literal["clock", "data"]
 """Which time expires payloads: the machine's, or that of arriving messages."""
 
 _SOURCE_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "binary")
 _DEFAULT_SOURCE = ("topic", "partition", "key")  # in a topic, the key is all that distinguishes writers
-_DEFAULT_HEADERS = {"headers": HEADERS_TYPE, "properties": MAP_TYPE}
 _MAX_ROWS = 1 << 14
 
 
@@ -65,7 +71,7 @@ class ColumnIndexes:
         if source is None:
             source = [name for name in _DEFAULT_SOURCE if types.get(name) in _SOURCE_TYPES]
         if headers is None:
-            headers = next((name for name, kind in _DEFAULT_HEADERS.items() if types.get(name) == kind), None)
+            headers = next((name for name, kind in DEFAULT_HEADERS.items() if types.get(name) == kind), None)
         index = None if headers is None else find_column(df, "headers", headers, HEADERS_TYPE, MAP_TYPE)
         return cls(message, tuple(_source_index(df, types, name) for name in source), index)
 
@@ -86,6 +92,36 @@ class OutputRow:
     pieces: Sequence[Buffer] | None = field(repr=False)
     error: dict[str, str | None] | None
     size: int
+
+
+def claims_error(
+    seal: Seal, declared: str | None, pieces: Sequence[Buffer], *, uuid: str, destination: str | None
+) -> ClaimCheckError | None:
+    """Return the error if a payload does not match the checksum and the signature that its headers declare.
+
+    Args:
+        seal: Checks signatures.
+        declared: See `claimcheck.spark._reassemble_chunks.declared_claims`.
+        pieces: The pieces of all chunks, in order.
+        uuid: Of the payload.
+        destination: Where the chunks were read from.
+    """
+    checksum, signatures = split_claims(declared)
+    try:
+        seal.check_chunks(signatures, uuid=uuid, count=len(pieces), pieces=pieces, destination=destination)
+    except PointerRejectedError as error:
+        return error
+    return checksum_error(checksum, pieces)
+
+
+def is_genuine(seal: Seal, declared: str | None, *, uuid: str, destination: str | None) -> bool:
+    """Whether an abort envelope is signed as the configuration requires; otherwise it is ignored, which is logged."""
+    try:
+        seal.check_abort(split_claims(declared)[1], uuid=uuid, destination=destination)
+    except PointerRejectedError as error:
+        _log.warning("ignored a message: %s", error)
+        return False
+    return True
 
 
 def count(tally: Tally, row: OutputRow, *, store: str | None = None) -> None:

@@ -29,18 +29,26 @@ from claimcheck.config import Config
 from claimcheck.errors import (
     ClaimCheckError,
     ConfigError,
-    IntegrityError,
     MissingDependencyError,
-    PayloadTooLargeError,
 )
 from claimcheck.spark import _reassemble_chunks
-from claimcheck.spark._columns import error_value
-from claimcheck.spark._fetching import Job, OrderedExecutor, Outcome, is_bad_message, outcomes
+from claimcheck.spark._columns import error_type, error_value, map_batches
+from claimcheck.spark._fetching import MESSAGE_ERRORS, Job, OrderedExecutor, Outcome, ReadFrom, is_bad_message, outcomes
 from claimcheck.spark._metrics import Tally
-from claimcheck.spark._reassemble_chunks import ABORT, checksum_error, declared_checksum, read_header
+from claimcheck.spark._origin import Origin
+from claimcheck.spark._reassemble_chunks import ABORT, declared_claims, read_header
 from claimcheck.spark._reassemble_cleanup import ChunkCleanup
-from claimcheck.spark._reassemble_common import ColumnIndexes, Options, OutputRow, added_columns, count, cut
-from claimcheck.spark._resolve import resolve
+from claimcheck.spark._reassemble_common import (
+    ColumnIndexes,
+    Options,
+    OutputRow,
+    added_columns,
+    claims_error,
+    count,
+    cut,
+    is_genuine,
+)
+from claimcheck.spark._resolve import ResolveStage
 from claimcheck.spark._rows import views
 from claimcheck.spark._worker import adaptive_concurrency, check_reached, claim_check, query_id
 
@@ -110,18 +118,11 @@ def _check_store(options: Options) -> None:
 def _messages(df: DataFrame, columns: ColumnIndexes, options: Options) -> DataFrame:
     """Resolve the messages that are not chunks."""
     from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql.types import BinaryType
 
-    reading = options.reading
-    resolved = df.transform(
-        resolve(
-            df.columns[columns.message],
-            config=reading.config,
-            on_error=reading.on_error,
-            concurrency=reading.concurrency,
-            max_inflight_bytes=reading.max_inflight_bytes,
-            metrics=reading.metrics,
-            out_batch_bytes=reading.out_batch_bytes,
-        )
+    stage = ResolveStage(options.reading, columns.message, tuple(df.columns))
+    resolved = map_batches(
+        df, stage, kept=range(len(df.columns)), added={"payload": BinaryType(), "error": error_type()}
     )
     return resolved.select(*df.columns, F.lit(None).cast("string").alias("uuid"), "payload", "error")
 
@@ -145,7 +146,7 @@ def _chunks(df: DataFrame, columns: ColumnIndexes, options: Options, schema: Str
         behind_ms=_BEHIND_SECONDS * 1000 if by_data else 0,
     )
     now = F.current_timestamp()  # of the micro-batch, the same when it is replayed
-    declared = df.select("*", declared_checksum(df, columns.headers).alias("declared"))
+    declared = df.select("*", declared_claims(df, columns.headers).alias("declared"))
     stored = declared.mapInArrow(_StoreStage(options, columns), _STORED).withColumn("arrived", F.unix_millis(now))
     if by_data:
         stored = stored.withColumn("time", now).withWatermark("time", f"{_BEHIND_SECONDS} seconds")
@@ -176,7 +177,7 @@ class _ChunkRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _StoreStage:
-    """Stores the chunks of one partition; the declared checksum is the last column."""
+    """Stores the chunks of one partition; what their headers declare is the last column."""
 
     options: Options
     columns: ColumnIndexes
@@ -211,12 +212,19 @@ class _StoreStage:
                 part = decode(value or b"", header=self.options.config.header)
                 if not isinstance(part, (Chunk, Abort)):
                     continue
+                if isinstance(part, Abort) and not self._is_genuine(part, declared[number].as_py(), batch, number):
+                    continue
                 key = _key([column[number] for column in sources], part.uuid)
                 position, total, size = ABORT, 0, 0
                 if isinstance(part, Chunk):
                     position, total, size = part.position, part.count, len(part.piece)
                 packed = _packed(kept.slice(number, 1))
                 yield _ChunkRow(key, position, total, size, b"", None, packed, declared[number].as_py()), part
+
+    def _is_genuine(self, part: Abort, declared: str | None, batch: pa.RecordBatch, number: int) -> bool:
+        reading = self.options.reading
+        destination, seal = reading.origin.destination_of(batch, number), claim_check(reading.config)._current().seal
+        return is_genuine(seal, declared, uuid=part.uuid, destination=destination)
 
 
 class _ChunkWriter:
@@ -311,17 +319,25 @@ class _FetchedPayload:
         elif self.error is None and isinstance(outcome, bytes):
             self.pieces.append(outcome)
 
-    def finish(self, cc: ClaimCheck) -> OutputRow:
-        error = checksum_error(self.declared, self.pieces) if self.error is None else None
-        if self.error is None and error is None:
-            try:
-                self.pieces = cc._unpacker.pieces(self.pieces, self.uuid, destination=None)
-            except (IntegrityError, PayloadTooLargeError) as broken:
-                error = broken
-        if error is not None:
-            self.error, self.pieces = error_value(error), []
+    def finish(self, cc: ClaimCheck, origin: Origin) -> OutputRow:
+        if self.error is None:
+            destination = origin.destination_of(self.row, 0)
+            seal = cc._current().seal
+            error = claims_error(seal, self.declared, self.pieces, uuid=self.uuid, destination=destination)
+            if error is None:
+                error = self._decode(cc, destination)
+            if error is not None:
+                self.error, self.pieces = error_value(error), []
         pieces = None if self.error else self.pieces
         return OutputRow(self.row, 0, False, self.uuid, pieces, self.error, sum(map(len, self.pieces)))
+
+    def _decode(self, cc: ClaimCheck, destination: str | None) -> ClaimCheckError | None:
+        """Decompress and decrypt the payload; returns the error if it cannot be trusted."""
+        try:
+            self.pieces = cc._unpacker.pieces(self.pieces, self.uuid, destination=destination)
+        except MESSAGE_ERRORS as error:
+            return error
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,18 +364,20 @@ class _FetchStage:
     def _joined(self, batches: Iterable[pa.RecordBatch]) -> Generator[OutputRow]:
         reading, tally = self.options.reading, Tally(self.options.reading.metrics)
         cleanup = ChunkCleanup(cc := claim_check(reading.config))
+        origin, internal = reading.origin.without_column(self.columns.message), ReadFrom(is_internal=True)
         results = outcomes(
             self._references(batches, cleanup),
             cc,
             concurrency=adaptive_concurrency(reading.config, reading.concurrency),
             max_inflight_bytes=reading.max_inflight_bytes,
             waited=tally.close,
+            read_from=lambda payload: internal,
         )
         with closing(results):
             for payload, _, outcome in results:
                 payload.add(outcome, reading.config)
                 if payload.waiting == 0:
-                    row = payload.finish(cc)
+                    row = payload.finish(cc, origin)
                     count(tally, row, store=reading.config.store)
                     yield row
         cleanup.finish()

@@ -3,6 +3,11 @@
 `claimcheck._gc._collection` proves that two passes over the topics are enough, if the second one reads everything that
 was appended after the first one began. Here each pass reads everything, so that is the case if the last message of
 each partition in the first pass is still there in the second one: brokers delete from the beginning.
+
+With ``consumed``, messages that every group has read do not count. The proof stays valid, if "readable" is replaced by
+"not read by every group", because programs that move messages acknowledge each after its copy was sent, and because
+each pass asks how far the groups have read before it takes the end of any topic. A copy that is unread at that moment
+was appended before these ends, is not below the position of its partition, and counts.
 """
 
 from __future__ import annotations
@@ -42,12 +47,14 @@ class References:
         topics: The topics.
         keep: Tables with one column, of messages.
         header: The bytes that envelopes begin with.
+        consumed: Whether to leave out messages of topics that every group has read.
     """
 
     spark: SparkSession
     topics: tuple[WholeTopics, ...]
     keep: tuple[DataFrame, ...]
     header: bytes = field(repr=False)
+    consumed: bool = False
 
     def take_away(self, rows: DataFrame) -> Pass:
         """Read everything once; the returned rows are persisted.
@@ -68,7 +75,9 @@ class References:
     def _read(self) -> Iterator[DataFrame]:
         from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 
-        parts = [df for each in self.topics for df in each.read(self.spark)]
+        # Before the end of any topic is taken: a message that moves between topics counts in one of them.
+        consumed = [each.consumed() if self.consumed else {} for each in self.topics]
+        parts = [df for each, places in zip(self.topics, consumed, strict=True) for df in each.read(self.spark, places)]
         for number, df in enumerate(self.keep):
             place = [F.lit(f"keep[{number}]").alias("place"), F.lit(None).cast("bigint").alias("position")]
             parts.append(df.toDF("value").select("value", *place))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from claimcheck.spark._columns import (
@@ -19,6 +19,7 @@ from claimcheck.spark._columns import (
 )
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, Outcome, payload_size
 from claimcheck.spark._metrics import Metrics
+from claimcheck.spark._origin import Origin
 from claimcheck.spark._rows import (
     DeadLetter,
     OnError,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["resolve"]
+__all__ = ["ResolveStage", "resolve"]
 
 
 def resolve(
@@ -44,6 +45,7 @@ def resolve(
     *,
     config: AnyConfig,
     payload: str = "payload",
+    destination: str | None = None,
     on_error: OnError = "fail",
     error: str = "error",
     dead_letter: Callable[[DeadLetter], object] | None = None,
@@ -61,6 +63,8 @@ def resolve(
         column: A binary column of envelopes and plain messages; null stays null.
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
         payload: Name of the binary column to add.
+        destination: The topic that all messages were read from, for the check of signatures. ``None`` uses the column
+            ``topic`` of each row.
         on_error: ``fail`` raises the first error, which fails the task. ``null`` leaves the payload null and adds a
             column with the error, a struct of ``type``, ``message``, ``store`` and ``key`` that is null for every row
             without an error. ``dead_letter`` passes the row to a function and drops it. Errors that are not specific
@@ -98,16 +102,17 @@ def resolve(
 
         check_paths(reading.config, df.sparkSession)
         index = find_column(df, "column", column)
+        placed = replace(reading, origin=Origin.find(df, reading.config, destination))
         check_new(df.columns, **added)
         types: dict[str, DataType] = dict(zip(added.values(), (BinaryType(), error_type()), strict=False))
-        stage = _ResolveStage(reading, index, tuple(df.columns))
+        stage = ResolveStage(placed, index, tuple(df.columns))
         return map_batches(df, stage, kept=range(len(df.columns)), added=types)
 
     return transform
 
 
 @dataclass(frozen=True, slots=True)
-class _ResolveStage:
+class ResolveStage:
     """Pickled and sent to the workers, where it is called once per partition."""
 
     reading: Reading

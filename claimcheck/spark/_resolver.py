@@ -17,10 +17,12 @@ from claimcheck.spark._fetching import (
     MAX_INFLIGHT_BYTES,
     Concurrency,
     Outcome,
+    ReadFrom,
     check_limits,
     is_bad_message,
     outcomes,
 )
+from claimcheck.spark._origin import check_destination
 from claimcheck.spark._worker import (
     AnyConfig,
     active_session,
@@ -45,6 +47,7 @@ def resolver(
     on_error: OnError = "fail",
     chunks: Chunks = "refuse",
     keyed: bool = False,
+    destination: str | None = None,
     concurrency: Concurrency = "auto",
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
 ) -> PartitionResolver:
@@ -59,10 +62,13 @@ def resolver(
             if the error is specific to it. Other errors always fail the task (as in `claimcheck.spark.resolve`).
         chunks: ``refuse`` treats a chunk as an error. ``reassemble`` joins payloads whose chunks are all in one
             partition, in any order, within the limits of ``chunking`` in the configuration. A payload takes the place
-            of its last chunk to arrive. Checksums are in headers, which an RDD of messages lacks: to check them, use
-            `reassemble` on a DataFrame.
+            of its last chunk to arrive. Checksums and signatures are in headers, which an RDD of messages lacks: to
+            check them, use `reassemble` on a DataFrame. With ``signing.require`` payloads in chunks, escaped payloads
+            and abort envelopes are errors here.
         keyed: Elements are pairs of any key and a message, and become pairs of the key and the payload; the key of a
             payload in chunks is that of its first message.
+        destination: The topic that the messages were read from. Required where signing keys are configured, unless
+            ``signing.bind_destination`` is false.
         concurrency: Concurrent fetches per task, 1 to 64, or ``auto``: threads where fetching means waiting.
         max_inflight_bytes: Bound on the payload bytes that a task fetches ahead.
 
@@ -77,6 +83,7 @@ def resolver(
     check_value("keyed", keyed, bool)
     check_limits(concurrency=concurrency, max_inflight_bytes=max_inflight_bytes)
     checked = as_config(config)
+    check_destination(checked, destination)
     if session := active_session():
         check_paths(checked, session)
     return PartitionResolver(
@@ -84,6 +91,7 @@ def resolver(
         skip_errors=on_error == "skip",
         reassemble=chunks == "reassemble",
         keyed=keyed,
+        destination=destination,
         concurrency=concurrency,
         max_inflight_bytes=max_inflight_bytes,
     )
@@ -97,19 +105,22 @@ class PartitionResolver:
     skip_errors: bool
     reassemble: bool
     keyed: bool
+    destination: str | None
     concurrency: Concurrency
     max_inflight_bytes: int
 
     def __call__(self, elements: Iterable[Any]) -> Iterator[Any]:
         """Resolve one partition."""
+        origin = ReadFrom(self.destination)
         results = outcomes(
             map(_keyed if self.keyed else _unkeyed, elements),
             claim_check(self.config),
             concurrency=adaptive_concurrency(self.config, self.concurrency),
             max_inflight_bytes=self.max_inflight_bytes,
+            read_from=lambda item: origin,
         )
         if self.reassemble:
-            results = _Reassembly(self.config, partition=partition_id()).run(results)
+            results = _Reassembly(self.config, self.destination, partition=partition_id()).run(results)
         with closing(results):
             for key, _, outcome in results:
                 if isinstance(outcome, ClaimCheckError):
@@ -148,15 +159,22 @@ class _Reassembly:
 
     Args:
         config: Its limits on chunks, payloads and bytes apply; its expiry does not, because a batch has no time.
+        destination: The topic of the messages, if it is known.
         partition: Named in errors.
     """
 
-    def __init__(self, config: Config, *, partition: int) -> None:
-        self._partition = partition
+    def __init__(self, config: Config, destination: str | None, *, partition: int) -> None:
+        self._partition, self._destination = partition, destination
         self._now = 0.0
         # Nothing is redelivered in a batch, and everything expires when `_now` passes one second, at the end.
         chunking = replace(config.chunks, expire_after_seconds=1.0, on_expire="ack", on_evict="ack")
-        self._resolver = Resolver(_not_called, chunking=chunking, header=config.header, clock=lambda: self._now)
+        self._resolver = Resolver(
+            _not_called,
+            chunking=chunking,
+            header=config.header,
+            clock=lambda: self._now,
+            seal=claim_check(config)._current().seal,
+        )
 
     def run(self, results: Generator[tuple[object, Buffer | None, Outcome]]) -> Generator[tuple[object, None, Outcome]]:
         """Replace chunks by payloads.
@@ -171,7 +189,10 @@ class _Reassembly:
         with closing(results):
             for position, (key, message, outcome) in enumerate(results):
                 if isinstance(outcome, ChunkError) and message is not None:
-                    yield from self._ended(self._resolver.feed(self._partition, position, message, handle=key))
+                    fed = self._resolver.feed(
+                        self._partition, position, message, handle=key, destination=self._destination
+                    )
+                    yield from self._ended(fed)
                 else:
                     yield key, None, outcome
         self._now = 2.0

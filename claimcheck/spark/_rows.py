@@ -24,6 +24,7 @@ from claimcheck.spark._fetching import (
     payload_size,
 )
 from claimcheck.spark._metrics import Metrics, Tally, check_metrics, store_of
+from claimcheck.spark._origin import Origin
 from claimcheck.spark._worker import adaptive_concurrency, claim_check
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ def reject_oversized(message: Buffer, pointer: Pointer) -> None:
 class Reading:
     """The options for reading payloads; see `claimcheck.spark.resolve`. Pickled and sent to the workers.
 
+    ``origin`` describes where the rows of a DataFrame were read from.
+
     Raises:
         ConfigError: An option is invalid.
     """
@@ -137,6 +140,7 @@ class Reading:
     on_error: OnError = "fail"
     dead_letter: Callable[[DeadLetter], object] | None = None
     metrics: Metrics | None = None
+    origin: Origin = field(default_factory=Origin)
 
     def __post_init__(self) -> None:
         check_value("on_error", self.on_error, OnError)
@@ -188,6 +192,7 @@ class Reading:
             max_inflight_bytes=self.max_inflight_bytes,
             instead=instead,
             waited=tally.close,
+            read_from=lambda row: self.origin.read_from(row.batch, row.number),
         )
         return results if self.metrics is None else _counted(results, tally, cc)
 
@@ -211,7 +216,10 @@ def _counted(
             if isinstance(outcome, Exception):
                 tally.row(0, error=type(outcome).__name__)
             else:
-                tally.row(payload_size(outcome), store=store_of(None if message is None else cc.pointer(message)))
+                tally.row(
+                    payload_size(outcome),
+                    store=store_of(None if message is None else cc._pointer_from_anywhere(message)),
+                )
             yield row, message, outcome
 
 

@@ -11,13 +11,16 @@ from claimcheck._garbage import same_slug
 from claimcheck._pointer import slug
 from claimcheck._validation import did_you_mean, fail
 from claimcheck.errors import ConfigError
+from claimcheck.spark._consumed import ADMIN, Places, admin_settings, kafka_places, local_places, pulsar_places
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from claimcheck.spark.sources._pulsar.connection import Connection
 
 __all__ = ["WholeTopics"]
 
-_PLACE = "concat('topic ', topic, ', partition ', `partition`) AS place"
+_PLACE = "concat('topic ', topic, ', partition ', `partition`) AS place"  # see `_unread`
 _SLUG_CHARACTERS = 64
 
 
@@ -73,11 +76,15 @@ class WholeTopics:
         form: The name of the source.
         options: Its options, without the topics and without those that this class sets.
         names: The topics, as producers name them.
+        path: How errors name it.
+        admin: Settings of librdkafka to look at the groups of Kafka with; ``None`` if there are none.
     """
 
     form: str
     options: Mapping[str, str] = field(repr=False)
     names: tuple[str, ...]
+    path: str
+    admin: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, path: str) -> WholeTopics:
@@ -96,7 +103,9 @@ class WholeTopics:
         kind = _KINDS.get(form)
         if kind is None:
             fail(f"{path}.format", found=repr(given.get("format")), expected=f"one of {', '.join(_KINDS)}")
-        options = {name: _text(value) for name, value in given.items() if name != "format"}
+        admin = given.get(ADMIN) if form == "kafka" else None
+        own = ("format",) if admin is None else ("format", ADMIN)
+        options = {name: _text(value) for name, value in given.items() if name not in own}
         named = _option(options, kind.topic)
         names = [name.strip() for name in (named or "").split(",")]
         if not all(names):
@@ -106,16 +115,36 @@ class WholeTopics:
             _check_file(others, path)
         if form == "claimcheck_pulsar":
             names = _pulsar_names(names, others, path)
-        return cls(form, others, tuple(names))
+        return cls(form, others, tuple(names), path, admin)
 
-    def read(self, spark: SparkSession) -> list[DataFrame]:
-        """Return all messages up to where the topics end now, in the columns value, place and position."""
+    def read(self, spark: SparkSession, consumed: Places) -> list[DataFrame]:
+        """Return all messages up to where the topics end now, in the columns value, place and position.
+
+        Args:
+            spark: The session.
+            consumed: The value of messages below these positions is null.
+        """
         kind = _KINDS[self.form]
         return [
             spark.read.format(self.form).options(**{**self.options, **kind.fixed, **chosen}).load()
             .selectExpr("value", _PLACE, f"{kind.position} AS position")
+            .withColumn("value", _unread(consumed))
             for chosen in self._chosen()
         ]  # fmt: skip
+
+    def consumed(self) -> Places:
+        """Return the position of each partition below which every group has read everything, as the broker says now.
+
+        Raises:
+            ConfigError: The settings that the broker's client needs are missing or invalid.
+            TransportError: The broker did not answer, or not all groups can be seen.
+        """
+        if self.form == "kafka":
+            path = f"{self.path}.{ADMIN}"
+            return kafka_places(admin_settings(self.admin, self.options, path=path), self.names, path=path)
+        if self.form == "claimcheck_pulsar":
+            return pulsar_places(self._connection(), self.names)
+        return local_places(self._option("path") or "", self.names)
 
     def prepare(self, spark: SparkSession, named: Iterable[WholeTopics]) -> None:
         """Register the source, and check the topics against the others of the broker.
@@ -151,15 +180,30 @@ class WholeTopics:
 
             with LocalBroker(self._option("path") or "") as broker:
                 return broker.topics()
-        from claimcheck.spark.sources._options import parse
         from claimcheck.spark.sources._pulsar.client import similar_topics
+
+        return similar_topics(self._connection(), self.names)
+
+    def _connection(self) -> Connection:
+        from claimcheck.spark.sources._options import parse
         from claimcheck.spark.sources._pulsar.connection import CONNECTION_OPTIONS, Connection
 
         given = {name: value for name in CONNECTION_OPTIONS if (value := self._option(name)) is not None}
-        return similar_topics(Connection.of(parse(given, CONNECTION_OPTIONS), timeout_seconds=60.0), self.names)
+        return Connection.of(parse(given, CONNECTION_OPTIONS), timeout_seconds=60.0)
 
     def _option(self, name: str) -> str | None:
         return _option(self.options, name)
+
+
+def _unread(consumed: Places) -> Column:
+    """Return the value of a message, or null if it is below the position of its partition."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everywhere
+
+    pairs = [(f"topic {topic}, partition {number}", at) for (topic, number), at in consumed.items() if at > 0]
+    if not pairs:
+        return F.col("value")
+    floors = F.create_map(*(F.lit(each) for pair in pairs for each in pair))
+    return F.when(F.coalesce(F.col("position") < floors[F.col("place")], F.lit(False)), None).otherwise(F.col("value"))
 
 
 def _text(value: object) -> str:

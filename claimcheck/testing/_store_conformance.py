@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from claimcheck._digest import digest_of
 from claimcheck._pointer import Pointer, decode, encode
 from claimcheck._registry import check_store
 from claimcheck._store import Store
@@ -91,6 +92,26 @@ class StoreConformance(LifetimeConformance, ScanConformance):
         assert pointer.expires_ms == (None if ttl is None else int(_NOW * 1000) + int(ttl * 1000))
         assert open_store().read(again) == b"payload"
         assert len(encode(pointer)) < 1024
+
+    @pytest.mark.parametrize("algorithm", ["sha256", "xxh3-128"])
+    def test_other_checksums_than_crc32(self, open_store: OpenStore, store: Store, algorithm: str) -> None:
+        """Payloads are verified by the algorithm that their pointer names, whatever the store itself would use."""
+        if algorithm == "xxh3-128":
+            pytest.importorskip("xxhash")
+        expected, writer = payloads.content(2 * (store.segment_bytes or MIB) + 4 * MIB), open_store(checksum=algorithm)
+
+        pointer = writer.write(expected)
+        small = writer.write(payloads.Unseekable(io.BytesIO(b"small")))
+
+        assert (pointer.checksum, small.checksum) == (
+            digest_of(expected, algorithm=algorithm),
+            digest_of(b"small", algorithm=algorithm),
+        )
+        assert store.read(pointer) == read_in_pieces(store, pointer) == expected
+        assert store.read(small) == b"small"
+        self.damage(small, b"smalL")
+        with pytest.raises(IntegrityError, match="checksum"):
+            store.read(small)
 
     def test_caller_may_reuse_the_buffer(self, store: Store) -> None:
         """Changing the buffer after the write does not change the stored payload."""

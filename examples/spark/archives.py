@@ -20,6 +20,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import pyarrow.parquet as parquet
 from brokers import arguments_of, config_of, create, send, session, topic_of
 
 import claimcheck
@@ -81,15 +82,13 @@ def main(arguments: argparse.Namespace, work: Path) -> None:
     print(f"killed after {done} micro-batches")
     assert start(topic.name, work).wait() == 0
 
-    spark = session(arguments)
-    rows = spark.read.parquet(str(work / "found")).collect()
-    for row in sorted(rows, key=lambda row: -row.unpacked)[:5]:
-        print(f"{row.entries:>6,} entries, {row.unpacked:>12,} bytes unpacked  {row['name']}")
-    found = {(row["name"], row.entries) for row in rows}
+    rows = parquet.read_table(work / "found").to_pylist()
+    for row in sorted(rows, key=lambda row: -row["unpacked"])[:5]:
+        print(f"{row['entries']:>6,} entries, {row['unpacked']:>12,} bytes unpacked  {row['name']}")
+    found = {(row["name"], row["entries"]) for row in rows}
     assert found == {(path.name, count(path)) for path in files}
     assert len(rows) == len(files)
     print(f"{len(rows)} archives of {sum(path.stat().st_size for path in files):,} bytes, each exactly once")
-    spark.stop()
 
 
 def count(path: Path) -> int:

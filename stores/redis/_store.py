@@ -56,7 +56,11 @@ _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
     ("RedisClusterException", StoreUnavailableError),  # no node of a cluster answers
 )
 
-_REPLACE_START = "return redis.call('EXISTS', KEYS[1]) == 1 and redis.call('SETRANGE', KEYS[1], 0, ARGV[1])"
+_REPLACE_START = """
+local size = redis.call('STRLEN', KEYS[1])
+if size >= #ARGV[1] then redis.call('SETRANGE', KEYS[1], 0, ARGV[1]) end
+return size
+"""
 
 
 def _is_url(url: str) -> bool:
@@ -240,8 +244,12 @@ class RedisStore(Store):
 
     def _replace_start(self, pointer: Pointer, start: bytes) -> None:
         """Replace the beginning of the first segment in one command, which keeps its expiry."""
-        if not self._server.client.eval(_REPLACE_START, 1, segment_key(pointer, 0), start):
+        size = self._server.client.eval(_REPLACE_START, 1, segment_key(pointer, 0), start)
+        if not size:
             raise self.missing(pointer)
+        if size < len(start):
+            text = f"the first segment of {pointer.key!r} is shorter than what it begins with ({len(start)} bytes)"
+            raise StoreError(f"store {self.name!r}: {text}", store=self.name, key=pointer.key)
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
         """List payloads by their first segments, without counting the others: their size is known only if it is one."""

@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # at the end: what is installed wins
 
 from tests.benchmarks import (
+    content_rows,
     file_rows,
     integrity_rows,
     kafka_rows,
@@ -45,6 +46,7 @@ GROUPS: dict[str, Callable[[Effort], list[Step]]] = {
     "s3": s3_rows.steps,
     "file": file_rows.steps,
     "integrity": integrity_rows.steps,
+    "content": content_rows.steps,
     "memory": memory_rows.steps,
     "path": path_rows.steps,
     "pulsar": pulsar_rows.steps,

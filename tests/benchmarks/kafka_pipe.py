@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import claimcheck
+from claimcheck._compare._kafka import FETCH_BYTES
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
 
 WAIT_SECONDS = 60.0
 _WHOLE = {"message.max.bytes": KAFKA_MAX_MESSAGE_BYTES}
 # One payload at a time: nobody waits for company, and a partition's chunks are fetched several at once.
-_LARGE_SENT, _LARGE_READ = {"linger.ms": 0}, {"max.partition.fetch.bytes": 16 << 20}
+_LARGE_SENT, _LARGE_READ = {"linger.ms": 0}, {"max.partition.fetch.bytes": FETCH_BYTES}
 _READ_WHOLE = {**_WHOLE, "receive.message.max.bytes": KAFKA_MAX_MESSAGE_BYTES + (1 << 20)}
 # What the consumer of the round before asked for is answered soon, not when a record comes; else the next would wait.
 _READ = {"fetch.wait.max.ms": 10, "enable.auto.commit": False, "enable.auto.offset.store": False}

@@ -30,8 +30,8 @@ _BROKER = "nine tenths of the time is waiting for the broker's answers; 0.80 to 
 _COPIES = "the client copies each record, in 3 to 20 us; in rounds of 800 native differed from native by up to 4 us"
 _SENDFILE = "to read 20 MiB from Redis alone took 11 ms, nearly what a whole record took from the broker, 13 ms"
 _ONE_EACH = (
-    "by default a fetch brings 1 MiB, so each chunk is a round trip (16 MiB in max.partition.fetch.bytes made 0.63 of "
-    "0.35 at 20 MiB, in one run); then the chunks are joined"
+    "each chunk is a record of its own for the client and the wrapper, and then the chunks are joined: twice the CPU "
+    "of a whole record"
 )
 
 _OUT_OF_SPARK = "taking values out of Spark and dropping them was no more than 3.7 times as fast as that UDF"

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from claimcheck import Store
-from claimcheck._payload import crc32_of
+from claimcheck._digest import digest_of
 from claimcheck._pointer import Pointer
 from tests.benchmarks.lab import BUCKET, REGION, Lab, stored
 from tests.benchmarks.redis_rows import OURS
@@ -141,7 +141,7 @@ def patterned(lab: Lab, store: Store, size: int) -> Iterator[Pointer]:
     raw.put(bytes(size))
     raw.get_into(memoryview(room))
     with stored(store, bytes(size)) as pointer:
-        yield replace(pointer, checksum=crc32_of(room))
+        yield replace(pointer, checksum=digest_of(room))
 
 
 def _for_all(threads: ThreadPoolExecutor, work: Callable[[int], Any]) -> list[Any]:

@@ -4,7 +4,8 @@
     python tests/benchmarks/sweep.py redis 100000 redis://localhost:6379/0
     python tests/benchmarks/sweep.py s3 10000 http://localhost:9000
 
-The payloads are made without the store, in the layout of its keys; one in ten is not expired and has to stay.
+The payloads are made without the store, in the layout of its keys; one in ten is not expired and has to stay. For a
+folder, the same files are also deleted by a loop of `os.scandir` and `os.unlink` and by ``rm -rf``, for comparison.
 """
 
 from __future__ import annotations
@@ -70,6 +71,32 @@ def fill_bucket(store: Any, count: int, bucket: str) -> None:
         list(threads.map(lambda key: client.put_object(Bucket=bucket, Key=key, Body=PAYLOAD), keys(store, count)))
 
 
+def compare(store: Any, count: int, folder: str) -> None:
+    """Delete the same files as the sweep does, by the least that Python needs, and all of them by a program in C."""
+    loop = "import sys, {0}; {0}.unlink_old(sys.argv[1], sys.argv[2])".format(Path(__file__).stem)
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    for name, command in (
+        ("bare loop", [sys.executable, "-c", loop, folder, today]),
+        ("rm -rf", ["rm", "-rf", folder]),
+    ):
+        fill_folder(store, count, folder)
+        before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        subprocess.run(command, check=True, cwd=Path(__file__).parent)
+        seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = sum(getattr(after, each) - getattr(before, each) for each in ("ru_utime", "ru_stime"))
+        print(f"{name}: {seconds:.1f} s, {cpu:.1f} s of CPU", flush=True)
+        subprocess.run(["rm", "-rf", folder], check=True)
+        os.mkdir(folder)
+
+
+def unlink_old(folder: str, today: str) -> None:
+    """Delete all files in folders of other days."""
+    for day in os.scandir(folder):
+        for part in os.scandir(day) if day.name != today else ():
+            for file in os.scandir(part):
+                os.unlink(file.path)
+
+
 def clear(options: dict[str, Any], store: Any) -> None:
     """Delete what stays, and a bucket."""
     store.delete(store.scan())
@@ -90,6 +117,8 @@ def main(kind: str, count: int, address: str = "") -> None:
         }
         options, fill, where = place[kind]
         store = build_store(StoreConfig(kind, {**options, "ttl_seconds": DAY}), path="stores.swept")
+        if kind == "filesystem":
+            compare(store, count, folder)
         begin = time.perf_counter()
         fill(store, count, where)
         print(f"{kind}: {count:,} payloads made in {time.perf_counter() - begin:.1f} s", flush=True)

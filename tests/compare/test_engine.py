@@ -603,7 +603,8 @@ def test_a_wrong_price_file_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_broker_that_is_not_there_is_one_line(tmp_path):
+def test_a_broker_that_is_not_there_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("claimcheck._compare._kafka._SECONDS", 0.5)
     result = CliRunner().invoke(commands, ["compare", "--kafka", "localhost:1"])
 
     assert result.exit_code == 1

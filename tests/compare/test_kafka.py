@@ -9,6 +9,7 @@ import pytest
 from claimcheck._compare import _kafka
 from claimcheck._compare._broker import BrokerAddress, TopicSettings
 from claimcheck._compare._model import MODES, CompareError, NotMeasuredError
+from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
 from tests.compare import broker_checks as checks
 from tests.compare.rig import lab_on
 from tests.real.process import wait_until
@@ -115,6 +116,13 @@ def test_the_group_waits_as_long_as_requested_for_a_dead_member(lab, broker):
 def test_a_limit_that_the_broker_cannot_have(lab, broker):
     with pytest.raises(NotMeasuredError, match=r"socket.request.max.bytes"):
         broker.create_topic(f"claimcheck-compare-{uuid.uuid4().hex}", TopicSettings(max_message_bytes=200 << 20))
+
+
+def test_a_consumer_fetches_several_chunks_at_once_unless_the_user_says_otherwise():
+    user = {"bootstrap.servers": "127.0.0.1:1", "max.partition.fetch.bytes": "1048576"}
+
+    assert _kafka.consumer_conf({}, "g")["max.partition.fetch.bytes"] > 3 * MAX_MESSAGE_BYTES
+    assert user.items() <= _kafka.consumer_conf(user, "g").items()
 
 
 def test_no_broker(monkeypatch):

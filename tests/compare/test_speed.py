@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,8 @@ from claimcheck._compare._lab import Lab
 from claimcheck._compare._memory import Peak
 from claimcheck._compare._model import CompareError, Mode
 from claimcheck._compare._payloads import MIN_BYTES, Payloads, number_of, representative
-from claimcheck._compare._process import Report, Role, Worker
-from claimcheck._compare._speed import Samples, amount
+from claimcheck._compare._process import Delivered, Report, Role, Worker
+from claimcheck._compare._speed import Samples, amount, is_steady
 from claimcheck._compare._stats import interval, median_point, percentile
 from tests.compare.rig import KIB, MIB, embedded, lab_on
 
@@ -132,6 +133,52 @@ def test_a_failed_send_ends_the_experiment(lab):
 )
 def test_a_round_takes_neither_too_long_nor_too_many_bytes(size, seconds, count):
     assert amount(size, seconds) == count
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steady"),
+    [
+        ([1.0] * 7, False),  # too few to tell
+        ([1.0] * 8, True),
+        ([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.5, 0.5], False),
+        ([9.0, 0.8, 0.7, 0.6, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], True),  # only the last eight count
+        ([1.0, 1.0, 1.0, 1.0, 0.95, 0.2, 0.95, 0.95], True),  # one fast round is noise
+    ],
+)
+def test_rounds_are_steady_when_they_become_no_faster(seconds, steady):
+    assert is_steady(seconds) is steady
+
+
+class WarmingPair:
+    """A producer and a consumer of a broker that takes 20 rounds to reach its full speed."""
+
+    mode, topic = "chunking", "t"
+
+    def __init__(self) -> None:
+        self.producer = self.consumer = self
+        self.sent = self.received = self.rounds = 0
+        self.delivered = [Delivered(0, MB, correct=True, partition=0, position=0)]
+
+    def send(self, size: int, first: int, count: int, **_: Any) -> Report:
+        assert first == self.sent
+        self.sent, self.rounds = first + count, self.rounds + 1
+        return report(size, count, count * max(0.05, 0.5 - 0.0225 * self.rounds))
+
+    def receive(self, count: int, **_: Any) -> Report:
+        self.delivered = self.delivered[:1] * count
+        self.received += count
+        return report(MB, count, 1)
+
+
+def test_the_first_measured_round_is_as_fast_as_the_broker_can_be(lab, monkeypatch):
+    """A new Java broker becomes twice as fast during the first gigabyte; this must not count against chunks."""
+    pair = WarmingPair()
+    monkeypatch.setattr(Lab, "pairs", lambda *_, **modes: contextlib.nullcontext([pair]))
+
+    _speed.warm_up(lab, 10 * MB)
+
+    assert 20 <= pair.rounds <= 32
+    assert pair.received == pair.sent
 
 
 # Memory --------------------------------------------------------------------------------------------------------

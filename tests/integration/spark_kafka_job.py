@@ -1,9 +1,10 @@
 """Spark's own Kafka source and sink, in a process of its own: jars are chosen before Java starts, and it may be killed.
 
-    python spark_kafka_job.py batch | sink | stream | garbage
+    python spark_kafka_job.py CONF
 
-Reads JSON from its standard input: ``conf`` for Spark, ``kafka`` for its source and sink, the ``topic``, the ``config``
-of claimcheck; and see each job. What it prints last is JSON.
+CONF is JSON, for Spark. Each line of standard input is a job as JSON: ``job`` (``batch``, ``sink``, ``stream`` or
+``garbage``), ``kafka`` for Spark's source and sink, the ``topic``, the ``config`` of claimcheck; and see each job. The
+result of each job is printed as one line of JSON.
 """
 
 from __future__ import annotations
@@ -23,14 +24,10 @@ from pyspark.sql import DataFrame, SparkSession  # noqa: E402 - a Java is needed
 
 
 class Job:
-    """One session."""
+    """One job of a session."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        builder = SparkSession.builder.master("local[2]").appName("kafka")
-        for name, value in given["conf"].items():
-            builder = builder.config(name, value)
-        self.spark = builder.getOrCreate()
-        self.spark.sparkContext.setLogLevel("OFF")
+    def __init__(self, spark: SparkSession, given: dict[str, Any]) -> None:
+        self.spark = spark
         self.given = given
 
     def batch(self) -> list[dict[str, Any]]:
@@ -70,7 +67,8 @@ class Job:
         from claimcheck.spark import collect_garbage
 
         topics = [{"format": "kafka", **self.given["kafka"], "subscribe": name} for name in self.given["topics"]]
-        with collect_garbage(self.spark, config=self.given["config"], topics=topics, dry_run=False) as report:
+        options = {"config": self.given["config"], "topics": topics, "consumed": self.given.get("consumed", False)}
+        with collect_garbage(self.spark, **options, dry_run=False) as report:
             assert report.deletion is not None
             return {"pointers": report.pointers, **asdict(report.deletion)}
 
@@ -96,11 +94,20 @@ def _told(df: DataFrame) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["partition"], row["offset"]))
 
 
-def main(name: str) -> None:
-    job = Job(json.load(sys.stdin))
-    found = getattr(job, name)()
-    job.spark.stop()
-    print(json.dumps(found))
+def session(conf: dict[str, str]) -> SparkSession:
+    builder = SparkSession.builder.master("local[2]").appName("kafka")
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def main(conf: str) -> None:
+    spark = session(json.loads(conf))
+    for line in sys.stdin:
+        given = json.loads(line)
+        print(json.dumps(getattr(Job(spark, given), given["job"])()), flush=True)
 
 
 if __name__ == "__main__":

@@ -51,11 +51,11 @@ def test_a_stored_payload_lives_longer(lab, redis_url):
     consumer.subscribe([f"{lab.topic}.dlq"])
     (record,) = receive(consumer, 1)
     consumer.close()
-    pointer = cc.pointer(record.value())
+    pointer = cc.pointer(record.value(), destination=lab.topic)
     assert pointer.expires_ms - pointer.created_ms > 3_500_000
     with redis.Redis.from_url(redis_url) as server:
         assert all(server.pttl(f"{pointer.key}-{i}") > 3_500_000 for i in range(pointer.segments))
-    assert cc.resolve(record.value()) == payload
+    assert cc.resolve(record.value(), destination=lab.topic) == payload
     about = dict(record.headers())
     assert (record.key(), about["a"], about["dead-letter-reason"]) == (b"k", b"b", b"no sense in it")
     assert (about["dead-letter-topic"], about["dead-letter-partition"], about["dead-letter-offset"]) == (

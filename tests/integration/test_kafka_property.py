@@ -42,6 +42,7 @@ def test_each_payload_comes_once_wherever_consumers_die(lab, log, sessions, most
     group, found = f"group-{lab.topic}", []
     for wanted in [*sessions, len(records)]:
         consumer = lab.consumer(group=group, cc=cc, wrap={"max_redeliveries": 20}, subscribe=False)
+        consumer._native.list_topics(lab.topic)  # else the client waits a second for the metadata of an assigned topic
         consumer.assign([kafka.TopicPartition(lab.topic, 0)])
         left = len(payloads) + plain_twice - len(found)
         messages = receive(consumer, min(wanted, left), 10) if left else receive(consumer, 1, 0.2)

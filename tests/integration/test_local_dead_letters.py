@@ -50,15 +50,15 @@ def letter_of(broker):
 def test_the_payload_of_a_dead_letter_lives_longer(broker, configure):
     cc = configure(dead_letter_ttl_seconds=3600, signing=KEY)
     consumer, message = send_and_receive(broker, cc)
-    before = cc.pointer(broker.fetch("orders", 0, 0, 1)[0].value)
+    before = cc.pointer(broker.fetch("orders", 0, 0, 1)[0].value, destination="orders")
 
     consumer.dead_letter(message, reason="no sense in it")
 
     letter = letter_of(broker)
-    pointer = cc.pointer(letter.value)  # which verifies the new signature
+    pointer = cc.pointer(letter.value, destination="orders")  # which verifies the new signature
     assert pointer.expires_ms >= before.expires_ms + HOUR_MS - 61_000
     cc.store("disk").rollback(before)
-    assert cc.resolve(letter.value) == BIG
+    assert cc.resolve(letter.value, destination="orders") == BIG
     assert (letter.key, dict(letter.headers)["a"]) == (b"k", b"b")
     assert dict(letter.headers)["dead-letter-reason"] == b"no sense in it"
 
@@ -122,7 +122,7 @@ def test_a_consumer_that_cannot_sign_leaves_the_message_unchanged(broker, config
 
     consumer.dead_letter(consumer.receive(timeout=0))
 
-    assert reader.resolve(letter_of(broker).value) == BIG
+    assert reader.resolve(letter_of(broker).value, destination="orders") == BIG
     assert "signing.key_id is not set" in caplog.text
     assert len([path for path in (tmp_path / "store").rglob("*") if path.is_file()]) == 1
 

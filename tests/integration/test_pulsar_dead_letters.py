@@ -108,11 +108,11 @@ class TestDeadLetters:
 
         native = rig_on(lab, f"{lab.topic}-dlq").subscribe().receive(5000)
 
-        pointer = cc.pointer(native.data())
+        pointer = cc.pointer(native.data(), destination=lab.topic)
         assert pointer.expires_ms - pointer.created_ms > 3_500_000
         with redis.Redis.from_url(redis_url) as server:
             assert all(server.pttl(f"{pointer.key}-{i}") > 3_500_000 for i in range(pointer.segments))
-        assert cc.resolve(native.data()) == payload
+        assert cc.resolve(native.data(), destination=lab.topic) == payload
         assert (native.properties()["a"], native.partition_key()) == ("b", "k")
         cc.store("m").rollback(pointer)
 

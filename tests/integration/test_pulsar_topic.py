@@ -6,7 +6,7 @@ from dataclasses import replace
 import pulsar
 import pytest
 
-from claimcheck._payload import crc32_of
+from claimcheck._digest import digest_of
 from claimcheck._pointer import Pointer
 from claimcheck.errors import ConfigError, IntegrityError, PayloadNotFoundError, PointerRejectedError, StoreError
 from claimcheck.stores.pulsar_topic import PulsarTopicStore
@@ -107,7 +107,7 @@ class TestWhatLiesThere:
 
         def at(place, payload, **facts):
             key = f"_-k@-1.{place.ledger_id()}.{place.entry_id()}"
-            return replace(written, key=key, size=len(payload), segment_bytes=10, checksum=crc32_of(payload), **facts)
+            return replace(written, key=key, size=len(payload), segment_bytes=10, checksum=digest_of(payload), **facts)
 
         return at
 
@@ -151,7 +151,7 @@ class TestWhatLiesThere:
 
 def _of_two_chunks(first, payload):
     place = f"-1.{first.ledger_id()}.{first.entry_id()}"
-    return Pointer(key=f"_-k@{place}", size=20, segments=2, segment_bytes=10, checksum=crc32_of(payload))
+    return Pointer(key=f"_-k@{place}", size=20, segments=2, segment_bytes=10, checksum=digest_of(payload))
 
 
 class TestForgedPointers:

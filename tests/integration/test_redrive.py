@@ -320,6 +320,17 @@ def test_wrong_usage(invoke, arguments, text):
     assert text in result.stderr
 
 
+def test_a_file_that_is_no_broker_is_refused_and_stays_as_it_is(invoke, tmp_path):
+    """SQLite would make a broker of an empty file."""
+    empty = tmp_path / "empty"
+    empty.touch()
+
+    result = invoke("--local", str(empty), "--yes")
+
+    assert (result.exit_code, result.stdout, empty.stat().st_size) == (3, "", 0)
+    assert "empty is not the file of an embedded broker: check its name" in result.stderr
+
+
 @pytest.mark.parametrize("option", ["--from", "--to"])
 def test_a_topic_that_does_not_exist(invoke, option):
     result = invoke(option, "nowhere", "--yes")

@@ -13,9 +13,10 @@ from tests.integration.pulsar_rig import rig_on
 
 @pytest.fixture
 def configuration(redis_url, topic, tmp_path):
-    """The configuration of the command, with a prefix of its own in Redis."""
+    """The configuration of the command, with a prefix of its own in Redis; all messages are signed."""
+    signing = {"key_id": "k1", "keys": {"k1": "a secret of ours"}, "max_age_seconds": 3600}
     stores = {"hot": {"type": "redis", "url": redis_url, "ttl_seconds": 60, "key_prefix": f"{topic}:"}}
-    return {"strategy": "hybrid", "hybrid": {"chunk_below_bytes": 50_000}, "stores": stores}
+    return {"strategy": "hybrid", "hybrid": {"chunk_below_bytes": 50_000}, "stores": stores, "signing": signing}
 
 
 @pytest.fixture

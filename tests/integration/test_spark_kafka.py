@@ -54,53 +54,82 @@ def python_path(tmp_path_factory) -> str:
     return str(staged(tmp_path_factory.mktemp("staged")).parent)
 
 
-@pytest.fixture
-def start(lab, config, spark_kafka_jars, python_path, tmp_path):
-    """Start a job of spark_kafka_job.py in a group of processes of its own."""
+@pytest.fixture(scope="module")
+def start(spark_kafka_jars, python_path, tmp_path_factory):
+    """Start spark_kafka_job.py, which runs jobs one after the other, in a group of processes of its own."""
+    folder = tmp_path_factory.mktemp("jobs")
+    env = {**os.environ, "PYTHONPATH": python_path}
     conf = {"spark.jars": spark_kafka_jars, "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}
     conf |= {"spark.sql.shuffle.partitions": "2", "spark.executorEnv.PYTHONPATH": python_path}
-    given = {"conf": conf, "kafka": {"kafka.bootstrap.servers": lab.servers["bootstrap.servers"]}, "config": config}
-    env = {**os.environ, "PYTHONPATH": python_path}
 
     @contextlib.contextmanager
-    def start(name: str, **more: object) -> Iterator[subprocess.Popen[str]]:
-        with (tmp_path / "log").open("a+") as log:
+    def start() -> Iterator[Jobs]:
+        with (folder / "log").open("a+") as log:
             process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), name],
-                env=env, cwd=tmp_path, text=True, start_new_session=True,
+                [sys.executable, str(PROGRAM), json.dumps(conf)],
+                env=env, cwd=folder, text=True, start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
             )  # fmt: skip
+            jobs = Jobs(process, folder / "log")
             try:
-                assert process.stdin is not None
-                process.stdin.write(json.dumps(given | {"topic": lab.topic} | more))
-                process.stdin.close()
-                yield process
+                yield jobs
             finally:
-                end(process)
+                jobs.kill()
 
     return start
 
 
+@pytest.fixture(scope="module")
+def jobs(start) -> Iterator[Jobs]:
+    """One session for all jobs that are not killed."""
+    with start() as jobs:
+        yield jobs
+
+
 @pytest.fixture
-def run(start, tmp_path):
-    """Run such a job to its end, and give what it found."""
+def given(lab, config) -> dict[str, Any]:
+    """What every job is told."""
+    servers = {"kafka.bootstrap.servers": lab.servers["bootstrap.servers"]}
+    return {"kafka": servers, "config": config, "topic": lab.topic}
+
+
+@pytest.fixture
+def run(jobs, given):
+    """Run a job to its end, and return what it found."""
 
     def run(name: str, **more: object) -> Any:
-        with start(name, **more) as process:
-            said = process.stdout.read()
-            assert process.wait(60) == 0, (tmp_path / "log").read_text()[-4000:]
-        return json.loads(said.splitlines()[-1])
+        jobs.begin(given | {"job": name} | more)
+        return json.loads(jobs.line())
 
     return run
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    """Kill it and its Java at once, as a power cut does."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+class Jobs:
+    """A process of spark_kafka_job.py."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self._process, self._log = process, log
+
+    def begin(self, job: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+
+    def line(self) -> str:
+        """Wait for the next line of its output."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, self._log.read_text()[-4000:]
+        return line
+
+    def kill(self) -> None:
+        """Kill it and its Java at once, as a power cut does."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
 
 
 def send(lab: Rig, cc: claimcheck.ClaimCheck, payloads: list[bytes | None], start: int = 0) -> None:
@@ -147,7 +176,7 @@ def test_what_producers_send_is_what_spark_reads(lab, cc, run, tmp_path):
     assert rows[6]["error"]["store"] == "disk"
 
 
-def test_a_stream_whose_driver_is_killed_goes_on_where_it_was(lab, cc, start, run, tmp_path):
+def test_a_stream_whose_driver_is_killed_goes_on_where_it_was(lab, cc, given, start, run, tmp_path):
     """At least once for a batch, and exactly the same rows under its id, though the topic has grown meanwhile."""
     payloads = [content(LIMIT + n if n % 3 else 40, n) for n in range(40)]
     send(lab, cc, payloads[:30])
@@ -155,9 +184,9 @@ def test_a_stream_whose_driver_is_killed_goes_on_where_it_was(lab, cc, start, ru
     target.mkdir()
     told = {"target": str(target), "checkpoint": str(tmp_path / "checkpoint"), "rows_per_batch": 7}
 
-    with start("stream", **told, run=1, stop_in=2) as process:
-        assert process.stdout.readline() == "stopped\n", (tmp_path / "log").read_text()[-4000:]
-        end(process)
+    with start() as jobs:
+        jobs.begin(given | told | {"job": "stream", "run": 1, "stop_in": 2})
+        assert jobs.line() == "stopped\n"
     send(lab, cc, payloads[30:], start=30)
     run("stream", **told, run=2, stop_in=None)
 
@@ -185,7 +214,10 @@ def test_what_spark_sends_is_what_consumers_read(lab, cc, run):
 
 
 def test_garbage_in_redis(lab, run, redis_url):
-    """A message of an open transaction, and one of a topic with a similar name, keep their payloads, too."""
+    """A message of an open transaction, and one of a topic with a similar name, keep their payloads, too.
+
+    With ``consumed``, those that every group has read do not.
+    """
     prefix, day = f"{lab.topic}:", 86_400
     stores = {"hot": {"type": "redis", "url": redis_url, "key_prefix": prefix, "ttl_seconds": 30 * day}}
     config = {"strategy": "external", "store": "hot", "stores": stores}
@@ -203,12 +235,18 @@ def test_garbage_in_redis(lab, run, redis_url):
         producer.produce(similar, cc.seal(kept[19]))
         producer.flush()
 
+        for group, offset in (("slow", 4), ("fast", 7)):
+            lab.group = f"{lab.topic}-{group}"
+            lab.commit(offset)  # of partition 0, which has every other message
+
         found = run("garbage", config=config, topics=[lab.topic, empty])
+        consumed = run("garbage", config=config, topics=[lab.topic, empty], consumed=True)
 
         producer.abort_transaction()
         left = {name.decode().removesuffix("-0") for name in client.scan_iter(f"{prefix}*", count=1000)}
         for pointer in kept:
             store.rollback(pointer)
     assert (found["pointers"], found["deleted"], found["failed"]) == (20, 20, 0)
-    assert left == {pointer.key for pointer in kept}
+    assert (consumed["pointers"], consumed["deleted"], consumed["failed"]) == (16, 4, 0)
+    assert left == {pointer.key for pointer in kept} - {pointer.key for pointer in kept[:8:2]}
     assert not left & {pointer.key for pointer in lost}

@@ -6,21 +6,22 @@ import time
 import pulsar
 
 from tests import servers
+from tests.spark.sources_child import read
 from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
 
 PULSAR = "claimcheck_pulsar"
 
 
-def test_a_driver_that_is_killed_begins_again_exactly(worker_env, spark_topic, tmp_path):
+def test_a_driver_that_is_killed_begins_again_exactly(worker_env, spark_sources, spark_topic, tmp_path):
     spark_topic.broker.create_partitioned(spark_topic.name, 3)
     spark_topic.send(range(100))
     spark_topic.send(range(100, 150), batched=True)
-    told = json.dumps(spark_topic.options(maxRowsPerTrigger=40))
+    told = spark_topic.options(maxRowsPerTrigger=40)
 
-    run_child(worker_env, "read", tmp_path, PULSAR, told, stop="before 1")
-    run_child(worker_env, "read", tmp_path, PULSAR, told, stop="after 2")
+    run_child(worker_env, "read", tmp_path, PULSAR, json.dumps(told), stop="before 1")
+    run_child(worker_env, "read", tmp_path, PULSAR, json.dumps(told), stop="after 2")
     spark_topic.send(range(150, 170), batched=True)
-    run_child(worker_env, "read", tmp_path, PULSAR, told)
+    read(stream(spark_sources, PULSAR, told), tmp_path)
 
     attempts = written(tmp_path)
     assert [len(attempts[number]) for number in (0, 1, 2)] == [1, 1, 2]  # written, killed, and written again

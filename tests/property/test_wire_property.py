@@ -81,7 +81,7 @@ READERS = [
     )
 ]
 GOOD = json.loads(pointers.encode(READERS[0].store("hot").write(b"payload"))[1:])
-fields = st.sampled_from([*GOOD, "segment_bytes", "codec", "key_id", "mac", "x"])
+fields = st.sampled_from([*GOOD, "segment_bytes", "codec", "destination", "key_id", "mac", "x"])
 hostile = st.sampled_from(
     ["NaN", "-Infinity", "1e400", "-0", "9" * 4300, "9" * 4301, "[" * 40, '{"a":' * 990, '"\\ud800"', '"a', "\\", "}"]
 )

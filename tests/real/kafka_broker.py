@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.real.certificates import make_certificate
-from tests.real.process import Location, Server, accepts_connections, running
+from tests.real.process import Location, Server, accepts_connections, java, running
 
 JARS = "CLAIMCHECK_TEST_KAFKA_JARS"
 """Variable that names the folder with the jars listed in tests/real/kafka.xml."""
@@ -57,7 +57,9 @@ listener.security.protocol.map=CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL
 sasl.enabled.mechanisms=PLAIN
 sasl.mechanism.inter.broker.protocol=PLAIN
 listener.name.sasl_ssl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
-  username="operator" password="{password}" user_operator="{password}";
+  username="operator" password="{password}" user_operator="{password}" user_reader="{password}";
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:operator;User:ANONYMOUS
 ssl.keystore.type=PEM
 ssl.keystore.location={folder}/server.pem
 ssl.truststore.type=PEM
@@ -87,8 +89,8 @@ def kafka(
     Args:
         max_message_bytes: Size limit of a record. Default: the broker's own, 1,048,588.
         heap: Value of ``java -Xmx``. Each record being written also takes its size outside of the heap.
-        password: Of the user ``operator``, with SASL PLAIN and TLS; the authority is in ``ca.crt`` in the server's
-            folder. Default: neither a password nor TLS.
+        password: Of the users ``operator``, who may do everything, and ``reader``, who needs ACLs; with SASL PLAIN and
+            TLS. The authority is in ``ca.crt`` in the server's folder. Default: neither passwords nor TLS.
     """
 
     def command(location: Location) -> list[str]:
@@ -119,4 +121,4 @@ def _format(configuration: Path) -> None:
 
 
 def _java(*arguments: str, heap: str = "512m") -> list[str]:
-    return ["java", f"-Xmx{heap}", "-cp", f"{os.environ[JARS]}/*", *arguments]
+    return [*java(), f"-Xmx{heap}", "-cp", f"{os.environ[JARS]}/*", *arguments]

@@ -18,9 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READY_WITHIN_SECONDS = 20.0
+JAVA_OPTIONS = "CLAIMCHECK_TEST_JAVA_OPTIONS"
+"""Variable with options for the Java of brokers."""
+
 # Below the ephemeral range, so that the port of a killed server is still free when it restarts.
 _PORTS = range(10_000, 32_768)
 _random = random.SystemRandom()  # Hypothesis seeds `random`, and parallel runs must not pick the same ports
+
+
+def java() -> list[str]:
+    """Return the beginning of a broker's command."""
+    return ["java", *os.environ.get(JAVA_OPTIONS, "").split()]
 
 
 class ServerError(RuntimeError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.real.process import Location, Server, free_ports, running, wait_until
+from tests.real.process import Location, Server, free_ports, java, running, wait_until
 
 JARS = "CLAIMCHECK_TEST_PULSAR_JARS"
 """Variable that names the folder with the jars listed in tests/real/pulsar.xml."""
@@ -159,7 +159,7 @@ def pulsar(
 def _command(folder: Path, bookie_port: int) -> list[str]:
     opened = [part for name in _OPENED for part in ("--add-opens", f"java.base/{name}=ALL-UNNAMED")]
     return [
-        "java", *opened, "--add-opens", "java.management/sun.management=ALL-UNNAMED",
+        *java(), *opened, "--add-opens", "java.management/sun.management=ALL-UNNAMED",
         "-Xmx512m", "-XX:MaxDirectMemorySize=768m",
         "-Dio.netty.tryReflectionSetAccessible=true", "-Djava.net.preferIPv4Stack=true",
         f"-Dbookkeeper.metadata.bookie.drivers={_METADATA}BookieDriver",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.real.certificates import make_certificate
-from tests.real.process import Location, accepts_connections, running
+from tests.real.process import Location, Server, accepts_connections, running
 
 ACCESS_KEY = "test"
 SECRET_KEY = "testsecret"
@@ -18,12 +18,21 @@ SECRET_KEY = "testsecret"
 
 @dataclass(frozen=True)
 class S3Server:
-    """Address and credentials of an S3 server."""
+    """Address and credentials of an S3 server.
+
+    Attributes:
+        endpoint_url: For clients.
+        access_key: Name of the account.
+        secret_key: Its password.
+        region: What clients sign requests for.
+        server: The process, if the tests started it. A test may kill and restart its own; its data survives.
+    """
 
     endpoint_url: str
     access_key: str = ACCESS_KEY
     secret_key: str = field(default=SECRET_KEY, repr=False)
     region: str = "us-east-1"
+    server: Server | None = None
 
 
 @contextlib.contextmanager
@@ -31,7 +40,7 @@ def s3() -> Iterator[S3Server]:
     """Run an S3 gateway over a temporary folder."""
     environment = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
     with running(_command, _answers, environment) as server:
-        yield S3Server(f"http://127.0.0.1:{server.port}")
+        yield S3Server(f"http://127.0.0.1:{server.port}", server=server)
 
 
 @contextlib.contextmanager

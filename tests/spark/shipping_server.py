@@ -29,6 +29,7 @@ def main(master: str) -> None:
         "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
         "spark.sql.shuffle.partitions": "2",
         "spark.task.maxFailures": "1",  # fail without retries
+        "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
     }
     builder = SparkSession.builder.master(master).appName("shipping-server")
     for name, value in conf.items():

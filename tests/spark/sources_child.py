@@ -35,7 +35,7 @@ def wait_at(place: str, wanted: str) -> None:
         time.sleep(600)
 
 
-def read(df: DataFrame, folder: Path, stop: str) -> None:
+def read(df: DataFrame, folder: Path, stop: str = "") -> None:
     """Write each attempt of a batch as one line to the batch's file."""
 
     def keep(batch, number):
@@ -50,7 +50,7 @@ def read(df: DataFrame, folder: Path, stop: str) -> None:
     query.trigger(availableNow=True).start().awaitTermination()
 
 
-def write(df: DataFrame, folder: Path, stop: str) -> None:
+def write(df: DataFrame, folder: Path, stop: str = "") -> None:
     """Copy to the topic ``copies``; stop as if killed between the commit of the sink and that of Spark."""
     query = df.writeStream.format("claimcheck_local").options(path=str(folder / "broker.sqlite"), topic="copies")
     query.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start().awaitTermination()

@@ -9,7 +9,7 @@ import claimcheck
 from claimcheck._envelope import HEADER
 from claimcheck.errors import MissingDependencyError, PointerRejectedError, StoreUnavailableError
 from claimcheck.spark import map_payloads, reassemble, resolve, resolver
-from claimcheck.spark._resolve import _ResolveStage
+from claimcheck.spark._resolve import ResolveStage
 from claimcheck.spark._rows import Reading
 from claimcheck.spark._worker import as_config
 
@@ -83,7 +83,7 @@ def run(config, messages):
         on_error="null",
     )
     batch = pa.RecordBatch.from_arrays([pa.array(messages, pa.binary())], names=["value"])
-    rows = [out.to_pydict() for out in _ResolveStage(reading, 0, ("value",))([batch])]
+    rows = [out.to_pydict() for out in ResolveStage(reading, 0, ("value",))([batch])]
     return [pair for found in rows for pair in zip(found["a0"], found["a1"], strict=True)]
 
 

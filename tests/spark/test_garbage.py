@@ -7,6 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from claimcheck.errors import ConfigError, ScanNotSupportedError, TransportError
 from claimcheck.spark import collect_garbage, delete_garbage
 from claimcheck.spark._whole_topics import WholeTopics
 from claimcheck.transports.local import LocalBroker
+from claimcheck.transports.local._groups import GroupMember
 
 DAY = 86_400
 PAYLOAD = b"payload" * 1000
@@ -136,8 +138,8 @@ def test_a_message_that_moves_while_topics_are_read_keeps_its_payload(rig, monke
     rig.send(rig.write())
     read, calls = WholeTopics.read, []
 
-    def read_and_move(topics, spark):
-        frames = read(topics, spark)
+    def read_and_move(topics, spark, consumed):
+        frames = read(topics, spark, consumed)
         if topics.names == ("orders",) and not calls:
             calls.append(1)
             frames = [rig.spark.createDataFrame(df.collect(), df.schema) for df in frames]
@@ -159,7 +161,7 @@ def test_a_topic_that_loses_what_was_read_is_read_twice_before_anything_is_delet
     lost, passes = rig.write(), []
     rig.send(rig.write())
     read = WholeTopics.read
-    monkeypatch.setattr(WholeTopics, "read", lambda topics, spark: passes.append(topics.names) or read(topics, spark))
+    monkeypatch.setattr(WholeTopics, "read", lambda topics, *rest: passes.append(topics.names) or read(topics, *rest))
 
     with rig.collect(topics=("orders",)) as report:
         rig.move("orders", "orders.dlq")
@@ -176,8 +178,8 @@ def test_a_topic_that_keeps_losing_messages_deletes_nothing(rig, monkeypatch):
     rig.send(rig.write())
     read = WholeTopics.read
 
-    def read_and_lose(topics, spark):
-        frames = [rig.spark.createDataFrame(df.collect(), df.schema) for df in read(topics, spark)]
+    def read_and_lose(topics, *rest):
+        frames = [rig.spark.createDataFrame(df.collect(), df.schema) for df in read(topics, *rest)]
         rig.clear("orders")
         return frames
 
@@ -189,6 +191,62 @@ def test_a_topic_that_keeps_losing_messages_deletes_nothing(rig, monkeypatch):
             report.delete()
 
     assert rig.readable(lost) == [True]
+
+
+class TestConsumed:
+    """Messages that every group has read no longer keep their payloads, if that is wanted."""
+
+    @pytest.fixture
+    def pointers(self, rig):
+        """Four messages of one partition, of which the groups have acknowledged three and two; and one dead letter."""
+        pointers = [rig.send(rig.write()) for _ in range(4)] + [rig.send(rig.write(), "orders.dlq")]
+        for group, count in (("fast", 3), ("slow", 2)):
+            with closing(GroupMember(rig.broker, group, ["orders"])) as member:
+                member.ack(member.poll(limit=count, timeout=5).deliveries)
+        return pointers
+
+    def test_only_what_all_groups_have_read_goes_and_topics_without_a_group_stay(self, rig, pointers):
+        with rig.collect() as report:
+            assert (report.count, report.pointers) == (0, 5)
+        with rig.collect(consumed=True, dry_run=False) as report:
+            assert (report.count, report.pointers) == (2, 3)
+            assert report.deletion is not None
+            assert (report.deletion.deleted, report.deletion.kept) == (2, 0)
+        assert rig.readable(*pointers) == [False, False, True, True, True]
+
+    def test_a_group_that_is_moved_back_before_the_deletion_keeps_its_payloads(self, rig, pointers):
+        place = next(n for n in range(2) if rig.broker.end_offset("orders", n))
+        with rig.collect(consumed=True) as report:
+            assert report.count == 2
+            with closing(GroupMember(rig.broker, "slow", ["orders"])) as member:
+                member.seek("orders", place, 1)
+            deletion = report.delete()
+        assert (deletion.deleted, deletion.kept) == (1, 1)
+        assert rig.readable(*pointers[:2]) == [False, True]
+
+    def test_a_saved_report_is_deleted_only_with_the_same_option(self, rig, pointers):
+        options = {"config": rig.config, "topics": rig.topics("orders", "orders.dlq")}
+        with rig.collect(consumed=True) as report:
+            kept = delete_garbage(report.orphans, **options)
+            deleted = delete_garbage(report.orphans, **options, consumed=True)
+        assert (kept.deleted, kept.kept, deleted.deleted) == (0, 2, 2)
+
+    def test_a_copy_that_is_unread_keeps_the_payload_of_a_message_that_was_read(self, rig, pointers):
+        rig.send(pointers[0], "orders.dlq")
+        with rig.collect(consumed=True, dry_run=False) as report:
+            assert report.count == 1
+        assert rig.readable(*pointers[:2]) == [True, False]
+
+
+@pytest.mark.parametrize("name", ["kafka.security.protocol", "kafka.sasl.jaas.config", "kafka.ssl.truststore.location"])
+def test_groups_of_a_secure_kafka_need_settings_of_their_own(name):
+    """Those of Spark's client, which Java runs, are not understood; without them the groups could not be seen."""
+    topics = {"format": "kafka", "kafka.bootstrap.servers": "127.0.0.1:1", name: "secret", "subscribe": "a"}
+    with pytest.raises(ConfigError, match=r"topics\[0\].admin: .*librdkafka") as caught:
+        WholeTopics.of(topics, path="topics[0]").consumed()
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"the Kafka client refuses its settings: check topics\[0\].admin"):
+        WholeTopics.of({**topics, "admin": {"no.such.setting": "secret"}}, path="topics[0]").consumed()
 
 
 def test_a_payload_that_is_written_again_stays(rig):

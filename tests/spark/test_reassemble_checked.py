@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
+from claimcheck._digest import digest_of
 from claimcheck._envelope import encode_chunk
-from claimcheck._payload import crc32_of
 from claimcheck.errors import ConfigError, IntegrityError
 from claimcheck.spark import offload, reassemble
 from claimcheck.spark._reassemble_batch import BatchAssembler
@@ -44,7 +44,7 @@ def test_another_byte_is_an_error_of_that_payload(chunks, form, name):
     assert sorted(bytes(row.payload) for row in rows if row.payload is not None) == [PAYLOADS[0], PAYLOADS[2]]
     (error,) = [row.error for row in rows if row.error is not None]
     assert error.type == "IntegrityError"
-    assert error.message.startswith(f"the header claimcheck-checksum declares {crc32_of(PAYLOADS[1])}")
+    assert error.message.startswith(f"the header claimcheck-checksum declares {digest_of(PAYLOADS[1])}")
 
 
 @pytest.mark.parametrize("form", [KAFKAS, MAP])
@@ -78,7 +78,7 @@ def test_columns_of_the_usual_names_and_another_type_are_no_headers(chunks):
 
 @pytest.mark.parametrize(
     ("declared", "wrong"),
-    [(crc32_of(b"ab"), False), ("crc32:00000000", True), ("sha256:00", False), (None, False)],
+    [(digest_of(b"ab"), False), ("crc32:00000000", True), ("sha256:00", True), ("sha999:00", False), (None, False)],
 )
 def test_a_group_knows_its_checksum_whichever_chunk_has_it(config, declared, wrong):
     for place in (0, 1):

@@ -19,8 +19,8 @@ from uuid import uuid4
 
 import pytest
 
+from claimcheck._digest import digest_of
 from claimcheck._envelope import HEADER, decode, encode_abort
-from claimcheck._payload import crc32_of
 from claimcheck.errors import ConfigError
 from claimcheck.spark import Metrics, reassemble
 from claimcheck.spark import _reassemble_stream as on_stream
@@ -164,7 +164,7 @@ def test_a_checksum_in_the_headers_is_checked(run, topic, byte, wrong):
     topic.put(*orders([first[:-1] + byte]))
     topic.put(*orders(others))
 
-    (row,) = run(properties={"claimcheck-checksum": crc32_of(payload)})
+    (row,) = run(properties={"claimcheck-checksum": digest_of(payload)})
 
     assert (row.error and row.error.type, row.payload and bytes(row.payload)) == (wrong, None if wrong else payload)
 

@@ -25,6 +25,7 @@ QUIET = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
     "spark.task.maxFailures": "1",  # fail without retries
+    "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
 }
 
 

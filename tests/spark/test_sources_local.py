@@ -12,6 +12,7 @@ from claimcheck.spark import resolve
 from claimcheck.spark.sources import _check_version, register
 from claimcheck.spark.sources._admission_control import Budget, Entry, Scale, Spent, share, take
 from claimcheck.transports.local import LocalBroker, LocalProducer
+from tests.spark.sources_child import read, write
 from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
 
 SMALL, LARGE = b"small", b"large" * 1000
@@ -214,14 +215,14 @@ def test_a_file_that_was_replaced_is_noticed(sources, broker, tmp_path, count):
     assert "is not the file that this query has read" in text
 
 
-def test_a_source_begins_again_exactly_where_it_was(worker_env, broker, tmp_path):
+def test_a_source_begins_again_exactly_where_it_was(worker_env, sources, broker, tmp_path):
     fill(broker, 60)
-    told = json.dumps(options(broker, maxRowsPerTrigger=15))
+    told = options(broker, maxRowsPerTrigger=15)
 
-    run_child(worker_env, "read", tmp_path, "claimcheck_local", told, stop="before 1")
-    run_child(worker_env, "read", tmp_path, "claimcheck_local", told, stop="after 2")
+    run_child(worker_env, "read", tmp_path, "claimcheck_local", json.dumps(told), stop="before 1")
+    run_child(worker_env, "read", tmp_path, "claimcheck_local", json.dumps(told), stop="after 2")
     fill(broker, 10, start=60)
-    run_child(worker_env, "read", tmp_path, "claimcheck_local", told)
+    read(stream(sources, "claimcheck_local", told), tmp_path)
 
     attempts = written(tmp_path)
     assert [len(attempts[n]) for n in (0, 1, 2, 3)] == [1, 1, 2, 1]  # written, killed, and written again
@@ -229,12 +230,12 @@ def test_a_source_begins_again_exactly_where_it_was(worker_env, broker, tmp_path
     assert sorted(v for each in attempts.values() for v in each[-1]) == sorted(map(str, range(70)))
 
 
-def test_a_sink_appends_a_batch_once(worker_env, broker, tmp_path):
+def test_a_sink_appends_a_batch_once(worker_env, sources, broker, tmp_path):
     fill(broker, 40)
-    told = json.dumps(options(broker, maxRowsPerTrigger=15))
+    told = options(broker, maxRowsPerTrigger=15)
 
-    run_child(worker_env, "write", tmp_path, "claimcheck_local", told, stop="after 1")
-    run_child(worker_env, "write", tmp_path, "claimcheck_local", told)
+    run_child(worker_env, "write", tmp_path, "claimcheck_local", json.dumps(told), stop="after 1")
+    write(stream(sources, "claimcheck_local", told), tmp_path)
 
     assert values_in(broker, "copies") == values_in(broker, "orders")
 

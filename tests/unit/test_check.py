@@ -45,7 +45,12 @@ def test_a_good_configuration_has_no_findings():
             "more than Kafka accepts",
         ),
         ({"destinations": {"a.*": {}, "a.b": {}}}, "destinations.a.b", "never used: 'a.*' comes first"),
-        ({"signing": {"keys": {"k1": "${KEY}"}, "require": False}}, "signing.require", "accept pointers without"),
+        ({"signing": {"keys": {"k1": "${KEY}"}, "require": False}}, "signing.require", "accept envelopes without"),
+        (
+            {"signing": {"keys": {"k1": "${KEY}"}, "bind_destination": False}},
+            "signing.bind_destination",
+            "from any topic",
+        ),
         ({"signing": {"keys": {"k1": "hunter2 and so on"}}}, "signing.keys.k1", "in the configuration itself"),
         ({"reads_from": []}, "reads_from", "cannot read from 'hot'"),
         (

@@ -1,5 +1,6 @@
 """Compressed streams: round trips, damaged streams, and streams that claim to be larger than they should be."""
 
+import io
 import json
 import os
 import random
@@ -10,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import claimcheck
 from claimcheck import MissingDependencyError, _compression
 from claimcheck._compression import CODECS, Damaged, DecompressingReader, compress, sample_of, shrinks
+from claimcheck._digest import digest_of
 from claimcheck._payload_reader import PieceReader
+from claimcheck.errors import IntegrityError
 
 zstandard = pytest.importorskip("zstandard")
 lz4_frame = pytest.importorskip("lz4.frame")
@@ -137,15 +141,16 @@ def wide_window(log):
 
 
 CHILD = """
-import resource, sys
+import sys
 from tests.unit.test_compression import MIB, compressed, read_all
 codec, bomb = sys.argv[1], sys.stdin.buffer.read()
 for stream in (compressed(bytes(MIB), codec), bomb):
     handed_out, error = read_all(stream, codec, MIB, step=MIB // 4)
-    print(len(handed_out), error is None, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    print(len(handed_out), error is None, open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 """
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux to measure memory")
 @every_codec
 def test_a_decompression_bomb_ends_at_the_declared_size(codec, worker_env):
     """A stream of 1 GiB of zeros that says it has 1 MiB takes no more memory than one of 1 MiB."""
@@ -209,3 +214,55 @@ def test_a_missing_library_names_the_extra(codec, monkeypatch):
         list(compress([b"x"], codec=codec, level=None, size=1))
     with pytest.raises(MissingDependencyError, match=r"claimcheck\[compression\]"):
         DecompressingReader(PieceReader([b"x"]), codec=codec, size=1)
+
+
+# In a store ----------------------------------------------------------------------------------------------------
+
+LARGE = JSON * 3000  # about 5 MiB: hashed in a thread where the checksum is slow
+
+
+@every_codec
+@pytest.mark.parametrize("checksum", ["crc32", "sha256"])
+@pytest.mark.parametrize("payload", [JSON * 20, LARGE], ids=["small", "large"])
+def test_a_store_compresses_and_verifies_payloads(tmp_path, codec, checksum, payload):
+    cc = compressing(tmp_path, codec, checksum=checksum)
+    store = cc.store("disk")
+    for written in (payload, io.BytesIO(payload)):
+        pointer = store.write(written, destination="orders")
+        assert (pointer.codec, pointer.size) == (codec, len(payload))
+        assert pointer.checksum == digest_of(payload, algorithm=checksum)
+        assert (tmp_path / pointer.key).stat().st_size == pointer.stored_bytes < len(payload) // 2
+        assert store.read(pointer) == payload
+        assert store.read_range(pointer, len(payload) - 7, 100) == payload[-7:]
+        with store.open(pointer) as file:
+            file.seek(len(payload) // 2)
+            assert file.read() == payload[len(payload) // 2 :]
+
+
+@every_codec
+def test_a_damaged_compressed_payload_is_an_error(tmp_path, codec):
+    store = compressing(tmp_path, codec).store("disk")
+    pointer = store.write(JSON * 20)
+    stored = (tmp_path / pointer.key).read_bytes()
+    for place in range(0, len(stored), 101):
+        damaged = bytearray(stored)
+        damaged[place] ^= 0xFF
+        (tmp_path / pointer.key).write_bytes(damaged)
+        try:
+            assert store.read(pointer) == JSON * 20, "in the padding of the header"
+        except IntegrityError:
+            continue
+
+
+@every_codec
+def test_what_does_not_shrink_is_stored_as_it_is(tmp_path, codec):
+    store, noise = compressing(tmp_path, codec).store("disk"), random.Random(9).randbytes(200_000)
+    for payload in (noise, JSON[:1000]):
+        pointer = store.write(payload)
+        assert pointer.codec is None
+        assert (tmp_path / pointer.key).read_bytes() == payload
+
+
+def compressing(tmp_path, codec, **more):
+    disk = {"type": "filesystem", "path": str(tmp_path)}
+    return claimcheck.from_dict({"stores": {"disk": disk}, "compression": {"codec": codec}} | more)

@@ -104,7 +104,22 @@ def test_a_configuration_is_frozen_and_pickles_with_names_not_secrets(monkeypatc
         ({"reads_from": "hot"}, "reads_from", "text", "a list of names"),
         ({"reads_from": ["hot", "cold"]}, "reads_from", "'cold'", "names below stores (hot)"),
         ({"reads_from": [["hot"]]}, "reads_from", "a list", "names below stores"),
-        ({"destinations": {"a": {"reads_from": []}}}, "destinations.a.reads_from", "applies to all", "strategy"),
+        (
+            {"destinations": {"a": {"reads_from": ["x"]}}},
+            "destinations.a.reads_from",
+            "'x'",
+            "below stores (hot)",
+        ),
+        (
+            {"reads_from": [], "destinations": {"a": {"reads_from": ["hot"]}}},
+            "destinations.a.reads_from",
+            "hot",
+            "none",
+        ),
+        ({"signing": {"require_envelope": True}}, "signing.keys", "nothing", "signing.require_envelope is true"),
+        ({"signing": {"max_age_seconds": 5}}, "signing.keys", "nothing", "signing.max_age_seconds is set"),
+        ({"signing": {"accept_from": {"a": "b"}}}, "signing.accept_from.a", "text", "a list"),
+        ({"signing": {"accept_from": {"a": [5]}}}, "signing.accept_from.a.0", "a number", "text"),
         (
             {"threshold_bytes": "${TH:-1000}"},
             "threshold_bytes",

@@ -268,7 +268,9 @@ class TestWhich:
 
     def test_a_signed_pointer_need_not_be_read(self):
         bench = Bench(signing={"key_id": "new", "keys": KEYS})
-        pointer = bench.cc.pointer(bench.cc.seal(bench.cc.store("m").write(b"x", destination="orders")))
+        pointer = bench.cc.pointer(
+            bench.cc.seal(bench.cc.store("m").write(b"x", destination="orders")), destination="orders"
+        )
 
         assert may_delete(bench.cc, PointerRead(pointer), "orders")
         assert not may_delete(bench.cc, PointerRead(pointer, "failed"), "orders")

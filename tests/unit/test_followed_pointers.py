@@ -125,9 +125,9 @@ def test_with_keys_unsigned_pointers_are_refused_by_default(config):
     signed = claimcheck.from_dict(config | {"signing": {"key_id": "k1", "keys": {"k1": "0123456789abcdef"}}})
     unsigned = claimcheck.from_dict(config)
     pointer = unsigned.store("disk").write(PAYLOAD)
-    assert signed.resolve(signed.seal(pointer)) == PAYLOAD
+    assert signed.resolve(signed.seal(pointer, destination="orders"), destination="orders") == PAYLOAD
     with pytest.raises(PointerRejectedError, match="not signed") as caught:
-        signed.resolve(unsigned.seal(pointer))
+        signed.resolve(unsigned.seal(pointer), destination="orders")
     assert caught.value.reason == "signature"
 
 

@@ -2,7 +2,8 @@ import io
 
 import pytest
 
-from claimcheck._payload import Source, as_view, crc32_of, remaining_bytes
+from claimcheck._digest import digest_of
+from claimcheck._payload import Source, as_view, remaining_bytes
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
 
 LIMIT = 1 << 30
@@ -55,7 +56,7 @@ def test_a_source_counts_and_checksums_what_passes(data):
     for payload in (data, io.BytesIO(data), Pipe(data)):
         source = Source(payload, limit=LIMIT)
         assert b"".join(source.pieces(100)) == data
-        assert facts(source) == (len(data), len(data), crc32_of(data), True)
+        assert facts(source) == (len(data), len(data), digest_of(data), True)
 
 
 def test_the_checksum_covers_every_piece_that_was_handed_out_so_far():
@@ -64,9 +65,9 @@ def test_the_checksum_covers_every_piece_that_was_handed_out_so_far():
     pieces = source.pieces(3)
 
     next(pieces)
-    assert source.checksum == source.checksum == crc32_of(b"abc")
+    assert source.checksum == source.checksum == digest_of(b"abc")
     next(pieces)
-    assert source.checksum == crc32_of(b"abcdef")
+    assert source.checksum == digest_of(b"abcdef")
 
 
 @pytest.mark.parametrize("data", [b"", b"payload" * 1000])
@@ -74,7 +75,7 @@ def test_take_all_counts_the_same(data):
     for payload in (data, io.BytesIO(data), Pipe(data)):
         source = Source(payload, limit=LIMIT)
         assert bytes(source.take_all()) == data
-        assert facts(source) == (len(data), len(data), crc32_of(data), True)
+        assert facts(source) == (len(data), len(data), digest_of(data), True)
 
 
 def test_take_all_keeps_the_limit_for_a_file_of_unknown_size():

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from claimcheck._payload import crc32_of, crc32_text
+from claimcheck._digest import Crc32, digest_of
 from claimcheck._payload_reader import PayloadReader, PieceReader, SeekableReader
 from claimcheck._pointer import Pointer
 from claimcheck._store import Store, StoreContext
@@ -18,7 +18,7 @@ PAYLOAD = bytes(range(256)) * 40
 
 
 def pointer(**changes):
-    facts = {"key": "k", "store": "s", "size": len(PAYLOAD), "checksum": crc32_text(zlib.crc32(PAYLOAD))}
+    facts = {"key": "k", "store": "s", "size": len(PAYLOAD), "checksum": Crc32(zlib.crc32(PAYLOAD)).text()}
     return Pointer(**facts | changes)
 
 
@@ -158,7 +158,7 @@ class TestPayloadReader:
 
     def test_pieces_of_wide_items_are_counted_in_bytes(self):
         numbers = array.array("I", range(1000))
-        wide = pointer(size=4000, checksum=crc32_of(numbers.tobytes()))
+        wide = pointer(size=4000, checksum=digest_of(numbers.tobytes()))
 
         assert reader([memoryview(numbers)], wide).readall() == numbers.tobytes()
 

@@ -40,7 +40,19 @@ def v2_text(unknown):
     return v2()[:-1] + b',"x":%s}' % unknown.encode()
 
 
-@pytest.mark.parametrize(("name", "pointer"), [("pointer_v1", V1), ("pointer_v2", V2)])
+SHA256 = "sha256:15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225"
+XXH3 = "xxh3-128:33119477ede5dcd5e9716427681d5860"
+
+
+@pytest.mark.parametrize(
+    ("name", "pointer"),
+    [
+        ("pointer_v1", V1),
+        ("pointer_v2", V2),
+        ("pointer_v2_sha256", replace(V2, checksum=SHA256)),
+        ("pointer_v2_xxh3_128", replace(V2, checksum=XXH3)),
+    ],
+)
 def test_golden_bytes_in_both_directions(name, pointer):
     assert pointers.decode(pointer_bytes(name)) == pointer
     assert pointers.encode(pointer) == pointer_bytes(name)
@@ -180,17 +192,18 @@ class TestSeal:
 
     def seal(self, **signing):
         stores = {"hot": {"type": "redis", "url": "redis://x"}}
-        return Seal(from_dict({"stores": stores, "signing": {"keys": {"k1": "a secret of ours"}} | signing}))
+        signing = {"keys": {"k1": "a secret of ours"}} | signing
+        return Seal(from_dict({"stores": stores, "signing": signing, "checksum": "crc32"}))
 
     @pytest.mark.parametrize("require", [False, True])
     def test_a_wrong_signature_is_refused_whether_one_is_required_or_not(self, require):
         seal = self.seal(require=require)
-        good = pointers.sign(V2, key_id="k1", secret=SECRETS["k1"])
-        assert seal.accept(pointers.encode(good)) == good
+        good = pointers.sign(replace(V2, destination="orders"), key_id="k1", secret=SECRETS["k1"])
+        assert seal.accept(pointers.encode(good), destination="orders") == good
 
         for wrong in (replace(good, size=10), replace(good, mac="00" * 32), replace(good, key_id="k9")):
             with pytest.raises(PointerRejectedError) as caught:
-                seal.accept(pointers.encode(wrong))
+                seal.accept(pointers.encode(wrong), destination="orders")
             assert caught.value.reason == "signature"
 
     def test_version_1_cannot_be_signed(self):

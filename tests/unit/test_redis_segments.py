@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from claimcheck._payload import crc32_of
+from claimcheck._digest import digest_of
 from claimcheck._pointer import Pointer
 from claimcheck._store import StoreContext
 from claimcheck.errors import (
@@ -168,7 +168,7 @@ class TestReading:
 
     def test_asks_only_for_the_rest_of_one(self, store, server, medium):
         medium.answers("GET", 0, lambda conversation, answer: conversation.wfile.write(answer[:9]) and None)
-        pointer = replace(POINTER, size=10, segments=1, segment_bytes=None, checksum=crc32_of(PAYLOAD[:10]))
+        pointer = replace(POINTER, size=10, segments=1, segment_bytes=None, checksum=digest_of(PAYLOAD[:10]))
 
         with store.open(pointer) as file:
             first = bytearray(4)
@@ -300,7 +300,7 @@ class TestWriting:
         payload = bytes(range(256)) * 20_000
         medium.answers("SET", 1, None)
         with RedisStore(url=server.url, segment_bytes=1_000_000) as store:
-            assert store.write(payload).checksum == crc32_of(payload)
+            assert store.write(payload).checksum == digest_of(payload)
 
     @pytest.mark.parametrize("i", [0, 4, 9])
     def test_a_refusal_ends_it(self, store, server, medium, i):

@@ -189,11 +189,11 @@ def test_signatures_are_made_and_required(monkeypatch):
     signing = {"signing": {"key_id": "k1", "keys": {"k1": "${CLAIM_SECRET}"}, "require": True}}
     (signed,), (unsigned,) = sent_by("external", **signing), sent_by("external")
     reader = claimcheck.from_dict(CONFIG | signing)
-    assert reader.resolve(signed.data) == BIG
+    assert reader.resolve(signed.data, destination="orders") == BIG
     with pytest.raises(PointerRejectedError, match="not signed"):
-        reader.resolve(unsigned.data)
-    with pytest.raises(PointerRejectedError):
-        reader.resolve(signed.data.replace(b'"size":10240', b'"size":10241'))
+        reader.resolve(unsigned.data, destination="orders")
+    with pytest.raises(PointerRejectedError, match="does not match its signature"):
+        reader.resolve(signed.data.replace(b'"size":10240', b'"size":10241'), destination="orders")
     assert "s3cret-of-16-bytes" not in repr(reader) + repr(reader.config)
 
 

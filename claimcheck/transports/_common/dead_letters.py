@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from claimcheck._envelope import PointerData, decode, encode_pointer
+from claimcheck._envelope import PointerData, decode
 from claimcheck.errors import ClaimCheckError, ConfigError
 
 if TYPE_CHECKING:
@@ -44,11 +44,12 @@ def origin(topic: str, partition: int, offset: int, reason: str) -> Iterator[tup
 def kept_longer(cc: ClaimCheck, message: bytes | None, *, topic: str, dead_letter_topic: str) -> bytes | None:
     """Return a message for a dead-letter topic, after the lifetime of its stored payload was extended.
 
-    With ``dead_letter_ttl_seconds`` a pointer is replaced by the one to use from now on, signed again. Like all records
-    of dead letters it stays bound to the topic that it was first sent to, see ``signing.accept_from``. With
-    ``delete_after_ack`` the payload is copied in any case, because the original is deleted if its message is delivered
-    and acknowledged again. Any other message is returned unchanged, and so is a pointer that is rejected, or whose
-    payload is gone or damaged: it must not keep the message from the dead-letter topic. That is logged as a warning.
+    With ``dead_letter_ttl_seconds`` a pointer is replaced by the one to use from now on, signed again if it was signed.
+    Like all records of dead letters it stays bound to the topic that it was first sent to, see ``signing.accept_from``.
+    With ``delete_after_ack`` the payload is copied in any case, because the original is deleted if its message is
+    delivered and acknowledged again. Any other message is returned unchanged, and so is a pointer that is rejected, or
+    whose payload is gone or damaged: it must not keep the message from the dead-letter topic. That is logged as a
+    warning.
 
     Args:
         cc: The configuration.
@@ -86,7 +87,7 @@ def _extended(cc: ClaimCheck, config: Config, message: bytes, topic: str, dead_l
         extended = store.extend(pointer, seconds, destination=dead_letter_topic)
     may_sign = pointer.mac is None or cc.config.signing.key_id is not None
     if may_sign and extended is not pointer:
-        return encode_pointer(cc._sign(extended), header=header)
+        return cc._reseal(extended, original=pointer)
     if extended.key != pointer.key:
         store.rollback(extended)
         raise ConfigError("signing.key_id is not set, so the pointer to a copy cannot be signed", path="signing.key_id")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from claimcheck import _hints as hints
+from claimcheck._digest import digest_of
 from claimcheck._envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
-from claimcheck._payload import crc32_of
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.stored_payload import PointerRead, StoredPayload
 
@@ -63,6 +63,6 @@ def _stored(cc: ClaimCheck, envelope: PointerData, headers: object, destination:
 def _load(cc: ClaimCheck, read: PointerRead, claims: frozenset[tuple[str, str]]) -> bytes:
     read.state = "failed"
     payload = cc.read(read.pointer)
-    hints.check(claims, size=len(payload), checksum=lambda: crc32_of(payload))
+    hints.check(claims, size=len(payload), checksum=lambda name: digest_of(payload, algorithm=name))
     read.state = "verified"
     return payload

@@ -99,8 +99,16 @@ def patient(cc: ClaimCheck, *, source: str, target: str) -> ClaimCheck:
     known = [origins for pattern, origins in allowed.items() if fnmatchcase(canonical(target), canonical(pattern))]
     allowed[source] = (*allowed.get(source, ()), target, *chain.from_iterable(known))
     signing = replace(signing, accept_from=allowed, max_age_seconds=None)
-    config = replace(cc.config, chunking=chunking, delete_after_ack=False, destinations=(), signing=signing)
-    return type(cc)(config)
+    return type(cc)(
+        replace(
+            cc.config,
+            chunking=chunking,
+            delete_after_ack=False,
+            destinations=(),
+            reads_from=cc.config.readable_from(target),
+            signing=signing,
+        )
+    )
 
 
 def foreign(

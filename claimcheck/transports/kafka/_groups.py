@@ -7,10 +7,24 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any
 
+from claimcheck._registry import import_vendor
 from claimcheck.errors import TransportError
 from claimcheck.transports.kafka._client import vendor
 
-__all__ = ["GroupOffsets", "assigned_topics", "committed_offsets", "group_names", "group_of", "groups_of"]
+__all__ = [
+    "NO_GROUP",
+    "GroupOffsets",
+    "assigned_topics",
+    "committed_offsets",
+    "consumed_offsets",
+    "group_names",
+    "group_of",
+    "groups_of",
+    "log_offsets",
+]
+
+NO_GROUP = "GROUP_AUTHORIZATION_FAILED"
+"""The error that a consumer reports if it may not use its group. One that never joins it can ignore this."""
 
 _SECONDS = 10.0
 _METADATA = struct.Struct("<7si")  # a name with a version, and the generation
@@ -81,6 +95,56 @@ def groups_of(admin: Any, topic: str, names: Collection[str] = ()) -> dict[str, 
     return dict(by_group)
 
 
+def consumed_offsets(admin: Any, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """Return the offset of each partition below which every group has read everything.
+
+    It is 0 if no group reads the topic, if a group that reads it has not committed an offset of the partition, or if
+    the partition ends before the committed offset, because the group will begin anew.
+
+    Args:
+        admin: The admin client.
+        places: Topics and partitions.
+
+    Raises:
+        TransportError: The broker did not answer, or does not show all groups to this user.
+    """
+    try:
+        _check_all_visible(admin)
+        names = group_names(admin)
+        committed, assigned = committed_offsets(admin, names), assigned_topics(admin, names)
+        ends = log_offsets(admin, places, "latest")
+    except vendor().KafkaException as error:
+        text = f"the committed offsets of all groups cannot be read: {error.args[0].str()}"
+        raise TransportError(text) from error
+    reads = {name: assigned[name] | {topic for topic, _ in committed[name]} for name in names}
+    found = {
+        place: min((committed[name].get(place, 0) for name in names if place[0] in reads[name]), default=0)
+        for place in places
+    }
+    return {place: offset if offset <= ends[place] else 0 for place, offset in found.items()}
+
+
+def log_offsets(admin: Any, places: Iterable[tuple[str, int]], which: str) -> dict[tuple[str, int], int]:
+    """Return the ``earliest`` or ``latest`` offset of partitions.
+
+    Raises:
+        KafkaException: The broker did not return all offsets.
+    """
+    spec = getattr(_admin_module().OffsetSpec, which)()
+    requests = {vendor().TopicPartition(*each): spec for each in places}
+    results = admin.list_offsets(requests, request_timeout=_SECONDS).items() if requests else ()
+    return {(place.topic, place.partition): future.result().offset for place, future in results}
+
+
+def _check_all_visible(admin: Any) -> None:
+    """Raise an error unless the broker lists all groups: it leaves out those that the user may not describe."""
+    describe = _admin_module().AclOperation.DESCRIBE
+    cluster = admin.describe_cluster(include_authorized_operations=True, request_timeout=_SECONDS).result()
+    if describe not in (cluster.authorized_operations or ()):
+        text = "groups that this user may not describe are not listed: grant DESCRIBE on the cluster to see all groups"
+        raise TransportError(text)
+
+
 def group_of(consumer: Any) -> str:
     """Return the ``group.id`` of a consumer, which the client only has in its group metadata.
 
@@ -133,3 +197,7 @@ def _offsets(places: Iterable[Any]) -> dict[tuple[str, int], int]:
         if each.offset >= 0:
             offsets[each.topic, each.partition] = each.offset
     return offsets
+
+
+def _admin_module() -> Any:
+    return import_vendor("confluent_kafka.admin", extra="kafka")

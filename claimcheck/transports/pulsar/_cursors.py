@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import urllib.parse
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
@@ -10,13 +11,55 @@ from typing import Any
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, topic_path
 from claimcheck.transports.pulsar._message import partitioned_topic
 
-__all__ = ["Cursors"]
+__all__ = ["NOTHING", "Cursors", "consumed_position", "entry_of", "partitions_of"]
 
 # A broker that crashes forgets recent acknowledgements: managedLedgerCursorPositionFlushSeconds, 60 by default.
 _PERSISTED_SECONDS = 65.0
 _NO_READERS = {"pulsar.dedup"}  # cursors that read no payloads
 
 _Entry = tuple[int, int]
+
+NOTHING: _Entry = -1, -1
+"""Before the first entry of any topic."""
+
+
+def partitions_of(admin: AdminClient, topic: str) -> list[str]:
+    """Return the names of a topic's partitions; the topic itself if it has none.
+
+    Raises:
+        AdminError: The web service did not answer.
+    """
+    count = (admin.get(f"{topic_path(topic)}/partitions") or {}).get("partitions") or 0
+    return [f"{topic}-partition-{number}" for number in range(count)] or [topic]
+
+
+def consumed_position(admin: AdminClient, name: str) -> _Entry:
+    """Return the position up to which every durable subscription has acknowledged everything.
+
+    Args:
+        admin: The web service.
+        name: The full name of a partition, or of a topic without partitions.
+
+    Raises:
+        AdminError: The web service did not answer, or does not know the subscriptions.
+    """
+    path = topic_path(name)
+    known = (admin.get(f"{path}/stats") or {}).get("subscriptions", {})
+    stats = admin.get(f"{path}/internalStats")
+    if stats is None:
+        raise AdminError(f"the subscriptions of {name} cannot be read: it has no statistics")
+    marks = [
+        entry_of(cursor["markDeletePosition"])
+        for subscription, cursor in stats.get("cursors", {}).items()
+        if known.get(urllib.parse.unquote(subscription), {}).get("durable", True)
+    ]
+    return min(marks, default=NOTHING)
+
+
+def entry_of(text: str) -> _Entry:
+    """Return ledger and entry of a position as the web service writes it."""
+    ledger, _, entry = text.partition(":")
+    return int(ledger), int(entry)
 
 
 class Cursors:
@@ -49,10 +92,8 @@ class Cursors:
         Raises:
             AdminError: The web service did not answer.
         """
-        count = (self._admin.get(f"{topic_path(topic)}/partitions") or {}).get("partitions") or 0
-        if count:
-            return [f"{topic}-partition-{number}" for number in range(count)]
-        return [topic] if self._cursors(topic) is not None else []
+        names = partitions_of(self._admin, topic)
+        return names if names != [topic] or self._cursors(topic) is not None else []
 
     def groups(self, topic: str) -> set[str]:
         """Return all subscriptions, replicators and connected readers of a topic or partition.
@@ -66,8 +107,8 @@ class Cursors:
         """Return the first entry of each topic that may not be acknowledged on disk. Raises as `groups`."""
         found: dict[Hashable, _Entry] = {}
         for source in sources:
-            ledger, _, entry = self._existing(str(source))[self._subscription]["markDeletePosition"].partition(":")
-            if (mark := self._persisted(source, (int(ledger), int(entry) + 1))) is not None:
+            ledger, entry = entry_of(self._existing(str(source))[self._subscription]["markDeletePosition"])
+            if (mark := self._persisted(source, (ledger, entry + 1))) is not None:
                 found[source] = mark
         return found
 

@@ -48,7 +48,7 @@ def test_real_pipes(here):
 def test_the_envelope_is_what_readers_understand(here):
     (here / "claimcheck.yaml").write_text(SIGNED)
     with claimcheck.load("claimcheck.yaml") as cc:
-        assert cc.resolve(put()) == PAYLOAD
+        assert cc.resolve(put(), destination="cli") == PAYLOAD
 
 
 def test_destination_and_store_can_be_chosen(here):

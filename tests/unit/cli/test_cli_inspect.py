@@ -27,7 +27,20 @@ def test_inspect_a_pointer(here):
     assert "2.9 MiB (3,000,000 bytes)" in text
     assert "(in 7 days)" in text
     assert "valid, key k1" in text
+    assert "sent to    cli" in text
     assert "payload" not in text
+
+
+def test_a_pointer_of_another_topic_is_refused_where_the_topic_is_given(here):
+    (here / "claimcheck.yaml").write_text(SIGNED)
+    envelope = put()
+    ok("inspect", "-", "--read", "--destination", "cli", stdin=envelope)
+    ok("get", "-", "--destination", "cli", "-o", "back", stdin=envelope)
+    for command in (("inspect", "-"), ("inspect", "-", "--read"), ("get", "-", "-o", "stolen")):
+        result = run(*command, "--destination", "salaries", stdin=envelope)
+        assert result.exit_code == 7
+        assert "was sent to 'cli', but read from 'salaries'" in result.stderr
+    assert not (here / "stolen").exists()
 
 
 def test_inspect_as_json(here):
@@ -137,6 +150,7 @@ def test_inspect_says_when_it_has_expired():
     }
     facts |= {"size": 1, "segments": 3, "segment_bytes": 1024, "checksum": None, "created_ms": 0, "expires_ms": 10**17}
     facts |= {"expired": True, "codec": None, "encryption": None, "extra": None, "signature": "none", "key_id": None}
+    facts |= {"destination": None}
     shown = {label: text for label, text, _ in lines(facts, now=7200)}
     assert shown["written"] == "1970-01-01 00:00:00 UTC (2 hours ago)"
     assert "100000000000000000 ms after 1970" in shown["expired"]

@@ -25,6 +25,7 @@ from claimcheck.errors import TransportError
 from claimcheck.spark.sources._errors import AccessError
 from claimcheck.spark.sources._pulsar.connection import Connection
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, topic_path
+from claimcheck.transports.pulsar._cursors import consumed_position, partitions_of
 from claimcheck.transports.pulsar._errors import vendor
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ __all__ = [
     "check_topic",
     "client_errors",
     "client_for",
+    "consumed_positions",
     "open_client",
     "retry",
     "similar_topics",
@@ -253,6 +255,21 @@ def similar_topics(connection: Connection, topics: Iterable[str]) -> list[str]:
     except AdminError as error:
         raise _explained(connection, error) from error
     return sorted({_PARTITION.sub("", name) for name in found})
+
+
+def consumed_positions(connection: Connection, topics: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Return up to which ledger and entry every durable subscription has acknowledged each partition of topics.
+
+    Raises:
+        AccessError: The web service refuses the token, or its certificate is not trusted.
+        TransportError: It did not answer, or does not know the subscriptions.
+    """
+    admin = _admin(connection)
+    try:
+        names = [name for topic in topics for name in partitions_of(admin, topic)]
+        return {name: consumed_position(admin, name) for name in names}
+    except AdminError as error:
+        raise _explained(connection, error) from error
 
 
 def ask_limit(connection: Connection, topic: str) -> int:

@@ -1,0 +1,204 @@
+"""Signed messages in Spark: the topic of a row, and the headers with signatures."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import claimcheck
+from claimcheck._envelope import HEADER, Kind, decode, encode_abort
+from claimcheck.errors import ConfigError, PointerRejectedError
+from claimcheck.spark import map_payloads, offload, pin, reassemble, repartition_by_payload, resolve, resolver
+
+SIGNING = {"key_id": "k1", "keys": {"k1": "a secret of ours"}}
+PAYLOADS = [bytes([n]) * 5_000 for n in (1, 2)]
+LITERAL = HEADER + b" and then some"
+SCHEMA = "topic string, partition int, value binary, headers array<struct<key:string,value:binary>>"
+MAP = "map_from_entries(transform(headers, h -> struct(h.key, cast(h.value as string))))"
+
+
+@pytest.fixture
+def config(config):
+    return config | {"signing": SIGNING}
+
+
+def envelopes(config, payload, *, destination="orders", **overrides):
+    options = {"chunking": {"max_message_bytes": 2000}} | overrides
+    with claimcheck.from_dict(config | options).outbound(payload, destination=destination, headers={}) as out:
+        return list(out.envelopes), out.abort
+
+
+def rows(found, topic="orders", partition=0):
+    return [
+        (topic, partition, bytearray(each.data), [(k, bytearray(v.encode())) for k, v in (each.headers or {}).items()])
+        for each in found
+    ]
+
+
+def frame(spark, *found):
+    return spark.createDataFrame([row for several in found for row in several], SCHEMA).coalesce(1)
+
+
+def test_the_topic_of_a_row_is_checked(spark, config):
+    own, _ = envelopes(config, PAYLOADS[0])
+    other, _ = envelopes(config, PAYLOADS[1], destination="salaries")
+    escaped, _ = envelopes(config, LITERAL)
+    df = frame(spark, rows(own), rows(other), rows(other, "persistent://public/default/salaries"), rows(escaped))
+
+    resolved = df.transform(resolve("value", config=config, on_error="null")).collect()
+
+    assert [row.payload and bytes(row.payload) for row in resolved] == [PAYLOADS[0], None, PAYLOADS[1], LITERAL]
+    assert "was sent to 'salaries', but read from 'orders'" in resolved[1].error.message
+    sizes = map_payloads(len, "size int", column="value", config=config, on_error="null")
+    assert [row["size"] for row in df.transform(sizes).collect()] == [5000, None, 5000, len(LITERAL)]
+    files = map_payloads(lambda file: len(file.read()), "size int", column="value", config=config, on_error="null",
+                         as_file=True, max_inflight_bytes=1000)  # fmt: skip
+    assert [row["size"] for row in df.transform(files).collect()] == [5000, None, 5000, len(LITERAL)]
+    assert df.transform(repartition_by_payload("value", config=config)).count() == 4
+
+
+def test_without_a_topic_it_must_be_given(spark, config):
+    own, _ = envelopes(config, PAYLOADS[0])
+    df = frame(spark, rows(own)).select("value")
+    for function in (
+        resolve("value", config=config),
+        reassemble("value", config=config),
+        map_payloads(len, "size int", column="value", config=config),
+    ):
+        with pytest.raises(ConfigError, match="destination: found nothing"):
+            df.transform(function)
+    with pytest.raises(ConfigError, match="destination"):
+        resolver(config)
+    (row,) = df.transform(resolve("value", config=config, destination="orders")).collect()
+    assert bytes(row.payload) == PAYLOADS[0]
+    (row,) = df.transform(resolve("value", config=config, destination="salaries", on_error="null")).collect()
+    assert row.error.type == "PointerRejectedError"
+    rdd = spark.sparkContext.parallelize([each.data for each in own], 1)
+    assert rdd.mapPartitions(resolver(config, destination="orders")).collect() == [PAYLOADS[0]]
+    assert rdd.mapPartitions(resolver(config, destination="salaries", on_error="skip")).collect() == []
+
+
+def test_what_offload_signs_is_accepted_from_its_destination(spark, config):
+    sent = spark.createDataFrame([(bytearray(each),) for each in PAYLOADS], "payload binary").transform(
+        offload("payload", destination="orders", config=config)
+    )
+    for topic, expected in (("orders", PAYLOADS), ("salaries", [None, None])):
+        got = sent.selectExpr(f"'{topic}' AS topic", "value").transform(
+            resolve("value", config=config, on_error="null")
+        )
+        assert [row.payload and bytes(row.payload) for row in got.collect()] == expected
+
+
+def test_a_pinned_payload_stays_bound_to_its_topic(spark, config, tmp_path):
+    archive = {"type": "filesystem", "path": str(tmp_path / "archive"), "create": True}
+    config = config | {"store": "disk", "stores": config["stores"] | {"archive": archive}}
+    own, _ = envelopes(config, PAYLOADS[0])
+    pinned = pin(frame(spark, rows(own)), config=config)
+    (row,) = pinned.transform(resolve("value", config=config)).collect()
+    assert bytes(row.payload) == PAYLOADS[0]
+    (row,) = pinned.transform(resolve("value", config=config, destination="salaries", on_error="null")).collect()
+    assert "was sent to 'orders'" in row.error.message
+
+
+def forgeries(config):
+    """Return the rows of payloads in chunks, each in a partition of its own, and what becomes of each."""
+    chunked = {"strategy": "chunking"}
+    good, _ = envelopes(config, PAYLOADS[0], **chunked)
+    uuid = decode(good[0].data).uuid
+    forged_abort = claimcheck.Envelope(encode_abort(uuid), {}, None, Kind.ABORT)
+    unsigned, _ = envelopes(config, PAYLOADS[1], **chunked, signing={})
+    other, _ = envelopes(config, PAYLOADS[1], destination="salaries", **chunked)
+    changed, _ = envelopes(config, PAYLOADS[1], **chunked)
+    changed[0] = replace(changed[0], data=changed[0].data[:-1] + b"X")
+    ended, genuine = envelopes(config, PAYLOADS[1], **chunked)
+    return [
+        rows([good[0], forged_abort, *good[1:]], partition=0),
+        rows(unsigned, partition=1),
+        rows(other, partition=2),
+        rows(changed, partition=3),
+        rows([ended[0], genuine], partition=4),
+    ]
+
+
+def check_forgeries(found):
+    outcomes = [row.error.type if row.error is not None else bytes(row.payload) for row in found]
+    texts = " ".join(row.error.message for row in found if row.error is not None)
+    assert sorted(map(str, outcomes)) == sorted(map(str, ["PointerRejectedError"] * 3 + [PAYLOADS[0]]))
+    for text in ("is not signed", "was sent to 'salaries'", "differs from what was signed"):
+        assert text in texts
+
+
+@pytest.mark.parametrize("headers", ["headers", f"{MAP} AS properties"])
+def test_chunks_are_authenticated_on_a_batch(spark, config, headers):
+    df = frame(spark, *forgeries(config)).selectExpr("topic", "partition", "value", headers)
+    check_forgeries(df.transform(reassemble("value", config=config)).collect())
+
+
+def test_chunks_without_their_headers_are_refused(spark, config):
+    good, _ = envelopes(config, PAYLOADS[0], strategy="chunking")
+    df = frame(spark, rows(good)).drop("headers")
+    (row,) = df.transform(reassemble("value", config=config)).collect()
+    assert "is not signed" in row.error.message
+    rdd = spark.sparkContext.parallelize([each.data for each in good], 1)
+    with pytest.raises(Exception, match="is not signed"):
+        rdd.mapPartitions(resolver(config, destination="orders", chunks="reassemble")).collect()
+    lenient = config | {"signing": SIGNING | {"require": False}}
+    function = resolver(lenient, destination="orders", chunks="reassemble")
+    assert rdd.mapPartitions(function).collect() == [PAYLOADS[0]]
+
+
+def test_chunks_are_authenticated_on_a_stream(spark, config, tmp_path):
+    pytest.importorskip("pyspark.sql.streaming.stateful_processor")
+    spark.conf.set(
+        "spark.sql.streaming.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
+    several = forgeries(config)
+    small, _ = envelopes(config, PAYLOADS[0], strategy="chunking", chunking={"max_message_bytes": 1000})
+    folder = tmp_path / "topic"
+    folder.mkdir()
+    for number, some in enumerate(([row for each in several for row in each][::2], [*several[0][1::2]])):
+        write(folder / f"{number}.parquet", some)
+    write(folder / "2.parquet", [row for each in several for row in each])  # the rest, and duplicates
+    write(folder / "3.parquet", rows(small, partition=9))
+    stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder))
+    found = []
+    query = (
+        stream.transform(reassemble("value", config=config, expire_by="data"))
+        .writeStream.foreachBatch(lambda df, number: found.extend(df.collect()))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    again = [row for row in found if row.partition == 9]
+    assert [bytes(row.payload) for row in again] == [PAYLOADS[0]]
+    check_forgeries([row for row in found if row.partition != 9])
+
+
+def write(path, some):
+    pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    columns = list(zip(*some, strict=True))
+    table = pa.table(
+        {
+            "topic": pa.array(columns[0], pa.string()),
+            "partition": pa.array(columns[1], pa.int32()),
+            "value": pa.array([bytes(value) for value in columns[2]], pa.binary()),
+            "headers": pa.array(
+                [[{"key": k, "value": bytes(v)} for k, v in each] for each in columns[3]], pa.list_(pair)
+            ),
+        }
+    )
+    pq.write_table(table, path)
+    os.utime(path, (1_000_000_000 + int(path.stem),) * 2)  # Spark sorts files by time
+
+
+def test_errors_about_signatures_are_those_of_one_row():
+    from claimcheck.spark._fetching import is_bad_message
+
+    for reason in ("signature", "destination", "age", "envelope"):
+        assert is_bad_message(PointerRejectedError("x", reason=reason), claimcheck.config.from_dict({}))

@@ -1,0 +1,310 @@
+"""Content digests: the same whatever the pieces and the threads, verified by readers, and bound by signatures."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+import threading
+import zlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import claimcheck
+from claimcheck import Failed, MissingDependencyError, Resolved
+from claimcheck import _digest as digests
+from claimcheck._digest import ALGORITHMS, digest_of
+from claimcheck._payload import Source
+from claimcheck._store_context import StoreContext
+from claimcheck.errors import IntegrityError, PointerRejectedError
+from claimcheck.stores.memory import MemoryStore
+
+xxhash = pytest.importorskip("xxhash")
+
+MIB = 1 << 20
+LARGE = bytes(range(251)) * (5 * MIB // 251)  # hashed in a thread
+SIGNING = {"signing": {"key_id": "k1", "keys": {"k1": "0123456789abcdef"}, "bind_destination": False}}
+REFERENCE = {
+    "crc32": lambda data: f"{zlib.crc32(data):08x}",
+    "sha256": lambda data: hashlib.sha256(data).hexdigest(),
+    "xxh3-128": lambda data: xxhash.xxh3_128(data).hexdigest(),
+}
+
+every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+
+def expected(algorithm, data):
+    return f"{algorithm}:{REFERENCE[algorithm](data)}"
+
+
+def digest_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "claimcheck-digest"]
+
+
+# Computing -----------------------------------------------------------------------------------------------------
+
+
+@given(
+    pieces=st.lists(st.tuples(st.integers(0, 700_000), st.booleans()), max_size=12),
+    algorithm=st.sampled_from(ALGORITHMS),
+    size=st.sampled_from([None, 0, 1 << 30]),
+)
+def test_no_cut_and_no_thread_changes_a_digest(pieces, algorithm, size):
+    digest, passed, position = digests.begin(algorithm, size=size), bytearray(), 0
+    for count, stable in pieces:
+        piece = bytearray(LARGE[position % 251 : position % 251 + count])
+        passed += piece
+        position += count
+        digest.update(memoryview(piece), stable=stable)
+        if not stable:
+            piece[:] = bytes(count)  # as a reader does that uses its buffer again
+    assert digest.text() == expected(algorithm, passed)
+    digest.update(b"more")
+    assert digest.text() == expected(algorithm, passed + b"more")
+    digest.close()
+
+
+def test_a_digest_in_a_thread_keeps_no_memory_and_no_thread():
+    for end in (lambda digest: digest.text(), lambda digest: digest.close()):
+        buffer, digest = bytearray(LARGE), digests.begin("sha256", size=None)
+        for _ in range(3):
+            digest.update(memoryview(buffer))
+        (thread,) = digest_threads()
+        end(digest)
+        buffer.append(1)  # raises a BufferError while it is in use
+        thread.join(10)
+        assert not digest_threads()
+
+
+def test_a_digest_that_is_forgotten_ends_its_thread():
+    digest = digests.begin("sha256", size=None)
+    digest.update(LARGE)
+    (thread,) = digest_threads()
+    del digest
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_an_error_in_the_thread_is_raised_and_waits_for_nothing():
+    piece, digest = memoryview(LARGE), digests.begin("sha256", size=None)
+    piece.release()  # which memoryview.nbytes would notice in this thread
+    with pytest.raises(ValueError, match="released"):
+        digest.update(piece)
+    digest._batch = [piece]
+    digest._hand_over()
+    for _ in range(3):
+        digest.update(LARGE)
+    with pytest.raises(ValueError, match="released"):
+        digest.text()
+    digest.close()
+
+
+def test_where_no_thread_can_start_the_digest_is_the_same(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    digest = digests.begin("sha256", size=None)
+    digest.update(LARGE)
+    digest.update(b"more")
+    assert digest.text() == expected("sha256", LARGE + b"more")
+
+
+@pytest.mark.parametrize("payload", [b"", b"123456789", LARGE])
+@pytest.mark.parametrize("kind", [bytes, bytearray, io.BytesIO])
+@every_algorithm
+def test_a_source_digests_what_it_hands_out(algorithm, kind, payload):
+    for take in (lambda source: source.take_all(), lambda source: b"".join(source.pieces(100_000))):
+        source = Source(kind(payload), limit=1 << 30, checksum=algorithm)
+        assert bytes(take(source)) == payload
+        assert source.checksum == expected(algorithm, payload)
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "xxh3-128"])
+def test_only_a_crc_can_be_made_of_those_of_the_parts(algorithm):
+    """A store that computes the CRC-32 of each part leaves other digests to the source."""
+    source = Source(LARGE, limit=1 << 30, checksum=algorithm)
+    source.leave_checksum()
+    for piece in source.pieces(MIB):
+        source.add_checksum(zlib.crc32(piece), len(piece))
+    assert source.checksum == expected(algorithm, LARGE)
+
+
+def test_without_xxhash_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    store = MemoryStore(space="digest")
+    store.context = StoreContext(checksum="xxh3-128")
+    with pytest.raises(MissingDependencyError, match=r"claimcheck\[fast\]"):
+        store.write(b"payload")
+
+
+# Configuration -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "algorithm"),
+    [
+        ({}, "crc32"),
+        (SIGNING, "sha256"),
+        (SIGNING | {"checksum": "crc32"}, "crc32"),
+        ({"checksum": "sha256"}, "sha256"),
+        ({"checksum": "xxh3-128"}, "xxh3-128"),
+    ],
+)
+def test_writers_use_the_configured_algorithm_and_sha256_with_keys(section, algorithm):
+    cc = claimcheck.from_dict({"strategy": "external", "stores": {"m": {"type": "memory"}}} | section)
+    pointer = cc.store("m").write(b"123456789")
+    assert pointer.checksum == expected(algorithm, b"123456789")
+    assert cc.resolve(cc.seal(pointer)) == b"123456789"
+
+
+# Stores --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("payload", [b"123456789", LARGE])
+@every_algorithm
+def test_every_way_to_read_verifies_the_digest(algorithm, payload):
+    store = MemoryStore(space="digest")
+    store.context = StoreContext(checksum=algorithm)
+    pointer = store.write(payload)
+    other = digest_of(b"another payload", algorithm=algorithm)
+    for way in (read, read_into, read_as_a_file, seek_and_read):
+        assert way(store, pointer) == payload
+        with pytest.raises(IntegrityError) as caught:
+            way(store, replace(pointer, checksum=other))
+        assert (caught.value.expected, caught.value.actual) == (other, expected(algorithm, payload))
+    assert not digest_threads()
+
+
+def read(store, pointer):
+    return store.read(pointer)
+
+
+def read_into(store, pointer):
+    buffer = bytearray(pointer.size + 10)
+    count = store.read_into(pointer, buffer)
+    del buffer[count:]  # raises a BufferError while it is in use
+    return bytes(buffer)
+
+
+def read_as_a_file(store, pointer):
+    with store.open(pointer) as file:
+        return b"".join(iter(lambda: file.read(100_001), b""))
+
+
+def seek_and_read(store, pointer):
+    with store.open(pointer) as file:
+        file.seek(pointer.size // 2)
+        second = file.read()
+        file.seek(0)
+        return file.read(pointer.size // 2) + second
+
+
+# Signatures ----------------------------------------------------------------------------------------------------
+
+
+def forged(payload, beginning):
+    """Return other bytes of the same length and CRC-32 that begin as an attacker wants."""
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0xEDB88320 if value & 1 else 0)
+        table.append(value)
+    by_highest = {value >> 24: index for index, value in enumerate(table)}
+    body = beginning.ljust(len(payload) - 4)
+    state, rest, indexes = zlib.crc32(body) ^ 0xFFFFFFFF, zlib.crc32(payload) ^ 0xFFFFFFFF, []
+    for _ in range(4):
+        index = by_highest[rest >> 24]
+        indexes.append(index)
+        rest = (rest ^ table[index]) << 8 & 0xFFFFFFFF
+    for index in reversed(indexes):
+        body += bytes([(state ^ index) & 0xFF])
+        state = state >> 8 ^ table[index]
+    return body
+
+
+def client(tmp_path, **more):
+    disk = {"type": "filesystem", "path": str(tmp_path)}
+    return claimcheck.from_dict({"strategy": "external", "stores": {"disk": disk}} | SIGNING | more)
+
+
+def swap(tmp_path, pointer, payload):
+    """Replace what is stored by bytes that begin with ATTACK and have the same length and CRC-32."""
+    evil = forged(payload, b"ATTACK")
+    assert (len(evil), zlib.crc32(evil)) == (len(payload), zlib.crc32(payload))
+    (tmp_path / pointer.key).write_bytes(evil)
+    return evil
+
+
+def test_a_signed_pointer_binds_the_content(tmp_path):
+    cc, payload = client(tmp_path), b'{"pay_to": "Alice"}' * 1000
+    message = cc.seal(pointer := cc.store("disk").write(payload))
+    assert cc.resolve(message) == payload
+    swap(tmp_path, pointer, payload)
+    with pytest.raises(IntegrityError, match="checksum"):
+        cc.resolve(message)
+
+
+@pytest.mark.parametrize("algorithm", ["crc32", "xxh3-128"])
+def test_a_signed_pointer_that_binds_no_content_is_refused_unless_configured(tmp_path, algorithm):
+    payload = b'{"pay_to": "Alice"}' * 1000
+    writer = client(tmp_path, checksum=algorithm)
+    message = writer.seal(pointer := writer.store("disk").write(payload))
+    assert writer.resolve(message) == payload, "as with signed pointers of earlier releases"
+    assert writer.resolve(client(tmp_path).seal(client(tmp_path).store("disk").write(payload))) == payload
+    swap(tmp_path, pointer, payload)
+    for reader in (client(tmp_path), client(tmp_path, checksum="sha256")):
+        with pytest.raises(PointerRejectedError, match=f"set checksum: {algorithm}") as caught:
+            reader.resolve(message)
+        assert caught.value.reason == "checksum"
+
+
+def test_an_optional_signature_leaves_the_choice_to_writers(tmp_path):
+    signing = {"signing": SIGNING["signing"] | {"require": False}}
+    writer = client(tmp_path, checksum="crc32")
+    message = writer.seal(writer.store("disk").write(b"payload"))
+    assert client(tmp_path, **signing).resolve(message) == b"payload"
+
+
+# Chunks --------------------------------------------------------------------------------------------------------
+
+
+def outcomes_of(algorithm, claim=None):
+    """Send a payload in chunks, with another claim in the headers if there is one, and return the outcomes."""
+    cc = claimcheck.from_dict({"strategy": "chunking", "threshold_bytes": 3000, "checksum": algorithm})
+    resolver, outcomes = cc.resolver(), []
+    with cc.outbound(LARGE[:10_000], destination="orders", key=b"k") as out:
+        for position, envelope in enumerate(out.envelopes):
+            headers = dict(envelope.headers)
+            if claim is not None and "claimcheck-checksum" in headers:
+                headers["claimcheck-checksum"] = claim
+            outcomes += resolver.feed("orders-0", position, envelope.data, headers=headers, key=b"k")
+            out.sent(position)
+    return headers, outcomes
+
+
+@every_algorithm
+def test_the_last_chunk_declares_the_digest_of_the_whole(algorithm):
+    headers, (outcome,) = outcomes_of(algorithm)
+    assert headers["claimcheck-checksum"] == expected(algorithm, LARGE[:10_000])
+    assert isinstance(outcome, Resolved)
+    assert outcome.payload == LARGE[:10_000]
+
+
+@every_algorithm
+def test_a_wrong_digest_in_the_headers_is_an_error(algorithm):
+    wrong = digest_of(b"another payload", algorithm=algorithm)
+    (outcome,) = outcomes_of("crc32", wrong)[1]
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, IntegrityError)
+    assert outcome.error.expected == wrong
+
+
+def test_a_digest_that_this_process_cannot_compute_is_an_error_of_its_message(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    (outcome,) = outcomes_of("crc32", "xxh3-128:00")[1]
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, MissingDependencyError)

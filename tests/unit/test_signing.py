@@ -1,0 +1,479 @@
+"""Signed messages: what a signature covers, and which messages readers refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import uuid
+from dataclasses import replace
+
+import pytest
+
+import claimcheck
+from claimcheck import _pointer as pointers
+from claimcheck._destination import canonical
+from claimcheck._envelope import HEADER, decode, encode_abort, encode_chunk, encode_literal, encode_pointer
+from claimcheck._signing import Seal
+from claimcheck.config import from_dict
+from claimcheck.errors import ConfigError, PointerRejectedError
+from claimcheck.testing import RecordingBroker
+from tests.vectors import FOLDER, UUID
+
+KEYS = {"k1": "a secret of ours", "k2": "another secret!!"}
+SIGNING = {"key_id": "k1", "keys": KEYS}
+STORES = {"hot": {"type": "memory", "space": "test_signing"}, "cold": {"type": "memory", "space": "test_signing_2"}}
+BIG = bytes(range(256)) * 40
+LITERAL = HEADER + b" and then some"
+SMALL_LIMIT = claimcheck.WireLimit(2000, lambda key, headers: 1000)
+TOPIC = "persistent://public/default/orders"
+NOW = 1_765_000_000.0
+
+
+def configured(strategy="external", *, signing=SIGNING, **options):
+    return claimcheck.from_dict({"strategy": strategy, "store": "hot", "stores": STORES, "signing": signing} | options)
+
+
+def sent(cc, payload=BIG, *, destination="orders", **options):
+    with cc.outbound(payload, destination=destination, headers={"a": "b"}, limit=SMALL_LIMIT, **options) as out:
+        return list(out.envelopes), out.abort
+
+
+def received(cc, envelopes, *, destination: str | None = "orders"):
+    """Return all outcomes of one partition that has these messages."""
+    resolver = cc.resolver()
+    return [
+        outcome
+        for position, each in enumerate(envelopes)
+        for outcome in resolver.feed(0, position, each.data, headers=each.headers, key="k", destination=destination)
+    ]
+
+
+def errors(outcomes):
+    return [getattr(outcome, "error", None) for outcome in outcomes]
+
+
+def refusal(cc, envelopes, **options):
+    """Return the error of messages of which none is delivered."""
+    outcomes = received(cc, envelopes, **options)
+    assert not [each for each in outcomes if isinstance(each, claimcheck.Resolved)]
+    (error,) = [each.error for each in outcomes if isinstance(each, claimcheck.Failed)]
+    assert isinstance(error, PointerRejectedError)
+    return error
+
+
+def changed(envelope, **fields):
+    """Return an envelope whose signature has other fields."""
+    body = json.loads(envelope.headers["claimcheck-signature"]) | fields
+    return replace(envelope, headers={**envelope.headers, "claimcheck-signature": json.dumps(body)})
+
+
+def unsigned(envelope):
+    return replace(envelope, headers={k: v for k, v in envelope.headers.items() if k != "claimcheck-signature"})
+
+
+class TestDestinations:
+    @pytest.mark.parametrize(
+        ("name", "expected"),
+        [
+            ("orders", "orders"),
+            ("orders-partition-3", "orders-partition-3"),
+            ("public/default/orders", "orders"),
+            (TOPIC, "orders"),
+            (f"{TOPIC}-partition-3", "orders"),
+            ("persistent://acme/eu/orders-partition-12", "acme/eu/orders"),
+            ("acme/eu/orders", "acme/eu/orders"),
+            ("non-persistent://public/default/orders-partition-1", "non-persistent://public/default/orders"),
+            ("", ""),
+        ],
+    )
+    def test_all_names_of_a_topic_are_one(self, name, expected):
+        assert canonical(name) == expected == canonical(expected)
+
+    @pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid"])
+    def test_a_payload_is_accepted_from_its_topic_alone(self, strategy):
+        cc = configured(strategy)
+        envelopes, _ = sent(cc, destination="orders")
+
+        for own in ("orders", TOPIC, f"{TOPIC}-partition-7"):
+            (outcome,) = received(cc, envelopes, destination=own)
+            assert outcome.payload == BIG
+            assert outcome.headers == {"a": "b"}
+        for other in ("salaries", "Orders", "orders-partition-1", "persistent://acme/eu/orders"):
+            assert refusal(cc, envelopes, destination=other).reason == "destination"
+        error = refusal(cc, envelopes, destination=None)
+        assert error.reason == "destination"
+        assert "pass destination=" in str(error)
+
+    def test_every_way_of_reading_takes_the_destination(self):
+        cc = configured()
+        ((envelope,), _) = sent(cc)
+        assert cc.resolve(envelope.data, destination="orders") == BIG
+        assert asyncio.run(cc.aresolve(envelope.data, destination="orders")) == BIG
+        assert cc.open(envelope.data, destination="orders").read() == BIG
+        assert cc.pointer(envelope.data, destination="orders").destination == "orders"
+        for read in (cc.resolve, cc.open, cc.pointer):
+            for where in ({}, {"destination": "salaries"}):
+                with pytest.raises(PointerRejectedError) as caught:
+                    read(envelope.data, **where)
+                assert caught.value.reason == "destination"
+        with pytest.raises(PointerRejectedError):
+            asyncio.run(cc.aresolve(envelope.data))
+
+    @pytest.mark.parametrize("strategy", ["external", "chunking"])
+    def test_other_topics_can_be_accepted(self, strategy):
+        envelopes, _ = sent(configured(strategy))
+        reader = configured(signing=SIGNING | {"accept_from": {"*.dlt": ["orders", "audit.*"], "mirror": [TOPIC]}})
+        for name in ("orders.dlt", "any.dlt", "mirror", "persistent://public/default/mirror-partition-0", "orders"):
+            assert received(reader, envelopes, destination=name)[0].payload == BIG
+        assert refusal(reader, envelopes, destination="audit").reason == "destination"
+        others, _ = sent(configured(strategy), destination="salaries")
+        assert refusal(reader, others, destination="any.dlt").reason == "destination"
+        audited, _ = sent(configured(strategy), destination="audit.eu")
+        assert received(reader, audited, destination="any.dlt")[0].payload == BIG
+
+    def test_a_signed_pointer_without_a_destination_is_refused(self):
+        """Otherwise a pointer of an earlier release could be replayed on any topic."""
+        cc = configured()
+        bare = cc.seal(cc.store("hot").write(BIG))
+        with pytest.raises(PointerRejectedError, match="names no destination") as caught:
+            cc.resolve(bare, destination="orders")
+        assert caught.value.reason == "destination"
+
+        migrating = configured(signing=SIGNING | {"bind_destination": False})
+        assert migrating.resolve(bare) == BIG
+        ((new,), _) = sent(migrating)
+        assert cc.resolve(new.data, destination="orders") == BIG  # its writers bind already
+
+    def test_a_pointer_is_forwarded_by_sealing_it_again(self):
+        cc = configured()
+        ((envelope,), _) = sent(cc)
+        pointer = cc.pointer(envelope.data, destination="orders")
+        forwarded = cc.seal(pointer, destination="persistent://public/default/copies")
+        assert cc.resolve(forwarded, destination="copies") == BIG
+        with pytest.raises(PointerRejectedError):
+            cc.resolve(forwarded, destination="orders")
+
+    def test_a_copy_stays_bound_to_the_topic(self):
+        cc = configured()
+        ((envelope,), _) = sent(cc)
+        pointer = cc.pointer(envelope.data, destination="orders")
+        copy = cc.store("hot").copy(pointer, to=cc.store("cold"), destination="elsewhere")
+        assert cc.resolve(cc.seal(copy), destination="orders") == BIG
+
+    def test_without_signing_nothing_is_bound(self):
+        cc = configured(signing={})
+        ((envelope,), _) = sent(cc)
+        assert cc.pointer(envelope.data).destination is None
+        assert cc.resolve(envelope.data) == BIG
+        assert cc.resolve(envelope.data, destination="anywhere") == BIG
+
+    def test_a_decorated_function_must_say_where_it_sends(self):
+        with pytest.raises(ConfigError, match="destination"):
+            configured().offload(payload="value")(lambda value: None)
+        configured(signing=SIGNING | {"bind_destination": False}).offload(payload="value")(lambda value: None)
+
+    def test_a_reader_of_a_destination_reads_only_its_stores(self):
+        cc = configured(destinations={"orders": {"reads_from": ["cold"]}})
+        ((envelope,), _) = sent(cc)
+        for name in ("orders", f"{TOPIC}-partition-0"):
+            with pytest.raises(PointerRejectedError, match="reads_from of this destination") as caught:
+                cc.resolve(envelope.data, destination=name)
+            assert (caught.value.reason, caught.value.store) == ("store", "hot")
+        ((other,), _) = sent(cc, destination="audit")
+        assert cc.resolve(other.data, destination="audit") == BIG
+
+
+class TestAge:
+    @pytest.mark.parametrize("strategy", ["external", "chunking"])
+    def test_an_old_message_is_refused(self, strategy, monkeypatch):
+        cc = configured(strategy)
+        seal = cc._current().seal
+        seal._clock = lambda: NOW
+        cc.store("hot").context = replace(cc.store("hot").context, clock=lambda: NOW)
+        envelopes, _ = sent(cc)
+        reader = configured(signing=SIGNING | {"max_age_seconds": 60})
+        clock = reader._current().seal
+        clock._clock = lambda: NOW + 60
+        assert received(reader, envelopes)[0].payload == BIG
+        clock._clock = lambda: NOW + 60.01
+        error = refusal(reader, envelopes)
+        assert error.reason == "age"
+        assert "max_age_seconds is 60" in str(error)
+
+
+class TestChunks:
+    def test_the_last_chunk_has_the_signature_of_the_whole(self):
+        envelopes, _ = sent(configured("chunking"))
+        assert len(envelopes) > 2
+        assert [("claimcheck-signature" in each.headers) for each in envelopes] == [False] * (len(envelopes) - 1) + [
+            True
+        ]
+        assert (
+            json.loads(envelopes[-1].headers["claimcheck-signature"]).items()
+            >= {
+                "kind": "chunks",
+                "chunks": len(envelopes),
+                "size": len(BIG),
+                "destination": "orders",
+                "uuid": decode(envelopes[0].data).uuid,
+            }.items()
+        )
+
+    def test_chunks_without_a_signature_are_refused_where_one_is_required(self):
+        plain, _ = sent(configured("chunking", signing={}))
+        assert "not signed" in str(refusal(configured(), plain))
+        assert received(configured(signing=SIGNING | {"require": False}), plain)[0].payload == BIG
+        assert received(configured(signing={}), sent(configured("chunking"))[0])[0].payload == BIG
+
+    def test_other_bytes_another_count_or_another_uuid_are_refused(self):
+        envelopes, _ = sent(configured("chunking"))
+        last = envelopes[-1]
+        chunks = [decode(each.data) for each in envelopes]
+        own, count = chunks[0].uuid, len(chunks)
+
+        def with_pieces(pieces, own=own):
+            data = [encode_chunk(own, n, len(pieces), piece) for n, piece in enumerate(pieces)]
+            headers = {k: v for k, v in last.headers.items() if k in ("claimcheck-type", "claimcheck-signature")}
+            return [claimcheck.Envelope(each, headers if n == len(pieces) - 1 else None) for n, each in enumerate(data)]
+
+        pieces = [bytes(chunk.piece) for chunk in chunks]
+        flipped = bytes([pieces[1][0] ^ 1]) + pieces[1][1:]
+        for reader in (configured(), configured(signing=SIGNING | {"require": False})):
+            assert received(reader, with_pieces(pieces))[0].payload == BIG
+            for forged in (
+                with_pieces([pieces[0], flipped, *pieces[2:]]),
+                with_pieces([pieces[1], pieces[0], *pieces[2:]]),
+                with_pieces([pieces[0] + pieces[1], *pieces[2:]]),
+                with_pieces(pieces[:-1]),
+                with_pieces([*pieces, b"more"]),
+                with_pieces(pieces, own=str(uuid.UUID(int=5))),
+            ):
+                assert "differs from what was signed" in str(refusal(reader, forged))
+        assert count == json.loads(last.headers["claimcheck-signature"])["chunks"]
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"destination": "salaries"},
+            {"created": 5},
+            {"key_id": "k2"},
+            {"key_id": "k3"},
+            {"key_id": None},
+            {"mac": "00" * 32},
+            {"mac": 5},
+            {"size": True},
+            {"more": 1},
+            {"kind": "literal"},
+        ],
+    )
+    @pytest.mark.parametrize("require", [True, False])
+    def test_any_other_field_is_refused(self, fields, require):
+        *rest, last = sent(configured("chunking"))[0]
+        error = refusal(configured(signing=SIGNING | {"require": require}), [*rest, changed(last, **fields)])
+        assert error.reason == "signature"
+
+    @pytest.mark.parametrize(
+        "text", ["", "{}", "[]", "x", "[" * 2000, '{"a":1,"a":2}', "{" + " " * 9000, '{"mac":"é"}']
+    )
+    def test_a_damaged_signature_is_refused(self, text):
+        *rest, last = sent(configured("chunking"))[0]
+        damaged = replace(last, headers={**last.headers, "claimcheck-signature": text.encode()})
+        assert refusal(configured(), [*rest, damaged]).reason == "signature"
+
+    def test_every_one_of_several_signatures_must_be_valid(self):
+        """A second attempt with the same identity has the same uuid, and is as good."""
+        identity = uuid.UUID(int=77)
+        cc = configured("chunking")
+        first, _ = sent(cc, identity=identity)
+        second, _ = sent(configured("chunking", signing=SIGNING | {"key_id": "k2"}), identity=identity)
+        assert received(cc, [*first[:-1], *second])[0].payload == BIG
+        forged = changed(first[-1], created=5)
+        resolver = cc.resolver()
+        outcomes = []
+        for position, each in enumerate([first[-1], forged, *first[:-1]]):
+            outcomes += resolver.feed(0, position, each.data, headers=each.headers, key="k", destination="orders")
+        assert [type(each) for each in outcomes] == [claimcheck.Failed]
+
+    def test_a_call_without_headers_cannot_send_signed_chunks(self):
+        broker = RecordingBroker()
+        cc = configured("chunking")
+
+        @cc.offload(payload="value", destination="topic", key="key")
+        def produce(topic, value, key=None):
+            broker.send(topic, value)
+
+        produce("orders", b"small")
+        with pytest.raises(ConfigError, match="takes no headers"):
+            produce("orders", bytes(2_000_000))
+        assert len(broker.messages) == 1
+
+    def test_chunks_stay_within_the_limit(self):
+        envelopes, _ = sent(configured("chunking", signing={"key_id": "k" * 100, "keys": {"k" * 100: KEYS["k1"]}}))
+        limit = claimcheck.WireLimit(3000)
+        with configured("chunking").outbound(BIG, destination="o" * 200, limit=limit, key=b"k") as out:
+            sizes = [len(each.data) + limit.overhead(each.key, each.headers) for each in out.envelopes]
+        assert max(sizes) <= 3000
+        assert len(envelopes) > 1
+
+
+class TestAborts:
+    def test_a_forged_abort_drops_nothing(self):
+        cc = configured("chunking")
+        envelopes, abort = sent(cc)
+        own = decode(envelopes[0].data).uuid
+        salaries = configured("chunking")
+        with salaries.outbound(BIG, destination="salaries", limit=SMALL_LIMIT, identity=uuid.UUID(own)) as out:
+            elsewhere = out.abort
+            list(out.envelopes)
+        forged = [
+            claimcheck.Envelope(encode_abort(own)),
+            claimcheck.Envelope(encode_abort(own), {"claimcheck-type": "abort"}),
+            unsigned(abort),
+            changed(abort, created=5),
+            elsewhere,
+            replace(abort, headers=envelopes[-1].headers),  # the signature of the chunks
+            claimcheck.Envelope(encode_abort(own), sent(cc)[1].headers),  # that of another payload's abort envelope
+        ]
+        for bad in forged:
+            outcomes = received(cc, [*envelopes[:2], bad, *envelopes[2:]])
+            assert [type(each) for each in outcomes] == [claimcheck.Failed, claimcheck.Resolved]
+            assert isinstance(outcomes[0].error, PointerRejectedError)
+            assert outcomes[0].positions == (2,)
+            assert outcomes[1].payload == BIG
+
+    def test_a_genuine_abort_ends_the_payload(self):
+        cc = configured("chunking")
+        envelopes, abort = sent(cc)
+        (dropped,) = received(cc, [*envelopes[:2], abort])
+        assert (dropped.reason, len(dropped.slots)) == ("aborted", 3)
+
+
+class TestWholeMessages:
+    def test_an_escaped_payload_is_signed(self):
+        cc = configured()
+        ((envelope,), _) = sent(cc, LITERAL)
+        assert envelope.data == encode_literal(LITERAL)
+        assert received(cc, [envelope])[0].payload == LITERAL
+        assert cc.resolve(envelope.data, destination="orders", headers=envelope.headers) == LITERAL
+        assert cc.open(envelope.data, destination="orders", headers=envelope.headers).read() == LITERAL
+
+        other = replace(envelope, data=encode_literal(LITERAL[:-1] + b"X"))
+        for bad in (unsigned(envelope), other, changed(envelope, size=35), changed(envelope, destination="x")):
+            assert refusal(cc, [bad]).reason == "signature"
+        assert refusal(cc, [envelope], destination="salaries").reason == "destination"
+        with pytest.raises(PointerRejectedError, match="not signed"):
+            cc.resolve(envelope.data, destination="orders")
+        lenient = configured(signing=SIGNING | {"require": False})
+        assert received(lenient, [unsigned(envelope)])[0].payload == LITERAL
+        assert refusal(lenient, [other]).reason == "signature"
+
+    def test_plain_messages_pass_unless_envelopes_are_required(self):
+        plain = claimcheck.Envelope(b"small")
+        assert received(configured(), [plain])[0].payload == b"small"
+        strict = configured(signing=SIGNING | {"require_envelope": True})
+        for small in (b"small", b""):
+            assert refusal(strict, [claimcheck.Envelope(small)]).reason == "envelope"
+            with pytest.raises(PointerRejectedError, match="require_envelope"):
+                strict.resolve(small, destination="orders")
+        assert received(strict, [claimcheck.Envelope(None)])[0].payload is None
+
+    @pytest.mark.parametrize("payload", [b"small", b"", BIG, LITERAL])
+    def test_where_envelopes_are_required_writers_send_nothing_else(self, payload):
+        strict = configured(signing=SIGNING | {"require_envelope": True})
+        envelopes, _ = sent(strict, payload)
+        assert received(strict, envelopes)[0].payload == payload
+        assert strict.threshold("orders") == -1
+        assert refusal(strict, envelopes, destination="salaries").reason == "destination"
+        assert sent(strict, None)[0][0].data is None
+
+    def test_where_envelopes_are_required_a_decorated_function_sends_nothing_else(self):
+        strict, broker = configured(signing=SIGNING | {"require_envelope": True}), RecordingBroker()
+
+        @strict.offload(payload="value", destination="topic", headers="headers")
+        def produce(topic, value, headers=None):
+            broker.send(topic, value, headers=headers)
+
+        produce("orders", b"small")
+        assert broker.messages[0].value == encode_literal(b"small")
+        assert broker.payloads(strict) == [b"small"]
+
+
+class TestFormat:
+    """The signed bytes, as any implementation has to make them."""
+
+    def vectors(self):
+        return [line for line in (FOLDER / "signatures.txt").read_text().splitlines() if not line.startswith("#")]
+
+    def test_the_golden_signatures_are_made_and_accepted(self):
+        chunks, abort, literal, pointer = self.vectors()
+        seal = Seal(from_dict({"stores": STORES, "signing": SIGNING}), clock=lambda: NOW)
+        checksums = [json.loads(each)["checksum"] for each in (chunks, literal)]
+        assert seal.statement("chunks", "orders", uuid=UUID, chunks=2, size=10, checksum=checksums[0]) == chunks
+        assert seal.statement("abort", TOPIC, uuid=UUID) == abort
+        assert seal.statement("literal", "orders", size=34, checksum=checksums[1]) == literal
+        seal.check_chunks([chunks], uuid=UUID, count=2, pieces=[b"middle", b"last"], destination="orders")
+        seal.check_abort([abort], uuid=UUID, destination="orders")
+        escaped = decode(encode_literal(b"PRF_wdkafcli_header_ and then some"))
+        seal.check_whole(escaped, [("claimcheck-signature", literal.encode())], "orders")
+
+        accepted = seal.accept(b"\x02" + pointer.encode(), destination="orders")
+        assert seal.sign(replace(accepted, key_id=None, mac=None)) == b"\x02" + pointer.encode()
+
+    def test_the_signature_of_a_pointer_is_none_of_a_statement(self):
+        """Both are HMACs with the same key: what is signed must say which it is."""
+        body = {"kind": "abort", "uuid": UUID, "destination": "orders", "created": 5, "key_id": "k1"}
+        text = json.dumps(body | {"mac": pointers.mac_of(body, KEYS["k1"].encode())})
+        seal = Seal(from_dict({"stores": STORES, "signing": SIGNING}))
+        with pytest.raises(PointerRejectedError, match="does not match its signature"):
+            seal.check_abort([text], uuid=UUID, destination="orders")
+
+    def test_unknown_fields_are_signed_and_ignored(self):
+        body = {"kind": "abort", "uuid": UUID, "destination": "orders", "created": 5, "key_id": "k1", "new": [1]}
+        mac = pointers.mac_of(body, KEYS["k1"].encode(), domain=b"claimcheck-signature\x00")
+        seal = Seal(from_dict({"stores": STORES, "signing": SIGNING}))
+        seal.check_abort([json.dumps(body | {"mac": mac})], uuid=UUID, destination="orders")
+
+    def test_a_destination_too_long_to_be_signed_is_refused_by_the_writer(self):
+        with pytest.raises(ConfigError, match="too long"):
+            sent(configured("chunking"), destination="o" * 3000)
+
+
+class TestDowngrade:
+    def test_version_1_unsigned_and_other_keys_are_refused(self):
+        cc = configured()
+        pointer = cc.store("hot").write(BIG, destination="orders")
+        stranger = configured(signing={"key_id": "k3", "keys": {"k3": "0123456789abcdef"}})
+        v1 = pointers.Pointer(key=pointer.key, version=1)
+        for message in (
+            configured(signing={}).seal(pointer),
+            stranger.seal(pointer),
+            encode_pointer(pointers.encode(v1)),
+            cc.seal(pointer).replace(b'"key_id":"k1"', b'"key_id":"k2"'),
+            cc.seal(pointer).replace(b'"destination":"orders",', b""),
+            cc.seal(pointer).replace(b'"destination":"orders"', b'"destination":"sorder"'),
+        ):
+            for name in ("orders", "sorder"):
+                with pytest.raises(PointerRejectedError) as caught:
+                    cc.resolve(message, destination=name)
+                assert caught.value.reason == "signature"
+
+    def test_a_missing_secret_is_an_error_of_all_where_signatures_are_required(self, monkeypatch):
+        monkeypatch.delenv("CLAIMCHECK_SIGNING_SECRET", raising=False)
+        envelopes, _ = sent(configured("chunking"))
+        keys = {"keys": {"k1": "${CLAIMCHECK_SIGNING_SECRET}"}}
+        (outcome,) = received(configured(signing=keys), envelopes)
+        assert isinstance(outcome.error, ConfigError)
+        (outcome,) = received(configured(signing=keys | {"require": False}), envelopes)
+        assert isinstance(outcome.error, PointerRejectedError)
+        assert isinstance(outcome.error.__cause__, ConfigError)
+
+
+def test_errors_and_reprs_show_no_secret(caplog):
+    caplog.set_level(logging.DEBUG)
+    cc = configured("chunking")
+    envelopes, abort = sent(cc)
+    shown = [repr(cc), repr(cc.config), caplog.text]
+    shown += [str(error) for error in errors(received(cc, [*envelopes[:-1], changed(envelopes[-1], size=1)]))]
+    shown += [str(error) for error in errors(received(cc, [unsigned(abort)]))]
+    assert not [each for each in shown if "a secret of ours" in each]
