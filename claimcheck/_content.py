@@ -4,8 +4,8 @@ Encoded content describes itself. All integers are big-endian::
 
     content   [b"CCE1"][size of the header:uint32][header][body]
 
-The header is canonical JSON, padded with spaces to a multiple of 1,024 bytes, so that `claimcheck rewrap` can replace
-it in place. Its fields, all but the wrapped key and that key's id, are the associated data of the encryption: content
+The header is canonical JSON. In stores it is padded with spaces to a multiple of 1,024 bytes, so that
+`claimcheck rewrap` can replace it in place. Its fields, all but the wrapped key and that key's id, are the associated data of the encryption: content
 that was moved to another key, store, destination or payload cannot be decrypted. The body is the payload, compressed
 with ``codec`` and then encrypted as `claimcheck._streaming_aead` describes.
 """
@@ -133,12 +133,13 @@ class ContentHeader:
         return _MAGIC + pointers.canonical_json(self._bound())
 
     def encode(self, *, at_least: int = 0) -> bytes:
-        """Return the bytes in front of the body: a multiple of 1,024, and at least as many as requested."""
+        """Return the bytes in front of the body, at least as many as requested; in stores a multiple of 1,024."""
         fields = self._bound()
         if self.wrapped_key is not None:
             fields |= {"key": base64.b64encode(self.wrapped_key).decode(), "key_id": self.key_id}
         text = pointers.canonical_json(fields)
-        total = max(at_least, -(-(_PREFIX.size + len(text)) // _HEADER_STEP) * _HEADER_STEP)
+        step = _HEADER_STEP if self.store else 1
+        total = max(at_least, -(-(_PREFIX.size + len(text)) // step) * step)
         return _PREFIX.pack(_MAGIC, total - _PREFIX.size) + text.ljust(total - _PREFIX.size)
 
     @classmethod
@@ -315,18 +316,18 @@ class Encoding:
                 plain = list(plain)
                 stream = _same_stream(header, stream, plain)
             header, size = stream.header, stream.size
-            body = aead.encrypt(
+            body: Iterable[Buffer] = aead.encrypt(
                 plain, key=stream.key, associated_data=header.associated_data, stream_header=stream.salt
             )
         else:
-            body = iter(plain)
+            body = plain
         start = before + header.encode(at_least=size)
         pieces = _with_header(start, body)
         if (shared and codec is not None) or (payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES):
             return PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
         known = codec is None and payload.size is not None
-        size = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
-        return PieceSource(pieces, size=size, checksum=payload.algorithm)
+        total = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
+        return PieceSource(pieces, size=total, checksum=payload.algorithm)
 
     def _compressed(self, payload: Source) -> Iterable[Buffer]:
         if self.keys:
@@ -340,8 +341,7 @@ class Encoding:
 
 def _new_stream(header: ContentHeader, keys: DataKeys) -> Stream:
     new = keys.new(header.size)
-    key = {"encryption": ALGORITHM, "key_id": new.key_id, "wrapped_key": new.wrapped}
-    return Stream(replace(header, **key), new.key)
+    return Stream(replace(header, encryption=ALGORITHM, key_id=new.key_id, wrapped_key=new.wrapped), new.key)
 
 
 def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer]) -> Stream:

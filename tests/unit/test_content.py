@@ -104,11 +104,12 @@ def test_writes_the_golden_bytes(name, cc):
 
 
 def test_a_header_is_padded_so_that_it_can_be_replaced():
-    header = ContentHeader(id="1", size=3, stored_as="k" * 100, encryption="E", key_id="k1", wrapped_key=b"w" * 60)
+    header = ContentHeader(id="1", size=3, store="s", stored_as="k" * 90, encryption="E", key_id="k1", wrapped_key=b"w" * 60)
     assert len(header.encode()) == 1024
     longer = replace(header, key_id="k" * 300, wrapped_key=b"w" * 90)
     assert len(longer.encode(at_least=1024)) == 1024
     assert read_header(PieceReader([longer.encode()])) == (longer, 1024)
+    assert len(replace(header, store="").encode()) < 400  # in a message there is nothing to replace
     assert longer.associated_data == header.associated_data  # all but the data key and its key id
     assert replace(header, stored_as="other").associated_data != header.associated_data
 
