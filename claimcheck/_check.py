@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol
@@ -97,7 +97,7 @@ def check(cc: _ClaimCheck, *, open: bool = False) -> CheckReport:  # noqa: A002 
         cc: Has a valid configuration.
         open: Whether to resolve the signing keys, and to write, read and delete a small payload in every store.
     """
-    findings = [*_general(cc.config), *_signing(cc.config), *_destinations(cc.config)]
+    findings = [*_general(cc.config), *_signing(cc.config), *_encryption(cc.config), *_destinations(cc.config)]
     for name, store in cc.config.stores.items():
         findings += _store(f"stores.{name}", store)
     if open:
@@ -165,11 +165,25 @@ def _signing(config: Config) -> Iterator[Finding]:
     if signing.key_id is None:
         message = "this process verifies signatures but signs nothing"
         yield Finding("info", "signing.key_id", message, id="signing-verify-only")
-    for name, secret in signing.keys.items():
+    yield from _written_out(signing.keys, "signing.keys")
+
+
+def _encryption(config: Config) -> Iterator[Finding]:
+    encryption = config.encryption
+    if encryption.keys and not encryption.require:
+        message = "keys are configured, but readers accept payloads that are not encrypted"
+        fix = "Set it to true when all writers encrypt."
+        yield Finding("warning", "encryption.require", message, fix, id="encryption-optional")
+    if encryption.provider == "local":
+        yield from _written_out(encryption.keys, "encryption.keys")
+
+
+def _written_out(secrets: Mapping[str, str], path: str) -> Iterator[Finding]:
+    for name, secret in secrets.items():
         if not is_placeholder(secret):
             fix = "Put it into an environment variable and write ${NAME}."
             message = "the secret is in the configuration itself"
-            yield Finding("warning", f"signing.keys.{name}", message, fix, id="secret-in-file")
+            yield Finding("warning", f"{path}.{name}", message, fix, id="secret-in-file")
 
 
 def _destinations(config: Config) -> Iterator[Finding]:

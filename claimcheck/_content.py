@@ -5,9 +5,9 @@ Encoded content describes itself. All integers are big-endian::
     content   [b"CCE1"][size of the header:uint32][header][body]
 
 The header is canonical JSON. In stores it is padded with spaces to a multiple of 1,024 bytes, so that
-`claimcheck rewrap` can replace it in place. Its fields, all but the wrapped key and that key's id, are the associated data of the encryption: content
-that was moved to another key, store, destination or payload cannot be decrypted. The body is the payload, compressed
-with ``codec`` and then encrypted as `claimcheck._streaming_aead` describes.
+`claimcheck rewrap` can replace it in place. Its fields, all but the wrapped key and that key's id, are the associated
+data of the encryption: content that was moved to another key, store, destination or payload cannot be decrypted. The
+body is the payload, compressed with ``codec`` and then encrypted as `claimcheck._streaming_aead` describes.
 """
 
 from __future__ import annotations

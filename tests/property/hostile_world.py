@@ -31,7 +31,7 @@ _SEGMENT = 1 << 20
 _POINTER = HEADER + bytes([Kind.POINTER, 2])
 
 
-class NotOriginal(AssertionError):
+class NotOriginalError(AssertionError):
     """A reader returned bytes that nobody wrote for it, or raised an exception that is not one of claimcheck."""
 
 
@@ -107,10 +107,8 @@ class World:
         for key_id in _KEYS:
             for codec in (None, "zstd"):
                 stores = {name: self._opened("external", key_id, codec, store=name) for name in STORES}
-                chunks, inline = (
-                    self._opened("chunking", key_id, codec),
-                    self._opened("chunking", key_id, codec, inline=True),
-                )
+                chunks = self._opened("chunking", key_id, codec)
+                inline = self._opened("chunking", key_id, codec, inline=True)
                 for destination in DESTINATIONS:
                     for name, cc in stores.items():
                         yield self._sent(cc, self._payload(1200), destination, name)
@@ -120,9 +118,8 @@ class World:
                     yield self._sent(inline, self._payload(100), destination)
                 if key_id == "k1" and codec is None:
                     for unknown in (False, True):
-                        yield self._sent(
-                            stores["a"], self._payload(3 * _SEGMENT + 99), "orders", "a", unknown_size=unknown
-                        )
+                        payload = self._payload(3 * _SEGMENT + 99)
+                        yield self._sent(stores["a"], payload, "orders", "a", unknown_size=unknown)
 
     def _payload(self, size: int) -> bytes:
         return self.random.randbytes(size // 2) + bytes(size - size // 2)
@@ -151,7 +148,7 @@ class World:
         """Read messages in one of several ways; returns how many payloads were delivered.
 
         Raises:
-            NotOriginal: One of them is not allowed, or an exception is not one of claimcheck.
+            NotOriginalError: One of them is not allowed, or an exception is not one of claimcheck.
         """
         try:
             if len(messages) != 1 or self.random.random() < 0.3:
@@ -160,7 +157,7 @@ class World:
         except ClaimCheckError:
             return 0
         except Exception as error:
-            raise NotOriginal(f"{type(error).__name__}: {error}") from error
+            raise NotOriginalError(f"{type(error).__name__}: {error}") from error
 
     def _check_fed(self, messages: list[Envelope], destination: str, allowed: set[bytes]) -> int:
         resolver, delivered = self.reader.resolver(), 0
@@ -173,7 +170,7 @@ class World:
                     self._check_payload(outcome.payload, outcome.kind, allowed)
                     delivered += 1
                 elif type(outcome.error) is ClaimCheckError:
-                    raise NotOriginal(f"a foreign exception: {outcome.error}")
+                    raise NotOriginalError(f"a foreign exception: {outcome.error}")
         return delivered
 
     def _check_one(self, message: Envelope, destination: str, allowed: set[bytes]) -> int:
@@ -200,13 +197,13 @@ class World:
         else:
             found = self.reader._store_of(pointer).read_range(pointer, start, length)
         if not any(found == original[start : start + length] for original in allowed):
-            raise NotOriginal(f"{len(found)} other bytes from {start}")
+            raise NotOriginalError(f"{len(found)} other bytes from {start}")
 
     def _check_payload(self, payload: Any, kind: Kind | None, allowed: set[bytes]) -> None:
         if kind in (None, Kind.LITERAL) and not self.signed:
             return  # only a signature protects what is not encrypted
         if payload not in allowed:
-            raise NotOriginal(f"{len(payload)} other bytes in a message of type {kind}")
+            raise NotOriginalError(f"{len(payload)} other bytes in a message of type {kind}")
 
     # Attacks ---------------------------------------------------------------------------------------------------
 
@@ -378,12 +375,8 @@ class World:
         headers = dict(near.headers or {})
         if self.random.random() < 0.3:
             size, checksum = len(b"forged"), f"sha256:{hashlib.sha256(b'forged').hexdigest()}"
-            facts = {
-                "kind": "literal",
-                "size": size,
-                "checksum": checksum,
-                "destination": self.random.choice(DESTINATIONS),
-            }
+            destination = self.random.choice(DESTINATIONS)
+            facts = {"kind": "literal", "size": size, "checksum": checksum, "destination": destination}
             statement = facts | {"created": 1, "key_id": "s1", "mac": "0" * 64}
             data, headers = HEADER + b"\x00forged", {"claimcheck-signature": json.dumps(statement, sort_keys=True)}
         return Envelope(data, headers, near.key)

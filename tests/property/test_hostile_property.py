@@ -16,7 +16,7 @@ from claimcheck import _streaming_aead as aead
 from claimcheck._rewrap import rewrap
 from claimcheck._signing import Seal
 from tests.hypothesis_examples import examples
-from tests.property.hostile_world import STORES, NotOriginal, World
+from tests.property.hostile_world import STORES, NotOriginalError, World
 
 ciphers = pytest.importorskip("cryptography.hazmat.primitives.ciphers")
 pytest.importorskip("zstandard")
@@ -127,7 +127,7 @@ def test_a_planted_fault_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], attack: str, signs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    with closing(World(1, signed=signs)) as world, pytest.raises(NotOriginal):
+    with closing(World(1, signed=signs)) as world, pytest.raises(NotOriginalError):
         for _ in range(CHANGES):
             getattr(world, attack)()
 

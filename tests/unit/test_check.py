@@ -52,6 +52,12 @@ def test_a_good_configuration_has_no_findings():
             "from any topic",
         ),
         ({"signing": {"keys": {"k1": "hunter2 and so on"}}}, "signing.keys.k1", "in the configuration itself"),
+        (
+            {"encryption": {"keys": {"k1": "aHVudGVy" * 5 + "MjI="}}},
+            "encryption.keys.k1",
+            "in the configuration itself",
+        ),
+        ({"encryption": {"keys": {"k1": "${K}"}, "require": False}}, "encryption.require", "accept payloads"),
         ({"reads_from": []}, "reads_from", "cannot read from 'hot'"),
         (
             {"dead_letter_ttl_seconds": 86_400},
