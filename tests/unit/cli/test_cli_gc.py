@@ -150,7 +150,7 @@ def test_what_every_group_has_acknowledged_goes_only_if_that_is_wanted(lab):
     ("message", "text"),
     [
         (b"PRF_wdkafcli_header_\x02\x09", "pointer of version 9"),
-        (b"PRF_wdkafcli_header_\x09", "unknown envelope type 9 (known are 0 to 3)"),
+        (b"PRF_wdkafcli_header_\x09", "unknown envelope type 9 (known are 0 to 4)"),
     ],
 )
 def test_a_message_of_a_newer_release_deletes_nothing(lab, message, text):
