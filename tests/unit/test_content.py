@@ -21,7 +21,8 @@ from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader
 from claimcheck._pointer import Pointer
 from claimcheck.config import CompressionConfig
-from claimcheck.errors import IntegrityError, PayloadTooLargeError, PointerRejectedError
+from claimcheck.errors import IntegrityError, PayloadTooLargeError, PointerRejectedError, StoreUnavailableError
+from claimcheck.transports._common.dispatch import dispatch
 from tests.content_oracle import DATA_KEY, HEADER, KEY, PAYLOAD, UUID, VECTORS
 
 pytest.importorskip("cryptography")
@@ -227,6 +228,42 @@ def test_aresolve_returns_the_payload_of_an_encrypted_message():
             (envelope,) = out.envelopes
         assert envelope.data.startswith(ENCODED)
         assert asyncio.run(cc.aresolve(envelope.data, destination="o")) == b"small"
+
+
+class Service:
+    """A key service that can be down."""
+
+    down = False
+
+    def __init__(self, *, keys):
+        pass
+
+    def wrap(self, data_key, *, key_id, context):
+        return data_key
+
+    def unwrap(self, wrapped, *, key_id, context):
+        if self.down:
+            raise ConnectionError("down")
+        return wrapped
+
+    def describe(self):
+        return {}
+
+
+def test_a_message_is_decrypted_when_its_key_service_is_back(monkeypatch):
+    encryption = {"key_id": "k1", "keys": {"k1": "x"}, "inline": True, "provider": f"{__name__}:Service"}
+    with (
+        opened(threshold_bytes=5000, encryption=encryption) as writer,
+        writer.outbound(b"small", destination="o") as out,
+    ):
+        (envelope,) = out.envelopes
+    with opened(encryption=encryption) as reader:
+        monkeypatch.setattr(Service, "down", True)
+        content = dispatch(reader, envelope.data, dict, destination="o")
+        with pytest.raises(StoreUnavailableError):
+            content.get()
+        monkeypatch.setattr(Service, "down", False)
+        assert content.get() == b"small"
 
 
 def test_dead_letters_are_read_where_that_is_configured():
