@@ -645,7 +645,7 @@ class _Open:
         self.pid = os.getpid()
         self.seal = Seal(config)
         self.content = ContentCoder(config, DataKeys(config.encryption) if config.encryption.keys else None)
-        limit, check = config.limits.max_payload_bytes, self.seal.check_origin
+        limit, check = config.chunks.max_payload_bytes, self.seal.check_origin
         self.unpacker = Unpacker(self.content, header=config.header, limit=limit, check_origin=check)
         self.stores: dict[str, Store] = {}
         self.strategies: dict[int, Strategy] = {}

@@ -602,7 +602,7 @@ class ContentCoder:
         Args:
             content: The whole content.
             chunks: The uuid of the chunks that it came in, if any.
-            limit: The largest payload in bytes.
+            limit: The largest payload in bytes that it is decompressed to.
 
         Raises:
             IntegrityError: It is damaged, was changed, or is encrypted with a key that this process does not have.
@@ -614,9 +614,10 @@ class ContentCoder:
         )
         with closing(reader):
             size = reader.header.size
+            if reader.header.codec is None:
+                limit = max(limit, len(content))  # it is in memory already
             if size is not None and size > limit:
-                text = f"a payload of {size} bytes is over limits.max_payload_bytes ({limit} bytes)"
-                raise PayloadTooLargeError(text, size=size, limit=limit)
+                raise _too_large(size, limit)
             if reader.header.encryption is None and self.requires_encryption:
                 raise _broken("it is not encrypted, but encryption.require is true")
             payload = _read_all(reader, limit)
@@ -645,7 +646,7 @@ class Unpacker:
     Args:
         coder: Decodes them.
         header: The bytes that envelopes begin with.
-        limit: The largest payload in bytes.
+        limit: The largest payload in bytes that content is decompressed to.
         check_origin: Called with the destination that content was encrypted for, and the one that it was read from;
             raises an error to refuse it.
     """
@@ -655,7 +656,7 @@ class Unpacker:
         coder: ContentCoder | None = None,
         *,
         header: bytes = HEADER,
-        limit: int = 5 << 30,
+        limit: int = 256 << 20,
         check_origin: Callable[[str, str | None], None] | None = None,
     ) -> None:
         self._coder = coder or ContentCoder()
@@ -715,9 +716,15 @@ def _read_all(reader: Reader, limit: int) -> bytes:
     while count := reader.readinto(buffer):
         box.write(buffer[:count])
         if box.tell() > limit:
-            text = f"a payload is over limits.max_payload_bytes ({limit} bytes)"
-            raise PayloadTooLargeError(text, size=box.tell(), limit=limit)
+            raise _too_large(box.tell(), limit)
     return box.getvalue()
+
+
+def _too_large(size: int, limit: int) -> PayloadTooLargeError:
+    text = f"a payload of {size} bytes or more is over the limit of {limit} bytes"
+    return PayloadTooLargeError(
+        f"{text} (limits.max_payload_bytes, chunking.max_payload_bytes)", size=size, limit=limit
+    )
 
 
 def _broken(why: str) -> IntegrityError:

@@ -247,12 +247,14 @@ def test_a_removed_key_is_an_integrity_error_that_names_it():
             reader.store("s").read(pointer)
 
 
-def test_the_payload_of_a_message_is_limited():
+@pytest.mark.parametrize("section", ["limits", "chunking"])
+def test_what_a_message_is_decompressed_to_is_limited(section):
+    """A small message of anyone who can write to the topic would otherwise fill the reader's memory."""
     pytest.importorskip("zstandard")
     compressing = {"strategy": "chunking", "threshold_bytes": 5000, "compression": {"codec": "zstd"}}
     with opened(**compressing) as writer, writer.outbound(bytes(1_000_000), destination="o", key=b"k") as out:
         (envelope,) = out.envelopes
-    with opened(limits={"max_payload_bytes": 999_999}) as reader:
+    with opened(**{section: {"max_payload_bytes": 999_999}}) as reader:
         resolver = reader.resolver()
         (outcome,) = resolver.feed("t", 0, envelope.data, headers=envelope.headers, key=b"k", destination="o")
     assert isinstance(outcome.error, PayloadTooLargeError)
