@@ -230,6 +230,40 @@ def test_aresolve_returns_the_payload_of_an_encrypted_message():
         assert asyncio.run(cc.aresolve(envelope.data, destination="o")) == b"small"
 
 
+@pytest.mark.parametrize("identity", [None, uuid.UUID(UUID)])
+@pytest.mark.parametrize("target", [None, "orders.dlq"])
+@pytest.mark.parametrize("topic", ["orders", "tenant/namespace/orders"])
+def test_copies_are_readable_where_the_payload_was(topic, target, identity):
+    with opened(space="copies") as cc:
+        store = cc.store("s")
+        pointer = store.write(b"x" * 1000, destination=topic)
+        copied = store.copy(pointer, to=store, destination=target, identity=identity)
+        assert copied.destination == pointer.destination == topic
+        assert store.read(copied) == b"x" * 1000
+        assert cc.resolve(cc.seal(copied), destination=topic) == b"x" * 1000
+        with pytest.raises(PointerRejectedError):
+            cc.resolve(cc.seal(copied), destination="orders.dlq")
+
+
+@pytest.mark.parametrize("identity", [None, uuid.UUID(UUID)])
+def test_a_copy_of_a_payload_that_was_not_encrypted(identity):
+    with opened(space="older", encryption={}) as older, opened(space="newer") as newer:
+        plain, encrypted = older.store("s"), newer.store("s")
+        copied = plain.copy(plain.write(b"x" * 1000, destination="orders"), to=encrypted, identity=identity)
+        assert copied.encryption is not None
+        assert encrypted.read(copied) == b"x" * 1000
+
+
+def test_a_dead_letter_with_a_longer_lifetime_is_readable():
+    with opened(space="lifetime") as cc:
+        store = cc.store("s")
+        store.ttl_seconds = 100
+        pointer = store.write(b"x" * 1000, destination="orders")
+        extended = store.extend(pointer, 5000, destination="orders.dlq")
+        assert extended.key != pointer.key
+        assert store.read(extended) == b"x" * 1000
+
+
 class Service:
     """A key service that can be down."""
 
