@@ -21,7 +21,13 @@ from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader
 from claimcheck._pointer import Pointer
 from claimcheck.config import CompressionConfig
-from claimcheck.errors import IntegrityError, PayloadTooLargeError, PointerRejectedError, StoreUnavailableError
+from claimcheck.errors import (
+    ConfigError,
+    IntegrityError,
+    PayloadTooLargeError,
+    PointerRejectedError,
+    StoreUnavailableError,
+)
 from claimcheck.transports._common.dispatch import dispatch
 from tests.content_oracle import DATA_KEY, HEADER, KEY, PAYLOAD, UUID, VECTORS
 
@@ -262,6 +268,18 @@ def test_a_dead_letter_with_a_longer_lifetime_is_readable():
         extended = store.extend(pointer, 5000, destination="orders.dlq")
         assert extended.key != pointer.key
         assert store.read(extended) == b"x" * 1000
+
+
+def test_no_message_is_made_that_no_reader_can_decrypt():
+    signing = {"key_id": "s1", "keys": {"s1": "signing key " * 4}}
+    with opened(signing=signing) as cc:
+        pointer = cc.store("s").write(b"x" * 1000, destination="orders")
+        assert cc.resolve(cc.seal(pointer, destination="orders"), destination="orders") == b"x" * 1000
+        for written in (pointer, cc.store("s").write(b"x" * 1000)):
+            with pytest.raises(PointerRejectedError, match="encrypted"):
+                cc.seal(written, destination="copies")
+    with opened() as cc, pytest.raises(ConfigError, match="encrypted for it"):
+        cc.offload(payload="value")
 
 
 class Service:
