@@ -79,6 +79,7 @@ class World:
         self._space = uuid.uuid4().hex
         self.reader = self._opened("external", None, None)
         self.written = list(self._write_all())
+        self._stored_ones = [each for each in self.written if each.store]
         self.objects = {name: _objects(self.reader.store(name)) for name in STORES}
         self._pristine = {name: dict(objects) for name, objects in self.objects.items()}
         self.originals = {name: {w.payload for w in self.written if w.destination == name} for name in DESTINATIONS}
@@ -245,10 +246,8 @@ class World:
             objects[target.key] = self._pristine[target.store][target.key]
 
     def _stored(self) -> Written:
-        while True:
-            written = self.random.choice(self.written)
-            if written.store and (len(written.payload) < _SEGMENT or self.random.random() < 0.2):
-                return written
+        is_large = self.random.random() < 0.03  # they take longer
+        return self.random.choice([each for each in self._stored_ones if (len(each.payload) > _SEGMENT) == is_large])
 
     def _object(self, written: Written) -> bytes:
         return self._pristine[written.store][written.key]
@@ -365,6 +364,7 @@ class World:
             data = self.random.choice(
                 (
                     encode_chunk(name, self.random.randrange(3), 3, b"forged"),
+                    encode_chunk(name, 0, 1, b"forged"),
                     encode_chunk(name, 0, 1, near.data),
                     encode_chunk(name, 0, 1, HEADER + b"\x04" + body),
                     encode_abort(name),
@@ -374,7 +374,7 @@ class World:
             )
         except EnvelopeError:
             data = b"forged"
-        headers = dict(near.headers or {})
+        headers = dict(near.headers or {}) if self.random.random() < 0.5 else {}
         if self.random.random() < 0.3:
             size, checksum = len(b"forged"), f"sha256:{hashlib.sha256(b'forged').hexdigest()}"
             destination = self.random.choice(DESTINATIONS)

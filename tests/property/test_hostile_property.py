@@ -189,4 +189,4 @@ class HostileLife(RuleBasedStateMachine):
 
 
 TestHostileLife = HostileLife.TestCase
-TestHostileLife.settings = hypothesis.settings(examples(60), stateful_step_count=40)
+TestHostileLife.settings = hypothesis.settings(examples(50), stateful_step_count=25)
