@@ -486,8 +486,9 @@ class ContentReader:
         return self._guarded(lambda: self._reader.readinto(buffer))
 
     def close(self) -> None:
-        """Release all resources."""
-        for reader in reversed(self._opened):
+        """Release all resources, also buffers: those of many bad messages would add up until the next collection."""
+        opened, self._opened, self._reader = self._opened, [], PieceReader(())
+        for reader in reversed(opened):
             reader.close()
 
     def _guarded(self, read: Callable[[], T]) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import io
 import json
 import os
@@ -15,7 +16,17 @@ import pytest
 
 import claimcheck
 from claimcheck import Resolved
-from claimcheck._content import AEAD, ContentHeader, Damaged, Encoding, Expected, NotContent, Stream, read_header
+from claimcheck._content import (
+    AEAD,
+    ContentHeader,
+    ContentReader,
+    Damaged,
+    Encoding,
+    Expected,
+    NotContent,
+    Stream,
+    read_header,
+)
 from claimcheck._envelope import encode_chunk
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader
@@ -369,3 +380,18 @@ def test_nothing_shows_a_key_or_the_payload(cc):
     for each in (coder.keys, coder):
         with pytest.raises(TypeError, match="secret"):
             pickle.dumps(each)
+
+
+def test_bad_messages_leave_no_readers_for_the_garbage_collector(cc):
+    """Their buffers would add up until its next run."""
+    message = bytearray(ENCODED + GOLDEN["message"])
+    message[-1] ^= 1
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            with pytest.raises(IntegrityError):
+                cc.resolve(message, destination="Straße")
+        assert not [each for each in gc.get_objects() if isinstance(each, ContentReader)]
+    finally:
+        gc.enable()
