@@ -57,7 +57,6 @@ _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
 )
 
 
-
 def _is_url(url: str) -> bool:
     try:
         Address.parse(url)

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 import claimcheck
-from claimcheck import ClaimCheck
+from claimcheck import ClaimCheck, Pointer
 from claimcheck._payload import Source
 from claimcheck._rewrap import rewrap
 from claimcheck._store import Store
@@ -121,7 +121,7 @@ def interrupted(store: Store, number: int, then: Callable[[], None]) -> None:
 def test_an_attempt_within_another_one(opened: Callable[..., Store], number: int, dies: bool) -> None:
     """The second attempt begins and ends while the first one is writing, which then ends or dies."""
     identity, reader, first, second = uuid.uuid4(), opened(), opened(), opened()
-    pointers = []
+    pointers: list[Pointer] = []
 
     def other_attempt() -> None:
         if not pointers:
@@ -226,7 +226,7 @@ def test_a_payload_that_is_deleted_while_it_is_rewrapped(opened: Callable[..., S
         opened().rollback(pointer)
         replace(*args)
 
-    store._replace_start = deleted  # type: ignore[method-assign]
+    store._replace_start = deleted  # type: ignore[method-assign, assignment]
     report = rewrap(store, dry_run=False)
     assert (report.gone, report.rewrapped, report.failed) == (1, 0, 0)
     with pytest.raises(PayloadNotFoundError):

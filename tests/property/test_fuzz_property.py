@@ -99,8 +99,9 @@ def fuzz_headers() -> Callable[[bytes], object]:
 
 def fuzz_statements() -> Callable[[bytes], object]:
     seal = Seal(opened(signing=SIGNING).config, clock=lambda: 1)
-    facts = {"uuid": "1", "count": 3, "pieces": [b"piece"]}
-    return lambda data: seal.check_chunks([data.decode("latin-1")], destination="orders", **facts)
+    return lambda data: seal.check_chunks(
+        [data.decode("latin-1")], uuid="1", count=3, pieces=[b"piece"], destination="orders"
+    )
 
 
 def fuzz_content() -> Callable[[bytes], object]:

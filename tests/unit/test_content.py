@@ -21,7 +21,14 @@ from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader
 from claimcheck._pointer import Pointer
 from claimcheck.config import CompressionConfig
-from claimcheck.errors import IntegrityError, PayloadTooLargeError, PointerRejectedError
+from claimcheck.errors import (
+    ConfigError,
+    IntegrityError,
+    PayloadTooLargeError,
+    PointerRejectedError,
+    StoreUnavailableError,
+)
+from claimcheck.transports._common.dispatch import dispatch
 from tests.content_oracle import DATA_KEY, HEADER, KEY, PAYLOAD, UUID, VECTORS
 
 pytest.importorskip("cryptography")
@@ -227,6 +234,88 @@ def test_aresolve_returns_the_payload_of_an_encrypted_message():
             (envelope,) = out.envelopes
         assert envelope.data.startswith(ENCODED)
         assert asyncio.run(cc.aresolve(envelope.data, destination="o")) == b"small"
+
+
+@pytest.mark.parametrize("identity", [None, uuid.UUID(UUID)])
+@pytest.mark.parametrize("target", [None, "orders.dlq"])
+@pytest.mark.parametrize("topic", ["orders", "tenant/namespace/orders"])
+def test_copies_are_readable_where_the_payload_was(topic, target, identity):
+    with opened(space="copies") as cc:
+        store = cc.store("s")
+        pointer = store.write(b"x" * 1000, destination=topic)
+        copied = store.copy(pointer, to=store, destination=target, identity=identity)
+        assert copied.destination == pointer.destination == topic
+        assert store.read(copied) == b"x" * 1000
+        assert cc.resolve(cc.seal(copied), destination=topic) == b"x" * 1000
+        with pytest.raises(PointerRejectedError):
+            cc.resolve(cc.seal(copied), destination="orders.dlq")
+
+
+@pytest.mark.parametrize("identity", [None, uuid.UUID(UUID)])
+def test_a_copy_of_a_payload_that_was_not_encrypted(identity):
+    with opened(space="older", encryption={}) as older, opened(space="newer") as newer:
+        plain, encrypted = older.store("s"), newer.store("s")
+        copied = plain.copy(plain.write(b"x" * 1000, destination="orders"), to=encrypted, identity=identity)
+        assert copied.encryption is not None
+        assert encrypted.read(copied) == b"x" * 1000
+
+
+def test_a_dead_letter_with_a_longer_lifetime_is_readable():
+    with opened(space="lifetime") as cc:
+        store = cc.store("s")
+        store.ttl_seconds = 100
+        pointer = store.write(b"x" * 1000, destination="orders")
+        extended = store.extend(pointer, 5000, destination="orders.dlq")
+        assert extended.key != pointer.key
+        assert store.read(extended) == b"x" * 1000
+
+
+def test_no_message_is_made_that_no_reader_can_decrypt():
+    signing = {"key_id": "s1", "keys": {"s1": "signing key " * 4}}
+    with opened(signing=signing) as cc:
+        pointer = cc.store("s").write(b"x" * 1000, destination="orders")
+        assert cc.resolve(cc.seal(pointer, destination="orders"), destination="orders") == b"x" * 1000
+        for written in (pointer, cc.store("s").write(b"x" * 1000)):
+            with pytest.raises(PointerRejectedError, match="encrypted"):
+                cc.seal(written, destination="copies")
+    with opened() as cc, pytest.raises(ConfigError, match="encrypted for it"):
+        cc.offload(payload="value")
+
+
+class Service:
+    """A key service that can be down."""
+
+    down = False
+
+    def __init__(self, *, keys):
+        pass
+
+    def wrap(self, data_key, *, key_id, context):
+        return data_key
+
+    def unwrap(self, wrapped, *, key_id, context):
+        if self.down:
+            raise ConnectionError("down")
+        return wrapped
+
+    def describe(self):
+        return {}
+
+
+def test_a_message_is_decrypted_when_its_key_service_is_back(monkeypatch):
+    encryption = {"key_id": "k1", "keys": {"k1": "x"}, "inline": True, "provider": f"{__name__}:Service"}
+    with (
+        opened(threshold_bytes=5000, encryption=encryption) as writer,
+        writer.outbound(b"small", destination="o") as out,
+    ):
+        (envelope,) = out.envelopes
+    with opened(encryption=encryption) as reader:
+        monkeypatch.setattr(Service, "down", True)
+        content = dispatch(reader, envelope.data, dict, destination="o")
+        with pytest.raises(StoreUnavailableError):
+            content.get()
+        monkeypatch.setattr(Service, "down", False)
+        assert content.get() == b"small"
 
 
 def test_dead_letters_are_read_where_that_is_configured():

@@ -70,19 +70,19 @@ print(json.dumps([found, (peak() - before) << 10]))
 
 def zstd_bomb() -> bytes:
     compressor, piece = zstandard.ZstdCompressor(level=1).compressobj(), bytes(8 << 20)
-    return b"".join(compressor.compress(piece) for _ in range(EXPANDED // len(piece))) + compressor.flush()
+    return bytes(b"".join(compressor.compress(piece) for _ in range(EXPANDED // len(piece))) + compressor.flush())
 
 
 def zstd_with_a_large_window() -> bytes:
     options = zstandard.ZstdCompressionParameters.from_level(1, window_log=27)
     compressor = zstandard.ZstdCompressor(compression_params=options).compressobj()
-    return compressor.compress(bytes(256 << 20)) + compressor.flush()
+    return bytes(compressor.compress(bytes(256 << 20)) + compressor.flush())
 
 
 def lz4_bomb() -> bytes:
     with lz4.LZ4FrameCompressor(block_size=lz4.BLOCKSIZE_MAX4MB) as compressor:
         parts = [compressor.begin()] + [compressor.compress(bytes(8 << 20)) for _ in range(EXPANDED >> 25)]
-        return b"".join(parts) + compressor.flush()
+        return bytes(b"".join(parts) + compressor.flush())
 
 
 @pytest.mark.parametrize("bomb", [zstd_bomb, zstd_with_a_large_window, lz4_bomb])
