@@ -584,7 +584,10 @@ def _check_pointer_versions(config: Config, problems: Problems) -> None:
     """Pointers of version 1 have no signature, and do not tell readers how a payload was encoded."""
     missing = [
         (bool(config.signing.keys), "version 1 has no signature, and signing.keys is configured"),
-        (config.encryption.key_id is not None, "version 1 cannot mark encrypted payloads, and encryption is configured"),
+        (
+            config.encryption.key_id is not None,
+            "version 1 cannot mark encrypted payloads, and encryption.key_id is set",
+        ),
         (bool(config.encryption.require), "version 1 cannot mark encrypted payloads, and encryption.require is true"),
         (config.compression is not None, "version 1 cannot mark compressed payloads, and compression is configured"),
     ]

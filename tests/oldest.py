@@ -2,8 +2,8 @@
 
     python tests/oldest.py FOLDER
 
-The versions come from pyproject.toml alone. Only wheels are installed, so a lower bound must be a version that has a wheel
-for this Python. Needs the extra `test`, which has uv.
+The versions come from pyproject.toml alone. Only wheels are installed, so a lower bound must be a version that has a
+wheel for this Python. Needs the extra `test`, which has uv.
 """
 
 from __future__ import annotations
@@ -76,13 +76,16 @@ def main(folder: Path) -> None:
     if wrong := not_installable(bounds, pins.splitlines()):
         raise SystemExit("\n".join(["Raise these lower bounds in pyproject.toml:", *wrong]))
     _uv("venv", "-q", "--allow-existing", f"--python={sys.executable}", str(folder))
-    (folder / "oldest.txt").write_text(pins)
-    _uv("pip", "install", "-q", f"--python={folder}/bin/python", f"--constraint={folder}/oldest.txt",
+    constraints = folder / "constraints.txt"
+    constraints.write_text(pins)
+    _uv("pip", "install", "-q", f"--python={folder}/bin/python", f"--constraint={constraints}",
         "--editable", f".[{','.join([*extras, 'unit'])}]")  # fmt: skip
+    constraints.replace(folder / "oldest.txt")  # at the end: `make` repeats an interrupted installation
 
 
 def _uv(*arguments: str) -> str:
-    run = subprocess.run([Path(sys.executable).with_name("uv"), *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    program = Path(sys.executable).with_name("uv")
+    run = subprocess.run([program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if run.returncode:
         raise SystemExit(run.returncode)  # uv has printed why
     return run.stdout

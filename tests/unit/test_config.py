@@ -469,7 +469,7 @@ def test_version_1_pointers_cannot_be_signed():
     ("options", "reason"),
     [
         ({"encryption": {"keys": {"k": "${KEY}"}}}, "encryption.require is true"),
-        ({"encryption": {"keys": {"k": "${KEY}"}, "key_id": "k", "require": False}}, "encryption is configured"),
+        ({"encryption": {"keys": {"k": "${KEY}"}, "key_id": "k", "require": False}}, "encryption.key_id is set"),
         ({"compression": {"codec": "zstd"}}, "compression is configured"),
         ({"destinations": {"orders": {"compression": {"codec": "lz4"}}}}, "compression is configured"),
     ],

@@ -12,7 +12,11 @@ from tests.oldest import ROOT, lower_bounds, not_installable
 PROJECT = {
     "name": "claimcheck",
     "dependencies": ["PyYAML>=6.0.1"],
-    "optional-dependencies": {"s3": ["boto3>=1.30"], "aws-kms": ["claimcheck[s3]", "Boto3>=1.36,<2"], "test": ["x~=1.2"]},
+    "optional-dependencies": {
+        "s3": ["boto3>=1.30"],
+        "aws-kms": ["claimcheck[s3]", "Boto3>=1.36,<2"],
+        "test": ["x~=1.2"],
+    },
 }
 
 
