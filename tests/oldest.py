@@ -57,7 +57,9 @@ def not_installable(bounds: dict[str, Version], pins: Iterable[str]) -> list[str
         bounds: Of each package.
         pins: Lines of the form ``name==version``.
     """
-    found = {canonicalize_name(name): Version(version) for name, version in (pin.split("==") for pin in pins)}
+    found: dict[str, Version] = {}
+    for name, version in (pin.split("==") for pin in pins):
+        found[canonicalize_name(name)] = Version(version)
     return [
         f"{name}>={bound}, but the oldest version that can be installed is {found[name]}"
         for name, bound in bounds.items()
