@@ -1,6 +1,7 @@
 # make demo [DIR=folder]   sends every file of a folder through a small broker and reads them back with Spark
 # make test                lint, types and the fast tests, in about three minutes; needs no server
 # make test-all            all tests, with every server that this machine has; SELECT="kafka or pulsar" runs a part
+# make test-oldest         the fast tests with the oldest dependencies that pyproject.toml allows
 # make docs                builds the documentation site into site/
 # make bench               cost of the stores, compared with a raw socket, raw HTTP and the vendors' clients
 # make bench-pulsar        Pulsar through the wrappers, compared with the native producer and consumer
@@ -23,7 +24,10 @@ BIN         := $(VENV)/bin
 # Files keep their order: tests/conftest.py puts the longest first. Tests with servers wait half of their time.
 PYTEST      := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all lint docs structure spark-versions bench bench-peers bench-pulsar bench-kafka bench-spark compare clean
+# Touch every dependency: stores, brokers' clients, encryption, compression, checksums, command line, configuration.
+OLDEST      := tests/unit tests/conformance
+
+.PHONY: demo test test-all test-oldest lint docs structure spark-versions bench bench-peers bench-pulsar bench-kafka bench-spark compare clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -35,6 +39,10 @@ test: lint
 # A test whose server is missing is skipped; with CLAIMCHECK_REQUIRE_SERVERS=1 it fails.
 test-all: lint
 	exec $(BIN)/python tests/servers.py $(PYTEST) -n 3 $(if $(SELECT),-m "$(SELECT)") $(PYTEST_ARGS)
+
+# Spark has its own environments: see spark-versions.
+test-oldest: $(VENV)/.oldest/oldest.txt
+	$(VENV)/.oldest/bin/pytest --dist loadfile --no-loadscope-reorder -n 2 -m fast --hypothesis-profile=fast $(PYTEST_ARGS) $(OLDEST)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -83,6 +91,10 @@ $(BIN)/python:
 	  echo "claimcheck needs Python 3.11 or newer, but '$(PYTHON)' is: $$($(PYTHON) --version 2>&1 | head -n 1)" >&2; \
 	  echo "To use another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.oldest/oldest.txt: pyproject.toml tests/oldest.py | $(VENV)/.test
+	@echo "Installing the oldest dependencies into $(VENV)/.oldest (about 400 MB) ..."
+	@$(BIN)/python tests/oldest.py $(VENV)/.oldest
 
 # One stamp file per extra. The installation is editable, so a change of the sources does not repeat it.
 $(VENV)/.demo $(VENV)/.test $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/python

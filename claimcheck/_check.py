@@ -11,9 +11,10 @@ from fnmatch import fnmatchcase
 from typing import Literal, Protocol
 from urllib.parse import parse_qs, urlsplit
 
+from claimcheck._data_keys import DataKeys
 from claimcheck._store import Store
 from claimcheck._validation import is_placeholder, without_secrets
-from claimcheck.config import Config, StoreConfig, expand, signing_key
+from claimcheck.config import Config, StoreConfig, encryption_key, expand, signing_key
 from claimcheck.errors import ClaimCheckError, ConfigError
 
 __all__ = ["CheckReport", "Finding", "check", "check_address", "reason_of", "remote_hosts"]
@@ -95,13 +96,15 @@ def check(cc: _ClaimCheck, *, open: bool = False) -> CheckReport:  # noqa: A002 
 
     Args:
         cc: Has a valid configuration.
-        open: Whether to resolve the signing keys, and to write, read and delete a small payload in every store.
+        open: Whether to resolve the signing keys, to wrap and unwrap a data key with the encryption key, and to write,
+            read and delete a small payload in every store.
     """
     findings = [*_general(cc.config), *_signing(cc.config), *_encryption(cc.config), *_destinations(cc.config)]
     for name, store in cc.config.stores.items():
         findings += _store(f"stores.{name}", store)
     if open:
         findings += _open_keys(cc.config)
+        findings += _open_encryption(cc.config)
         findings += [_open_store(cc, name) for name in cc.config.stores]
     return CheckReport.of(findings)
 
@@ -165,21 +168,31 @@ def _signing(config: Config) -> Iterator[Finding]:
     if signing.key_id is None:
         message = "this process verifies signatures but signs nothing"
         yield Finding("info", "signing.key_id", message, id="signing-verify-only")
-    yield from _written_out(signing.keys, "signing.keys")
+    yield from _secrets("signing.keys", signing.keys)
 
 
 def _encryption(config: Config) -> Iterator[Finding]:
     encryption = config.encryption
-    if encryption.keys and not encryption.require:
+    if not encryption.keys:
+        return
+    if not encryption.require:
         message = "keys are configured, but readers accept payloads that are not encrypted"
-        fix = "Set it to true when all writers encrypt."
+        fix = "Set it to true when all payloads that are not encrypted have expired."
         yield Finding("warning", "encryption.require", message, fix, id="encryption-optional")
+    if encryption.key_id is None:
+        message = "this process decrypts payloads but encrypts nothing"
+        yield Finding("info", "encryption.key_id", message, id="encryption-decrypt-only")
     if encryption.provider == "local":
-        yield from _written_out(encryption.keys, "encryption.keys")
+        yield from _secrets("encryption.keys", encryption.keys)
+    for name, store in config.stores.items() if encryption.require else ():
+        if store.options.get("v1_pointers") is True:
+            path, fix = f"stores.{name}.v1_pointers", "Remove it, or set encryption.require to false until they expire."
+            message = "readers reject all version 1 pointers, because encryption.require is true"
+            yield Finding("warning", path, message, fix, id="encryption-rejects-v1")
 
 
-def _written_out(secrets: Mapping[str, str], path: str) -> Iterator[Finding]:
-    for name, secret in secrets.items():
+def _secrets(path: str, keys: Mapping[str, str]) -> Iterator[Finding]:
+    for name, secret in keys.items():
         if not is_placeholder(secret):
             fix = "Put it into an environment variable and write ${NAME}."
             message = "the secret is in the configuration itself"
@@ -299,25 +312,59 @@ def _open_keys(config: Config) -> Iterator[Finding]:
             yield _failure(path, error, id="signing-key-missing")
 
 
+def _open_encryption(config: Config) -> Iterator[Finding]:
+    """Resolve every local key, and wrap and unwrap a data key with the current one."""
+    encryption, path, begin = config.encryption, "encryption", time.perf_counter()
+    if not encryption.keys:
+        return
+    try:
+        if encryption.provider == "local":
+            for name, key in encryption.keys.items():
+                path = f"encryption.keys.{name}"
+                encryption_key(key, path=path)
+        facts = _use_keys(DataKeys(encryption), f"encryption.keys.{encryption.key_id}")
+    except Exception as error:
+        yield _failure(path, error, id="encryption-key-failed")
+        return
+    milliseconds = (time.perf_counter() - begin) * 1000
+    used = "wrapped and unwrapped a data key" if encryption.key_id else "created the provider of the keys"
+    described = ", ".join(f"{name} {without_secrets(str(value))}" for name, value in facts.items())
+    message = f"{used} in {milliseconds:,.0f} ms ({described})"
+    yield Finding("info", "encryption", message, id="encryption-works")
+
+
+def _use_keys(keys: DataKeys, path: str) -> Mapping[str, str]:
+    facts = keys.describe()
+    if keys.key_id is not None:
+        made = keys.new(None)
+        if keys.open(made.key_id, made.wrapped) != made.key:
+            raise ConfigError("the provider unwraps a data key as another one", path=path)
+    return facts
+
+
 def _open_store(cc: _ClaimCheck, name: str) -> Finding:
     path, begin = f"stores.{name}", time.perf_counter()
     try:
-        _write_read_delete(cc.store(name))
+        done = _write_read_delete(cc.store(name), encrypted=bool(cc.config.encryption.require))
     except ConfigError as error:
         return _failure(path, error, id="store-invalid")
     except Exception as error:
         return _failure(path, error, id="store-failed")
     milliseconds = (time.perf_counter() - begin) * 1000
-    message = f"wrote, read and deleted a small payload in {milliseconds:,.0f} ms"
+    message = f"{done} a small payload in {milliseconds:,.0f} ms"
     return Finding("info", path, message, id="store-works")
 
 
-def _write_read_delete(store: Store) -> None:
+def _write_read_delete(store: Store, *, encrypted: bool) -> str:
+    """Return what was done. A process that only reads cannot encrypt, and would reject what it wrote."""
     pointer = store.write(_PROBE, destination="claimcheck-check")
     try:
+        if encrypted and pointer.encryption is None:
+            return "wrote and deleted"
         store.read(pointer)
     finally:
         store.rollback(pointer)
+    return "wrote, read and deleted"
 
 
 def _failure(path: str, error: Exception, *, id: str) -> Finding:  # noqa: A002 - the name of the field

@@ -59,7 +59,11 @@ class RewrapReport:
 
 
 def rewrap(
-    store: Store, *, dry_run: bool = True, on_batch: Callable[[RewrapReport], None] | None = None
+    store: Store,
+    *,
+    dry_run: bool = True,
+    on_batch: Callable[[RewrapReport], None] | None = None,
+    max_payloads: int | None = None,
 ) -> RewrapReport:
     """Encrypt the data keys of all payloads of a store with ``encryption.key_id``.
 
@@ -70,6 +74,7 @@ def rewrap(
         store: The store.
         dry_run: Whether to write nothing and only count.
         on_batch: Called with the state so far after each batch.
+        max_payloads: Look at this many payloads only.
 
     Raises:
         ConfigError: No ``encryption.key_id`` is configured.
@@ -81,7 +86,7 @@ def rewrap(
         raise ConfigError("rewrap needs encryption.key_id, the key to encrypt with", path="encryption.key_id")
     run = _Run(store, keys, dry_run)
     with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="claimcheck-rewrap") as executor:
-        payloads = (entry for entry in store.scan() if entry.kind == "payload")
+        payloads = islice((entry for entry in store.scan() if entry.kind == "payload"), max_payloads)
         while batch := list(islice(payloads, _BATCH)):
             for result in executor.map(run.one, batch):
                 run.count(result)

@@ -490,6 +490,7 @@ def _checked(top: Mapping[str, object], path: str, names: Sequence[str] | None, 
     config = Config(**valid_options(options_of(Config), shaped, path, own, placeholders=False))
     _check_signing(config, own)
     _check_encryption(config.encryption, own)
+    _check_pointer_versions(config, own)
     with own:
         _check_header(config)
     _check_chunking(config, prefix, own)
@@ -577,11 +578,24 @@ def _check_signing(config: Config, problems: Problems) -> None:
         with problems:
             if not _PLACEHOLDER.search(secret):
                 signing_key(secret, path=f"signing.keys.{name}")
+
+
+def _check_pointer_versions(config: Config, problems: Problems) -> None:
+    """Pointers of version 1 have no signature, and do not tell readers how a payload was encoded."""
+    missing = [
+        (bool(config.signing.keys), "version 1 has no signature, and signing.keys is configured"),
+        (
+            config.encryption.key_id is not None,
+            "version 1 cannot mark encrypted payloads, and encryption.key_id is set",
+        ),
+        (bool(config.encryption.require), "version 1 cannot mark encrypted payloads, and encryption.require is true"),
+        (config.compression is not None, "version 1 cannot mark compressed payloads, and compression is configured"),
+    ]
+    reason = next((reason for applies, reason in missing if applies), None)
     for name, store in config.stores.items():
         with problems:
-            if signing.keys and store.options.get("pointer_version") == 1:
-                expected = "2: version 1 has no signature, and signing.keys is configured"
-                fail(f"stores.{name}.pointer_version", found="1", expected=expected)
+            if reason and store.options.get("pointer_version") == 1:
+                fail(f"stores.{name}.pointer_version", found="1", expected=f"2: {reason}")
 
 
 def _check_encryption(encryption: EncryptionConfig, problems: Problems) -> None:

@@ -25,6 +25,11 @@ WHY: dict[str, str] = {
     "signing-unbound": "A message of one topic can be replayed on another one.",
     "signing-verify-only": "Messages that this process sends are rejected where signatures are required.",
     "signing-key-missing": "No pointer can be signed or verified with this key.",
+    "encryption-optional": "Anyone who can write to a store can replace a payload by one that is not encrypted.",
+    "encryption-decrypt-only": "Payloads that this process writes are not encrypted.",
+    "encryption-rejects-v1": "The messages that this setting is for cannot be read.",
+    "encryption-key-failed": "No payload can be encrypted or decrypted with this key.",
+    "encryption-works": "",
     "secret-in-file": "Anyone who can read the file or its history has the secret.",
     "secret-on-command-line": "Anyone who can list processes or read the shell's history has the secret.",
     "destination-unused": "The settings of this entry have no effect.",
@@ -44,6 +49,9 @@ WHY: dict[str, str] = {
     # Of every store.
     "store-not-listable": "Expired payloads and leftovers cannot be found, so nothing removes them.",
     "store-not-swept": "The store grows until it is full.",
+    "payloads-not-encrypted": "Anyone who can read the store can read them.",
+    "payloads-old-keys": "They cannot be read without these keys.",
+    "payloads-unknown-keys": "This process cannot read them.",
     "clock-skew": "Payloads expire earlier or later than their pointers say.",
     # Redis.
     "redis-not-examined": _UNKNOWN,

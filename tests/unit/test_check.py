@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 
 import pytest
 
 import claimcheck
-from claimcheck import CheckReport, StoreUnavailableError
+from claimcheck import CheckReport, ConfigError, StoreUnavailableError
 from claimcheck.errors import MissingDependencyError
 from claimcheck.testing import FaultyStore
 
@@ -16,6 +17,7 @@ QUIET = {
     "stores": {"hot": {"type": "redis", "url": "rediss://:${PASSWORD:-x}@cache.example.com:6379/0"}},
     "signing": {"key_id": "k1", "keys": {"k1": "${SIGNING_KEY}"}},
 }
+ENCRYPTION_KEY = base64.b64encode(b"hunter2 " * 4).decode()
 MEMORY = {"strategy": "external", "stores": {"m": {"type": "memory"}}}
 
 
@@ -52,12 +54,16 @@ def test_a_good_configuration_has_no_findings():
             "from any topic",
         ),
         ({"signing": {"keys": {"k1": "hunter2 and so on"}}}, "signing.keys.k1", "in the configuration itself"),
+        ({"encryption": {"keys": {"k1": "${KEY}"}, "require": False}}, "encryption.require", "not encrypted"),
+        ({"encryption": {"keys": {"k1": ENCRYPTION_KEY}}}, "encryption.keys.k1", "in the configuration itself"),
         (
-            {"encryption": {"keys": {"k1": "aHVudGVy" * 5 + "MjI="}}},
-            "encryption.keys.k1",
-            "in the configuration itself",
+            {
+                "stores": {"hot": {"type": "redis", "url": "rediss://h", "v1_pointers": True}},
+                "encryption": {"keys": {"k1": "${KEY}"}},
+            },
+            "stores.hot.v1_pointers",
+            "reject all version 1 pointers",
         ),
-        ({"encryption": {"keys": {"k1": "${K}"}, "require": False}}, "encryption.require", "accept payloads"),
         ({"reads_from": []}, "reads_from", "cannot read from 'hot'"),
         (
             {"dead_letter_ttl_seconds": 86_400},
@@ -77,6 +83,7 @@ def test_unwise_settings_are_warnings(change, path, words):
     assert report.ok
     assert words in found(report, "warning")[path]
     assert "hunter2" not in str(report)
+    assert ENCRYPTION_KEY not in str(report)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +211,72 @@ def test_a_missing_driver_or_variable_is_an_error(monkeypatch):
     assert isinstance(errors["stores.r"].error, MissingDependencyError)
     assert "claimcheck[redis]" in errors["stores.r"].message
     assert "NOT_SET" in errors["stores.e.url"].message
+
+
+# Encryption ----------------------------------------------------------------------------------------------------
+
+
+class Service:
+    """A key service."""
+
+    def __init__(self, *, keys, wrong=False):
+        self.wrong = wrong
+
+    def wrap(self, data_key, *, key_id, context):
+        if key_id == "down":
+            raise ConnectionError("https://me:hunter2@vault refused")
+        return data_key[::-1]
+
+    def unwrap(self, wrapped, *, key_id, context):
+        return wrapped if self.wrong else wrapped[::-1]
+
+    def describe(self):
+        return {"address": "https://me:hunter2@vault"}
+
+
+def opened(**encryption):
+    """Return the findings about encryption of a configuration with a memory store, by id."""
+    raw = MEMORY | {"stores": {"m": {"type": "memory", "space": "check-encryption"}}, "encryption": encryption}
+    report = check(raw, open=True)
+    assert "hunter2" not in str(report)
+    return {each.id: each for each in report.findings}
+
+
+SERVICE = "tests.unit.test_check:Service"
+
+
+def test_open_wraps_and_unwraps_a_data_key(monkeypatch):
+    monkeypatch.setenv("KEY", ENCRYPTION_KEY)
+    for options in ({"keys": {"k1": "${KEY}"}}, {"keys": {"k1": "transit/orders"}, "provider": SERVICE}):
+        findings = opened(key_id="k1", **options)
+        assert "wrapped and unwrapped a data key" in findings["encryption-works"].message
+        assert "store-works" in findings
+    assert "address https://***@vault" in findings["encryption-works"].message
+
+
+@pytest.mark.parametrize(
+    ("key_id", "options", "error"),
+    [("down", {}, StoreUnavailableError), ("k1", {"wrong": True}, ConfigError)],
+)
+def test_a_key_service_that_does_not_work_is_an_error(key_id, options, error):
+    failed = opened(key_id=key_id, keys={key_id: "x"}, provider=SERVICE, options=options)["encryption-key-failed"]
+    assert isinstance(failed.error, error)
+    assert f"encryption.keys.{key_id}" in f"{failed.path} {failed.message}"
+
+
+def test_every_local_key_must_be_set(monkeypatch):
+    monkeypatch.setenv("KEY", ENCRYPTION_KEY)
+    monkeypatch.delenv("NOT_SET", raising=False)
+    failed = opened(key_id="k1", keys={"k1": "${KEY}", "k0": "${NOT_SET}"})["encryption-key-failed"]
+    assert failed.path == "encryption.keys.k0"
+    assert "NOT_SET" in failed.message
+
+
+def test_a_process_that_only_reads_encrypted_payloads_has_no_error(monkeypatch):
+    monkeypatch.setenv("KEY", ENCRYPTION_KEY)
+    findings = opened(keys={"k1": "${KEY}"})
+    assert "decrypts payloads but encrypts nothing" in findings["encryption-decrypt-only"].message
+    assert [each for each in findings.values() if each.severity == "error"] == []
 
 
 def test_a_report_of_an_error_has_every_problem():

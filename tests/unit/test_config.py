@@ -466,6 +466,24 @@ def test_version_1_pointers_cannot_be_signed():
 
 
 @pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"encryption": {"keys": {"k": "${KEY}"}}}, "encryption.require is true"),
+        ({"encryption": {"keys": {"k": "${KEY}"}, "key_id": "k", "require": False}}, "encryption.key_id is set"),
+        ({"compression": {"codec": "zstd"}}, "compression is configured"),
+        ({"destinations": {"orders": {"compression": {"codec": "lz4"}}}}, "compression is configured"),
+    ],
+)
+def test_version_1_pointers_cannot_mark_encrypted_or_compressed_payloads(options, reason):
+    store = {"type": "redis", "url": "redis://x", "pointer_version": 1}
+    with pytest.raises(ConfigError, match=f"expected 2: version 1 cannot mark .* payloads, and {reason}") as caught:
+        claimcheck.from_dict(GOOD | {"stores": {"hot": store}, **options})
+    assert caught.value.path == "stores.hot.pointer_version"
+    reader = {"encryption": {"keys": {"k": "${KEY}"}, "require": False}}
+    claimcheck.from_dict(GOOD | {"stores": {"hot": store}, **reader}).close()
+
+
+@pytest.mark.parametrize(
     ("signing", "require"),
     [
         ({}, False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import os
 import re
 import subprocess
@@ -31,7 +32,8 @@ FULL = [("1m", 1000, "KiB of 1 MiB are free"), ("64m", 200, "of 200 files (inode
 
 
 def disk(path, **more):
-    return configuration({"type": "filesystem", "path": str(path), "create": True, **more})
+    top = {name: more.pop(name) for name in ("encryption",) if name in more}
+    return configuration({"type": "filesystem", "path": str(path), "create": True, **more}, **top)
 
 
 def test_a_good_directory_has_no_finding_and_nothing_is_left_in_it(tmp_path):
@@ -136,6 +138,34 @@ def test_expired_payloads_that_no_sweep_deleted_are_a_warning(tmp_path):
     assert ids(diagnosed(raw, clock=lambda: later + 2 * DAY), "store-not-swept") == []
     report = diagnosed(raw, clock=lambda: later + 5 * DAY)
     assert text(report, "store-not-swept") == "warning stores.hot: there are payloads that expired up to 5 days ago"
+
+
+KEYS = {f"k{number}": base64.b64encode(bytes([number]) * 32).decode() for number in range(3)}
+
+
+def test_payloads_of_earlier_keys_and_without_encryption_are_named(tmp_path):
+    for encryption in ({}, {"key_id": "k0", "keys": KEYS}, {"key_id": "k1", "keys": KEYS}):
+        with claimcheck.from_dict(disk(tmp_path / "claims", encryption=encryption)) as cc:
+            cc.store("hot").write(b"payload", destination="orders")
+
+    keys = {name: KEYS[name] for name in ("k1", "k2")}
+    report = diagnosed(disk(tmp_path / "claims", encryption={"key_id": "k2", "keys": keys}))
+    assert text(report, "payloads-not-encrypted") == (
+        "warning stores.hot: 1 of 3 payloads looked at are not encrypted, and readers reject them"
+    )
+    assert text(report, "payloads-old-keys") == (
+        "info stores.hot: 1 of 3 payloads looked at are encrypted with older keys: k1"
+    )
+    assert text(report, "payloads-unknown-keys") == (
+        "warning stores.hot: 1 of 3 payloads looked at are encrypted with keys that are not configured: 'k0'"
+    )
+
+
+def test_payloads_of_the_current_key_have_no_finding(tmp_path):
+    raw = disk(tmp_path / "claims", encryption={"key_id": "k1", "keys": KEYS})
+    with claimcheck.from_dict(raw) as cc:
+        cc.store("hot").write(b"payload", destination="orders")
+    assert ids(diagnosed(raw), "payloads-") == []
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import json
 import tracemalloc
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from claimcheck._payload_reader import PieceReader
 from claimcheck._streaming_aead import (
@@ -132,7 +133,8 @@ def test_encryption_holds_two_segments_and_starts_before_the_payload_ends():
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 6 * SEGMENT
+    copies = 0 if hasattr(AESGCM, "encrypt_into") else 2  # cryptography before 47
+    assert peak < (6 + copies) * SEGMENT
 
 
 def test_a_segment_keeps_its_bytes_while_the_next_ones_are_encrypted():
