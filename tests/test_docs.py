@@ -23,8 +23,8 @@ from tests.docs_pages import PAGES, ROOT, SERVERS, blocks, cases, run, write_yam
 NOTES = r"needs:( (kafka|pulsar|redis|s3|spark))+|run|pytest|store|fails: \w+|not run: .+|"
 # Programs of others: their options are not checked.
 FOREIGN = {
-    ".venv/bin/pytest", "aws", "cd", "cmp", "docker", "export", "git", "mv", "openssl", "pip-audit", "pulsar-admin", "python",
-    "redis-cli", "spark-submit",
+    ".venv/bin/pytest", "aws", "cd", "cmp", "docker", "export", "git", "mv", "openssl", "pip-audit", "pulsar-admin",
+    "python", "redis-cli", "spark-submit",
 }  # fmt: skip
 
 
