@@ -74,8 +74,8 @@ class AwsKms:
         return key
 
     def describe(self) -> Mapping[str, str]:
-        """Return region and endpoint."""
-        return {"region_name": self._client.meta.region_name, "endpoint_url": self._client.meta.endpoint_url}
+        """Return region and endpoint if they are configured."""
+        return {name: value for name, value in self._place.items() if value}
 
     @functools.cached_property
     def _client(self) -> Any:

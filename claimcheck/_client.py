@@ -46,7 +46,7 @@ from claimcheck._threads import in_thread
 from claimcheck._validation import Problems, check_int, check_type, fail
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config
-from claimcheck.errors import ChunkError, ConfigError
+from claimcheck.errors import ChunkError, ConfigError, PointerRejectedError
 from claimcheck.hooks import Hook, Hooks
 
 __all__ = ["ClaimCheck", "from_dict", "load"]
@@ -147,10 +147,13 @@ class ClaimCheck:
                 unknown.
 
         Raises:
-            ConfigError: At decoration: a parameter does not exist, chunks need a key parameter, or signatures need a
-                destination parameter.
+            ConfigError: At decoration: a parameter does not exist, chunks need a key parameter, or signatures or
+                encryption need a destination parameter.
         """
         _check_callable("classify", classify)
+        if destination is None and self.config.encryption.key_id:
+            expected = "destination=<name of a parameter>: payloads are encrypted for it"
+            fail("destination", found="nothing", expected=expected)
         if destination is None and self.config.signing.key_id and self.config.signing.bind_destination:
             expected = "destination=<name of a parameter>: signatures cover it; or signing.bind_destination: false"
             fail("destination", found="nothing", expected=expected)
@@ -236,9 +239,12 @@ class ClaimCheck:
             pointer: The pointer.
             destination: The topic from which readers accept the message where signing is configured; by default the one
                 in the pointer, for which the payload was written. Pass it to forward a pointer to another topic.
+
+        Raises:
+            PointerRejectedError: The payload is encrypted for another destination.
         """
         if destination is not None and self._current().seal.signs:
-            pointer = replace(pointer, destination=canonical(destination))
+            pointer = _bound(pointer, canonical(destination))
         return encode_pointer(self._sign(pointer), header=self.config.header)
 
     # Reading ---------------------------------------------------------------------------------------------------
@@ -645,12 +651,24 @@ class _Open:
         self.pid = os.getpid()
         self.seal = Seal(config)
         self.content = ContentCoder(config, DataKeys(config.encryption) if config.encryption.keys else None)
-        limit, check = config.limits.max_payload_bytes, self.seal.check_origin
+        limit, check = config.chunks.max_payload_bytes, self.seal.check_origin
         self.unpacker = Unpacker(self.content, header=config.header, limit=limit, check_origin=check)
         self.stores: dict[str, Store] = {}
         self.strategies: dict[int, Strategy] = {}
         self.breakers: dict[tuple[str | None, float], Breaker] = {}
         self.plans: dict[tuple[str, WireLimit | None], Plan] = {}
+
+
+def _bound(pointer: Pointer, destination: str) -> Pointer:
+    """Return a pointer for another destination; an encrypted payload cannot have another one."""
+    if pointer.encryption is not None and pointer.destination != destination:
+        written = f"for {pointer.destination!r}" if pointer.destination else "without a destination"
+        text = f"the payload {pointer.key!r} was encrypted {written}, so no reader could decrypt it as one of"
+        fix = "write it again, or list the topics in signing.accept_from and seal it without destination"
+        raise PointerRejectedError(
+            f"{text} {destination!r}: {fix}", reason="destination", store=pointer.store, key=pointer.key
+        )
+    return replace(pointer, destination=destination)
 
 
 def _check_callable(name: str, value: object) -> None:

@@ -4,10 +4,10 @@ Encoded content describes itself. All integers are big-endian::
 
     content   [b"CCE1"][size of the header:uint32][header][body]
 
-The header is canonical JSON, padded with spaces to a multiple of 1,024 bytes, so that `claimcheck rewrap` can replace
-it in place. Its fields, all but the wrapped key and that key's id, are the associated data of the encryption: content
-that was moved to another key, store, destination or payload cannot be decrypted. The body is the payload, compressed
-with ``codec`` and then encrypted as `claimcheck._streaming_aead` describes.
+The header is canonical JSON. In stores it is padded with spaces to a multiple of 1,024 bytes, so that
+`claimcheck rewrap` can replace it in place. Its fields, all but the wrapped key and that key's id, are the associated
+data of the encryption: content that was moved to another key, store, destination or payload cannot be decrypted. The
+body is the payload, compressed with ``codec`` and then encrypted as `claimcheck._streaming_aead` describes.
 """
 
 from __future__ import annotations
@@ -133,12 +133,13 @@ class ContentHeader:
         return _MAGIC + pointers.canonical_json(self._bound())
 
     def encode(self, *, at_least: int = 0) -> bytes:
-        """Return the bytes in front of the body: a multiple of 1,024, and at least as many as requested."""
+        """Return the bytes in front of the body, at least as many as requested; in stores a multiple of 1,024."""
         fields = self._bound()
         if self.wrapped_key is not None:
             fields |= {"key": base64.b64encode(self.wrapped_key).decode(), "key_id": self.key_id}
         text = pointers.canonical_json(fields)
-        total = max(at_least, -(-(_PREFIX.size + len(text)) // _HEADER_STEP) * _HEADER_STEP)
+        step = _HEADER_STEP if self.store else 1
+        total = max(at_least, -(-(_PREFIX.size + len(text)) // step) * step)
         return _PREFIX.pack(_MAGIC, total - _PREFIX.size) + text.ljust(total - _PREFIX.size)
 
     @classmethod
@@ -315,18 +316,18 @@ class Encoding:
                 plain = list(plain)
                 stream = _same_stream(header, stream, plain)
             header, size = stream.header, stream.size
-            body = aead.encrypt(
+            body: Iterable[Buffer] = aead.encrypt(
                 plain, key=stream.key, associated_data=header.associated_data, stream_header=stream.salt
             )
         else:
-            body = iter(plain)
+            body = plain
         start = before + header.encode(at_least=size)
         pieces = _with_header(start, body)
         if (shared and codec is not None) or (payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES):
             return PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
         known = codec is None and payload.size is not None
-        size = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
-        return PieceSource(pieces, size=size, checksum=payload.algorithm)
+        total = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
+        return PieceSource(pieces, size=total, checksum=payload.algorithm)
 
     def _compressed(self, payload: Source) -> Iterable[Buffer]:
         if self.keys:
@@ -340,8 +341,7 @@ class Encoding:
 
 def _new_stream(header: ContentHeader, keys: DataKeys) -> Stream:
     new = keys.new(header.size)
-    key = {"encryption": ALGORITHM, "key_id": new.key_id, "wrapped_key": new.wrapped}
-    return Stream(replace(header, **key), new.key)
+    return Stream(replace(header, encryption=ALGORITHM, key_id=new.key_id, wrapped_key=new.wrapped), new.key)
 
 
 def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer]) -> Stream:
@@ -602,7 +602,7 @@ class ContentCoder:
         Args:
             content: The whole content.
             chunks: The uuid of the chunks that it came in, if any.
-            limit: The largest payload in bytes.
+            limit: The largest payload in bytes that it is decompressed to.
 
         Raises:
             IntegrityError: It is damaged, was changed, or is encrypted with a key that this process does not have.
@@ -614,9 +614,10 @@ class ContentCoder:
         )
         with closing(reader):
             size = reader.header.size
+            if reader.header.codec is None:
+                limit = max(limit, len(content))  # it is in memory already
             if size is not None and size > limit:
-                text = f"a payload of {size} bytes is over limits.max_payload_bytes ({limit} bytes)"
-                raise PayloadTooLargeError(text, size=size, limit=limit)
+                raise _too_large(size, limit)
             if reader.header.encryption is None and self.requires_encryption:
                 raise _broken("it is not encrypted, but encryption.require is true")
             payload = _read_all(reader, limit)
@@ -645,7 +646,7 @@ class Unpacker:
     Args:
         coder: Decodes them.
         header: The bytes that envelopes begin with.
-        limit: The largest payload in bytes.
+        limit: The largest payload in bytes that content is decompressed to.
         check_origin: Called with the destination that content was encrypted for, and the one that it was read from;
             raises an error to refuse it.
     """
@@ -655,7 +656,7 @@ class Unpacker:
         coder: ContentCoder | None = None,
         *,
         header: bytes = HEADER,
-        limit: int = 5 << 30,
+        limit: int = 256 << 20,
         check_origin: Callable[[str, str | None], None] | None = None,
     ) -> None:
         self._coder = coder or ContentCoder()
@@ -715,9 +716,15 @@ def _read_all(reader: Reader, limit: int) -> bytes:
     while count := reader.readinto(buffer):
         box.write(buffer[:count])
         if box.tell() > limit:
-            text = f"a payload is over limits.max_payload_bytes ({limit} bytes)"
-            raise PayloadTooLargeError(text, size=box.tell(), limit=limit)
+            raise _too_large(box.tell(), limit)
     return box.getvalue()
+
+
+def _too_large(size: int, limit: int) -> PayloadTooLargeError:
+    text = f"a payload of {size} bytes or more is over the limit of {limit} bytes"
+    return PayloadTooLargeError(
+        f"{text} (limits.max_payload_bytes, chunking.max_payload_bytes)", size=size, limit=limit
+    )
 
 
 def _broken(why: str) -> IntegrityError:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 from claimcheck._envelope import Buffer
 from claimcheck._key_lifetime import destination_of
+from claimcheck._payload import Payload
 from claimcheck._pointer import Pointer
+from claimcheck._store_write import StoreWrite
 from claimcheck.errors import ClaimCheckError, PayloadError
 
 if TYPE_CHECKING:
@@ -34,14 +36,26 @@ def copy(
 ) -> Pointer:
     """Copy a payload; see `Store.copy`."""
     name = destination_of(pointer.key.removeprefix(source.prefix)) if destination is None else destination
+
+    def written(payload: Payload) -> Pointer:
+        """Write the copy, bound to the same destination."""
+        bound = pointer.destination or ""
+        write = StoreWrite(
+            to,
+            payload,
+            destination=name,
+            bound=bound,
+            limit=None,
+            identity=identity,
+            min_ttl_seconds=min_ttl_seconds,
+        )
+        return replace(write.run(), destination=pointer.destination)
+
     if identity is not None:
-        payload = _verified(source, pointer)
-        copied = to.write(payload, destination=name, identity=identity, min_ttl_seconds=min_ttl_seconds)
-        return replace(copied, destination=pointer.destination)
+        return written(_verified(source, pointer))
     with source.open(pointer) as file:
         try:
-            copied = to.write(file, destination=name, min_ttl_seconds=min_ttl_seconds)
-            return replace(copied, destination=pointer.destination)
+            return written(file)
         except PayloadError as error:  # of reading the copied payload, which for the write is only a file
             if isinstance(error.__cause__, ClaimCheckError):
                 raise error.__cause__ from None

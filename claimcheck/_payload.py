@@ -215,8 +215,8 @@ class Source:
 
     def _read_some(self, size: int) -> bytes:
         if len(self._ahead):
-            part, self._ahead = bytes(self._ahead[:size]), self._ahead[size:]
-            return part
+            ahead, self._ahead = self._ahead[:size], self._ahead[size:]
+            return bytes(ahead)
         try:
             part: object = cast(Readable, self._file).read(size)
         except Exception as exc:  # any error of the caller's object is the payload's, never the store's

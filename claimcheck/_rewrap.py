@@ -18,7 +18,7 @@ from claimcheck._data_keys import DataKeys
 from claimcheck._listing import StoreEntry
 from claimcheck._pointer import Pointer
 from claimcheck._store import Store
-from claimcheck.errors import ConfigError, PayloadNotFoundError, StoreError
+from claimcheck.errors import ConfigError, IntegrityError, PayloadNotFoundError, StoreError
 
 __all__ = ["RewrapReport", "rewrap"]
 
@@ -144,7 +144,10 @@ class _Run:
     def _replace(self, pointer: Pointer, header: ContentHeader, size: int) -> None:
         assert header.key_id is not None
         assert header.wrapped_key is not None
-        new = self._keys.rewrap(header.key_id, header.wrapped_key)
+        try:
+            new = self._keys.rewrap(header.key_id, header.wrapped_key)
+        except IntegrityError as error:  # name the payload
+            raise self._store._broken(pointer, str(error)) from error
         start = replace(header, key_id=new.key_id, wrapped_key=new.wrapped).encode(at_least=size)
         if len(start) != size:
             text = f"store {self._store.name!r}: the header of {pointer.key!r} is too short for the new data key"

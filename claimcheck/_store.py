@@ -169,7 +169,9 @@ class Store(ABC):
         By default everything is read and stored again under the same key.
         """
         write = self._write if type(self)._rewrite is Store._rewrite else self._rewrite
-        with closing(self._open(pointer, len(start), pointer.size)) as rest:
+        with self._translated(pointer, "read"):  # it may be gone
+            opened = self._open(pointer, len(start), pointer.size)
+        with closing(opened) as rest:
             write(pointer, with_start(start, rest, size=pointer.size or 0))
 
     def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:

@@ -33,6 +33,8 @@ class StoreWrite:
         limit: The largest size of this payload, if any.
         identity: The uuid that all attempts share, if any.
         min_ttl_seconds: The lifetime, if longer than the store's.
+        bound: What the pointer and the encryption are bound to, ``""`` for no destination; by default ``destination``,
+            which otherwise is only a part of the key.
     """
 
     def __init__(
@@ -44,11 +46,15 @@ class StoreWrite:
         limit: int | None,
         identity: uuid.UUID | None,
         min_ttl_seconds: float | None,
+        bound: str | None = None,
     ) -> None:
         self._store = store
         self._shared = identity is not None
         self._payload = _limited(store, payload, limit)
+        self._bound = canonical(destination if bound is None else bound)
         self._encoding = store.context.content.encoding(self._payload, destination)
+        if self._encoding is not None:
+            self._encoding = replace(self._encoding, destination=self._bound)
         if self._encoding is not None and identity is not None:
             identity = self._encoding.unique(identity)
         self._unique = identity or store.context.new_uuid()
@@ -73,14 +79,14 @@ class StoreWrite:
         expires = _expires_ms(store, created, min_ttl_seconds)
         key = store._key(destination, self._unique, created_ms=created, expires_ms=expires, fresh=not self._shared)
         encrypts = encoding is not None and encoding.keys is not None
-        bound = destination and store.pointer_version != 1 and (encrypts or store.context.binds)
+        bound = self._bound and store.pointer_version != 1 and (encrypts or store.context.binds)
         return Pointer(
             key=key,
             store=store.name,
             version=store.pointer_version,
             created_ms=created,
             expires_ms=expires,
-            destination=canonical(destination) if bound else None,
+            destination=self._bound if bound else None,
             codec=encoding.compression.codec if encoding and encoding.compression else None,
             encryption=ALGORITHM if encrypts else None,
         )

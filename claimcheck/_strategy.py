@@ -290,8 +290,9 @@ class Strategy(ABC):
         identity = message.identity or self.context.surroundings.new_uuid()
         data = encoding.encode(source, unique=identity, before=encoded_start(header=self._header)).take_all()
         content = data[len(encoded_start(header=self._header)) :]
-        signed = {"size": len(content), "checksum": sha256_of(content) if self.context.signer else ""}
-        hinted = message.hinted({hints.TYPE: "encoded", **self._signature(message, "encoded", **signed)})
+        checksum = sha256_of(content) if self.context.signer else ""
+        signed = self._signature(message, "encoded", size=len(content), checksum=checksum)
+        hinted = message.hinted({hints.TYPE: "encoded", **signed})
         if self._fits(replace(message, headers=hinted), len(data)):
             return Envelope(bytes(data), hinted, message.key, Kind.ENCODED)
         return None

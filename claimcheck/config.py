@@ -172,8 +172,8 @@ class SigningConfig:
         require_envelope: Whether readers reject plain messages, which have no signature. Writers then send every
             payload as a signed envelope, small ones, too. Tombstones stay plain.
         bind_destination: Whether readers accept a signed message only from the topic that it was sent to.
-        accept_from: By pattern of the topic that readers read from: patterns of other topics whose signed messages they
-            accept there, for dead-letter topics, mirrors and forwarded messages.
+        accept_from: By pattern of the topic that readers read from: patterns of other topics whose signed or encrypted
+            messages they accept there, for dead-letter topics, mirrors and forwarded messages.
         max_age_seconds: The age at which readers reject a signed message; ``None`` for no limit.
     """
 
@@ -568,7 +568,7 @@ def _check_signing(config: Config, problems: Problems) -> None:
     options = ("require", "require_envelope", "accept_from", "max_age_seconds")
     needy = next((name for name in options if getattr(signing, name)), None)
     with problems:
-        if needy and not signing.keys:
+        if needy and not signing.keys and not (needy == "accept_from" and config.encryption.keys):
             setting = "true" if getattr(signing, needy) is True else "set"
             fail("signing.keys", found="nothing", expected=f"at least one key, because signing.{needy} is {setting}")
     with problems:

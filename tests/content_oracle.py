@@ -1,4 +1,4 @@
-"""Encoded content made by Tink and by hand, as the guide to encryption describes it. Run as a program, it writes vectors.
+"""Encoded content made by Tink and by hand, as the guide to encryption describes it. As a program, it writes vectors.
 
     python -m tests.content_oracle
 
@@ -32,7 +32,9 @@ def content(plain: bytes, **fields: Any) -> bytes:
     context = canonical({"context": {"claimcheck": "1"}, "key_id": "k1"})
     wrapped = base64.b64encode(tink_oracle.aead(KEY).encrypt(DATA_KEY, context)).decode()
     text = canonical(bound | {"key": wrapped, "key_id": "k1"})
-    header = b"CCE1" + (1016).to_bytes(4, "big") + text.ljust(1016)
+    if bound["store"]:
+        text = text.ljust(1016)
+    header = b"CCE1" + len(text).to_bytes(4, "big") + text
     return header + tink_oracle.encrypt(plain, key=DATA_KEY, associated_data=b"CCE1" + canonical(bound))
 
 

@@ -48,7 +48,7 @@ FETCH_BYTES = 16 << 20
 """``max.partition.fetch.bytes`` of consumers: several chunks, as the guide of the Kafka transport recommends.
 
 With the client's default, 1 MiB, each chunk is a round trip, and the client's memory is returned to the system and
-requested again for each: reading chunks took twice the processor time.
+requested again for each: reading chunks took up to three times the processor time.
 """
 
 

@@ -363,7 +363,8 @@ def _read(cc: ClaimCheck, message: bytes, facts: Facts, destination: str | None)
     facts["payload"] = "not readable"
     with _opened(message, accepted(message, cc, destination), cc, destination) as payload:
         facts["payload_bytes"] = _copy(payload, None, facts.get("size"))
-    facts["payload"] = "complete" if facts.get("checksum") is None else "verified"
+    verified = facts.get("checksum") is not None or facts.get("encryption") is not None
+    facts["payload"] = "verified" if verified else "complete"
 
 
 def _show(facts: Facts, now: float, *, as_json: bool) -> None:

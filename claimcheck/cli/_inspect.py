@@ -8,10 +8,12 @@ from typing import Any
 
 from claimcheck import _pointer as pointers
 from claimcheck._client import ClaimCheck
-from claimcheck._envelope import HEADER, Abort, Chunk, Literal, PointerData, decode
+from claimcheck._content import Damaged, read_header
+from claimcheck._envelope import HEADER, Abort, Buffer, Chunk, Encoded, Literal, PointerData, decode
+from claimcheck._payload_reader import PieceReader
 from claimcheck._pointer import Pointer
 from claimcheck._texts import size_text
-from claimcheck.errors import ClaimCheckError, ConfigError, PointerRejectedError
+from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError
 
 __all__ = ["Facts", "describe", "human_bytes", "lines", "pointer_facts"]
 
@@ -51,6 +53,8 @@ def describe(
         return facts | position | {"piece_bytes": len(envelope.piece)}, None
     if isinstance(envelope, Abort):
         return facts | {"uuid": envelope.uuid}, None
+    if isinstance(envelope, Encoded):
+        return facts | _content_facts(envelope.content), None
     size = len(envelope.payload) if isinstance(envelope, Literal) else len(message)
     return facts | {"payload_bytes": size}, None
 
@@ -76,6 +80,21 @@ def pointer_facts(pointer: Pointer, cc: ClaimCheck | None, now: float) -> Facts:
         "encryption": pointer.encryption,
         "destination": pointer.destination,
         "extra": dict(pointer.extra) or None,
+    }
+
+
+def _content_facts(content: Buffer) -> Facts:
+    """Return what the header of encoded content declares; nothing of it is verified."""
+    try:
+        header, _ = read_header(PieceReader([content]))
+    except Damaged as error:
+        raise EnvelopeError(f"damaged content: {error}", kind=4) from error
+    return {
+        "declared_bytes": header.size,
+        "codec": header.codec,
+        "encryption": header.encryption,
+        "encryption_key_id": header.key_id,
+        "destination": header.destination,
     }
 
 
@@ -109,6 +128,8 @@ def lines(facts: Facts, *, now: float) -> Iterator[tuple[str, str, str]]:
     yield "envelope", f"{_kind(facts)}, {human_bytes(facts['message_bytes'])}", "bold"
     if facts["kind"] == "pointer":
         yield from _pointer_lines(facts, now)
+    if facts["kind"] == "encoded":
+        yield from _content_lines(facts)
     if "uuid" in facts:
         yield "uuid", facts["uuid"], ""
     if "piece_bytes" in facts:
@@ -124,6 +145,7 @@ def _kind(facts: Facts) -> str:
         "literal": "literal: an escaped payload that begins like an envelope",
         "chunk": "chunk: one piece of a payload",
         "pointer": f"pointer of version {facts.get('pointer_version')}",
+        "encoded": "encoded: a payload that is compressed or encrypted",
         "abort": "abort: the chunks of this payload will not be completed",
     }[facts["kind"]]
 
@@ -148,11 +170,23 @@ def _pointer_lines(facts: Facts, now: float) -> Iterator[tuple[str, str, str]]:
     yield "signature", *_signature_line(facts)
 
 
+def _content_lines(facts: Facts) -> Iterator[tuple[str, str, str]]:
+    yield "size", "unknown" if facts["declared_bytes"] is None else human_bytes(facts["declared_bytes"]), ""
+    for name, label in {
+        "destination": "sent to",
+        "codec": "codec",
+        "encryption": "encryption",
+        "encryption_key_id": "key",
+    }.items():
+        if facts[name]:
+            yield label, printable(facts[name]), ""
+
+
 def _payload_line(facts: Facts) -> tuple[str, str]:
     size = human_bytes(facts["payload_bytes"]) if "payload_bytes" in facts else ""
     states = {
         "verified": (f"read and verified, {size}", "green"),
-        "complete": (f"read, {size}; this pointer has no checksum", "yellow"),
+        "complete": (f"read, {size}; it has no checksum", "yellow"),
         "not readable": ("NOT READABLE", "red"),
     }
     return states.get(facts.get("payload", ""), (size, ""))

@@ -37,7 +37,7 @@ STORES = {
   redis:
     type: redis
     # Use rediss:// for TLS.
-    url: "${REDIS_URL:-redis://localhost:6379/0}"
+    url: "${REDIS_SECRET_URL:-redis://localhost:6379/0}"
     # Payloads expire after this time. Use at least the retention of the topics.
     ttl_seconds: 604800
 """,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from claimcheck import _pointer as pointers
 from claimcheck._client import ClaimCheck
-from claimcheck._envelope import HEADER, Abort, Chunk, Literal, Plain, PointerData, decode
+from claimcheck._envelope import HEADER, Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck._resolver import Failed, Resolved
 from claimcheck.errors import IncompletePayloadError
 
@@ -148,7 +148,7 @@ def assert_inline(message: RecordedMessage | bytes | None, *, cc: ClaimCheck | N
         AssertionError: The payload was offloaded.
     """
     envelope = _decoded(message, cc)
-    if not isinstance(envelope, (Plain, Literal, type(None))):
+    if not isinstance(envelope, (Plain, Literal, Encoded, type(None))):
         raise AssertionError(f"expected a payload sent inline, got {_description(message, envelope)}")
 
 
@@ -165,5 +165,11 @@ def _description(message: RecordedMessage | bytes | None, envelope: object) -> s
     value = _value(message)
     if value is None:
         return "a message without a value"
-    kinds = {PointerData: "a pointer", Chunk: "a chunk", Abort: "an abort marker", Literal: "an escaped payload"}
+    kinds: dict[type[object], str] = {
+        PointerData: "a pointer",
+        Chunk: "a chunk",
+        Abort: "an abort marker",
+        Literal: "an escaped payload",
+        Encoded: "a compressed or encrypted payload",
+    }
     return f"{kinds.get(type(envelope), 'a plain message')} of {len(value):,} bytes"

@@ -56,12 +56,6 @@ _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
     ("RedisClusterException", StoreUnavailableError),  # no node of a cluster answers
 )
 
-_REPLACE_START = """
-local size = redis.call('STRLEN', KEYS[1])
-if size >= #ARGV[1] then redis.call('SETRANGE', KEYS[1], 0, ARGV[1]) end
-return size
-"""
-
 
 def _is_url(url: str) -> bool:
     try:
@@ -243,13 +237,14 @@ class RedisStore(Store):
         return replace(pointer, segments=len(sizes), segment_bytes=several)
 
     def _replace_start(self, pointer: Pointer, start: bytes) -> None:
-        """Replace the beginning of the first segment in one command, which keeps its expiry."""
-        size = self._server.client.eval(_REPLACE_START, 1, segment_key(pointer, 0), start)
-        if not size:
-            raise self.missing(pointer)
-        if size < len(start):
+        """Replace the first segment if it still exists; it keeps its expiry. Needs no permission for scripts."""
+        client, name = self._server.client, segment_key(pointer, 0)
+        first = client.get(name)
+        if first is not None and len(first) < len(start):
             text = f"the first segment of {pointer.key!r} is shorter than what it begins with ({len(start)} bytes)"
             raise StoreError(f"store {self.name!r}: {text}", store=self.name, key=pointer.key)
+        if first is None or client.set(name, start + first[len(start) :], xx=True, keepttl=True) is None:
+            raise self.missing(pointer)
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
         """List payloads by their first segments, without counting the others: their size is known only if it is one."""

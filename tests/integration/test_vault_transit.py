@@ -1,6 +1,6 @@
 """The example of a key provider, on a Vault or OpenBao server that CLAIMCHECK_TEST_VAULT_URL and ..._TOKEN name.
 
-The token must be allowed to mount secrets engines. No registry of packages has such a server, so CI does not run this.
+The token must be allowed to mount secrets engines. CI has no such server and does not run this.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ import claimcheck
 from claimcheck import ClaimCheck, ClaimCheckError, Resolved
 from claimcheck._content import ContentHeader
 from claimcheck._envelope import HEADER, Envelope, Kind, encode_abort, encode_chunk
+from claimcheck._store import Store
 from claimcheck.errors import EnvelopeError
+from claimcheck.stores.memory import MemoryStore
 
 DESTINATIONS = ("orders", "payments")
 STORES = ("a", "b")
@@ -31,7 +33,7 @@ _SEGMENT = 1 << 20
 _POINTER = HEADER + bytes([Kind.POINTER, 2])
 
 
-class NotOriginal(AssertionError):
+class NotOriginalError(AssertionError):
     """A reader returned bytes that nobody wrote for it, or raised an exception that is not one of claimcheck."""
 
 
@@ -42,13 +44,14 @@ class Written:
     payload: bytes = field(repr=False)
     destination: str
     messages: list[Envelope]
-    store: str | None = None
-    key: str | None = None
+    store: str = ""
+    key: str = ""
 
     @property
-    def pointer(self) -> dict[str, Any] | None:
+    def pointer(self) -> dict[str, Any]:
+        """The fields of its pointer; none for a payload in messages."""
         data = self.messages[0].data
-        return json.loads(data[len(_POINTER) :]) if data.startswith(_POINTER) else None
+        return dict(json.loads(data[len(_POINTER) :])) if data.startswith(_POINTER) else {}
 
 
 class File(io.BytesIO):
@@ -76,7 +79,8 @@ class World:
         self._space = uuid.uuid4().hex
         self.reader = self._opened("external", None, None)
         self.written = list(self._write_all())
-        self.objects = {name: self.reader.store(name)._payloads for name in STORES}
+        self._stored_ones = [each for each in self.written if each.store]
+        self.objects = {name: _objects(self.reader.store(name)) for name in STORES}
         self._pristine = {name: dict(objects) for name, objects in self.objects.items()}
         self.originals = {name: {w.payload for w in self.written if w.destination == name} for name in DESTINATIONS}
 
@@ -107,10 +111,8 @@ class World:
         for key_id in _KEYS:
             for codec in (None, "zstd"):
                 stores = {name: self._opened("external", key_id, codec, store=name) for name in STORES}
-                chunks, inline = (
-                    self._opened("chunking", key_id, codec),
-                    self._opened("chunking", key_id, codec, inline=True),
-                )
+                chunks = self._opened("chunking", key_id, codec)
+                inline = self._opened("chunking", key_id, codec, inline=True)
                 for destination in DESTINATIONS:
                     for name, cc in stores.items():
                         yield self._sent(cc, self._payload(1200), destination, name)
@@ -120,9 +122,8 @@ class World:
                     yield self._sent(inline, self._payload(100), destination)
                 if key_id == "k1" and codec is None:
                     for unknown in (False, True):
-                        yield self._sent(
-                            stores["a"], self._payload(3 * _SEGMENT + 99), "orders", "a", unknown_size=unknown
-                        )
+                        payload = self._payload(3 * _SEGMENT + 99)
+                        yield self._sent(stores["a"], payload, "orders", "a", unknown_size=unknown)
 
     def _payload(self, size: int) -> bytes:
         return self.random.randbytes(size // 2) + bytes(size - size // 2)
@@ -132,7 +133,7 @@ class World:
         cc: ClaimCheck,
         payload: bytes,
         destination: str,
-        store: str | None = None,
+        store: str = "",
         *,
         unknown_size: bool = False,
         identity: uuid.UUID | None = None,
@@ -140,9 +141,8 @@ class World:
         body = File(payload) if unknown_size else payload
         with cc.outbound(body, destination=destination, key=b"k", headers={}, identity=identity) as out:
             written = Written(payload, destination, list(out.envelopes), store)
-        pointer = written.pointer
-        written.key = pointer["key"] if pointer else None
-        assert (pointer is None) == (store is None)
+        written.key = written.pointer.get("key", "")
+        assert bool(written.key) == bool(store)
         return written
 
     # Reading ---------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class World:
         """Read messages in one of several ways; returns how many payloads were delivered.
 
         Raises:
-            NotOriginal: One of them is not allowed, or an exception is not one of claimcheck.
+            NotOriginalError: One of them is not allowed, or an exception is not one of claimcheck.
         """
         try:
             if len(messages) != 1 or self.random.random() < 0.3:
@@ -160,7 +160,7 @@ class World:
         except ClaimCheckError:
             return 0
         except Exception as error:
-            raise NotOriginal(f"{type(error).__name__}: {error}") from error
+            raise NotOriginalError(f"{type(error).__name__}: {error}") from error
 
     def _check_fed(self, messages: list[Envelope], destination: str, allowed: set[bytes]) -> int:
         resolver, delivered = self.reader.resolver(), 0
@@ -173,7 +173,7 @@ class World:
                     self._check_payload(outcome.payload, outcome.kind, allowed)
                     delivered += 1
                 elif type(outcome.error) is ClaimCheckError:
-                    raise NotOriginal(f"a foreign exception: {outcome.error}")
+                    raise NotOriginalError(f"a foreign exception: {outcome.error}")
         return delivered
 
     def _check_one(self, message: Envelope, destination: str, allowed: set[bytes]) -> int:
@@ -200,13 +200,13 @@ class World:
         else:
             found = self.reader._store_of(pointer).read_range(pointer, start, length)
         if not any(found == original[start : start + length] for original in allowed):
-            raise NotOriginal(f"{len(found)} other bytes from {start}")
+            raise NotOriginalError(f"{len(found)} other bytes from {start}")
 
     def _check_payload(self, payload: Any, kind: Kind | None, allowed: set[bytes]) -> None:
         if kind in (None, Kind.LITERAL) and not self.signed:
             return  # only a signature protects what is not encrypted
         if payload not in allowed:
-            raise NotOriginal(f"{len(payload)} other bytes in a message of type {kind}")
+            raise NotOriginalError(f"{len(payload)} other bytes in a message of type {kind}")
 
     # Attacks ---------------------------------------------------------------------------------------------------
 
@@ -246,10 +246,8 @@ class World:
             objects[target.key] = self._pristine[target.store][target.key]
 
     def _stored(self) -> Written:
-        while True:
-            written = self.random.choice(self.written)
-            if written.store and (len(written.payload) < _SEGMENT or self.random.random() < 0.2):
-                return written
+        is_large = self.random.random() < 0.03  # they take longer
+        return self.random.choice([each for each in self._stored_ones if (len(each.payload) > _SEGMENT) == is_large])
 
     def _object(self, written: Written) -> bytes:
         return self._pristine[written.store][written.key]
@@ -350,7 +348,7 @@ class World:
         return mixed[: self.random.randrange(1, len(mixed) + 1)]
 
     def _edited(self, target: Written, other: Written) -> bytes:
-        fields, others, pick = dict(target.pointer), other.pointer or {}, self.random
+        fields, others, pick = dict(target.pointer), other.pointer, self.random
         for name in pick.sample([*fields], pick.choice((1, 1, 2, 4))):
             number = pick.choice((0, 1, -1, 2**40))
             changed = number + fields[name] if type(fields[name]) is int else None
@@ -366,6 +364,7 @@ class World:
             data = self.random.choice(
                 (
                     encode_chunk(name, self.random.randrange(3), 3, b"forged"),
+                    encode_chunk(name, 0, 1, b"forged"),
                     encode_chunk(name, 0, 1, near.data),
                     encode_chunk(name, 0, 1, HEADER + b"\x04" + body),
                     encode_abort(name),
@@ -375,18 +374,19 @@ class World:
             )
         except EnvelopeError:
             data = b"forged"
-        headers = dict(near.headers or {})
+        headers = dict(near.headers or {}) if self.random.random() < 0.5 else {}
         if self.random.random() < 0.3:
             size, checksum = len(b"forged"), f"sha256:{hashlib.sha256(b'forged').hexdigest()}"
-            facts = {
-                "kind": "literal",
-                "size": size,
-                "checksum": checksum,
-                "destination": self.random.choice(DESTINATIONS),
-            }
+            destination = self.random.choice(DESTINATIONS)
+            facts = {"kind": "literal", "size": size, "checksum": checksum, "destination": destination}
             statement = facts | {"created": 1, "key_id": "s1", "mac": "0" * 64}
             data, headers = HEADER + b"\x00forged", {"claimcheck-signature": json.dumps(statement, sort_keys=True)}
         return Envelope(data, headers, near.key)
+
+
+def _objects(store: Store) -> dict[str, bytes]:
+    assert isinstance(store, MemoryStore)
+    return store._payloads
 
 
 def decoded_kind(data: bytes) -> Kind | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import hypothesis
 import pytest
@@ -16,7 +17,7 @@ from claimcheck import _streaming_aead as aead
 from claimcheck._rewrap import rewrap
 from claimcheck._signing import Seal
 from tests.hypothesis_examples import examples
-from tests.property.hostile_world import STORES, NotOriginal, World
+from tests.property.hostile_world import STORES, NotOriginalError, World, Written
 
 ciphers = pytest.importorskip("cryptography.hazmat.primitives.ciphers")
 pytest.importorskip("zstandard")
@@ -96,7 +97,7 @@ def accept_every_destination(patch: pytest.MonkeyPatch) -> None:
 def accept_what_is_not_encrypted(patch: pytest.MonkeyPatch) -> None:
     coder = _content.ContentCoder.__init__
 
-    def init(self: _content.ContentCoder, *args: object) -> None:
+    def init(self: _content.ContentCoder, *args: Any) -> None:
         coder(self, *args)
         self.requires_encryption = False
 
@@ -127,7 +128,7 @@ def test_a_planted_fault_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], attack: str, signs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    with closing(World(1, signed=signs)) as world, pytest.raises(NotOriginal):
+    with closing(World(1, signed=signs)) as world, pytest.raises(NotOriginalError):
         for _ in range(CHANGES):
             getattr(world, attack)()
 
@@ -143,9 +144,9 @@ class HostileLife(RuleBasedStateMachine):
         self.world = World(seed, signed=False)
         self.written = [each for each in self.world.written if each.store and len(each.payload) < 10_000]
         self.versions = {(each.store, each.key): {self._object(each)} for each in self.written}
-        self.touched: set[tuple[str | None, str | None]] = set()
+        self.touched: set[tuple[str, str]] = set()
 
-    def _object(self, written) -> bytes:
+    def _object(self, written: Written) -> bytes:
         return self.world.objects[written.store][written.key]
 
     @rule(name=st.sampled_from(STORES), key_id=st.sampled_from(["k1", "k2"]))
@@ -188,4 +189,4 @@ class HostileLife(RuleBasedStateMachine):
 
 
 TestHostileLife = HostileLife.TestCase
-TestHostileLife.settings = hypothesis.settings(examples(60), stateful_step_count=40)
+TestHostileLife.settings = hypothesis.settings(examples(50), stateful_step_count=25)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from claimcheck._pointer import Pointer
+from claimcheck.config import from_dict
 from claimcheck.errors import ConfigError, PayloadNotFoundError, PayloadTypeError
 from claimcheck.spark import _fetching as fetching
 from claimcheck.spark._fetching import AdaptiveConcurrency, check_limits
@@ -18,6 +19,8 @@ from claimcheck.spark._fetching import AdaptiveConcurrency, check_limits
 
 class Getter:
     """Messages are sizes as text, with the prefix ``p`` for stored payloads; counts the bytes held."""
+
+    config = from_dict({})
 
     def __init__(self, *, seconds: float = 0.0, declared: bool = True, bad: frozenset[bytes] = frozenset()) -> None:
         self.seconds, self.declared, self.bad = seconds, declared, bad
@@ -27,12 +30,12 @@ class Getter:
         self.gate = threading.Event()
         self.gate.set()
 
-    def pointer(self, message: Any, /) -> Pointer | None:
+    def pointer(self, message: Any, /, *, destination: str | None = None) -> Pointer | None:
         if not message.startswith(b"p"):
             return None
         return Pointer(key=message.decode(), size=int(message[1:]) if self.declared else None)
 
-    def resolve(self, message: Any, /) -> Any:
+    def resolve(self, message: Any, /, *, destination: str | None = None) -> Any:
         return message
 
     def read(self, pointer: Pointer, /) -> Any:
@@ -207,7 +210,7 @@ def test_an_error_is_the_outcome_of_its_own_message_only(concurrency):
 
 def test_a_damaged_message_keeps_its_place():
     class Damaged(Getter):
-        def pointer(self, message, /):
+        def pointer(self, message, /, *, destination=None):
             raise PayloadNotFoundError("unreadable")
 
     assert [type(each) for each in ordered(Damaged(), [b"p1", b"p2"])] == [PayloadNotFoundError] * 2
@@ -232,7 +235,7 @@ def test_whatever_is_bytes_like_comes_out_as_bytes():
 
 def test_text_is_refused():
     class Text(Getter):
-        def resolve(self, message, /):
+        def resolve(self, message, /, *, destination=None):
             return "text"
 
     assert isinstance(ordered(Text(), [b"a"])[0], PayloadTypeError)

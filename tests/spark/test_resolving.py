@@ -152,7 +152,7 @@ def run_stage(config, batches, *, out_batch_bytes=1 << 20):
         max_inflight_bytes=1 << 20,
         out_batch_bytes=out_batch_bytes,
     )
-    stage = resolving._ResolveStage(reading, 0, ("value",))
+    stage = resolving.ResolveStage(reading, 0, ("value",))
     return list(pickle.loads(pickle.dumps(stage))(batches))
 
 
@@ -185,7 +185,7 @@ def test_a_batch_without_rows_gives_none(config):
 
 def test_a_payload_that_fits_no_column_is_refused_before_any_io():
     class Large:
-        def pointer(self, message, /):
+        def pointer(self, message, /, *, destination=None):
             return Pointer(key="k", store="disk", size=2 << 30)
 
         def read(self, pointer, /):

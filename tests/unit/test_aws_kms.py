@@ -107,6 +107,7 @@ def test_answers_of_the_service_are_errors_of_claimcheck(failing_kms, code, when
         keys.open("k1", b"wrapped")
 
 
+@pytest.mark.slow  # the SDK waits before its own retries
 def test_a_throttled_call_is_worth_another_try(failing_kms):
     url, answer = failing_kms
     answer.code = "ThrottlingException"

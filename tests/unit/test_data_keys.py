@@ -282,7 +282,7 @@ def test_options_of_a_provider_are_checked_before_use(options, path):
     assert "many" not in str(caught.value)
 
 
-@pytest.mark.parametrize("provider", ["lokal", f"{__name__}:Clock", f"{__name__}:Nothing", "no_such_module:Keys"])
+@pytest.mark.parametrize("provider", ["vault", f"{__name__}:Clock", f"{__name__}:Nothing", "no_such_module:Keys"])
 def test_a_provider_that_is_none_is_named(provider):
     with pytest.raises(ConfigError, match=r"encryption\.provider"):
         DataKeys(EncryptionConfig(key_id="k1", keys={"k1": "x"}, provider=provider)).check()

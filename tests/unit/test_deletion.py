@@ -261,10 +261,12 @@ class TestWhich:
     def test_the_topic_is_found_in_the_keys_of_each_store(self, tmp_path, monkeypatch, store):
         monkeypatch.chdir(tmp_path)
         cc = claimcheck.from_dict({"store": "m", "stores": {"m": store}})
-        draft = cc.store("m")._draft("persistent://public/default/orders", None)
+        store = cc.store("m")
+        key = store._key("persistent://public/default/orders", uuid.uuid4(), created_ms=0, expires_ms=None, fresh=True)
+        pointer = Pointer(key=key, store="m")
 
-        assert may_delete(cc, PointerRead(draft, "verified"), "persistent://public/default/orders")
-        assert not may_delete(cc, PointerRead(draft, "verified"), "orders")
+        assert may_delete(cc, PointerRead(pointer, "verified"), "persistent://public/default/orders")
+        assert not may_delete(cc, PointerRead(pointer, "verified"), "orders")
 
     def test_a_signed_pointer_need_not_be_read(self):
         bench = Bench(signing={"key_id": "new", "keys": KEYS})

@@ -124,7 +124,7 @@ def test_a_signature_that_cannot_be_checked_is_an_error_of_the_message_where_sig
 def test_with_keys_unsigned_pointers_are_refused_by_default(config):
     signed = claimcheck.from_dict(config | {"signing": {"key_id": "k1", "keys": {"k1": "0123456789abcdef"}}})
     unsigned = claimcheck.from_dict(config)
-    pointer = unsigned.store("disk").write(PAYLOAD)
+    pointer = signed.store("disk").write(PAYLOAD)
     assert signed.resolve(signed.seal(pointer, destination="orders"), destination="orders") == PAYLOAD
     with pytest.raises(PointerRejectedError, match="not signed") as caught:
         signed.resolve(unsigned.seal(pointer), destination="orders")

@@ -407,7 +407,8 @@ class TestFormat:
 
     def test_the_golden_signatures_are_made_and_accepted(self):
         chunks, abort, literal, pointer = self.vectors()
-        seal = Seal(from_dict({"stores": STORES, "signing": SIGNING}), clock=lambda: NOW)
+        config = from_dict({"stores": STORES, "signing": SIGNING, "checksum": "crc32"})
+        seal = Seal(config, clock=lambda: NOW)
         checksums = [json.loads(each)["checksum"] for each in (chunks, literal)]
         assert seal.statement("chunks", "orders", uuid=UUID, chunks=2, size=10, checksum=checksums[0]) == chunks
         assert seal.statement("abort", TOPIC, uuid=UUID) == abort

@@ -33,7 +33,8 @@ class Ciphertext:
     """A stored ciphertext that knows which ranges were opened, and whether they were closed."""
 
     def __init__(self, stored: bytes) -> None:
-        self.stored, self.opened = stored, []
+        self.stored = stored
+        self.opened: list[tuple[int, int]] = []
         self.open_files = 0
 
     def __call__(self, start: int, stop: int) -> io.BytesIO:

@@ -84,6 +84,13 @@ def test_assertions_about_chunks(broker):
         assert_inline(broker.messages[0])
 
 
+def test_an_encrypted_payload_in_its_message_is_inline():
+    message = HEADER + b"\x04content"
+    assert_inline(message)
+    with pytest.raises(AssertionError, match="compressed or encrypted"):
+        assert_offloaded(message)
+
+
 @pytest.mark.parametrize("payload", [b"small", b"", None, HEADER + b"\x02looks like a pointer"])
 def test_assertions_about_inline_payloads(broker, payload):
     _, publish = publisher(broker)

@@ -44,10 +44,20 @@ def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object], *, d
             signed = headers() if isinstance(envelope, Literal | Encoded) else None
             cc._current().seal.check_whole(envelope, signed, destination)
         if isinstance(envelope, Encoded):
-            return Literal(memoryview(cc._unpacker.content(envelope.content, destination=destination)))
+            return _decoded(lambda: cc._unpacker.content(envelope.content, destination=destination))
         return envelope
     except ClaimCheckError as error:
         return error
+
+
+def _decoded(decode: Callable[[], bytes]) -> Content:
+    """Return the payload of an encoded message. If its key service cannot be reached, a later `get` tries again."""
+    try:
+        return Literal(memoryview(decode()))
+    except ClaimCheckError as error:
+        if not error.retryable:
+            raise
+        return StoredPayload(decode)
 
 
 def passes_plain(cc: ClaimCheck) -> bool:

@@ -58,7 +58,7 @@ class Cluster:
             timeout: In seconds.
 
         Raises:
-            TransportError: No broker answered; the text says why.
+            TransportError: No broker answered; the text has the reason.
         """
         try:
             return self.admin.list_topics(timeout=timeout)

@@ -150,7 +150,7 @@ def test_what_every_group_has_acknowledged_goes_only_if_that_is_wanted(lab):
     ("message", "text"),
     [
         (b"PRF_wdkafcli_header_\x02\x09", "pointer of version 9"),
-        (b"PRF_wdkafcli_header_\x09", "unknown envelope type 9 (known are 0 to 3)"),
+        (b"PRF_wdkafcli_header_\x09", "unknown envelope type 9 (known are 0 to 4)"),
     ],
 )
 def test_a_message_of_a_newer_release_deletes_nothing(lab, message, text):
@@ -234,12 +234,14 @@ def test_pulsar_reads_all_partitions_of_the_topic_of_a_dead_letter_topic(monkeyp
 
 
 def test_kafka_reads_the_topic_of_a_dead_letter_topic(monkeypatch):
+    from confluent_kafka import admin as vendor
+
     from claimcheck._doctor._topics import KafkaTarget
     from claimcheck._gc import _kafka
 
     known = {name: SimpleNamespace(error=None, partitions=(0,)) for name in ("orders", "orders.dlq", "x")}
     admin = SimpleNamespace(list_topics=lambda timeout: SimpleNamespace(topics=known))
-    monkeypatch.setattr(_kafka, "_admin_module", lambda: SimpleNamespace(AdminClient=lambda *_, logger: admin))
+    monkeypatch.setattr(vendor, "AdminClient", lambda *_, logger: admin)
     topics = _kafka.KafkaTopics(KafkaTarget("localhost:9092", ("orders.dlq",)))
     assert topics._partitions() == [("orders", 0), ("orders.dlq", 0)]
 

@@ -9,6 +9,7 @@ import pytest
 from claimcheck import HEADER
 from claimcheck._envelope import encode_chunk, encode_literal, encode_pointer
 from claimcheck.cli._inspect import human_bytes, lines
+from tests.content_oracle import VECTORS
 from tests.unit.cli.rig import (
     SIGNED,
     claims,
@@ -17,6 +18,8 @@ from tests.unit.cli.rig import (
     put,
     run,
 )
+
+GOLDEN = {name: bytes.fromhex(text) for name, text in json.loads(VECTORS.read_text()).items()}
 
 
 def test_inspect_a_pointer(here):
@@ -29,6 +32,19 @@ def test_inspect_a_pointer(here):
     assert "valid, key k1" in text
     assert "sent to    cli" in text
     assert "payload" not in text
+
+
+def test_inspect_an_encrypted_message():
+    content = GOLDEN["message_compressed"]
+    text = ok("inspect", "-", stdin=HEADER + b"\x04" + content).stdout
+    assert "encoded: a payload that is compressed or encrypted" in text
+    for fact in ("1.4 KiB (1,400 bytes)", "Straße", "zstd", "AES256_GCM_HKDF_1MB", "k1"):
+        assert fact in text
+    facts = json.loads(ok("inspect", "-", "--json", stdin=HEADER + b"\x04" + content).stdout)
+    assert (facts["kind"], facts["encryption_key_id"]) == ("encoded", "k1")
+    damaged = run("inspect", "-", stdin=HEADER + b"\x04" + content[:50])
+    assert damaged.exit_code != 0
+    assert is_one_line(damaged)
 
 
 def test_a_pointer_of_another_topic_is_refused_where_the_topic_is_given(here):
