@@ -158,7 +158,7 @@ def init(strategy: str | None, store: str | None, broker: str | None, target: st
 
 @commands.command(short_help=COMMANDS["check"])
 @click.argument("config", metavar="[FILE]", envvar="CLAIMCHECK_CONFIG", default=CONFIG)
-@click.option("--open", "open_stores", is_flag=True, help="Write, read and delete a small payload in every store.")
+@click.option("--open", "open_stores", is_flag=True, help="Try the encryption key and every store.")
 @click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
 @json_option
 def check(config: str, open_stores: bool, strict: bool, as_json: bool) -> None:

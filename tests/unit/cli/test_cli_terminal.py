@@ -83,6 +83,7 @@ def test_the_demo_is_run_with_its_folder_and_its_code(here, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_used_is_wrong_usage_and_other_troubles_of_the_demo_are_not(here, monkeypatch):
+    pytest.importorskip("pyspark")
     demo = pytest.importorskip("claimcheck._demo")
     (here / "void").mkdir()
     result = run("demo", "--dir", "void")
