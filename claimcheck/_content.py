@@ -1,32 +1,26 @@
-"""What is stored, or split into chunks, in place of a payload: its bytes compressed, encrypted, or both.
-
-Encoded content describes itself. All integers are big-endian::
-
-    content   [b"CCE1"][size of the header:uint32][header][body]
-
-The header is canonical JSON. In stores it is padded with spaces to a multiple of 1,024 bytes, so that
-`claimcheck rewrap` can replace it in place. Its fields, all but the wrapped key and that key's id, are the associated
-data of the encryption: content that was moved to another key, store, destination or payload cannot be decrypted. The
-body is the payload, compressed with ``codec`` and then encrypted as `claimcheck._streaming_aead` describes.
-"""
+"""Decodes content, and decides how payloads are encoded: see `claimcheck._content_header` for the format. No I/O."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
-import hmac
 import io
-import struct
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from claimcheck import _compression as compression
-from claimcheck import _pointer as pointers
 from claimcheck import _streaming_aead as aead
+from claimcheck._content_encoding import Encoding, Stream
+from claimcheck._content_header import (
+    AEAD,
+    ALGORITHM,
+    HEADER_STEP,
+    ContentHeader,
+    Damaged,
+    Expected,
+    NotContent,
+    read_header,
+)
 from claimcheck._destination import canonical
 from claimcheck._digest import algorithm_of
 from claimcheck._envelope import HEADER, Buffer, encoded_start
@@ -34,417 +28,22 @@ from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader, Reader, fill
 from claimcheck._pointer import Pointer
 from claimcheck.config import CompressionConfig, Config, EncryptionConfig
-from claimcheck.errors import EnvelopeError, IntegrityError, PayloadTooLargeError
+from claimcheck.errors import IntegrityError, PayloadTooLargeError
 
 if TYPE_CHECKING:
     from claimcheck._data_keys import DataKeys
 
-__all__ = [
-    "AEAD",
-    "ALGORITHM",
-    "MAX_HEADER_BYTES",
-    "ContentCoder",
-    "ContentHeader",
-    "ContentReader",
-    "Damaged",
-    "Encoding",
-    "Expected",
-    "NotContent",
-    "PieceSource",
-    "Stream",
-    "Unpacker",
-    "encoding_problem",
-    "read_header",
-    "with_start",
-]
+__all__ = ["ContentCoder", "ContentReader", "Unpacker", "encoding_problem"]
 
 T = TypeVar("T")
 
 OpenRange = Callable[[int, int], Reader]
 """Opens a range of the content: its first byte, and the one after its last."""
 
-ALGORITHM = aead.ALGORITHM
-"""The value of `Pointer.encryption`."""
-
-AEAD = "aead:"
-"""The checksum of an encrypted payload: this and the id in its header. The encryption itself verifies the bytes."""
-
-_MAGIC = b"CCE1"
-_PREFIX = struct.Struct(">4sI")
-_HEADER_STEP = 1024
-MAX_HEADER_BYTES = 64 << 10
-"""A longer header is not read."""
-
 _SAMPLE_BYTES = 64 << 10
 _READ_BYTES = 1 << 20
 _SPARE_BYTES = 128 << 10  # content may be larger than its payload by this and by
 _SPARE_FRACTION = 128  # this fraction: header, tags, incompressible blocks
-_IN_MEMORY_BYTES = 4 << 20  # payloads up to this size are encoded at once, so that their stored size is known
-_FIELDS: dict[str, type[object]] = {
-    "codec": str,
-    "destination": str,
-    "encryption": str,
-    "id": str,
-    "key": str,
-    "key_id": str,
-    "size": int,
-    "store": str,
-    "stored_as": str,
-}
-
-
-class Damaged(ValueError):  # noqa: N818 - named after the finding
-    """Content that is not what its header or its pointer says."""
-
-
-class NotContent(Damaged):
-    """Bytes without the header of encoded content."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContentHeader:
-    """The header of encoded content.
-
-    Attributes:
-        id: The uuid of the write, or of the chunks.
-        size: Bytes of the payload; ``None`` if they were not known when it was written.
-        destination: Topic or queue.
-        store: The store's name; empty for content in messages.
-        stored_as: The key in the store; empty for content in messages.
-        codec: How the payload was compressed, or ``None``.
-        encryption: How it was encrypted, or ``None``.
-        key_id: The key that encrypts the data key.
-        wrapped_key: The encrypted data key.
-    """
-
-    id: str
-    size: int | None
-    destination: str = ""
-    store: str = ""
-    stored_as: str = ""
-    codec: str | None = None
-    encryption: str | None = None
-    key_id: str | None = None
-    wrapped_key: bytes | None = field(default=None, repr=False)
-
-    @property
-    def associated_data(self) -> bytes:
-        """What the encryption authenticates besides the payload."""
-        return _MAGIC + pointers.canonical_json(self._bound())
-
-    def encode(self, *, at_least: int = 0) -> bytes:
-        """Return the bytes in front of the body, at least as many as requested; in stores a multiple of 1,024."""
-        fields = self._bound()
-        if self.wrapped_key is not None:
-            fields |= {"key": base64.b64encode(self.wrapped_key).decode(), "key_id": self.key_id}
-        text = pointers.canonical_json(fields)
-        step = _HEADER_STEP if self.store else 1
-        total = max(at_least, -(-(_PREFIX.size + len(text)) // step) * step)
-        return _PREFIX.pack(_MAGIC, total - _PREFIX.size) + text.ljust(total - _PREFIX.size)
-
-    @classmethod
-    def parse(cls, data: bytes) -> ContentHeader:
-        """Parse the untrusted JSON of a header; raises ``ValueError``."""
-        try:
-            fields = pointers.parse_json(data)
-        except EnvelopeError:
-            raise Damaged("its header is not valid JSON") from None
-        for name, value in fields.items():
-            if name in _FIELDS and type(value) is not _FIELDS[name]:
-                raise Damaged(f"the field {name!r} of its header is {type(value).__name__}")
-        known = {name: value for name, value in fields.items() if name in _FIELDS and name != "key"}
-        if "id" not in known or fields.keys() - _FIELDS.keys():
-            raise Damaged("its header has no id, or fields that this claimcheck does not know")
-        try:
-            key = base64.b64decode(fields["key"], validate=True) if "key" in fields else None
-        except (binascii.Error, ValueError):
-            raise Damaged("the data key in its header is not base64") from None
-        return cls(**{"size": None, **known}, wrapped_key=key)
-
-    def _bound(self) -> dict[str, object]:
-        fields = {
-            "codec": self.codec,
-            "destination": self.destination,
-            "encryption": self.encryption,
-            "id": self.id,
-            "size": self.size,
-            "store": self.store,
-            "stored_as": self.stored_as,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """What determines encrypted content besides the payload.
-
-    Attributes:
-        header: Its header.
-        key: The data key.
-        salt: The header of the encrypted stream; ``None`` for a new one.
-        size: Bytes of the content's header.
-    """
-
-    header: ContentHeader
-    key: bytes = field(repr=False)
-    salt: bytes | None = field(default=None, repr=False)
-    size: int = 0
-
-
-def read_header(source: Reader) -> tuple[ContentHeader, int]:
-    """Read a header from the beginning of content; returns it with its size in bytes.
-
-    Raises:
-        ValueError: There is none, or it is damaged.
-    """
-    start = bytearray(_PREFIX.size)
-    if fill(source, memoryview(start)) < len(start):
-        raise NotContent("it does not begin with the header of encoded content")
-    magic, size = _PREFIX.unpack(start)
-    if magic != _MAGIC or not 0 < size <= MAX_HEADER_BYTES:
-        raise NotContent("it does not begin with the header of encoded content")
-    data = bytearray(size)
-    if fill(source, memoryview(data)) < size:
-        raise Damaged("it ends within its header")
-    return ContentHeader.parse(bytes(data)), _PREFIX.size + size
-
-
-# Writing -----------------------------------------------------------------------------------------------------------
-
-
-class PieceSource(Source):
-    """A source of pieces in place of a payload.
-
-    Args:
-        pieces: Bytes, or pieces of which each is used up before the next one is requested.
-        size: Bytes in all; ``None`` if unknown.
-        checksum: The algorithm of their checksum.
-    """
-
-    def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None, checksum: str = "crc32") -> None:
-        super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62, checksum=checksum)
-        self.size = size if self.view is None else len(self.view)
-
-    def _read_some(self, size: int) -> bytes:
-        return self._file.read(size)  # type: ignore[return-value, union-attr]
-
-
-class _Pieces:
-    """A file of pieces; a piece is used up before the next one is requested."""
-
-    def __init__(self, pieces: Iterator[Buffer]) -> None:
-        self._pieces = pieces
-        self._rest = memoryview(b"")
-
-    def read(self, size: int) -> bytes:
-        parts, missing = list[bytes](), size
-        while missing:
-            if not len(self._rest):
-                piece = next(self._pieces, None)
-                if piece is None:
-                    break
-                self._rest = memoryview(piece)
-                continue
-            part, self._rest = bytes(self._rest[:missing]), self._rest[missing:]
-            parts.append(part)
-            missing -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Encoding:
-    """How one payload is encoded.
-
-    Attributes:
-        destination: Topic or queue, in the form of `claimcheck._destination.canonical`.
-        compression: The codec and its options; ``None`` if it is not compressed.
-        keys: The data keys; ``None`` if it is not encrypted.
-    """
-
-    destination: str
-    compression: CompressionConfig | None = None
-    keys: DataKeys | None = None
-
-    def unique(self, identity: uuid.UUID) -> uuid.UUID:
-        """Return the uuid of attempts whose content has the same size.
-
-        Attempts that encode differently, with another key or another version of a library, must not share a key: each
-        pointer has the size of its own content.
-        """
-        codec = self.compression
-        facts = compression.fingerprint(codec.codec, codec.level) if codec else ""
-        return uuid.uuid5(identity, f"{facts} {self.keys.key_id if self.keys else ''}")
-
-    def encode(
-        self,
-        payload: Source,
-        *,
-        unique: uuid.UUID,
-        store: str = "",
-        stored_as: str = "",
-        before: bytes = b"",
-        like: Stream | None = None,
-        shared: bool = False,
-    ) -> PieceSource:
-        """Return a payload's content, which is encoded while it is written.
-
-        Args:
-            payload: The payload; nothing of it has been read.
-            unique: The uuid of the write, or of the chunks.
-            store: The store's name.
-            stored_as: The key in the store.
-            before: Bytes in front of the content.
-            like: How an earlier attempt encrypted the same payload: the content is the same.
-            shared: Whether other attempts may write the same payload under the same key. It must be in memory.
-
-        Raises:
-            ValueError: ``like`` is not of this payload.
-        """
-        codec = self.compression.codec if self.compression else None
-        header = ContentHeader(
-            id=unique.hex,
-            size=payload.size,
-            destination=self.destination,
-            store=store,
-            stored_as=stored_as,
-            codec=codec,
-        )
-        plain, size = self._compressed(payload), 0
-        if self.keys is not None:
-            stream = _new_stream(header, self.keys) if like is None else like
-            if shared:
-                plain = list(plain)
-                stream = _same_stream(header, stream, plain)
-            header, size = stream.header, stream.size
-            body: Iterable[Buffer] = aead.encrypt(
-                plain, key=stream.key, associated_data=header.associated_data, stream_header=stream.salt
-            )
-        else:
-            body = plain
-        start = before + header.encode(at_least=size)
-        pieces = _with_header(start, body)
-        if (shared and codec is not None) or (payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES):
-            return PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
-        known = codec is None and payload.size is not None
-        total = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
-        return PieceSource(pieces, size=total, checksum=payload.algorithm)
-
-    def _compressed(self, payload: Source) -> Iterable[Buffer]:
-        if self.keys:
-            payload.skip_checksum()
-        pieces = payload if payload.view is None else [payload.take_all()]
-        if self.compression is None:
-            return pieces
-        codec, level = self.compression.codec, self.compression.level
-        return compression.compress(pieces, codec=codec, level=level, size=payload.size)
-
-
-def _new_stream(header: ContentHeader, keys: DataKeys) -> Stream:
-    new = keys.new(header.size)
-    return Stream(replace(header, encryption=ALGORITHM, key_id=new.key_id, wrapped_key=new.wrapped), new.key)
-
-
-def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer]) -> Stream:
-    """Return a stream whose salt is determined by the data key and by what is encrypted.
-
-    Attempts that encrypt the same payload write the same bytes. AES-GCM loses its security if one key and salt ever
-    encrypt two payloads, so nothing of what is found in a store is used before it is verified: an attacker could copy
-    it from another payload, and a caller could use one identity for two payloads.
-    """
-    found = stream.header
-    if replace(header, encryption=ALGORITHM, key_id=found.key_id, wrapped_key=found.wrapped_key) != found:
-        raise Damaged("it was written as the content of another payload")
-    digest = hashlib.sha256(found.associated_data)
-    for piece in plain:
-        digest.update(piece)
-    salt = hmac.digest(stream.key, b"claimcheck stream\x00" + digest.digest(), "sha512")
-    known = bytes([aead.HEADER_BYTES]) + salt[: aead.HEADER_BYTES - 1]
-    if stream.salt not in (None, known):
-        raise Damaged("it is the content of another payload with the same identity")
-    return replace(stream, salt=known)
-
-
-def _with_header(header: bytes, body: Iterable[Buffer]) -> Iterator[Buffer]:
-    yield header
-    yield from body
-
-
-def with_start(start: bytes, rest: Reader, *, size: int) -> PieceSource:
-    """Return the source of content whose first bytes were replaced."""
-
-    def pieces() -> Iterator[Buffer]:
-        yield start
-        buffer = memoryview(bytearray(_READ_BYTES))
-        while count := rest.readinto(buffer):
-            yield buffer[:count]
-
-    return PieceSource(pieces(), size=size)
-
-
-# Reading -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """What a pointer, or the chunks, say about content; its header must agree.
-
-    Attributes:
-        bytes: Bytes of the content.
-        size: Bytes of the payload; ``None`` if only the header knows.
-        id: The uuid of the write, or of the chunks; ``None`` if unknown.
-        destination: Topic or queue; ``None`` if unknown.
-        codec: How it was compressed; ``""`` if only the header knows.
-        encryption: How it was encrypted; ``""`` if only the header knows.
-        store: The store's name.
-        stored_as: The key in the store.
-    """
-
-    bytes: int
-    size: int | None = None
-    id: str | None = None
-    destination: str | None = None
-    codec: str | None = ""
-    encryption: str | None = ""
-    store: str = ""
-    stored_as: str = ""
-
-    @classmethod
-    def by(cls, pointer: Pointer) -> Expected:
-        """Return what a pointer says."""
-        encrypted = pointer.encryption is not None
-        return cls(
-            bytes=pointer.stored_bytes or 0,
-            size=pointer.size,
-            id=(pointer.checksum or "").removeprefix(AEAD) if encrypted else None,
-            destination=(pointer.destination or "") if encrypted else None,
-            codec=pointer.codec,
-            encryption=pointer.encryption,
-            store=pointer.store or "",
-            stored_as=pointer.key,
-        )
-
-    def check(self, header: ContentHeader, *, body: int) -> None:
-        """Compare them with a header and with the size of the body; raises ``ValueError``."""
-        same_key = header.stored_as == self.stored_as or self.stored_as.startswith(f"{header.stored_as}@")
-        agrees = {
-            "id": self.id in (None, header.id),
-            "size": header.size in (None, self.size) or self.size is None,
-            "stored size": _fits_body(header, self.size if header.size is None else header.size, body),
-            "destination": self.destination in (None, header.destination),
-            "codec": self.codec in ("", header.codec),
-            "encryption": self.encryption in ("", header.encryption),
-            "store": self.store == header.store,
-            "key": same_key,  # a log appends its position to the key
-        }
-        wrong = [name for name, same in agrees.items() if not same]
-        if wrong:
-            raise Damaged(f"it was written as the content of another payload: its {wrong[0]} differs")
-
-
-def _fits_body(header: ContentHeader, size: int | None, body: int) -> bool:
-    """Whether a payload of this size, if it is known, can have a body of this size."""
-    plain = body if header.encryption is None else aead.plaintext_bytes(body)
-    return size in (None, plain) if header.codec is None else True
 
 
 class ContentReader:
@@ -503,7 +102,7 @@ class ContentReader:
 
     def _begin(self, start: int) -> Reader:
         size = self._expected.bytes
-        first, begin = self._read_header([size] if start == 0 else [min(size, _HEADER_STEP), size])
+        first, begin = self._read_header([size] if start == 0 else [min(size, HEADER_STEP), size])
         self._expected.check(self.header, body=size - begin)
         body = first if start == 0 else None
         if self.header.encryption is not None:

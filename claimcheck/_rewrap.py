@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from claimcheck._content import MAX_HEADER_BYTES, ContentHeader, Damaged, NotContent, read_header
+from claimcheck._content_header import MAX_HEADER_BYTES, ContentHeader, Damaged, NotContent, read_header
 from claimcheck._data_keys import DataKeys
 from claimcheck._listing import StoreEntry
 from claimcheck._pointer import Pointer

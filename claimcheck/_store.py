@@ -27,7 +27,9 @@ from itertools import islice
 from typing import ClassVar, Literal, NoReturn
 
 from claimcheck import _copying
-from claimcheck._content import ContentReader, Expected, encoding_problem, with_start
+from claimcheck._content import ContentReader, encoding_problem
+from claimcheck._content_encoding import with_start
+from claimcheck._content_header import Expected
 from claimcheck._envelope import Buffer
 from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime
 from claimcheck._listing import Deletion, StoreEntry

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from claimcheck._content import AEAD, ALGORITHM, Damaged, Stream
+from claimcheck._content_encoding import Stream
+from claimcheck._content_header import AEAD, ALGORITHM, Damaged
 from claimcheck._destination import canonical
 from claimcheck._payload import Payload, Source
 from claimcheck._pointer import Pointer

@@ -10,7 +10,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from claimcheck import _hints as hints
-from claimcheck._content import Encoding
+from claimcheck._content_encoding import Encoding
 from claimcheck._destination import canonical
 from claimcheck._digest import begin, digest_of
 from claimcheck._envelope import (

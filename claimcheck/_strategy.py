@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, cast
 
 from claimcheck import _hints as hints
-from claimcheck._content import ContentCoder, Encoding
+from claimcheck._content import ContentCoder
+from claimcheck._content_encoding import Encoding
 from claimcheck._destination import canonical
 from claimcheck._envelope import Buffer, Envelope, Kind, encode_literal, encoded_start, is_lookalike
 from claimcheck._hints import Headers

@@ -8,7 +8,7 @@ from typing import Any
 
 from claimcheck import _pointer as pointers
 from claimcheck._client import ClaimCheck
-from claimcheck._content import Damaged, read_header
+from claimcheck._content_header import Damaged, read_header
 from claimcheck._envelope import HEADER, Abort, Buffer, Chunk, Encoded, Literal, PointerData, decode
 from claimcheck._payload_reader import PieceReader
 from claimcheck._pointer import Pointer

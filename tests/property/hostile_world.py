@@ -19,7 +19,7 @@ from typing import Any
 
 import claimcheck
 from claimcheck import ClaimCheck, ClaimCheckError, Resolved
-from claimcheck._content import ContentHeader
+from claimcheck._content_header import ContentHeader
 from claimcheck._envelope import HEADER, Envelope, Kind, encode_abort, encode_chunk
 from claimcheck._store import Store
 from claimcheck.errors import EnvelopeError

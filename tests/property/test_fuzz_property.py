@@ -19,7 +19,7 @@ import claimcheck
 from claimcheck import ClaimCheckError, Failed, Resolved
 from claimcheck import _envelope as envelopes
 from claimcheck import _pointer as pointers
-from claimcheck._content import ContentHeader, Damaged, read_header
+from claimcheck._content_header import ContentHeader, Damaged, read_header
 from claimcheck._payload_reader import PieceReader
 from claimcheck._signing import Seal
 from claimcheck.errors import EnvelopeError

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from claimcheck import _content, _pointer
+from claimcheck import _content, _content_header, _pointer
 from claimcheck import _streaming_aead as aead
 from claimcheck._rewrap import rewrap
 from claimcheck._signing import Seal
@@ -83,11 +83,11 @@ def ignore_the_order_of_segments(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_what_the_header_says(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_content.Expected, "check", lambda self, header, body: None)
+    patch.setattr(_content_header.Expected, "check", lambda self, header, body: None)
 
 
 def bind_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_content.ContentHeader, "associated_data", b"")
+    patch.setattr(_content_header.ContentHeader, "associated_data", b"")
 
 
 def accept_every_destination(patch: pytest.MonkeyPatch) -> None:

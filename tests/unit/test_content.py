@@ -16,17 +16,9 @@ import pytest
 
 import claimcheck
 from claimcheck import Resolved
-from claimcheck._content import (
-    AEAD,
-    ContentHeader,
-    ContentReader,
-    Damaged,
-    Encoding,
-    Expected,
-    NotContent,
-    Stream,
-    read_header,
-)
+from claimcheck._content import ContentReader
+from claimcheck._content_encoding import Encoding, Stream
+from claimcheck._content_header import AEAD, ContentHeader, Damaged, Expected, NotContent, read_header
 from claimcheck._envelope import encode_chunk
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader

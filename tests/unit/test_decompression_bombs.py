@@ -23,7 +23,7 @@ MOST = 100 << 20  # the limit, and what the libraries need for windows and block
 CHILD = f"""
 import json, sys
 import claimcheck
-from claimcheck._content import ContentHeader
+from claimcheck._content_header import ContentHeader
 from claimcheck._envelope import encode_chunk, encode_pointer
 from claimcheck._pointer import Pointer, encode
 path, codec = sys.argv[1:]

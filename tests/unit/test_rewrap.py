@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import claimcheck
-from claimcheck._content import read_header
+from claimcheck._content_header import read_header
 from claimcheck._payload_reader import PieceReader
 from claimcheck._rewrap import rewrap
 from claimcheck._store import Store

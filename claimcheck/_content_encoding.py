@@ -1,0 +1,212 @@
+"""Encodes payloads while they are written: compresses and encrypts them behind a header. No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from claimcheck import _compression as compression
+from claimcheck import _streaming_aead as aead
+from claimcheck._content_header import ALGORITHM, ContentHeader, Damaged
+from claimcheck._envelope import Buffer
+from claimcheck._payload import Source
+from claimcheck._payload_reader import Reader
+from claimcheck.config import CompressionConfig
+
+if TYPE_CHECKING:
+    from claimcheck._data_keys import DataKeys
+
+__all__ = ["Encoding", "PieceSource", "Stream", "with_start"]
+
+_READ_BYTES = 1 << 20
+_IN_MEMORY_BYTES = 4 << 20  # payloads up to this size are encoded at once, so that their stored size is known
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What determines encrypted content besides the payload.
+
+    Attributes:
+        header: Its header.
+        key: The data key.
+        salt: The header of the encrypted stream; ``None`` for a new one.
+        size: Bytes of the content's header.
+    """
+
+    header: ContentHeader
+    key: bytes = field(repr=False)
+    salt: bytes | None = field(default=None, repr=False)
+    size: int = 0
+
+
+class PieceSource(Source):
+    """A source of pieces in place of a payload.
+
+    Args:
+        pieces: Bytes, or pieces of which each is used up before the next one is requested.
+        size: Bytes in all; ``None`` if unknown.
+        checksum: The algorithm of their checksum.
+    """
+
+    def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None, checksum: str = "crc32") -> None:
+        super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62, checksum=checksum)
+        self.size = size if self.view is None else len(self.view)
+
+    def _read_some(self, size: int) -> bytes:
+        return self._file.read(size)  # type: ignore[return-value, union-attr]
+
+
+class _Pieces:
+    """A file of pieces; a piece is used up before the next one is requested."""
+
+    def __init__(self, pieces: Iterator[Buffer]) -> None:
+        self._pieces = pieces
+        self._rest = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        parts, missing = list[bytes](), size
+        while missing:
+            if not len(self._rest):
+                piece = next(self._pieces, None)
+                if piece is None:
+                    break
+                self._rest = memoryview(piece)
+                continue
+            part, self._rest = bytes(self._rest[:missing]), self._rest[missing:]
+            parts.append(part)
+            missing -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How one payload is encoded.
+
+    Attributes:
+        destination: Topic or queue, in the form of `claimcheck._destination.canonical`.
+        compression: The codec and its options; ``None`` if it is not compressed.
+        keys: The data keys; ``None`` if it is not encrypted.
+    """
+
+    destination: str
+    compression: CompressionConfig | None = None
+    keys: DataKeys | None = None
+
+    def unique(self, identity: uuid.UUID) -> uuid.UUID:
+        """Return the uuid of attempts whose content has the same size.
+
+        Attempts that encode differently, with another key or another version of a library, must not share a key: each
+        pointer has the size of its own content.
+        """
+        codec = self.compression
+        facts = compression.fingerprint(codec.codec, codec.level) if codec else ""
+        return uuid.uuid5(identity, f"{facts} {self.keys.key_id if self.keys else ''}")
+
+    def encode(
+        self,
+        payload: Source,
+        *,
+        unique: uuid.UUID,
+        store: str = "",
+        stored_as: str = "",
+        before: bytes = b"",
+        like: Stream | None = None,
+        shared: bool = False,
+    ) -> PieceSource:
+        """Return a payload's content, which is encoded while it is written.
+
+        Args:
+            payload: The payload; nothing of it has been read.
+            unique: The uuid of the write, or of the chunks.
+            store: The store's name.
+            stored_as: The key in the store.
+            before: Bytes in front of the content.
+            like: How an earlier attempt encrypted the same payload: the content is the same.
+            shared: Whether other attempts may write the same payload under the same key. It must be in memory.
+
+        Raises:
+            ValueError: ``like`` is not of this payload.
+        """
+        codec = self.compression.codec if self.compression else None
+        header = ContentHeader(
+            id=unique.hex,
+            size=payload.size,
+            destination=self.destination,
+            store=store,
+            stored_as=stored_as,
+            codec=codec,
+        )
+        plain, size = self._compressed(payload), 0
+        if self.keys is not None:
+            stream = _new_stream(header, self.keys) if like is None else like
+            if shared:
+                plain = list(plain)
+                stream = _same_stream(header, stream, plain)
+            header, size = stream.header, stream.size
+            body: Iterable[Buffer] = aead.encrypt(
+                plain, key=stream.key, associated_data=header.associated_data, stream_header=stream.salt
+            )
+        else:
+            body = plain
+        start = before + header.encode(at_least=size)
+        pieces = _with_header(start, body)
+        if (shared and codec is not None) or (payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES):
+            return PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
+        known = codec is None and payload.size is not None
+        total = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
+        return PieceSource(pieces, size=total, checksum=payload.algorithm)
+
+    def _compressed(self, payload: Source) -> Iterable[Buffer]:
+        if self.keys:
+            payload.skip_checksum()
+        pieces = payload if payload.view is None else [payload.take_all()]
+        if self.compression is None:
+            return pieces
+        codec, level = self.compression.codec, self.compression.level
+        return compression.compress(pieces, codec=codec, level=level, size=payload.size)
+
+
+def _new_stream(header: ContentHeader, keys: DataKeys) -> Stream:
+    new = keys.new(header.size)
+    return Stream(replace(header, encryption=ALGORITHM, key_id=new.key_id, wrapped_key=new.wrapped), new.key)
+
+
+def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer]) -> Stream:
+    """Return a stream whose salt is determined by the data key and by what is encrypted.
+
+    Attempts that encrypt the same payload write the same bytes. AES-GCM loses its security if one key and salt ever
+    encrypt two payloads, so nothing of what is found in a store is used before it is verified: an attacker could copy
+    it from another payload, and a caller could use one identity for two payloads.
+    """
+    found = stream.header
+    if replace(header, encryption=ALGORITHM, key_id=found.key_id, wrapped_key=found.wrapped_key) != found:
+        raise Damaged("it was written as the content of another payload")
+    digest = hashlib.sha256(found.associated_data)
+    for piece in plain:
+        digest.update(piece)
+    salt = hmac.digest(stream.key, b"claimcheck stream\x00" + digest.digest(), "sha512")
+    known = bytes([aead.HEADER_BYTES]) + salt[: aead.HEADER_BYTES - 1]
+    if stream.salt not in (None, known):
+        raise Damaged("it is the content of another payload with the same identity")
+    return replace(stream, salt=known)
+
+
+def _with_header(header: bytes, body: Iterable[Buffer]) -> Iterator[Buffer]:
+    yield header
+    yield from body
+
+
+def with_start(start: bytes, rest: Reader, *, size: int) -> PieceSource:
+    """Return the source of content whose first bytes were replaced."""
+
+    def pieces() -> Iterator[Buffer]:
+        yield start
+        buffer = memoryview(bytearray(_READ_BYTES))
+        while count := rest.readinto(buffer):
+            yield buffer[:count]
+
+    return PieceSource(pieces(), size=size)

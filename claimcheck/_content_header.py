@@ -1,0 +1,225 @@
+"""The header of encoded content, and what has to agree with it. No I/O.
+
+Encoded content is what is stored, or split into chunks, in place of a payload that is compressed, encrypted, or both.
+It describes itself. All integers are big-endian::
+
+    content   [b"CCE1"][size of the header:uint32][header][body]
+
+The header is canonical JSON. In stores it is padded with spaces to a multiple of 1,024 bytes, so that
+`claimcheck rewrap` can replace it in place. Its fields, all but the wrapped key and that key's id, are the associated
+data of the encryption: content that was moved to another key, store, destination or payload cannot be decrypted. The
+body is the payload, compressed with ``codec`` and then encrypted as `claimcheck._streaming_aead` describes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from dataclasses import dataclass, field
+
+from claimcheck import _pointer as pointers
+from claimcheck import _streaming_aead as aead
+from claimcheck._payload_reader import Reader, fill
+from claimcheck._pointer import Pointer
+from claimcheck.errors import EnvelopeError
+
+__all__ = [
+    "AEAD",
+    "ALGORITHM",
+    "HEADER_STEP",
+    "MAX_HEADER_BYTES",
+    "ContentHeader",
+    "Damaged",
+    "Expected",
+    "NotContent",
+    "read_header",
+]
+
+ALGORITHM = aead.ALGORITHM
+"""The value of `Pointer.encryption`."""
+
+AEAD = "aead:"
+"""The checksum of an encrypted payload: this and the id in its header. The encryption itself verifies the bytes."""
+
+HEADER_STEP = 1024
+"""The size of a header in a store is a multiple of this."""
+
+MAX_HEADER_BYTES = 64 << 10
+"""A longer header is not read."""
+
+_MAGIC = b"CCE1"
+_PREFIX = struct.Struct(">4sI")
+_FIELDS: dict[str, type[object]] = {
+    "codec": str,
+    "destination": str,
+    "encryption": str,
+    "id": str,
+    "key": str,
+    "key_id": str,
+    "size": int,
+    "store": str,
+    "stored_as": str,
+}
+
+
+class Damaged(ValueError):  # noqa: N818 - named after the finding
+    """Content that is not what its header or its pointer says."""
+
+
+class NotContent(Damaged):
+    """Bytes without the header of encoded content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentHeader:
+    """The header of encoded content.
+
+    Attributes:
+        id: The uuid of the write, or of the chunks.
+        size: Bytes of the payload; ``None`` if they were not known when it was written.
+        destination: Topic or queue.
+        store: The store's name; empty for content in messages.
+        stored_as: The key in the store; empty for content in messages.
+        codec: How the payload was compressed, or ``None``.
+        encryption: How it was encrypted, or ``None``.
+        key_id: The key that encrypts the data key.
+        wrapped_key: The encrypted data key.
+    """
+
+    id: str
+    size: int | None
+    destination: str = ""
+    store: str = ""
+    stored_as: str = ""
+    codec: str | None = None
+    encryption: str | None = None
+    key_id: str | None = None
+    wrapped_key: bytes | None = field(default=None, repr=False)
+
+    @property
+    def associated_data(self) -> bytes:
+        """What the encryption authenticates besides the payload."""
+        return _MAGIC + pointers.canonical_json(self._bound())
+
+    def encode(self, *, at_least: int = 0) -> bytes:
+        """Return the bytes in front of the body, at least as many as requested; in stores a multiple of 1,024."""
+        fields = self._bound()
+        if self.wrapped_key is not None:
+            fields |= {"key": base64.b64encode(self.wrapped_key).decode(), "key_id": self.key_id}
+        text = pointers.canonical_json(fields)
+        step = HEADER_STEP if self.store else 1
+        total = max(at_least, -(-(_PREFIX.size + len(text)) // step) * step)
+        return _PREFIX.pack(_MAGIC, total - _PREFIX.size) + text.ljust(total - _PREFIX.size)
+
+    @classmethod
+    def parse(cls, data: bytes) -> ContentHeader:
+        """Parse the untrusted JSON of a header; raises ``ValueError``."""
+        try:
+            fields = pointers.parse_json(data)
+        except EnvelopeError:
+            raise Damaged("its header is not valid JSON") from None
+        for name, value in fields.items():
+            if name in _FIELDS and type(value) is not _FIELDS[name]:
+                raise Damaged(f"the field {name!r} of its header is {type(value).__name__}")
+        known = {name: value for name, value in fields.items() if name in _FIELDS and name != "key"}
+        if "id" not in known or fields.keys() - _FIELDS.keys():
+            raise Damaged("its header has no id, or fields that this claimcheck does not know")
+        try:
+            key = base64.b64decode(fields["key"], validate=True) if "key" in fields else None
+        except (binascii.Error, ValueError):
+            raise Damaged("the data key in its header is not base64") from None
+        return cls(**{"size": None, **known}, wrapped_key=key)
+
+    def _bound(self) -> dict[str, object]:
+        fields = {
+            "codec": self.codec,
+            "destination": self.destination,
+            "encryption": self.encryption,
+            "id": self.id,
+            "size": self.size,
+            "store": self.store,
+            "stored_as": self.stored_as,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def read_header(source: Reader) -> tuple[ContentHeader, int]:
+    """Read a header from the beginning of content; returns it with its size in bytes.
+
+    Raises:
+        ValueError: There is none, or it is damaged.
+    """
+    start = bytearray(_PREFIX.size)
+    if fill(source, memoryview(start)) < len(start):
+        raise NotContent("it does not begin with the header of encoded content")
+    magic, size = _PREFIX.unpack(start)
+    if magic != _MAGIC or not 0 < size <= MAX_HEADER_BYTES:
+        raise NotContent("it does not begin with the header of encoded content")
+    data = bytearray(size)
+    if fill(source, memoryview(data)) < size:
+        raise Damaged("it ends within its header")
+    return ContentHeader.parse(bytes(data)), _PREFIX.size + size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a pointer, or the chunks, say about content; its header must agree.
+
+    Attributes:
+        bytes: Bytes of the content.
+        size: Bytes of the payload; ``None`` if only the header knows.
+        id: The uuid of the write, or of the chunks; ``None`` if unknown.
+        destination: Topic or queue; ``None`` if unknown.
+        codec: How it was compressed; ``""`` if only the header knows.
+        encryption: How it was encrypted; ``""`` if only the header knows.
+        store: The store's name.
+        stored_as: The key in the store.
+    """
+
+    bytes: int
+    size: int | None = None
+    id: str | None = None
+    destination: str | None = None
+    codec: str | None = ""
+    encryption: str | None = ""
+    store: str = ""
+    stored_as: str = ""
+
+    @classmethod
+    def by(cls, pointer: Pointer) -> Expected:
+        """Return what a pointer says."""
+        encrypted = pointer.encryption is not None
+        return cls(
+            bytes=pointer.stored_bytes or 0,
+            size=pointer.size,
+            id=(pointer.checksum or "").removeprefix(AEAD) if encrypted else None,
+            destination=(pointer.destination or "") if encrypted else None,
+            codec=pointer.codec,
+            encryption=pointer.encryption,
+            store=pointer.store or "",
+            stored_as=pointer.key,
+        )
+
+    def check(self, header: ContentHeader, *, body: int) -> None:
+        """Compare them with a header and with the size of the body; raises ``ValueError``."""
+        same_key = header.stored_as == self.stored_as or self.stored_as.startswith(f"{header.stored_as}@")
+        agrees = {
+            "id": self.id in (None, header.id),
+            "size": header.size in (None, self.size) or self.size is None,
+            "stored size": _fits_body(header, self.size if header.size is None else header.size, body),
+            "destination": self.destination in (None, header.destination),
+            "codec": self.codec in ("", header.codec),
+            "encryption": self.encryption in ("", header.encryption),
+            "store": self.store == header.store,
+            "key": same_key,  # a log appends its position to the key
+        }
+        wrong = [name for name, same in agrees.items() if not same]
+        if wrong:
+            raise Damaged(f"it was written as the content of another payload: its {wrong[0]} differs")
+
+
+def _fits_body(header: ContentHeader, size: int | None, body: int) -> bool:
+    """Whether a payload of this size, if it is known, can have a body of this size."""
+    plain = body if header.encryption is None else aead.plaintext_bytes(body)
+    return size in (None, plain) if header.codec is None else True
