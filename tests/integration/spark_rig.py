@@ -40,6 +40,10 @@ class Topic:
         """Return the ledgers that the broker keeps."""
         return [each["ledgerId"] for each in self.broker.internal_stats(self.name)["ledgers"]]
 
+    def keep(self) -> None:
+        """Keep all messages: without a subscription the broker deletes old ledgers, at a time of its own."""
+        self.client.subscribe(self.name, "keeps", initial_position=pulsar.InitialPosition.Earliest).close()
+
     def roll(self) -> None:
         """Begin a new ledger, so that the broker may delete the old one."""
         self.broker.unload(self.name)

@@ -13,6 +13,7 @@ LEDGERS = 3
 def fill(topic, rows, *, of=1):
     """Send numbers to several ledgers; ``of`` numbers share an entry."""
     sent = []
+    topic.keep()
     for ledger in range(LEDGERS):
         if ledger:
             topic.roll()
@@ -75,6 +76,7 @@ def fill_payloads(spark_topic, claims):
     """Send payloads of 5,000 bytes as pointers, six for each ledger, ``batch`` in each entry."""
 
     def fill(of):
+        spark_topic.keep()
         with claimcheck.from_dict(claims) as cc:
             for ledger in range(LEDGERS):
                 native = spark_topic.client.create_producer(
