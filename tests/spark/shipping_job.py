@@ -56,7 +56,9 @@ class Job:
 
     def rdd(self) -> dict[str, Any]:
         """Run `resolver`, and in the same process find where it came from."""
-        source = self.spark.sparkContext.parallelize(self.messages, 2).mapPartitions(resolver(self.config))
+        source = self.spark.sparkContext.parallelize(self.messages, 2).mapPartitions(
+            resolver(self.config, destination="orders")
+        )
         pairs = source.map(lambda payload: (hashlib.sha256(payload).hexdigest(), whereabouts())).collect()
         return {"digests": [digest for digest, _ in pairs], "workers": [told for _, told in pairs]}
 
@@ -72,7 +74,7 @@ class Job:
                 told = [json.dumps(whereabouts())] * batch.num_rows
                 yield pa.RecordBatch.from_pydict({"n": batch.column(0), "digest": found, "told": told})
 
-        resolved = self.frame(self.messages).transform(resolve("value", config=self.config))
+        resolved = self.frame(self.messages).transform(resolve("value", config=self.config, destination="orders"))
         rows = sorted(resolved.mapInArrow(ask, "n int, digest string, told string").collect())
         return {"digests": [row.digest for row in rows], "workers": [json.loads(row.told) for row in rows]}
 
@@ -99,20 +101,30 @@ class Job:
         """Return the output of ``explain``."""
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
-            self.frame(self.messages).transform(resolve("value", config=self.config)).explain("extended")
-            self.frame(self.messages).transform(resolve("value", config=self.config)).explain("formatted")
+            self.frame(self.messages).transform(resolve("value", config=self.config, destination="orders")).explain(
+                "extended"
+            )
+            self.frame(self.messages).transform(resolve("value", config=self.config, destination="orders")).explain(
+                "formatted"
+            )
         return said.getvalue()
 
     def closure(self) -> str:
         """Return what is sent to the executors, in hexadecimal."""
-        made = (resolve("value", config=self.config), resolver(self.config))
+        made = (resolve("value", config=self.config, destination="orders"), resolver(self.config, destination="orders"))
         return bytes(cloudpickle.dumps(made)).hex()
 
     def failing(self) -> list[str]:
         """Return the errors of failing tasks: a store that is down, a wrong signature."""
         bad = [bytes.fromhex(message) for message in self.given["bad"]]
-        frames = [self.frame([message]).transform(resolve("value", config=self.config)) for message in bad]
-        rdds = [self.spark.sparkContext.parallelize([m], 1).mapPartitions(resolver(self.config)) for m in bad]
+        frames = [
+            self.frame([message]).transform(resolve("value", config=self.config, destination="orders"))
+            for message in bad
+        ]
+        rdds = [
+            self.spark.sparkContext.parallelize([m], 1).mapPartitions(resolver(self.config, destination="orders"))
+            for m in bad
+        ]
         return [_error(each.collect) for each in [*frames, *rdds]]
 
 

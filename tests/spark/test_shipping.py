@@ -114,8 +114,8 @@ def told(config, monkeypatch) -> Told:
     named = config | {"stores": {**config["stores"], "hot": hot}, "store": "disk", "signing": signing}
     with monkeypatch.context() as patch, claimcheck.from_dict(named) as cc:
         patch.setenv("ORDERS_PASSWORD", SECRET)
-        good = [cc.seal(cc.store("disk").write(payload)).hex() for payload in PAYLOADS]
-        pointer = cc.store("disk").write(PAYLOADS[1])
+        good = [cc.seal(cc.store("disk").write(payload, destination="orders")).hex() for payload in PAYLOADS]
+        pointer = cc.store("disk").write(PAYLOADS[1], destination="orders")
         down = cc.seal(dataclasses.replace(pointer, store="hot", key="claimcheck:orders/1"))
         patch.setenv("ORDERS_PASSWORD", "of somebody else entirely")
         with claimcheck.from_dict(named) as other:
@@ -154,7 +154,7 @@ def test_a_driver_that_knows_the_secret_keeps_it_to_itself(told, monkeypatch):
 
     monkeypatch.setenv("ORDERS_PASSWORD", SECRET)
 
-    for made in (resolve("value", config=told.config), resolver(told.config)):
+    for made in (resolve("value", config=told.config), resolver(told.config, destination="orders")):
         assert SECRET.encode() not in cloudpickle.dumps(made)
 
 
