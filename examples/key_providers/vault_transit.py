@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,7 +56,7 @@ class VaultTransit:
         url: str,
         token: str,
         mount_point: str = "transit",
-        timeout_seconds: float = 10,
+        timeout_seconds: int = 10,
     ) -> None:
         self._keys = keys
         self._url = url
@@ -90,7 +90,7 @@ def _base64(data: bytes) -> str:
 
 
 @contextmanager
-def _errors(key_id: str) -> Iterator[None]:
+def _errors(key_id: str) -> Generator[None]:
     """Raise errors of claimcheck for what is no error of the payload."""
     try:
         yield

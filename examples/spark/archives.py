@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -83,7 +84,8 @@ def main(arguments: argparse.Namespace, work: Path) -> None:
     assert start(topic.name, work).wait() == 0
 
     rows = parquet.read_table(work / "found").to_pylist()
-    for row in sorted(rows, key=lambda row: -row["unpacked"])[:5]:
+    rows.sort(key=itemgetter("unpacked"), reverse=True)
+    for row in rows[:5]:
         print(f"{row['entries']:>6,} entries, {row['unpacked']:>12,} bytes unpacked  {row['name']}")
     found = {(row["name"], row["entries"]) for row in rows}
     assert found == {(path.name, count(path)) for path in files}
