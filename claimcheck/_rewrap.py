@@ -16,6 +16,7 @@ from itertools import islice
 from claimcheck._content_header import MAX_HEADER_BYTES, ContentHeader, Damaged, NotContent, read_header
 from claimcheck._data_keys import DataKeys
 from claimcheck._listing import StoreEntry
+from claimcheck._payload_reader import PieceReader
 from claimcheck._pointer import Pointer
 from claimcheck._store import Store
 from claimcheck.errors import ConfigError, IntegrityError, PayloadNotFoundError, StoreError
@@ -114,7 +115,7 @@ class _Run:
             if key_id == self._keys.key_id:
                 return "current", key_id, None
             if not self._dry_run:
-                self._replace(pointer, header, size)
+                self._replace(pointer, size)
         except PayloadNotFoundError:
             return "gone", key_id, None
         except StoreError as error:
@@ -141,19 +142,27 @@ class _Run:
             raise store._broken(pointer, "its header has no data key")
         return header, pointer, size
 
-    def _replace(self, pointer: Pointer, header: ContentHeader, size: int) -> None:
-        assert header.key_id is not None
-        assert header.wrapped_key is not None
+    def _replace(self, pointer: Pointer, size: int) -> None:
+        with self._store._translated(pointer, "write"):
+            self._store._replace_start(pointer, size, lambda start: self._rewrapped(pointer, start))
+
+    def _rewrapped(self, pointer: Pointer, start: bytes) -> bytes:
+        """Return the header with the same data key, encrypted with the current key."""
+        try:
+            header, size = read_header(PieceReader([start]))
+        except Damaged as error:
+            raise self._store._broken(pointer, f"it was replaced: {error}") from error
+        if header.key_id is None or header.wrapped_key is None:
+            raise self._store._broken(pointer, "its header has no data key")
         try:
             new = self._keys.rewrap(header.key_id, header.wrapped_key)
         except IntegrityError as error:  # name the payload
             raise self._store._broken(pointer, str(error)) from error
-        start = replace(header, key_id=new.key_id, wrapped_key=new.wrapped).encode(at_least=size)
-        if len(start) != size:
+        changed = replace(header, key_id=new.key_id, wrapped_key=new.wrapped).encode(at_least=size)
+        if len(changed) != len(start):
             text = f"store {self._store.name!r}: the header of {pointer.key!r} is too short for the new data key"
             raise StoreError(text, store=self._store.name, key=pointer.key)
-        with self._store._translated(pointer, "write"):
-            self._store._replace_start(pointer, start)
+        return changed
 
     def count(self, result: tuple[str, str | None, Exception | None]) -> None:
         outcome, key_id, error = result

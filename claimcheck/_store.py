@@ -20,7 +20,7 @@ import io
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -40,6 +40,7 @@ from claimcheck._payload_reader import (
     Reader,
     SeekableReader,
     differs,
+    fill,
     read_range,
     writable_view,
 )
@@ -165,16 +166,25 @@ class Store(ABC):
         created, expires = entry.created_ms, entry.expires_ms
         return Pointer(key=entry.key, store=self.name, size=entry.size, created_ms=created, expires_ms=expires)
 
-    def _replace_start(self, pointer: Pointer, start: bytes) -> None:
+    def _replace_start(self, pointer: Pointer, size: int, change: Callable[[bytes], bytes]) -> None:
         """Replace the first bytes of what is stored in one step; the rest and the lifetime stay as they are.
 
-        By default everything is read and stored again under the same key.
+        By default everything is read, once, and stored again under the same key: another attempt to write the payload
+        may replace it at any time, and the start of one must not be joined to the rest of the other.
+
+        Args:
+            pointer: See `_stored_pointer`.
+            size: How many bytes are replaced.
+            change: Returns as many new bytes for the present ones, or raises an error to leave them.
         """
         write = self._write if type(self)._rewrite is Store._rewrite else self._rewrite
+        start = bytearray(size)
         with self._translated(pointer, "read"):  # it may be gone
-            opened = self._open(pointer, len(start), pointer.size)
-        with closing(opened) as rest:
-            write(pointer, with_start(start, rest, size=pointer.size or 0))
+            opened = self._open(pointer, 0, pointer.size)
+        with closing(opened) as content:
+            with self._translated(pointer, "read"):
+                fill(content, memoryview(start))
+            write(pointer, with_start(change(bytes(start)), content, size=pointer.size or 0))
 
     def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:
         """Return a pointer to the same payload that stays readable for ``ttl_seconds`` from now; see `extend`.

@@ -236,14 +236,14 @@ class RedisStore(Store):
         several = sizes[0] if len(sizes) > 1 else None
         return replace(pointer, segments=len(sizes), segment_bytes=several)
 
-    def _replace_start(self, pointer: Pointer, start: bytes) -> None:
+    def _replace_start(self, pointer: Pointer, size: int, change: Callable[[bytes], bytes]) -> None:
         """Replace the first segment if it still exists; it keeps its expiry. Needs no permission for scripts."""
         client, name = self._server.client, segment_key(pointer, 0)
         first = client.get(name)
-        if first is not None and len(first) < len(start):
-            text = f"the first segment of {pointer.key!r} is shorter than what it begins with ({len(start)} bytes)"
+        if first is not None and len(first) < size:
+            text = f"the first segment of {pointer.key!r} is shorter than what it begins with ({size} bytes)"
             raise StoreError(f"store {self.name!r}: {text}", store=self.name, key=pointer.key)
-        if first is None or client.set(name, start + first[len(start) :], xx=True, keepttl=True) is None:
+        if first is None or client.set(name, change(first[:size]) + first[size:], xx=True, keepttl=True) is None:
             raise self.missing(pointer)
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:

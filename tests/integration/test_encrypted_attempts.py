@@ -218,6 +218,21 @@ def test_rewrap_that_is_killed_and_run_again(
     assert all(reader.read(pointer) == payload for pointer, payload in written)
 
 
+def test_a_payload_that_is_written_again_while_it_is_rewrapped(opened: Callable[..., Store]) -> None:
+    store, identity = opened("k2"), uuid.uuid4()
+    pointer = opened().write(PAYLOAD, destination="o", identity=identity)
+    replace = store._replace_start
+
+    def after_another_attempt(*args: Any) -> None:
+        assert opened().write(PAYLOAD, destination="o", identity=identity).key == pointer.key
+        replace(*args)
+
+    store._replace_start = after_another_attempt  # type: ignore[method-assign, assignment]
+    report = rewrap(store, dry_run=False)
+    assert (report.rewrapped, report.failed) == (1, 0)
+    assert opened("k2", keys="k2").read(pointer) == PAYLOAD
+
+
 def test_a_payload_that_is_deleted_while_it_is_rewrapped(opened: Callable[..., Store]) -> None:
     store, pointer = opened("k2"), opened().write(PAYLOAD, destination="o")
     replace = store._replace_start

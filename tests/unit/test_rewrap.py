@@ -42,10 +42,10 @@ class Stubborn(MemoryStore):
 
     error: Exception | None = None
 
-    def _replace_start(self, pointer: Any, start: bytes) -> None:
+    def _replace_start(self, *args: Any) -> None:
         if self.error is not None:
             raise self.error
-        super()._replace_start(pointer, start)
+        super()._replace_start(*args)
 
 
 @pytest.fixture(params=["memory", "filesystem", "redis", "s3"])
