@@ -284,12 +284,7 @@ class ClaimCheck:
         """
         if message is None:
             return None
-        envelope = self._single(message, destination, headers)
-        if isinstance(envelope, PointerData):
-            return self._read(envelope.data, destination)
-        if isinstance(envelope, Encoded):
-            return self._unpacker.content(envelope.content, destination=destination)
-        return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)
+        return self._payload(self._single(message, destination, headers), destination)
 
     @overload
     async def aresolve(self, message: bytes, *, destination: str | None = ..., headers: object = ...) -> bytes: ...
@@ -315,11 +310,9 @@ class ClaimCheck:
         if message is None:
             return None
         envelope = self._single(message, destination, headers)
-        if isinstance(envelope, PointerData):
-            return await in_thread(lambda: self._read(envelope.data, destination))
-        if isinstance(envelope, Encoded):
-            return await in_thread(lambda: self._unpacker.content(envelope.content, destination=destination))
-        return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)
+        if isinstance(envelope, (PointerData, Encoded)):
+            return await in_thread(lambda: self._payload(envelope, destination))
+        return self._payload(envelope, destination)
 
     def open(self, message: Buffer, *, destination: str | None = None, headers: object = None) -> BinaryIO:
         """Return the payload of one message as a binary file, read in bounded memory and verified before its last byte.
@@ -335,9 +328,7 @@ class ClaimCheck:
         envelope = self._single(message, destination, headers)
         if isinstance(envelope, PointerData):
             return self._open_payload(self._accept(envelope.data, destination))
-        if isinstance(envelope, Encoded):
-            return io.BytesIO(self._unpacker.content(envelope.content, destination=destination))
-        return io.BytesIO(envelope.payload)
+        return io.BytesIO(self._payload(envelope, destination))
 
     def pointer(self, message: Buffer, *, destination: str | None = None) -> Pointer | None:
         """Return the pointer of a message without any I/O; ``None`` for any other message.
@@ -600,6 +591,14 @@ class ClaimCheck:
         self._current().seal.check_whole(envelope, headers, destination)
         return envelope
 
+    def _payload(self, envelope: Plain | Literal | PointerData | Encoded, destination: str | None) -> Buffer:
+        """Return the payload of an envelope that `_single` returned."""
+        if isinstance(envelope, PointerData):
+            return self._read(envelope.data, destination)
+        if isinstance(envelope, Encoded):
+            return self._unpacker.content(envelope.content, destination=destination)
+        return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)
+
     def _sign(self, pointer: Pointer) -> bytes:
         return self._current().seal.sign(pointer)
 
@@ -637,11 +636,7 @@ class ClaimCheck:
         return self.read(self._accept(data, destination))
 
     def _open_payload(self, pointer: Pointer) -> BinaryIO:
-        name = self._current().seal.store_name(pointer)
-        try:
-            return self.store(name)._file(pointer, from_message=True)
-        except UNUSABLE as error:
-            raise unusable(name, pointer, error) from error
+        return self._store_of(pointer)._file(pointer, from_message=True)
 
 
 class _Open:

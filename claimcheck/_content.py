@@ -25,7 +25,7 @@ from claimcheck._destination import canonical
 from claimcheck._digest import algorithm_of
 from claimcheck._envelope import HEADER, Buffer, encoded_start
 from claimcheck._payload import Source
-from claimcheck._payload_reader import PieceReader, Reader, fill
+from claimcheck._payload_reader import PieceReader, Reader, fill, pieces_of
 from claimcheck._pointer import Pointer
 from claimcheck.config import CompressionConfig, Config, EncryptionConfig
 from claimcheck.errors import IntegrityError, PayloadTooLargeError
@@ -41,7 +41,6 @@ OpenRange = Callable[[int, int], Reader]
 """Opens a range of the content: its first byte, and the one after its last."""
 
 _SAMPLE_BYTES = 64 << 10
-_READ_BYTES = 1 << 20
 _SPARE_BYTES = 128 << 10  # content may be larger than its payload by this and by
 _SPARE_FRACTION = 128  # this fraction: header, tags, incompressible blocks
 
@@ -312,9 +311,9 @@ def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:
 
 def _read_all(reader: Reader, limit: int) -> bytes:
     """Read into a buffer that grows: a declared size is never allocated before its bytes are there."""
-    box, buffer = io.BytesIO(), memoryview(bytearray(_READ_BYTES))
-    while count := reader.readinto(buffer):
-        box.write(buffer[:count])
+    box = io.BytesIO()
+    for piece in pieces_of(reader):
+        box.write(piece)
         if box.tell() > limit:
             raise _too_large(box.tell(), limit)
     return box.getvalue()

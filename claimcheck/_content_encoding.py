@@ -14,7 +14,7 @@ from claimcheck import _streaming_aead as aead
 from claimcheck._content_header import ALGORITHM, ContentHeader, Damaged
 from claimcheck._envelope import Buffer
 from claimcheck._payload import Source
-from claimcheck._payload_reader import Reader
+from claimcheck._payload_reader import Reader, pieces_of
 from claimcheck.config import CompressionConfig
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoding", "PieceSource", "Stream", "with_start"]
 
-_READ_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 4 << 20  # payloads up to this size are encoded at once, so that their stored size is known
 
 
@@ -202,11 +201,4 @@ def _with_header(header: bytes, body: Iterable[Buffer]) -> Iterator[Buffer]:
 
 def with_start(start: bytes, rest: Reader, *, size: int) -> PieceSource:
     """Return the source of content whose first bytes were replaced."""
-
-    def pieces() -> Iterator[Buffer]:
-        yield start
-        buffer = memoryview(bytearray(_READ_BYTES))
-        while count := rest.readinto(buffer):
-            yield buffer[:count]
-
-    return PieceSource(pieces(), size=size)
+    return PieceSource(_with_header(start, pieces_of(rest)), size=size)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import io
 import mmap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
@@ -26,6 +26,7 @@ __all__ = [
     "FreshBytes",
     "PayloadReader",
     "PieceReader",
+    "pieces_of",
     "read_range",
     "Reader",
     "SeekableReader",
@@ -41,6 +42,7 @@ STEP_BYTES = 256 << 10
 TRUSTED_BYTES = 64 << 20
 """Declared sizes up to this are allocated at once; for larger ones the medium has to confirm the size first."""
 
+_PIECE_BYTES = 1 << 20
 _SEGMENT_BYTES = 1 << 20  # encrypted segments are decrypted into the caller's buffer, if there is enough of it
 _HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
 _GROWTH = 4
@@ -167,6 +169,13 @@ def fill(source: Reader, view: memoryview) -> int:
     while done < len(view) and (count := source.readinto(view[done : done + STEP_BYTES])):
         done += count
     return done
+
+
+def pieces_of(source: Reader) -> Iterator[memoryview]:
+    """Yield what a source reads, in pieces of up to 1 MiB; each is reused once the next one is requested."""
+    buffer = memoryview(bytearray(_PIECE_BYTES))
+    while count := source.readinto(buffer):
+        yield buffer[:count]
 
 
 def writable_view(buffer: Buffer) -> memoryview:

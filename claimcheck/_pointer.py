@@ -107,6 +107,11 @@ class Pointer:
     version: int = NEWEST_VERSION
     extra: Mapping[str, object] = field(default_factory=dict, repr=False)
 
+    @property
+    def size_in_store(self) -> int | None:
+        """Bytes in the store: those of the payload, unless it is compressed or encrypted."""
+        return self.size if self.stored_bytes is None else self.stored_bytes
+
 
 _MAX_KEY_BYTES = 1024  # as in S3
 _MAX_PREFIX_BYTES = 900  # the rest of a key has up to 104

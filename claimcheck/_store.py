@@ -41,6 +41,7 @@ from claimcheck._payload_reader import (
     SeekableReader,
     differs,
     fill,
+    pieces_of,
     read_range,
     writable_view,
 )
@@ -73,7 +74,6 @@ MAX_SEGMENTS = 1_000_000
 """The most segments that a payload may have."""
 
 _log = logging.getLogger(__name__)
-_PIECE_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 17  # of files: larger reads bypass the buffer
 _DELETE_BATCH = 1000  # as in S3's DeleteObjects
 _MAX_KEY_BYTES = 1024
@@ -130,10 +130,8 @@ class Store(ABC):
 
         Not needed if `_open` is implemented.
         """
-        buffer = memoryview(bytearray(_PIECE_BYTES))
         with closing(self._open(pointer, 0, pointer.size)) as reader:
-            while count := reader.readinto(buffer):
-                yield buffer[:count]
+            yield from pieces_of(reader)
 
     def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
         """Return a `Reader` of the bytes from ``start`` up to ``stop``.
@@ -696,7 +694,7 @@ def _check_type(pointer: object) -> None:
 def _segments_of(pointer: Pointer) -> int:
     if pointer.version == 1 and pointer.size is None:
         return pointer.segments
-    size = pointer.size if pointer.stored_bytes is None else pointer.stored_bytes
+    size = pointer.size_in_store
     return -(-size // pointer.segment_bytes) if pointer.segment_bytes and size else 1
 
 

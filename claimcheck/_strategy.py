@@ -289,8 +289,9 @@ class Strategy(ABC):
         encoding = Encoding(canonical(message.destination), keys=self.context.content.keys)
         source = Source(payload, limit=self.context.config.limits.max_payload_bytes)
         identity = message.identity or self.context.surroundings.new_uuid()
-        data = encoding.encode(source, unique=identity, before=encoded_start(header=self._header)).take_all()
-        content = data[len(encoded_start(header=self._header)) :]
+        start = encoded_start(header=self._header)
+        data = encoding.encode(source, unique=identity, before=start).take_all()
+        content = data[len(start) :]
         checksum = sha256_of(content) if self.context.signer else ""
         signed = self._signature(message, "encoded", size=len(content), checksum=checksum)
         hinted = message.hinted({hints.TYPE: "encoded", **signed})

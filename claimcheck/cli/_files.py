@@ -16,6 +16,7 @@ __all__ = [
     "STDIO",
     "check_output",
     "is_terminal",
+    "live_status",
     "note",
     "opened",
     "output",
@@ -174,6 +175,18 @@ def _open_private(path: str, flags: int) -> int:
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a standard stream is a terminal; ``None`` is a closed one."""
     return stream is not None and stream.isatty()
+
+
+@contextlib.contextmanager
+def live_status(first: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that replaces a line on the terminal, if standard error is one, until the block ends."""
+    if not is_terminal(sys.stderr):
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(first) as status:
+        yield status.update
 
 
 def note(text: str) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 
 import click
-from rich.console import Console
 
 from claimcheck._doctor._findings import duration as in_words
 from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
@@ -20,7 +19,7 @@ from claimcheck._gc._topics import Topics
 from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_broker, local_option
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
-from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
+from claimcheck.cli._files import STDIO, check_output, live_status, printable
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.cli._sweep import check_dry_run, checked_stores, duration, rate_option, store_option
@@ -143,8 +142,7 @@ class _Output:
         error: BaseException | None = None
         try:
             with contextlib.ExitStack() as stack:
-                if is_terminal(sys.stderr):
-                    self._count = stack.enter_context(Console(stderr=True).status("listing ...")).update
+                self._count = stack.enter_context(live_status("listing ..."))
                 yield
         except BaseException as raised:
             error = raised

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 import click
-from rich.console import Console
 
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._topics import PulsarTarget
@@ -17,7 +16,7 @@ from claimcheck._redrive import Redrive, RedriveReport
 from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_broker, local_option
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
-from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
+from claimcheck.cli._files import STDIO, check_output, live_status, printable
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.cli._sweep import check_dry_run, rate_option
@@ -90,8 +89,8 @@ def redrive(
                 else:
                     topic = _local(cc, opened, local or "", source, target, group)
             is_open = True
-            with _as_ours(), closing(topic), _counter(report) as count:
-                options.run(topic.letters(), report, count)
+            with _as_ours(), closing(topic), live_status("reading ...") as show:
+                options.run(topic.letters(), report, lambda: show(_state(report)))
             problem = None
         except Exception as error:
             problem = one_line(error)
@@ -161,14 +160,8 @@ def _as_ours() -> Iterator[None]:
         raise ours from error
 
 
-@contextlib.contextmanager
-def _counter(report: RedriveReport) -> Iterator[Callable[[], None]]:
-    """Yield a function that shows the state so far on a terminal."""
-    if not is_terminal(sys.stderr):
-        yield lambda: None
-        return
-    with Console(stderr=True).status("reading ...") as status:
-        yield lambda: status.update(f"{report.read:,} read, {report.sent:,} sent, {report.unreadable:,} unreadable")
+def _state(report: RedriveReport) -> str:
+    return f"{report.read:,} read, {report.sent:,} sent, {report.unreadable:,} unreadable"
 
 
 # Output --------------------------------------------------------------------------------------------------------

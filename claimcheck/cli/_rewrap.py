@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
 
 import click
-from rich.console import Console
 
 from claimcheck._client import ClaimCheck
 from claimcheck._rewrap import RewrapReport, rewrap
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
-from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
+from claimcheck.cli._files import STDIO, check_output, live_status, printable
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._sweep import check_dry_run, checked_stores, store_option
 from claimcheck.errors import ScanNotSupportedError
@@ -38,9 +36,9 @@ def rewrap_command(config: str, names: tuple[str, ...], yes: bool, dry_run: bool
     check_dry_run(yes=yes, dry_run=dry_run)
     check_output(STDIO, force=False)
     reports = list[RewrapReport]()
-    with loaded(config) as cc, _progress() as progress:
+    with loaded(config) as cc, live_status("listing ...") as show:
         for name in checked_stores(cc, names):
-            report = _rewrapped(cc, name, chosen=bool(names), dry_run=not yes, progress=progress)
+            report = _rewrapped(cc, name, chosen=bool(names), dry_run=not yes, show=show)
             if report is not None:
                 reports.append(report)
     if as_json:
@@ -52,11 +50,11 @@ def rewrap_command(config: str, names: tuple[str, ...], yes: bool, dry_run: bool
 
 
 def _rewrapped(
-    cc: ClaimCheck, name: str, *, chosen: bool, dry_run: bool, progress: Callable[[RewrapReport], None]
+    cc: ClaimCheck, name: str, *, chosen: bool, dry_run: bool, show: Callable[[str], None]
 ) -> RewrapReport | None:
     """Rewrap one store; returns ``None`` for one that cannot be listed, if the user did not name it."""
     try:
-        return rewrap(cc.store(name), dry_run=dry_run, on_batch=progress)
+        return rewrap(cc.store(name), dry_run=dry_run, on_batch=lambda report: show(_state(report)))
     except ScanNotSupportedError as error:
         if chosen:
             raise
@@ -64,15 +62,8 @@ def _rewrapped(
         return None
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[RewrapReport], None]]:
-    if not is_terminal(sys.stderr):
-        yield lambda report: None
-        return
-    with Console(stderr=True).status("listing ...") as status:
-        yield lambda report: status.update(
-            f"{report.store}: {report.scanned:,} payloads, {report.rewrapped:,} rewrapped"
-        )
+def _state(report: RewrapReport) -> str:
+    return f"{report.store}: {report.scanned:,} payloads, {report.rewrapped:,} rewrapped"
 
 
 def _lines(report: RewrapReport) -> Iterator[str]:

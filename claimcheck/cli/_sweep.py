@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -13,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from claimcheck._client import ClaimCheck
 from claimcheck._sweep import SweepReport
 from claimcheck._validation import MAX_SECONDS
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
-from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
+from claimcheck.cli._files import STDIO, check_output, live_status, printable
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
@@ -154,9 +152,9 @@ class _Swept:
 
     def run(self, *, limit: int | None, **options: Any) -> None:
         """Sweep until the limit is reached; a store that fails does not stop the others."""
-        with _counter() as count:
+        with live_status("listing ...") as show:
             for name in self._names:
-                self._sweep(name, count, limit=limit, **options)
+                self._sweep(name, show, limit=limit, **options)
                 if limit is not None:
                     limit -= self._used(name)
                     if limit <= 0:
@@ -165,10 +163,10 @@ class _Swept:
                 self._state.clear()
         self._is_complete = True
 
-    def _sweep(self, name: str, count: Callable[[SweepReport], None], **options: Any) -> None:
+    def _sweep(self, name: str, show: Callable[[str], None], **options: Any) -> None:
         def on_batch(report: SweepReport) -> None:
             self.reports[name] = report
-            count(report)
+            show(_state(report))
             self._state.save(report)
 
         after = self._after if name == self._names[0] else None
@@ -299,17 +297,9 @@ class _State:
             self._path.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _counter() -> Iterator[Callable[[SweepReport], None]]:
-    """Yield a function that shows the state so far on a terminal."""
-    if not is_terminal(sys.stderr):
-        yield lambda report: None
-        return
-    with Console(stderr=True).status("listing ...") as status:
-        yield lambda report: status.update(
-            f"{report.store}: {report.scanned:,} listed, {report.expired + report.leftovers:,} expired, "
-            f"{report.deleted:,} deleted"
-        )
+def _state(report: SweepReport) -> str:
+    expired = report.expired + report.leftovers
+    return f"{report.store}: {report.scanned:,} listed, {expired:,} expired, {report.deleted:,} deleted"
 
 
 def _lines(report: SweepReport, error: str | None) -> Iterator[str]:

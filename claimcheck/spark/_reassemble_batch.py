@@ -19,7 +19,7 @@ from claimcheck.errors import (
     PayloadTooLargeError,
 )
 from claimcheck.spark._columns import error_value
-from claimcheck.spark._fetching import MESSAGE_ERRORS, is_bad_message
+from claimcheck.spark._fetching import is_bad_message
 from claimcheck.spark._metrics import Tally
 from claimcheck.spark._reassemble_chunks import (
     conflict_text,
@@ -33,9 +33,9 @@ from claimcheck.spark._reassemble_common import (
     Options,
     OutputRow,
     added_columns,
-    claims_error,
     count,
     cut,
+    decoded,
     is_genuine,
 )
 from claimcheck.spark._rows import Row, views
@@ -130,19 +130,13 @@ class BatchAssembler:
             text = incomplete_text(self._uuid, self._positions, self._count, why)
             self._fail(IncompletePayloadError(text, uuid=self._uuid, seen=seen, total=self._count))
             return
-        error = claims_error(self._seal, self._declared, self.pieces, uuid=self._uuid, destination=self._destination)
-        if error is not None:
-            self._fail(error)
+        payload = decoded(
+            self._seal, self._unpacker, self._declared, self.pieces, uuid=self._uuid, destination=self._destination
+        )
+        if isinstance(payload, ClaimCheckError):
+            self._fail(payload)
         else:
-            self._decode()
-
-    def _decode(self) -> None:
-        try:
-            self.pieces = self._unpacker.pieces(self.pieces, self._uuid, destination=self._destination)
-        except MESSAGE_ERRORS as error:
-            self._fail(error)
-        else:
-            self.size = sum(map(len, self.pieces))
+            self.pieces, self.size = payload, sum(map(len, payload))
 
     def _add(self, chunk: Chunk) -> None:
         self._count = self._count or chunk.count

@@ -72,8 +72,7 @@ def _delete_from(store: Store, pointers: list[Pointer]) -> None:
 
 def _entry(pointer: Pointer) -> StoreEntry:
     """Return the entry to delete: whatever attempt of this query wrote it last."""
-    stored = pointer.size if pointer.stored_bytes is None else pointer.stored_bytes
-    size = stored if pointer.segments == 1 else None
+    size = pointer.size_in_store if pointer.segments == 1 else None
     return StoreEntry(key=pointer.key, size=size, is_immutable=True)
 
 

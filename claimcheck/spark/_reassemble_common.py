@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from claimcheck._content import Unpacker
 from claimcheck._envelope import Buffer
 from claimcheck._signing import Seal
 from claimcheck._validation import fail
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, PointerRejectedError
 from claimcheck.spark._columns import HEADERS_TYPE, MAP_TYPE, MAX_COLUMN_BYTES, arrow_error_type, find_column
+from claimcheck.spark._fetching import MESSAGE_ERRORS
 from claimcheck.spark._metrics import Tally
 from claimcheck.spark._origin import DEFAULT_HEADERS
 from claimcheck.spark._reassemble_chunks import checksum_error, split_claims
@@ -94,13 +96,14 @@ class OutputRow:
     size: int
 
 
-def claims_error(
-    seal: Seal, declared: str | None, pieces: Sequence[Buffer], *, uuid: str, destination: str | None
-) -> ClaimCheckError | None:
-    """Return the error if a payload does not match the checksum and the signature that its headers declare.
+def decoded(
+    seal: Seal, unpacker: Unpacker, declared: str | None, pieces: list[Buffer], *, uuid: str, destination: str | None
+) -> list[Buffer] | ClaimCheckError:
+    """Return the payload of complete chunks: signature and checksum verified, decompressed and decrypted; or the error.
 
     Args:
         seal: Checks signatures.
+        unpacker: Decompresses and decrypts.
         declared: See `claimcheck.spark._reassemble_chunks.declared_claims`.
         pieces: The pieces of all chunks, in order.
         uuid: Of the payload.
@@ -109,9 +112,10 @@ def claims_error(
     checksum, signatures = split_claims(declared)
     try:
         seal.check_chunks(signatures, uuid=uuid, count=len(pieces), pieces=pieces, destination=destination)
-    except PointerRejectedError as error:
+        error = checksum_error(checksum, pieces)
+        return unpacker.pieces(pieces, uuid, destination=destination) if error is None else error
+    except MESSAGE_ERRORS as error:
         return error
-    return checksum_error(checksum, pieces)
 
 
 def is_genuine(seal: Seal, declared: str | None, *, uuid: str, destination: str | None) -> bool:

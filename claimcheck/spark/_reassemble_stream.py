@@ -33,7 +33,7 @@ from claimcheck.errors import (
 )
 from claimcheck.spark import _reassemble_chunks
 from claimcheck.spark._columns import error_type, error_value, map_batches
-from claimcheck.spark._fetching import MESSAGE_ERRORS, Job, OrderedExecutor, Outcome, ReadFrom, is_bad_message, outcomes
+from claimcheck.spark._fetching import Job, OrderedExecutor, Outcome, ReadFrom, is_bad_message, outcomes
 from claimcheck.spark._metrics import Tally
 from claimcheck.spark._origin import Origin
 from claimcheck.spark._reassemble_chunks import ABORT, declared_claims, read_header
@@ -43,9 +43,9 @@ from claimcheck.spark._reassemble_common import (
     Options,
     OutputRow,
     added_columns,
-    claims_error,
     count,
     cut,
+    decoded,
     is_genuine,
 )
 from claimcheck.spark._resolve import ResolveStage
@@ -321,23 +321,14 @@ class _FetchedPayload:
 
     def finish(self, cc: ClaimCheck, origin: Origin) -> OutputRow:
         if self.error is None:
-            destination = origin.destination_of(self.row, 0)
-            seal = cc._current().seal
-            error = claims_error(seal, self.declared, self.pieces, uuid=self.uuid, destination=destination)
-            if error is None:
-                error = self._decode(cc, destination)
-            if error is not None:
-                self.error, self.pieces = error_value(error), []
+            destination, seal = origin.destination_of(self.row, 0), cc._current().seal
+            payload = decoded(seal, cc._unpacker, self.declared, self.pieces, uuid=self.uuid, destination=destination)
+            if isinstance(payload, ClaimCheckError):
+                self.error, self.pieces = error_value(payload), []
+            else:
+                self.pieces = payload
         pieces = None if self.error else self.pieces
         return OutputRow(self.row, 0, False, self.uuid, pieces, self.error, sum(map(len, self.pieces)))
-
-    def _decode(self, cc: ClaimCheck, destination: str | None) -> ClaimCheckError | None:
-        """Decompress and decrypt the payload; returns the error if it cannot be trusted."""
-        try:
-            self.pieces = cc._unpacker.pieces(self.pieces, self.uuid, destination=destination)
-        except MESSAGE_ERRORS as error:
-            return error
-        return None
 
 
 @dataclass(frozen=True, slots=True)
