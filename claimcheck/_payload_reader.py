@@ -356,11 +356,12 @@ class PayloadReader(io.RawIOBase):
         return None if self._size is None else self._size - self._checked
 
     def _whole(self) -> bytes | None:
-        """Return the payload uncopied if the store yields it as one ``bytes`` object."""
+        """Return the payload uncopied if the source returns it as one ``bytes`` object; see `PieceReader.whole`."""
         if self._checked or self._verified or self._size is None:
             return None
         source = self._begun()
-        whole = source.whole(self._size) if isinstance(source, PieceReader) else None
+        find = getattr(source, "whole", None)
+        whole: bytes | None = None if find is None else find(self._size)
         if whole is not None:
             self._count(whole, stable=True)
             self._finish()
