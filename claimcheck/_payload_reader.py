@@ -161,6 +161,7 @@ class PieceReader:
 
 
 _NOTHING: Reader = PieceReader(())
+_ONE_BYTE = memoryview(bytearray(1))  # to read what should not be there; never looked at
 
 
 def fill(source: Reader, view: memoryview) -> int:
@@ -345,7 +346,7 @@ class PayloadReader(io.RawIOBase):
         pointer, store = self._pointer, self._store.name
         if self._size is not None and self._checked < self._size:
             differs(pointer, "size", self._size, self._checked, store)
-        if self._size is not None and self._begun().readinto(memoryview(bytearray(1))):
+        if self._size is not None and self._begun().readinto(_ONE_BYTE):
             differs(pointer, "size", self._size, f"at least {self._size + 1}", store)
         if self._digest is not None and (actual := self._digest.text()) != pointer.checksum:
             differs(pointer, "checksum", pointer.checksum or "", actual, store)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from claimcheck._payload_reader import TRUSTED_BYTES
 from claimcheck._pointer import Pointer
@@ -205,8 +204,7 @@ class RawReplies:
                 raise OtherReplyError
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
+class _Span(NamedTuple):
     """A part of one segment.
 
     Attributes:
@@ -261,11 +259,12 @@ class SegmentReader:
         self._kept = memoryview(b"")  # read by redis-py, not returned yet
 
     def begin(self) -> None:
-        """Request the first segment. After this the last segment of a large payload is known to exist."""
-        step = self._asked if self._is_small else self._begun
+        """Request the first segment of a large payload. After this the last one is known to exist."""
+        if self._is_small:
+            return
         try:
             if self._position < self._stop:
-                self._attempt(lambda: step().requested)
+                self._attempt(lambda: self._begun().requested)
         except BaseException:
             self.close()
             raise

@@ -151,8 +151,7 @@ class RedisStore(Store):
         return super()._wrote_nothing(error) or getattr(error.__cause__, _NOT_REACHED, False)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        known = self._lifetime_of(pointer.key)
-        self._store(pointer, source, create=pointer.encryption is not None and not (known and known.created_ms))
+        self._store(pointer, source, create=pointer.encryption is not None and self._is_shared(pointer.key))
 
     def _rewrite(self, pointer: Pointer, source: Source) -> None:
         self._store(pointer, source)
