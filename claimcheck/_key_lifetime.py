@@ -63,7 +63,7 @@ def with_lifetime(
         max_bytes: A key that would be longer is returned unchanged.
     """
     tail = f"-{{{unique}}}" if key.endswith("}") else f"-{unique}"
-    moment = _moment(created_ms)
+    moment = _moment(created_ms // 1000)
     if not key.endswith(tail) or moment is None:
         return key
     lifetime = UNLIMITED if expires_ms is None else f"{-(-(expires_ms - created_ms) // 1000)}s"
@@ -103,9 +103,10 @@ def _known(created: str | None, lifetime: str) -> KeyLifetime | None:
     return KeyLifetime(created_ms, None if lifetime == UNLIMITED else int(lifetime[:-1]) * 1000, is_known=True)
 
 
-def _moment(ms: int) -> str | None:
+@functools.lru_cache(maxsize=16)
+def _moment(seconds: int) -> str | None:
     try:
-        return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
     except (ValueError, OverflowError, OSError):  # an injected clock may return any time
         return None
 

@@ -7,7 +7,7 @@ import functools
 import io
 import mmap
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from claimcheck import _digest as digests
@@ -161,6 +161,7 @@ class PieceReader:
 
 
 _NOTHING: Reader = PieceReader(())
+_ONE_BYTE = memoryview(bytearray(1))  # to read what should not be there; never looked at
 
 
 def fill(source: Reader, view: memoryview) -> int:
@@ -231,7 +232,7 @@ class PayloadReader(io.RawIOBase):
         self._from_message = from_message
         self._size = pointer.size
         self._step_bytes = STEP_BYTES if pointer.encryption is None else _SEGMENT_BYTES
-        self._stack = ExitStack()
+        self._operation: AbstractContextManager[None] | None = None
         self._source: Reader | None = None
         self._checked = 0
         self._digest: digests.Digest | None = None
@@ -265,7 +266,7 @@ class PayloadReader(io.RawIOBase):
 
     def close(self) -> None:
         """Stop reading, and release the store's resources."""
-        self._stack.close()
+        self._release(None)
         super().close()
 
     # Internals -------------------------------------------------------------------------------------------------
@@ -280,7 +281,7 @@ class PayloadReader(io.RawIOBase):
                 return read()
         except BaseException as error:
             self._error = error
-            self._stack.__exit__(type(error), error, error.__traceback__)
+            self._release(error)
             clear_frames(error)
             if self._from_message and isinstance(error, UNUSABLE):
                 self._error = unusable(self._store.name, self._pointer, error)
@@ -307,9 +308,10 @@ class PayloadReader(io.RawIOBase):
 
     def _begun(self) -> Reader:
         if self._source is None:
-            self._stack.enter_context(self._store._operation("read", self._pointer, self._size))
+            operation = self._store._operation("read", self._pointer, self._size)
+            operation.__enter__()
+            self._operation = operation
             self._source = self._store._content(self._pointer, 0, self._size)
-            self._stack.callback(self._source.close)
             self._begin_digest()
         return self._source
 
@@ -317,8 +319,21 @@ class PayloadReader(io.RawIOBase):
         declared = self._pointer.checksum if self._pointer.encryption is None else None
         if declared is not None:  # `Store.check` has rejected unknown algorithms; here they would differ
             self._digest = digests.begin(digests.algorithm_of(declared) or "crc32", size=self._size)
-            if self._digest.in_background:
-                self._stack.callback(self._digest.close)
+
+    def _release(self, error: BaseException | None) -> None:
+        """Stop hashing, close the source and emit the event, once; each of them even if another one fails."""
+        operation, self._operation = self._operation, None
+        if operation is None:
+            return
+        try:
+            if self._digest is not None and self._digest.in_background:
+                self._digest.close()
+        finally:
+            try:
+                if self._source is not None:
+                    self._source.close()
+            finally:
+                operation.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
     def _count(self, piece: Buffer, *, stable: bool) -> None:
         self._checked += len(piece)
@@ -331,22 +346,23 @@ class PayloadReader(io.RawIOBase):
         pointer, store = self._pointer, self._store.name
         if self._size is not None and self._checked < self._size:
             differs(pointer, "size", self._size, self._checked, store)
-        if self._size is not None and self._begun().readinto(memoryview(bytearray(1))):
+        if self._size is not None and self._begun().readinto(_ONE_BYTE):
             differs(pointer, "size", self._size, f"at least {self._size + 1}", store)
         if self._digest is not None and (actual := self._digest.text()) != pointer.checksum:
             differs(pointer, "checksum", pointer.checksum or "", actual, store)
         self._verified = True
-        self._stack.close()
+        self._release(None)
 
     def _left(self) -> int | None:
         return None if self._size is None else self._size - self._checked
 
     def _whole(self) -> bytes | None:
-        """Return the payload uncopied if the store yields it as one ``bytes`` object."""
+        """Return the payload uncopied if the source returns it as one ``bytes`` object; see `PieceReader.whole`."""
         if self._checked or self._verified or self._size is None:
             return None
         source = self._begun()
-        whole = source.whole(self._size) if isinstance(source, PieceReader) else None
+        find = getattr(source, "whole", None)
+        whole: bytes | None = None if find is None else find(self._size)
         if whole is not None:
             self._count(whole, stable=True)
             self._finish()

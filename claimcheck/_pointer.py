@@ -11,6 +11,7 @@ the field ``mac`` holds an HMAC-SHA256 (RFC 2104) over the version byte and the 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
@@ -117,6 +118,7 @@ _MAX_KEY_BYTES = 1024  # as in S3
 _MAX_PREFIX_BYTES = 900  # the rest of a key has up to 104
 
 
+@functools.lru_cache(maxsize=1024)
 def slug(destination: str) -> str:
     """Turn a destination into a part of a key: 1 to 64 of ``A-Z a-z 0-9 . _ -``, never ``.`` or ``..``."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", destination).strip(".")[:64] or "_"
@@ -136,8 +138,8 @@ KEY_PREFIX = Check(
 
 def is_key(key: str) -> bool:
     """Whether a key is printable, has 1 to 1024 bytes of UTF-8, and stays inside the store's folder or bucket."""
-    parts = key.replace("\\", "/").split("/")
-    safe = parts[0] != "" and not {"..", "."} & set(parts)
+    path = f"/{key}/".replace("\\", "/")
+    safe = not path.startswith("//") and "/./" not in path and "/../" not in path
     return safe and key.isprintable() and len(key.encode()) <= _MAX_KEY_BYTES
 
 

@@ -13,7 +13,7 @@ import stat
 import time
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,8 +26,17 @@ from claimcheck._payload_reader import Reader
 from claimcheck._pointer import Pointer
 from claimcheck._store import Store
 from claimcheck._validation import Check, Seconds, check_arguments
-from claimcheck.errors import PointerRejectedError, StoreError, StoreUnavailableError
+from claimcheck.errors import KeyTakenError, PointerRejectedError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import bounds, ranges
+from claimcheck.stores._files import (
+    FileReader,
+    fsync_directory,
+    is_gone,
+    is_irregular,
+    link_new,
+    open_without_links,
+    reserve,
+)
 
 __all__ = ["FilesystemStore"]
 
@@ -40,7 +49,8 @@ MAX_NAME_BYTES = 255
 _PATH = Check(lambda path: bool(path) and "\0" not in path, "the path of a directory")
 _OCTAL = re.compile(r"0?o?[0-7]{3}")
 _STEP_BYTES = 256 << 10  # small enough to be in the processor's cache still when it is checksummed
-_NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS}
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # without waiting for the other end of a pipe
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _FOLDER = re.compile(r"(?:\d{4}-\d{2}-\d{2}/)?[0-9a-f]{2}/")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -126,22 +136,36 @@ class FilesystemStore(Store):
         return _parse_in(f"{folder}{slash}", name)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
+        is_exclusive = pointer.encryption is not None and self._is_shared(pointer.key)
+        try:
+            self._store(pointer, source, link_new if is_exclusive else os.replace)
+        except FileExistsError as error:
+            text = f"{pointer.key!r} is taken: another attempt has written it"
+            raise KeyTakenError(text, key=pointer.key) from error
+
+    def _rewrite(self, pointer: Pointer, source: Source) -> None:
+        self._store(pointer, source, os.replace)
+
+    def _store(self, pointer: Pointer, source: Source, publish: Callable[..., None]) -> None:
+        """Write a hidden file, and give it its name with ``publish``."""
         folder, name = _split(pointer.key)
         partial = _partial_name(name)
-        with contextlib.ExitStack() as stack:
-            directory, descriptor = self._create(stack, folder, partial)
+        path, directory, descriptor = self._create(folder, partial)
+        try:
             try:
-                try:
-                    self._fill(descriptor, source)
-                    self._keep_time(descriptor, pointer)
-                finally:
-                    os.close(descriptor)
-                os.replace(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
-            except BaseException:
-                with contextlib.suppress(OSError):  # the first error is more useful
-                    os.unlink(partial, dir_fd=directory)
-                self._remove_empty(folder)
-                raise
+                self._fill(descriptor, source)
+                self._keep_time(descriptor, pointer)
+            finally:
+                os.close(descriptor)
+            publish(path + partial, path + name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is more useful
+                os.unlink(path + partial, dir_fd=directory)
+            self._remove_empty(folder)
+            raise
+        finally:
+            if directory is not None:
+                os.close(directory)
         if self._fsync:
             self._fsync_directories(folder)
 
@@ -153,7 +177,8 @@ class FilesystemStore(Store):
     def _fill(self, descriptor: int, source: Source) -> None:
         if self._mode & 0o077:  # the umask may have taken permissions away, never the owner's own
             os.chmod(descriptor, self._mode)
-        _reserve(descriptor, source.size)
+        if source.size is None or source.size > _STEP_BYTES:  # otherwise the only write fails if the disk is full
+            reserve(descriptor, source.size)
         for piece in source.pieces(_STEP_BYTES):
             written = os.write(descriptor, piece)
             while written < len(piece):
@@ -168,7 +193,7 @@ class FilesystemStore(Store):
             if not stat.S_ISREG(status.st_mode):
                 self._not_a_payload(pointer)
             self.check_size(pointer, status.st_size)
-            return _FileReader(descriptor, start)
+            return FileReader(descriptor, start)
         except BaseException:
             os.close(descriptor)
             raise
@@ -182,7 +207,7 @@ class FilesystemStore(Store):
         except FileNotFoundError as error:
             self._check_mounted(error)
         except OSError:  # a read-only disk refuses to delete even what does not exist
-            if not _is_gone(self._root / pointer.key):
+            if not is_gone(self._root / pointer.key):
                 raise
 
     def _wrote_nothing(self, error: BaseException) -> bool:
@@ -194,22 +219,33 @@ class FilesystemStore(Store):
         return super()._translate(error)
 
     @contextlib.contextmanager
-    def _directory(self, folder: str, *, create: bool = False) -> Iterator[int]:
-        """Open a folder; a link is followed only if it is the store's directory itself."""
-        opened = [os.open(self._root, _DIRECTORY)]
+    def _directory(self, folder: str) -> Iterator[int]:
+        """Open a folder in a block."""
+        directory = self._opened(folder)
         try:
-            for part in filter(None, folder.split("/")):
-                try:
-                    opened.append(os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=opened[-1]))
-                except FileNotFoundError:
-                    if not create:
-                        raise
-                    self._make_folder(part, opened[-1])
-                    opened.append(os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=opened[-1]))
-            yield opened[-1]
+            yield directory
         finally:
-            for descriptor in opened:
-                os.close(descriptor)
+            os.close(directory)
+
+    def _opened(self, folder: str, *, create: bool = False) -> int:
+        """Return the descriptor of a folder; a link is followed only if it is the store's directory itself."""
+        directory = os.open(self._root, _DIRECTORY)
+        for part in filter(None, folder.split("/")):
+            parent = directory
+            try:
+                directory = self._opened_in(parent, part, create=create)
+            finally:
+                os.close(parent)
+        return directory
+
+    def _opened_in(self, parent: int, name: str, *, create: bool) -> int:
+        try:
+            return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        except FileNotFoundError:
+            if not create:
+                raise
+            self._make_folder(name, parent)
+            return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
 
     def _make_folder(self, name: str, directory: int) -> None:
         try:
@@ -219,22 +255,36 @@ class FilesystemStore(Store):
         if self._mode & 0o077:  # the umask may have taken permissions away, never the owner's own
             os.chmod(name, _search_mode(self._mode), dir_fd=directory)
 
-    def _create(self, stack: contextlib.ExitStack, folder: str, name: str, attempts: int = 20) -> tuple[int, int]:
+    def _create(self, folder: str, name: str) -> tuple[str, int | None, int]:
+        """Open a new file.
+
+        Returns:
+            The path of its folder, and ``None``; or an empty path, and the descriptor of the folder. Then the
+            descriptor of the file.
+        """
+        path = f"{self._root}/{folder}/" if folder else f"{self._root}/"
+        descriptor = open_without_links(path + name, _CREATE, self._mode)
+        return (path, None, descriptor) if descriptor is not None else ("", *self._create_in(folder, name))
+
+    def _create_in(self, folder: str, name: str, attempts: int = 20) -> tuple[int, int]:
         """Open a new file and its folder; creates the folder, and the store's directory if configured.
 
         A rollback or a sweep may delete an empty folder between two steps, which are then tried again.
         """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            directory = stack.enter_context(self._directory(folder, create=True))
-            return directory, os.open(name, flags, self._mode, dir_fd=directory)
+            directory = self._opened(folder, create=True)
+            try:
+                return directory, os.open(name, _CREATE, self._mode, dir_fd=directory)
+            except BaseException:
+                os.close(directory)
+                raise
         except FileNotFoundError as error:
             if attempts == 1:
                 raise
             if self._may_create:
                 make_directory(self._root, _search_mode(self._mode))
             self._check_mounted(error)
-            return self._create(stack, folder, name, attempts - 1)
+            return self._create_in(folder, name, attempts - 1)
 
     def _remove_empty(self, folder: str) -> None:
         """Delete a folder, and the one above it, if they are empty."""
@@ -247,22 +297,24 @@ class FilesystemStore(Store):
         """Write the file's name to the disk, and those of its folders, which may be new."""
         parts = folder.split("/") if folder else []
         for depth in range(len(parts), -1, -1):
-            _fsync_directory(self._root.joinpath(*parts[:depth]))
+            fsync_directory(self._root.joinpath(*parts[:depth]))
 
     def _descriptor(self, pointer: Pointer) -> int:
-        """Open a file without following a link and without waiting for the other end of a pipe."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        """Open a file without following a link."""
+        descriptor = open_without_links(f"{self._root}/{pointer.key}", _READ)
+        if descriptor is not None:
+            return descriptor
         folder, name = _split(pointer.key)
         try:
             with self._directory(folder) as directory:
-                return os.open(name, flags, dir_fd=directory)
+                return os.open(name, _READ, dir_fd=directory)
         except FileNotFoundError as error:
             self._check_mounted(error)
             raise
         except OSError as error:  # a link, a socket, or lost+found
             if error.errno in _NO_PAYLOAD and self._root.is_dir():
                 self._not_a_payload(pointer)
-            if _is_irregular(self._root / pointer.key):
+            if is_irregular(self._root / pointer.key):
                 self._not_a_payload(pointer)
             raise
 
@@ -434,24 +486,6 @@ class FilesystemStore(Store):
         )
 
 
-class _FileReader:
-    """A `Reader` with its own position, because a forked process would move the file's."""
-
-    def __init__(self, descriptor: int, start: int) -> None:
-        self._file = os.fdopen(descriptor, "rb", buffering=0)
-        self._position = start
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the beginning of a buffer."""
-        count = os.preadv(self._file.fileno(), [buffer], self._position)
-        self._position += count
-        return count
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
 def _is_between(start: str, folder: str, stop: str) -> bool:
     """Whether a folder is in a range; an empty end is no limit."""
     return start <= folder and (not stop or folder < stop)
@@ -561,40 +595,3 @@ def make_directory(path: Path, mode: int) -> None:
         path.mkdir(mode, exist_ok=True)
     if mode & 0o077:  # the umask may have taken permissions away, never the owner's own
         path.chmod(mode)
-
-
-def _is_irregular(path: Path) -> bool:
-    """Whether a path names something that exists and is not a regular file."""
-    try:
-        return not stat.S_ISREG(os.lstat(path).st_mode)
-    except OSError:
-        return False
-
-
-def _is_gone(path: Path) -> bool:
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        pass
-    return False
-
-
-def _reserve(descriptor: int, size: int | None) -> None:
-    """Allocate the file at once, so that a full disk is an error before the first byte."""
-    if not size or not hasattr(os, "posix_fallocate"):
-        return
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if error.errno not in _NO_FALLOCATE:
-            raise
-
-
-def _fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

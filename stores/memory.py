@@ -12,6 +12,7 @@ from claimcheck._payload_reader import PieceReader, Reader
 from claimcheck._pointer import Pointer
 from claimcheck._store import Store
 from claimcheck._validation import Seconds
+from claimcheck.errors import KeyTakenError
 
 __all__ = ["MemoryStore"]
 
@@ -35,8 +36,16 @@ class MemoryStore(Store):
         self.ttl_seconds = ttl_seconds
 
     def _write(self, pointer: Pointer, source: Source) -> None:
+        self._store(pointer, source, is_exclusive=pointer.encryption is not None and self._is_shared(pointer.key))
+
+    def _rewrite(self, pointer: Pointer, source: Source) -> None:
+        self._store(pointer, source, is_exclusive=False)
+
+    def _store(self, pointer: Pointer, source: Source, *, is_exclusive: bool) -> None:
         payload = b"".join(source)
         with _LOCK:
+            if is_exclusive and pointer.key in self._payloads:
+                raise KeyTakenError(f"{pointer.key!r} is taken: another attempt has written it", key=pointer.key)
             self._payloads[pointer.key] = payload
             self._written_ms[pointer.key] = pointer.created_ms or 0
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from claimcheck._payload_reader import TRUSTED_BYTES
 from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
-from claimcheck.stores.redis._server import Borrowed, RedisServer, segment_key
+from claimcheck.stores.redis._server import SMALL_BYTES, Borrowed, RedisServer, packed, segment_key
 
 __all__ = ["SegmentReader", "pipelined", "unsized_segments"]
 
@@ -121,15 +120,27 @@ class RawReplies:
         """Bytes of the current reply still to come; 0 between two replies."""
         return self._left
 
-    def request(self, *command: bytes, length: int) -> None:
+    def request(self, *command: str, length: int) -> None:
         """Send a command whose reply is a string of ``length`` bytes."""
-        self._socket.sendall(_packed(command))
+        self._socket.sendall(packed(command))
         self._lengths.append(length)
 
-    def request_number(self, *command: bytes, number: int) -> None:
+    def request_number(self, *command: str, number: int) -> None:
         """Send a command whose reply must be this number; only as the first command."""
-        self._socket.sendall(_packed(command))
+        self._socket.sendall(packed(command))
         self._before = b":%d\r\n" % number
+
+    def only(self) -> bytes:
+        """Read the only reply that was requested, with one system call if it is complete. Raises as `begin`."""
+        begin = b"$%d\r\n" % self._lengths[0]
+        size = len(begin) + self._lengths[0] + 2
+        reply: bytes | bytearray = self._socket.recv(size)
+        if len(reply) < size:
+            reply = self._completed(bytearray(reply), begin, size)
+        if not (reply.startswith(begin) and reply.endswith(b"\r\n")):
+            raise OtherReplyError
+        self._lengths.popleft()
+        return bytes(reply[len(begin) : -2])
 
     def begin(self) -> None:
         """Read the beginning of the next reply, if that was not done yet.
@@ -170,6 +181,17 @@ class RawReplies:
         else:
             borrowed.give_back()
 
+    def _completed(self, reply: bytearray, begin: bytes, size: int) -> bytearray:
+        """Read the rest of a reply; raises an error as soon as it turns out to be another one."""
+        while len(reply) < size:
+            if reply[: len(begin)] != begin[: len(reply)]:
+                raise OtherReplyError
+            more = self._socket.recv(size - len(reply))
+            if not more:
+                raise ConnectionError("the server closed the connection in the middle of a reply")
+            reply += more
+        return reply
+
     def _expect(self, line: bytes) -> None:
         """Read exactly these bytes; raises an error as soon as others arrive."""
         received, count = memoryview(bytearray(len(line))), 0
@@ -182,14 +204,7 @@ class RawReplies:
                 raise OtherReplyError
 
 
-def _packed(command: tuple[bytes, ...]) -> bytes:
-    parts = [b"*%d\r\n" % len(command)]
-    parts += [b"$%d\r\n%b\r\n" % (len(part), part) for part in command]
-    return b"".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
+class _Span(NamedTuple):
     """A part of one segment.
 
     Attributes:
@@ -238,18 +253,31 @@ class SegmentReader:
         self._wrong = wrong
         self._position = self._requested = start
         self._stop = stop
+        self._is_small = 0 < stop - start <= min(SMALL_BYTES, self._segment_bytes - start % self._segment_bytes)
         self._lost_at = -1
         self._replies: RawReplies | None = None
         self._kept = memoryview(b"")  # read by redis-py, not returned yet
 
     def begin(self) -> None:
-        """Request the first segment. After this the last segment of a large payload is known to exist."""
+        """Request the first segment of a large payload. After this the last one is known to exist."""
+        if self._is_small:
+            return
         try:
             if self._position < self._stop:
                 self._attempt(lambda: self._begun().requested)
         except BaseException:
             self.close()
             raise
+
+    def whole(self, size: int) -> bytes | None:
+        """Return all ``size`` bytes if they are one small segment, and nothing of it was read; otherwise ``None``."""
+        if not self._is_small or self._stop - self._position != size:
+            return None
+        self._attempt(self._receive_whole)
+        whole, self._kept = bytes(self._kept), memoryview(b"")
+        self._position = self._stop
+        self.close()
+        return whole
 
     def readinto(self, buffer: memoryview, /) -> int:
         """Fill the buffer, at most to the end of the current segment."""
@@ -301,16 +329,25 @@ class SegmentReader:
         The next one is not requested earlier: the server answers commands that arrive together only after it has
         processed all of them.
         """
+        replies = self._asked()
+        replies.begin()
+        self._request_ahead(replies, _IN_FLIGHT)
+        return replies
+
+    def _asked(self) -> RawReplies:
+        """Return the replies after requesting the current one."""
         replies = self._replies
         if replies is None:
             replies = self._replies = RawReplies(self._server.borrow(self._pointer.key))
             if self._checks_last_first():
-                last = self._key(self._pointer.segments - 1)
-                replies.request_number(b"STRLEN", last.encode(), number=self._bytes_of(self._pointer.segments - 1))
+                last = self._pointer.segments - 1
+                replies.request_number("STRLEN", self._key(last), number=self._bytes_of(last))
         self._request_ahead(replies, 1)
-        replies.begin()
-        self._request_ahead(replies, _IN_FLIGHT)
         return replies
+
+    def _receive_whole(self) -> int:
+        self._kept = memoryview(self._asked().only())
+        return 0
 
     def _receive(self, buffer: memoryview) -> int:
         replies = self._replies
@@ -326,7 +363,7 @@ class SegmentReader:
     def _request_ahead(self, replies: RawReplies, count: int) -> None:
         while replies.requested < count and self._requested < self._stop:
             span = self._span(self._requested)
-            replies.request(*(part.encode() for part in self._command(span)), length=span.length)
+            replies.request(*self._command(span), length=span.length)
             self._requested += span.length
 
     def _read_through_client(self) -> None:

@@ -26,7 +26,7 @@ from claimcheck.stores._common import CaFile
 from claimcheck.stores.redis._expiry import extend_segments
 from claimcheck.stores.redis._listing import FirstSegment, Keyspace
 from claimcheck.stores.redis._reader import SegmentReader, unsized_segments
-from claimcheck.stores.redis._server import Address, Borrowed, RedisServer, segment_key, tls_options
+from claimcheck.stores.redis._server import SMALL_BYTES, Address, Borrowed, RedisServer, segment_key, tls_options
 
 __all__ = ["RedisStore"]
 
@@ -42,6 +42,7 @@ _IN_FLIGHT = 2
 _CHECK_KEYS = 100  # per command
 _ANY = "-"  # there is no version: the expiry is compared
 _SAME_MS = 1000  # the server returns the remaining time, which passes meanwhile
+_NOT_REACHED = "_claimcheck_not_reached"  # an attribute of errors
 _REDIRECTS = ("MovedError", "AskError", "TryAgainError")
 
 # Error classes by redis-py's, first match wins; any other error is a StoreError.
@@ -143,14 +144,14 @@ class RedisStore(Store):
         return _V1_PREFIX if pointer.version == 1 else self.prefix
 
     def _reach(self) -> None:
-        self._server.borrow("").give_back()
-        if not self._policy_known:
-            self._policy_known = True
-            self._warn_of_eviction()
+        if self._server.is_cluster:  # elsewhere the connection that is borrowed to write shows it
+            self._server.borrow("").give_back()
+
+    def _wrote_nothing(self, error: BaseException) -> bool:
+        return super()._wrote_nothing(error) or getattr(error.__cause__, _NOT_REACHED, False)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        known = self._lifetime_of(pointer.key)
-        self._store(pointer, source, create=pointer.encryption is not None and not (known and known.created_ms))
+        self._store(pointer, source, create=pointer.encryption is not None and self._is_shared(pointer.key))
 
     def _rewrite(self, pointer: Pointer, source: Source) -> None:
         self._store(pointer, source)
@@ -160,7 +161,7 @@ class RedisStore(Store):
 
         Two attempts that encrypt the same payload differently must not both write segments.
         """
-        writer = _SegmentWriter(self._server, pointer)
+        writer = _SegmentWriter(self._server, pointer, None if self._server.is_cluster else self._connection())
         try:
             for i, segment in enumerate(source.pieces(self.segment_bytes or _SEGMENT_BYTES)):
                 writer.put(i, segment, create=create and not i)
@@ -169,6 +170,17 @@ class RedisStore(Store):
             writer.finish()
         finally:
             writer.abandon()
+        if not self._policy_known:
+            self._policy_known = True
+            self._warn_of_eviction()
+
+    def _connection(self) -> Borrowed:
+        """Return a connection. If there is none, nothing was written, and `_delete` would only wait again."""
+        try:
+            return self._server.borrow("")
+        except Exception as error:
+            setattr(error, _NOT_REACHED, True)
+            raise
 
     def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
         if pointer.size is None or not pointer.size:
@@ -343,12 +355,13 @@ class _SegmentWriter:
     Args:
         server: The server.
         pointer: Determines the keys and the expiry time.
+        borrowed: A connection that has nothing to read; by default one is borrowed for the first segment.
     """
 
-    def __init__(self, server: RedisServer, pointer: Pointer) -> None:
+    def __init__(self, server: RedisServer, pointer: Pointer, borrowed: Borrowed | None = None) -> None:
         self._server = server
         self._pointer = pointer
-        self._borrowed: Borrowed | None = None
+        self._borrowed = borrowed
         self._unanswered: deque[tuple[int, memoryview]] = deque()
         self._sent = 0  # completely, on this connection, and not answered
         self._count = 0
@@ -402,18 +415,20 @@ class _SegmentWriter:
             raise KeyTakenError(text, key=self._pointer.key)
 
     def _attempt(self, step: Callable[[], None]) -> None:
-        exceptions = import_vendor("redis.exceptions", extra="redis")
         try:
             step()
-        except (exceptions.ConnectionError, ConnectionError) as error:
-            self._drop()
-            self._resend(error)
-        except (exceptions.TimeoutError, TimeoutError):
-            self._drop()
-            raise
-        except tuple(getattr(exceptions, name) for name in _REDIRECTS):
-            self._drop()
-            self._send_through_client()
+        except Exception as error:
+            exceptions = import_vendor("redis.exceptions", extra="redis")
+            if isinstance(error, (exceptions.ConnectionError, ConnectionError)):
+                self._drop()
+                self._resend(error)
+            elif isinstance(error, tuple(getattr(exceptions, name) for name in _REDIRECTS)):
+                self._drop()
+                self._send_through_client()
+            else:
+                if isinstance(error, (exceptions.TimeoutError, TimeoutError)):
+                    self._drop()
+                raise
 
     def _drop(self) -> None:
         """Close a broken connection."""
@@ -425,7 +440,8 @@ class _SegmentWriter:
     def _send(self, i: int, segment: memoryview) -> None:
         if self._borrowed is None:
             self._borrowed = self._server.borrow(self._pointer.key)
-        self._borrowed.send(*self._command(i, segment))
+        send = self._borrowed.send_small if len(segment) <= SMALL_BYTES else self._borrowed.send
+        send(*self._command(i, segment))
         self._sent += 1
 
     def _receive(self) -> None:

@@ -68,7 +68,7 @@ class TestFullDisk:
 
         monkeypatch.setattr(os, "posix_fallocate", full)
 
-        self.assert_refused(store, folder, bytes(100), "No space left")
+        self.assert_refused(store, folder, bytes(MIB), "No space left")
         monkeypatch.undo()
 
     def test_in_mid_payload_of_unknown_size(self, store, folder, monkeypatch):
@@ -108,7 +108,7 @@ class TestFullDisk:
         monkeypatch.setattr(os, "unlink", fail)
 
         with pytest.raises(StoreError, match="Read-only"):
-            store.write(b"payload")
+            store.write(bytes(MIB))
         monkeypatch.undo()
 
 

@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from claimcheck._payload import Source
 from claimcheck._pointer import Pointer
 from claimcheck.errors import (
     ConfigError,
@@ -20,6 +22,7 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from claimcheck.stores import filesystem
 from claimcheck.stores.filesystem import FilesystemStore
 
 
@@ -218,6 +221,7 @@ def test_a_lost_volume_is_worth_trying_again(store, monkeypatch):
     def stale(*_):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
+    monkeypatch.setattr(filesystem, "open_without_links", lambda *_: None)
     monkeypatch.setattr(os, "open", stale)
 
     with pytest.raises(StoreUnavailableError):
@@ -280,13 +284,52 @@ def test_disks_that_cannot_reserve(store, monkeypatch, refused):
 
     monkeypatch.setattr(os, "posix_fallocate", cannot)
 
-    assert store.read(store.write(b"payload")) == b"payload"
+    assert store.read(store.write(bytes(1 << 20))) == bytes(1 << 20)
 
 
 def test_systems_that_cannot_reserve(store, monkeypatch):
     monkeypatch.delattr(os, "posix_fallocate")
 
-    assert store.read(store.write(b"payload")) == b"payload"
+    assert store.read(store.write(bytes(1 << 20))) == bytes(1 << 20)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_folder_that_is_a_link_is_not_followed(store, tmp_path, part):
+    """Not for reading, and not for writing: what is behind it is not the store's."""
+    pointer = store.write(b"payload")
+    folder = tmp_path / "/".join(pointer.key.split("/")[: part + 1])
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-elsewhere"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    before = files(elsewhere)
+
+    with pytest.raises(PointerRejectedError, match="regular file"):
+        store.read(pointer)
+    with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
+        store._write(replace(pointer, key=f"{pointer.key}x"), Source(b"other", limit=5))
+    assert files(elsewhere) == before
+
+
+def test_without_openat2_all_is_the_same(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(filesystem, "open_without_links", lambda *_: None)
+
+    pointer = store.write(b"payload", destination="orders")
+
+    assert store.read(pointer) == (tmp_path / pointer.key).read_bytes() == b"payload"
+
+
+def test_a_file_that_grew_after_it_was_opened_is_refused(store, tmp_path, monkeypatch):
+    pointer = store.write(b"payload")
+    check = FilesystemStore.check_size
+
+    def grow(*args):
+        check(*args)
+        (tmp_path / pointer.key).write_bytes(b"payload and more")
+
+    monkeypatch.setattr(FilesystemStore, "check_size", grow)
+
+    with pytest.raises(IntegrityError, match="at least 8"):
+        store.read(pointer)
 
 
 def test_fsync_is_for_the_file_and_then_for_its_name(tmp_path, monkeypatch):
