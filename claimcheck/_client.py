@@ -53,17 +53,18 @@ __all__ = ["ClaimCheck", "from_dict", "load"]
 
 _REMEMBERED_PLANS = 1000
 
+_process = object()  # another one in each forked child: comparing it costs no system call, as a process id does
 _after_fork = threading.Lock()
 
 
-def _renew_lock() -> None:
-    """Replace the lock in a child process, where its owner at the time of the fork does not exist."""
-    global _after_fork
-    _after_fork = threading.Lock()
+def _begin_process() -> None:
+    """Called in a forked child, where the lock's owner at the time of the fork does not exist."""
+    global _process, _after_fork
+    _process, _after_fork = object(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(after_in_child=_begin_process)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -116,6 +117,7 @@ class ClaimCheck:
         check_type("hooks", hooks, valid=valid, expected="an iterable of callables")
         self.config = config
         self._hooks = Hooks(listeners or ())
+        self._header = config.header
         self._lock = threading.RLock()
         self._open = _Open(self.config)
         self._check_classes()
@@ -198,19 +200,19 @@ class ClaimCheck:
                 deleted then, because it may belong to another attempt. Encrypted chunks differ in each attempt.
         """
         _check_callable("classify", classify)
-        strategy, threshold, wire = self._plan(destination, limit)
+        plan = self._plan(destination, limit)
         message = Message(
             payload=payload,
             destination=destination,
             key=key,
             headers=headers,
-            threshold=threshold,
-            limit=wire,
+            threshold=plan.threshold,
+            limit=plan.limit,
             takes_headers=takes_headers,
             text_key=text_key,
             identity=identity,
         )
-        return OutboundBlock(strategy, message, classify)
+        return OutboundBlock(plan.strategy, message, classify)
 
     def threshold(self, destination: str, limit: WireLimit | None = None) -> int:
         """Return the largest size on the wire, in bytes, of messages for this destination that are sent unchanged.
@@ -218,8 +220,7 @@ class ClaimCheck:
         Transports need not call `outbound` for messages up to this size, unless they begin with ``config.header`` or
         their headers declare them to be envelopes. -1 if no message is sent unchanged (``signing.require_envelope``).
         """
-        strategy, threshold, _ = self._plan(destination, limit)
-        return -1 if strategy.escapes_all else 0 if strategy.context.content.encrypts_inline else threshold
+        return self._plan(destination, limit).unchanged_bytes
 
     def may_chunk(self, destination: str) -> bool:
         """Whether a payload for this destination can become several messages, which need a key to stay together."""
@@ -245,7 +246,7 @@ class ClaimCheck:
         """
         if destination is not None and self._current().seal.signs:
             pointer = _bound(pointer, canonical(destination))
-        return encode_pointer(self._sign(pointer), header=self.config.header)
+        return encode_pointer(self._sign(pointer), header=self._header)
 
     # Reading ---------------------------------------------------------------------------------------------------
 
@@ -342,7 +343,7 @@ class ClaimCheck:
             PointerRejectedError: Too long, its signature is missing or wrong, or it was sent to another destination.
             ConfigError: A signature is required, and this process has no keys to check it.
         """
-        envelope = decode(message, header=self.config.header)
+        envelope = decode(message, header=self._header)
         return self._accept(envelope.data, destination) if isinstance(envelope, PointerData) else None
 
     def read(self, pointer: Pointer) -> bytes:
@@ -379,7 +380,7 @@ class ClaimCheck:
             self._read,
             chunking=chunking,
             unpacker=self._unpacker,
-            header=self.config.header,
+            header=self._header,
             clock=clock,
             hooks=self._hooks,
             seal=self._current().seal,
@@ -510,7 +511,7 @@ class ClaimCheck:
             fail(f"{prefix}store", found="nothing", expected=expected)
 
     def _plan(self, destination: str, limit: WireLimit | None = None) -> Plan:
-        """Return the strategy, threshold and limit of a destination; cached, since most programs have few topics."""
+        """Return how messages for a destination are sent; cached, since most programs have few topics."""
         plans = self._current().plans
         known = plans.get((destination, limit))
         if known is None:
@@ -526,7 +527,9 @@ class ClaimCheck:
             threshold = wire.max_message_bytes
         elif limit is None and threshold > wire.max_message_bytes:  # without a transport, the caller knows the limit
             wire = WireLimit(threshold, wire.overhead)
-        return self._strategy(config), min(threshold, wire.max_message_bytes), wire
+        strategy, most = self._strategy(config), min(threshold, wire.max_message_bytes)
+        encrypts = strategy.context.content.encrypts_inline
+        return Plan(strategy, most, wire, -1 if strategy.escapes_all else 0 if encrypts else most)
 
     def _strategy(self, config: Config) -> Strategy:
         strategies = self._current().strategies
@@ -551,9 +554,9 @@ class ClaimCheck:
 
     def _current(self) -> _Open:
         """Return what this process has opened; nothing after a fork, since connections cannot be shared."""
-        if self._open.pid != os.getpid():
+        if self._open.process is not _process:
             with _after_fork:
-                if self._open.pid != os.getpid():
+                if self._open.process is not _process:
                     self._lock = threading.RLock()  # the owner of the old one may not exist in this process
                     self._open = _Open(self.config)
         return self._open
@@ -580,7 +583,7 @@ class ClaimCheck:
         self, message: Buffer, destination: str | None, headers: object
     ) -> Plain | Literal | PointerData | Encoded:
         """Decode a message that is a whole payload, and check its signature, except for that of a pointer."""
-        envelope = decode(message, header=self.config.header)
+        envelope = decode(message, header=self._header)
         if isinstance(envelope, (Chunk, Abort)):
             raise ChunkError(
                 f"one message of the chunked payload {envelope.uuid} cannot be resolved alone: feed all messages to "
@@ -608,14 +611,14 @@ class ClaimCheck:
         Otherwise an unsigned pointer, of which anybody can be the author, would get a signature here.
         """
         data = pointers.encode(pointer) if original.mac is None else self._sign(pointer)
-        return encode_pointer(data, header=self.config.header)
+        return encode_pointer(data, header=self._header)
 
     def _accept(self, data: bytes, destination: str | None = None) -> Pointer:
         return self._current().seal.accept(data, destination=destination)
 
     def _pointer_from_anywhere(self, message: Buffer) -> Pointer | None:
         """Same as `pointer`, whatever destination the pointer is bound to: for callers that deliver no payload."""
-        envelope = decode(message, header=self.config.header)
+        envelope = decode(message, header=self._header)
         if not isinstance(envelope, PointerData):
             return None
         return self._current().seal.accept(envelope.data, anywhere=True)
@@ -643,7 +646,7 @@ class _Open:
     """What one process has opened."""
 
     def __init__(self, config: Config) -> None:
-        self.pid = os.getpid()
+        self.process = _process
         self.seal = Seal(config)
         self.content = ContentCoder(config, DataKeys(config.encryption) if config.encryption.keys else None)
         limit, check = config.chunks.max_payload_bytes, self.seal.check_origin

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
@@ -40,11 +41,26 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Plan = tuple[Strategy, int, WireLimit]
-"""The strategy, threshold and limit of a destination."""
+_MAX_KNOWN_SHAPES = 100
 
-_Args = tuple[object, ...]
-_Kwargs = Mapping[str, object]
+_Args = tuple[Any, ...]
+_Kwargs = Mapping[str, Any]
+
+
+class Plan(NamedTuple):
+    """How messages for one destination are sent.
+
+    Attributes:
+        strategy: Turns payloads into envelopes.
+        threshold: Size on the wire in bytes above which payloads are offloaded.
+        limit: The transport's size limit, and how it counts.
+        unchanged_bytes: The largest size on the wire of messages that are sent unchanged; -1 for none.
+    """
+
+    strategy: Strategy
+    threshold: int
+    limit: WireLimit
+    unchanged_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +129,8 @@ def decorate(
         return cast("Callable[P, R]", async_wrapper)
 
     @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        return cast(R, sender.send(args, kwargs))
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
+        return sender.send(args, kwargs)
 
     return wrapper
 
@@ -183,35 +199,34 @@ class _Sender:
         self._classify = classify
         self._text_key = call.key is not None and _takes_text(signature.parameters[call.key])
         self._name = _name_of(function)
-        self._payload = _Argument.of(signature, call.payload)
-        self._destination = _Argument.of(signature, call.destination)
-        self._key = _Argument.of(signature, call.key)
-        self._headers = _Argument.of(signature, call.headers)
+        self._payload = _Parameter.of(signature, call.payload)
+        self._destination = _Parameter.of(signature, call.destination) if call.destination else None
+        self._key = _Parameter.of(signature, call.key) if call.key else None
+        self._headers = _Parameter.of(signature, call.headers) if call.headers else None
+        self._known_shapes: set[tuple[object, ...]] = set()
 
     def passes(self, plan: Plan, args: _Args, kwargs: _Kwargs) -> bool:
         """Whether to pass the call on unchanged: its payload is small and does not look like an envelope.
 
-        This is the usual case, so the decision takes a few microseconds and does not bind the arguments.
+        This is the usual case, so the decision takes less than a microsecond and does not bind the arguments.
         """
-        strategy, threshold, limit = plan
-        if strategy.escapes_all:
+        payload, limit = self._payload.find(args, kwargs), plan.unchanged_bytes
+        if type(payload) is not bytes or len(payload) > limit or payload.startswith(plan.strategy._header):
             return False
-        payload = self._payload.find(args, kwargs)
-        if type(payload) is not bytes or len(payload) > threshold or payload.startswith(strategy._header):
-            return False
-        headers = self._headers.find(args, kwargs)
+        key = self._key.find(args, kwargs) if self._key else None
+        headers = self._headers.find(args, kwargs) if self._headers else None
         if headers is not None and hints.is_ours(headers):
             return False
-        return len(payload) + limit.overhead(self._key.find(args, kwargs), headers) <= threshold
+        return len(payload) + plan.limit.overhead(key, headers) <= limit
 
     def send(self, args: _Args, kwargs: _Kwargs) -> object:
         topic = self._topic(args, kwargs)
         plan = self._plan(topic)
         if self.passes(plan, args, kwargs):
             return self._function(*args, **kwargs)
-        bound, message = self._prepare(topic, plan, args, kwargs)
-        produce = functools.partial(self._produce_now, bound)
-        out = _bound(plan[0].offload(message), plan[0], message, self._classify)
+        message = self._message(topic, plan, args, kwargs)
+        produce = functools.partial(self._produce_now, args, kwargs)
+        out = _bound(plan.strategy.offload(message), plan.strategy, message, self._classify)
         out.send(produce)
         return follow(out, produce)
 
@@ -220,73 +235,93 @@ class _Sender:
         plan = self._plan(topic)
         if self.passes(plan, args, kwargs):
             return await self._function(*args, **kwargs)
-        bound, message = self._prepare(topic, plan, args, kwargs)
-        produce = cast("Callable[[Envelope], Coroutine[Any, Any, object]]", functools.partial(self._produce, bound))
-        out = _bound(await offload_async(plan[0], message), plan[0], message, self._classify)
+        message = self._message(topic, plan, args, kwargs)
+        produce = functools.partial(self._produce, args, kwargs)
+        out = _bound(await offload_async(plan.strategy, message), plan.strategy, message, self._classify)
         await out.send_async(produce)
         return follow(out, produce)
 
-    def _prepare(self, topic: str, plan: Plan, args: _Args, kwargs: _Kwargs) -> tuple[inspect.BoundArguments, Message]:
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments, call = bound.arguments, self._call
-        message = Message(
-            payload=arguments[call.payload],
+    def _message(self, topic: str, plan: Plan, args: _Args, kwargs: _Kwargs) -> Message:
+        self._check_shape(args, kwargs)
+        return Message(
+            payload=self._payload.find(args, kwargs),
             destination=topic,
-            key=arguments[call.key] if call.key else None,
-            headers=arguments[call.headers] if call.headers else None,
-            threshold=plan[1],
-            limit=plan[2],
-            takes_headers=call.headers is not None,
+            key=self._key.find(args, kwargs) if self._key else None,
+            headers=self._headers.find(args, kwargs) if self._headers else None,
+            threshold=plan.threshold,
+            limit=plan.limit,
+            takes_headers=self._headers is not None,
             text_key=self._text_key,
         )
-        return bound, message
+
+    def _check_shape(self, args: _Args, kwargs: _Kwargs) -> None:
+        """Refuse a call that the function would refuse, before anything is stored.
+
+        Whether arguments can be bound depends on their number and names alone, so they are bound once for each.
+        """
+        shape = (len(args), *kwargs)
+        if shape not in self._known_shapes:
+            self._signature.bind(*args, **kwargs)
+            if len(self._known_shapes) < _MAX_KNOWN_SHAPES:
+                self._known_shapes.add(shape)
 
     def _topic(self, args: _Args, kwargs: _Kwargs) -> str:
-        topic = self._destination.find(args, kwargs)
+        topic = self._destination.find(args, kwargs) if self._destination else None
         return self._name if topic is None else str(topic)
 
-    def _produce_now(self, bound: inspect.BoundArguments, envelope: Envelope) -> object:
-        result = self._produce(bound, envelope)
+    def _produce_now(self, args: _Args, kwargs: _Kwargs, envelope: Envelope) -> object:
+        result = self._produce(args, kwargs, envelope)
         if inspect.iscoroutine(result):
             result.close()  # none of it has run
             raise ConfigError(f"{self._name} returns a coroutine: decorate an 'async def' instead")
         return result
 
-    def _produce(self, bound: inspect.BoundArguments, envelope: Envelope) -> object:
+    def _produce(self, args: _Args, kwargs: _Kwargs, envelope: Envelope) -> Any:
         """Call the function once, with copies of its arguments: the caller's objects are never changed."""
-        changed = dict(bound.arguments)
-        changed[self._call.payload] = envelope.data
-        if self._call.key is not None:
-            changed[self._call.key] = envelope.key
-        if self._call.headers is not None:
-            changed[self._call.headers] = envelope.headers
-        again = inspect.BoundArguments(self._signature, changed)
-        return self._function(*again.args, **again.kwargs)
+        changed, named = list(args), dict(kwargs)
+        self._payload.replace(changed, named, envelope.data)
+        if self._key is not None:
+            self._key.replace(changed, named, envelope.key)
+        if self._headers is not None:
+            self._headers.replace(changed, named, envelope.headers)
+        return self._function(*changed, **named)
 
 
 @dataclass(frozen=True, slots=True)
-class _Argument:
-    """Finds one parameter's value in a call without binding the others."""
+class _Parameter:
+    """Finds and replaces one parameter's value in a call without binding the others.
 
-    name: str = ""
-    index: int = -1
-    default: object = None
-    by_name: bool = False
+    Attributes:
+        index: Its position; larger than any other for one that is passed by name only.
+        name: ``None`` for one that is passed by position only.
+        default: Its value in calls that do not pass it.
+        before: The defaults of the parameters before one that is passed by position only.
+    """
+
+    index: int
+    name: str | None
+    default: object
+    before: tuple[object, ...]
 
     @classmethod
-    def of(cls, signature: inspect.Signature, name: str | None) -> _Argument:
-        if name is None:
-            return cls()
-        parameter = signature.parameters[name]
-        index = -1 if parameter.kind is parameter.KEYWORD_ONLY else list(signature.parameters).index(name)
+    def of(cls, signature: inspect.Signature, name: str) -> _Parameter:
+        parameter, index = signature.parameters[name], list(signature.parameters).index(name)
+        before = tuple(each.default for each in signature.parameters.values())[:index]
         default = None if parameter.default is parameter.empty else parameter.default
-        return cls(name, index, default, parameter.kind is not parameter.POSITIONAL_ONLY)
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            return cls(index, None, default, before)
+        return cls(sys.maxsize if parameter.kind is parameter.KEYWORD_ONLY else index, name, default, ())
 
-    def find(self, args: _Args, kwargs: _Kwargs) -> object:
-        if self.by_name and self.name in kwargs:
-            return kwargs[self.name]
-        return args[self.index] if 0 <= self.index < len(args) else self.default
+    def find(self, args: _Args, kwargs: Mapping[Any, Any]) -> Any:
+        return args[self.index] if self.index < len(args) else kwargs.get(self.name, self.default)
+
+    def replace(self, args: list[object], kwargs: dict[str, object], value: object) -> None:
+        if self.index < len(args):
+            args[self.index] = value
+        elif self.name is not None:
+            kwargs[self.name] = value
+        else:
+            args += [*self.before[len(args) :], value]
 
 
 def _name_of(function: Callable[..., object]) -> str:

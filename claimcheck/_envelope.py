@@ -142,6 +142,8 @@ def as_view(payload: object) -> memoryview:
     Raises:
         PayloadTypeError: It is not bytes-like. Text must be encoded by the caller.
     """
+    if type(payload) is bytes:  # flat, and the usual type
+        return memoryview(payload)
     try:
         view = memoryview(payload)  # type: ignore[arg-type]
         if "O" in view.format:
@@ -162,7 +164,9 @@ def is_lookalike(data: Buffer, *, header: bytes = HEADER) -> bool:
     Raises:
         PayloadTypeError: They are not bytes.
     """
-    flat = data if isinstance(data, (bytes, bytearray)) else as_view(data)
+    if isinstance(data, (bytes, bytearray)):
+        return data.startswith(header) and len(data) > len(header)
+    flat = as_view(data)
     return len(flat) > len(header) and flat[: len(header)] == header
 
 

@@ -46,6 +46,7 @@ SIGNATURE = "claimcheck-signature"
 _OURS = frozenset((TYPE, SIZE, CHECKSUM, NULL_KEY, SIGNATURE))
 _UUID, _POSITION, _COUNT, _TOTAL = "uuid", "chunk_id", "num_chunks_from_msg", "total_chunk_msg_size"
 _PIP_37 = frozenset((_UUID, _POSITION, _COUNT, _TOTAL))
+_MAPPING = (dict, Mapping)  # the check against the abstract class alone takes several times as long
 # Characters of a claim that are read. A longer claim is cut and then refused.
 _MAX_CLAIM = {SIZE: 20, CHECKSUM: 100, SIGNATURE: 2048}
 MAX_CHECKSUM_CHARACTERS = _MAX_CLAIM[CHECKSUM]
@@ -64,7 +65,7 @@ def pairs(headers: object) -> Iterator[tuple[str, object]]:
     """
     if headers is None:
         return iter(())
-    if isinstance(headers, Mapping):
+    if isinstance(headers, _MAPPING):
         return iter(headers.items())
     if isinstance(headers, Sequence) and not isinstance(headers, (str, bytes)):
         return map(_pair, headers)
@@ -88,7 +89,9 @@ def get(headers: object, name: str, *, limit: int | None = None) -> str | None:
 
 def is_ours(headers: object) -> bool:
     """Whether these headers declare the message to be an envelope."""
-    return headers is not None and any(name == TYPE for name, _ in pairs(headers))
+    if headers is None or isinstance(headers, dict):
+        return headers is not None and TYPE in headers
+    return any(name == TYPE for name, _ in pairs(headers))
 
 
 def declared(headers: object) -> frozenset[tuple[str, str]]:
@@ -143,7 +146,7 @@ def signature(headers: object) -> list[str]:
 
 def add(headers: Headers, hints: Mapping[str, str]) -> Headers:
     """Return a copy of the headers with hints added, in the same shape."""
-    if headers is None or isinstance(headers, Mapping):
+    if headers is None or isinstance(headers, _MAPPING):
         return {**(headers or {}), **hints}
     joined = [*pairs(headers), *hints.items()]
     return tuple(joined) if isinstance(headers, tuple) else joined
@@ -167,6 +170,6 @@ def strip(headers: H, *, uuid: str | None = None) -> H:
 
 def _without(headers: H, names: frozenset[str]) -> H:
     kept = [(name, value) for name, value in pairs(headers) if name not in names]
-    if isinstance(headers, Mapping):
+    if isinstance(headers, _MAPPING):
         return cast(H, dict(kept))
     return cast(H, tuple(kept) if isinstance(headers, tuple) else kept)

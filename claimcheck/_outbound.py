@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from claimcheck._envelope import Envelope
@@ -28,6 +28,7 @@ R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
 _ABORT_SECONDS = 5.0
+_NO_HOOKS = Hooks()
 _running: set[asyncio.Task[object]] = set()
 
 
@@ -74,7 +75,7 @@ class Outbound:
         self._blocking = blocking
         self._as_is = as_is
         self._rewind: Callable[[], None] | None = None
-        self._hooks = Hooks()
+        self._hooks = _NO_HOOKS
         self._destination = ""
         self._once = [None]  # the thread that pops this entry finishes the send
 
@@ -290,9 +291,10 @@ class Outbound:
 
     def _release(self) -> None:
         """Drop payload and file now: this object and its generator form a cycle, which would wait for the gc."""
-        if isinstance(self._messages, Generator):
+        close = getattr(self._messages, "close", None)  # of a generator
+        if close is not None:
             with contextlib.suppress(ValueError):  # an abandoned thread still runs it
-                self._messages.close()
+                close()
         self._messages = iter(())
 
     async def _next_async(self) -> Envelope | None:

@@ -38,6 +38,8 @@ _NOTHING = memoryview(b"")
 
 def is_file(payload: object) -> TypeIs[Readable]:
     """Whether to read a payload as a file. An `mmap.mmap` is not: its bytes are in memory."""
+    if type(payload) is bytes:  # the usual type
+        return False
     return callable(getattr(payload, "read", None)) and not callable(getattr(payload, "madvise", None))
 
 

@@ -12,14 +12,14 @@ the field ``mac`` holds an HMAC-SHA256 (RFC 2104) over the version byte and the 
 from __future__ import annotations
 
 import functools
-import hashlib
 import hmac
 import json
 import math
+import operator
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from claimcheck._validation import Check
@@ -32,12 +32,12 @@ __all__ = [
     "canonical_json",
     "decode",
     "encode",
+    "encode_signed",
     "is_key",
     "is_key_prefix",
     "mac_of",
     "parse_json",
     "same_mac",
-    "sign",
     "slug",
     "verify",
 ]
@@ -50,20 +50,25 @@ _MAX_INT = 2**63 - 1
 _MAX_NESTING = 32  # of unknown fields; Python's JSON parser and encoder recurse
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)  # a string without an end runs to the end: linear time
 _V1 = struct.Struct(">i")
-# The fields of version 2 with their types, and the attributes that hold them where the names differ.
-_REQUIRED: dict[str, type[object]] = {"key": str, "store": str, "size": int, "segments": int, "checksum": str}
-_OPTIONAL: dict[str, type[object]] = {
-    "segment_bytes": int,
-    "created": int,
-    "expires": int,
-    "codec": str,
-    "encryption": str,
-    "stored_bytes": int,
-    "destination": str,
-    "key_id": str,
-    "mac": str,
+# The fields of version 2, with the attributes that hold them and their types.
+_FIELDS: dict[str, tuple[str, type[Any]]] = {
+    "key": ("key", str),
+    "store": ("store", str),
+    "size": ("size", int),
+    "segments": ("segments", int),
+    "checksum": ("checksum", str),
+    "segment_bytes": ("segment_bytes", int),
+    "created": ("created_ms", int),
+    "expires": ("expires_ms", int),
+    "codec": ("codec", str),
+    "encryption": ("encryption", str),
+    "stored_bytes": ("stored_bytes", int),
+    "destination": ("destination", str),
+    "key_id": ("key_id", str),
+    "mac": ("mac", str),
 }
-_ATTRIBUTES = {name: name for name in (*_REQUIRED, *_OPTIONAL)} | {"created": "created_ms", "expires": "expires_ms"}
+_REQUIRED = {"key": True, "store": False, "size": False, "segments": True, "checksum": True}  # true: not empty or 0
+_VALUES = operator.attrgetter(*(attribute for attribute, _ in _FIELDS.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +155,13 @@ def encode(pointer: Pointer) -> bytes:
     return b"\x02" + canonical_json(_fields(pointer))
 
 
+def encode_signed(pointer: Pointer, *, key_id: str, secret: bytes) -> bytes:
+    """Encode a pointer of version 2 with ``key_id`` and a new ``mac``."""
+    body = _fields(pointer) | {"key_id": key_id}
+    body["mac"] = mac_of(body, secret)
+    return b"\x02" + canonical_json(body)
+
+
 def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
     """Decode pointer bytes of any supported version.
 
@@ -173,12 +185,6 @@ def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
         return _decode_v2(data)
     text = f"pointer of version {data[0]}, this claimcheck reads up to {NEWEST_VERSION}: upgrade the reader"
     raise UnknownVersionError(text, kind=2, version=data[0], supported=NEWEST_VERSION)
-
-
-def sign(pointer: Pointer, *, key_id: str, secret: bytes) -> Pointer:
-    """Return the pointer with ``key_id`` and a new ``mac``."""
-    bare = replace(pointer, key_id=key_id, mac=None)
-    return replace(bare, mac=mac_of(_fields(bare), secret))
 
 
 def verify(pointer: Pointer, *, secrets: Mapping[str, bytes], require: bool) -> None:
@@ -221,7 +227,7 @@ def mac_of(body: Mapping[str, object], secret: bytes, *, domain: bytes = b"\x02"
         domain: Comes before the JSON: the version byte of a pointer, or what makes other signatures different ones.
     """
     signed = {name: value for name, value in body.items() if name != "mac"}
-    return hmac.new(secret, domain + canonical_json(signed), hashlib.sha256).hexdigest()
+    return hmac.digest(secret, domain + canonical_json(signed), "sha256").hex()
 
 
 def same_mac(expected: str, found: str) -> bool:
@@ -230,8 +236,8 @@ def same_mac(expected: str, found: str) -> bool:
 
 
 def _fields(pointer: Pointer) -> dict[str, object]:
-    known = {name: getattr(pointer, attribute) for name, attribute in _ATTRIBUTES.items()}
-    return dict(pointer.extra) | {name: value for name, value in known.items() if value is not None}
+    values = zip(_FIELDS, _VALUES(pointer), strict=True)
+    return dict(pointer.extra) | {name: value for name, value in values if value is not None}
 
 
 def canonical_json(body: Mapping[str, object]) -> bytes:
@@ -254,17 +260,24 @@ def _decode_v1(data: bytes) -> Pointer:
 
 def _decode_v2(data: bytes) -> Pointer:
     body = parse_json(data[1:])
-    for name, kind in _REQUIRED.items():
-        if name not in body:
+    known: dict[str, Any] = {}
+    extra: dict[str, object] = {}
+    for name, value in body.items():
+        if name not in _FIELDS:
+            extra[name] = value
+            continue
+        attribute, kind = _FIELDS[name]
+        if type(value) is not kind:
+            _damaged(f"the field {name!r} is {type(value).__name__}, not {kind.__name__}")
+        if kind is int and not 0 <= value <= _MAX_INT:
+            _damaged(f"the field {name!r} is out of range")
+        known[attribute] = value
+    for name, filled in _REQUIRED.items():
+        if name not in known:
             _damaged(f"the field {name!r} is missing")
-        _check(name, body[name], kind)
-    for name in _OPTIONAL.keys() & body.keys():
-        _check(name, body[name], _OPTIONAL[name])
-    for name in ("key", "segments", "checksum"):
-        if not body[name]:
+        if filled and not known[name]:
             _damaged(f"the field {name!r} is empty")
-    known = {attribute: body.pop(name) for name, attribute in _ATTRIBUTES.items() if name in body}
-    return Pointer(**known, extra=body)
+    return Pointer(**known, extra=extra)
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
@@ -290,13 +303,6 @@ def _check_nesting(text: str) -> None:
         depth += (char in "[{") - (char in "]}")
         if depth > _MAX_NESTING:
             _damaged(f"more than {_MAX_NESTING} levels of nesting")
-
-
-def _check(name: str, value: object, kind: type[object]) -> None:
-    if type(value) is not kind:
-        _damaged(f"the field {name!r} is {type(value).__name__}, not {kind.__name__}")
-    if isinstance(value, int) and not 0 <= value <= _MAX_INT:
-        _damaged(f"the field {name!r} is out of range")
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -62,7 +62,7 @@ class Seal:
         """
         key_id = self._config.signing.key_id
         if key_id is not None and pointer.version != 1:
-            pointer = pointers.sign(pointer, key_id=key_id, secret=self._secrets[key_id])
+            return pointers.encode_signed(pointer, key_id=key_id, secret=self._secrets[key_id])
         return pointers.encode(pointer)
 
     def statement(self, kind: StatementKind, destination: str, **facts: str | int) -> str:
@@ -114,7 +114,7 @@ class Seal:
                 _reject(pointer, *problem)
         elif pointer.encryption is not None and not anywhere:
             self.check_origin(pointer.destination or "", destination, what=f"the pointer to {pointer.key[:200]!r}")
-        if destination is not None and pointer.version != 1:
+        if destination is not None and pointer.version != 1 and self._config.destinations:
             self._check_store(pointer, destination)
         return pointer
 

@@ -8,6 +8,7 @@ in their messages, and escapes payloads that look like envelopes. A payload that
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import threading
 import time
@@ -239,7 +240,7 @@ class Strategy(ABC):
         """Whether a payload of this size may stay in its message."""
         return message.fits(size)
 
-    @property
+    @functools.cached_property
     def escapes_all(self) -> bool:
         """Whether small payloads are sent as signed envelopes, too, because readers require them."""
         return self.context.signer is not None and self.context.config.signing.require_envelope

@@ -17,23 +17,34 @@ def byte_length(value: object) -> int:
 
     Any other value (a number, a UUID), which the client will serialize, counts as its text.
     """
-    if value is None:
-        return 0
     if isinstance(value, (bytes, bytearray)):
         return len(value)
-    return value.nbytes if isinstance(value, memoryview) else len(str(value).encode("utf-8", "surrogatepass"))
+    if value is None:
+        return 0
+    if isinstance(value, memoryview):
+        return value.nbytes
+    text = str(value)
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def kafka_overhead(key: object, headers: object) -> int:
     """Return the bytes that a Kafka broker counts beside the value of a lone record: key, headers and framing."""
-    record = _KAFKA_RECORD_BYTES  # includes one byte for each length; `_varint_bytes` may be more
+    record = _KAFKA_RECORD_BYTES  # includes one byte for the key's length, and one for the number of headers
     if key is not None:
-        n = byte_length(key)
-        record += n + _varint_bytes(n) - 1
+        record += _field_bytes(key) - 1
     if headers is None:
         return record
-    framed = [byte_length(part) for pair in hints.pairs(headers) for part in pair]
-    return record + _varint_bytes(len(framed) // 2) - 1 + sum(n + _varint_bytes(n) for n in framed)
+    count = 0
+    for name, value in hints.pairs(headers):
+        count += 1
+        record += _field_bytes(name) + _field_bytes(value)
+    return record + _varint_bytes(count) - 1
+
+
+def _field_bytes(value: object) -> int:
+    """Return the bytes of a value with its length."""
+    n = byte_length(value)
+    return n + 1 if n < 64 else n + _varint_bytes(n)
 
 
 def _varint_bytes(n: int) -> int:

@@ -231,6 +231,14 @@ def test_an_attempt_to_send_chunks_again_does_not_spoil_them():
     assert outcomes[0].payload == payload
 
 
+def test_a_decorated_function_sends_small_payloads_encrypted():
+    with opened(threshold_bytes=5000, encryption={"key_id": "k1", "keys": KEYS, "inline": True}) as cc:
+        publish = cc.offload(payload="value", destination="topic")(lambda topic, value: value)
+        message = publish("orders", b"a small secret")
+        assert b"secret" not in message
+        assert cc.resolve(message, destination="orders") == b"a small secret"
+
+
 def test_aresolve_returns_the_payload_of_an_encrypted_message():
     with opened(threshold_bytes=5000, encryption={"key_id": "k1", "keys": KEYS, "inline": True}) as cc:
         with cc.outbound(b"small", destination="o") as out:

@@ -10,7 +10,7 @@ import pytest
 from claimcheck._envelope import HEADER, encode_abort, encode_chunk, encode_literal, encode_pointer
 from claimcheck._garbage import Candidates, Reference, fingerprint, reference_of, same_slug
 from claimcheck._listing import StoreEntry
-from claimcheck._pointer import Pointer, encode, sign
+from claimcheck._pointer import Pointer, encode, encode_signed
 from claimcheck._store import StoreContext
 from claimcheck.errors import EnvelopeError, UnknownVersionError
 from claimcheck.stores.memory import MemoryStore
@@ -24,15 +24,15 @@ class TestReferences:
     @pytest.mark.parametrize(
         ("pointer", "store"),
         [
-            (POINTER, "hot"),
-            (sign(POINTER, key_id="of another configuration", secret=b"unknown here"), "hot"),
-            (Pointer(key=POINTER.key, version=1), None),
-            (replace(POINTER, extra={"new": "x" * 9000}), "hot"),
+            (encode(POINTER), "hot"),
+            (encode_signed(POINTER, key_id="of another configuration", secret=b"unknown here"), "hot"),
+            (encode(Pointer(key=POINTER.key, version=1)), None),
+            (encode(replace(POINTER, extra={"new": "x" * 9000})), "hot"),
         ],
         ids=["version 2", "signed by others", "version 1", "longer than max_pointer_bytes"],
     )
     def test_every_pointer_that_some_reader_reads_counts(self, pointer, store):
-        message = encode_pointer(encode(pointer), header=b"OURS")
+        message = encode_pointer(pointer, header=b"OURS")
         assert reference_of(message, header=b"OURS") == Reference(store, POINTER.key)
 
     @pytest.mark.parametrize(

@@ -203,6 +203,25 @@ def test_a_parameter_that_only_a_place_can_fill_is_not_mistaken_for_a_keyword(ri
     assert more == {"value": b"small"}
 
 
+@pytest.mark.parametrize("given", [(), (b"k",)])
+def test_hints_reach_a_parameter_that_the_call_leaves_out_and_only_a_place_can_fill(rig, given):
+    @rig.cc.offload(payload="value", key="key", headers="headers")
+    def publish(value, key=None, partition=7, headers=None, /, *, flag=False):
+        return value, key, partition, headers, flag
+
+    _, key, partition, headers, flag = publish(BIG, *given, flag=True)
+    assert (key, partition, flag) == (given[0] if given else None, 7, True)
+    assert headers[TYPE] == "pointer"
+
+
+def test_a_wrong_call_is_refused_after_a_right_one_of_the_same_length(rig):
+    publish = rig.publisher()
+    publish("orders", BIG)
+    with pytest.raises(TypeError, match="colour"):
+        publish("orders", BIG, colour="red")
+    assert (len(rig.sent), rig.stored) == (1, 1)
+
+
 def test_a_keyword_only_payload_after_varargs(rig):
     @rig.cc.offload(payload="value", destination="topic")
     def publish(topic, *parts, value=b"default"):

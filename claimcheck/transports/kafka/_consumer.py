@@ -111,7 +111,8 @@ class KafkaConsumer(NativeClient):
         self._native: Consumer = consumer
         self._poll: Callable[[float], Record | None] = consumer.poll  # type: ignore[assignment]
         self._consume: Callable[[int, float], list[Record]] = consumer.consume  # type: ignore[assignment]
-        self._header, self._checks_all = cc.config.header, not passes_plain(cc)
+        # Records whose values begin like this are decoded and checked before they are delivered.
+        self._checked_start = cc.config.header if passes_plain(cc) else b""
         self._dead_letters = DeadLetters(cc, dead_letter_producer)
         self._deletion = _deletion(consumer, cc, admin, clock)
         self._assignment = Assignment(
@@ -407,14 +408,10 @@ class KafkaConsumer(NativeClient):
         native = self._poll(seconds)
         return [] if native is None else [native]
 
-    def _is_checked(self, value: bytes) -> bool:
-        """Whether a record is decoded and checked before it is delivered."""
-        return self._checks_all or value.startswith(self._header)
-
     def _is_plain(self, native: Record) -> bool:
         """Whether a record is its own payload, as most are; then it counts as delivered."""
         value = native.value()
-        if native.error() is not None or (value is not None and self._is_checked(value)):
+        if native.error() is not None or (value is not None and value.startswith(self._checked_start)):
             return False
         partition, offset = self._assignment.partitions.get((native.topic(), native.partition())), native.offset()
         if partition is None or partition.start is None:
@@ -444,7 +441,7 @@ class KafkaConsumer(NativeClient):
         if partition.went_back and self._assignment.was_overtaken(partition, offset):
             return partition
         partition.read, partition.went_back = offset + 1, False
-        if value is None or not self._is_checked(value):
+        if value is None or not value.startswith(self._checked_start):
             if offset >= partition.skip_below:
                 self._add(ReadyMessage(partition, native, offset, offset))
             return partition

@@ -82,6 +82,7 @@ class BoundedProducer:
         self._clock = clock
         self._lost: Future[None] = Future()
         self._watched: deque[Ticket] = deque()  # oldest first
+        self._forget_at = _KEPT
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -105,8 +106,9 @@ class BoundedProducer:
         watched.append(ticket)
         if self._thread is None:
             self._start()
-        elif len(watched) > _KEPT and not watched[0].open:
+        elif len(watched) > self._forget_at:
             self._forget_called()
+            self._forget_at = len(watched) + _KEPT
 
     def lose(self) -> None:
         """Record that a message has had no answer in time: the client sends nothing after it."""

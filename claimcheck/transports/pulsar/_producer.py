@@ -169,9 +169,9 @@ class PulsarProducer(Closing):
             ChunkArgumentError: As `send`. After this and any other `ClaimCheckError` nothing was sent, and the callback
                 is not called.
         """
-        checked, ticket = checked_options(options), Ticket(callback)
+        checked, ticket = checked_options(options) if options else {}, Ticket(callback)
         if not checked and (plain := self._plain(content, properties, partition_key)) is not None:
-            self._raw.send_async(plain, ticket, properties=properties, partition_key=partition_key)
+            self._raw.send_async(plain, ticket, properties, partition_key)
             self._watch(ticket)
             return
         if self._closed:
