@@ -311,7 +311,8 @@ class ClaimCheck:
             return None
         envelope = self._single(message, destination, headers)
         if isinstance(envelope, (PointerData, Encoded)):
-            return await in_thread(lambda: self._payload(envelope, destination))
+            size = self._accept(envelope.data, destination).size if isinstance(envelope, PointerData) else None
+            return await in_thread(lambda: self._payload(envelope, destination), size=size or 0)
         return self._payload(envelope, destination)
 
     def open(self, message: Buffer, *, destination: str | None = None, headers: object = None) -> BinaryIO:
