@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import os
 import threading
 from collections import deque
@@ -156,7 +157,8 @@ async def in_thread(
     """Call a blocking function in one of the `io_threads`.
 
     If the task is cancelled, a function that waits for a thread is not called. One that runs stops at its next piece of
-    a payload: its connection is closed and what it wrote is deleted. If it completed nevertheless, its result is undone.
+    a payload: its connection is closed and what it wrote is deleted. If it completed nevertheless, its result is
+    undone.
 
     Args:
         function: The function to call.
@@ -174,7 +176,7 @@ async def in_thread(
         return await asyncio.wrap_future(running)  # its cancellation cancels a call that has not started
     except asyncio.CancelledError:
         for result in handover.abandon():
-            await asyncio.shield(asyncio.wrap_future(io_threads().submit(lambda: undo(result))))
+            await asyncio.shield(asyncio.wrap_future(io_threads().submit(functools.partial(undo, result))))
         if not running.done():  # in a thread of the loop, for which `asyncio.run` waits
             ended = asyncio.get_running_loop().run_in_executor(None, wait, [running])
             if to_the_end:
