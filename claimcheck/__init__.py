@@ -12,6 +12,7 @@ from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._outbound import Outbound
 from claimcheck._payload import Payload
 from claimcheck._pointer import Pointer
+from claimcheck._resolve_many import Resolution
 from claimcheck._resolver import Dropped, Failed, Resolved, Resolver
 from claimcheck._store import RangeStore, Store
 from claimcheck._strategy import Strategy
@@ -57,6 +58,7 @@ __all__ = [
     "Outbound",
     "Payload",
     "Pointer",
+    "Resolution",
     "Resolved",
     "Resolver",
     "StoreEntry",

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, BinaryIO, ParamSpec, TypeVar, overload
@@ -36,6 +36,8 @@ from claimcheck._hints import Headers
 from claimcheck._payload import Payload
 from claimcheck._pointer import Pointer
 from claimcheck._registry import STRATEGIES, UNUSABLE, build_store, check_store, load_class, unusable
+from claimcheck._resolve_many import Message as ManyMessage
+from claimcheck._resolve_many import Resolution, Work, aresolve_many, resolve_many
 from claimcheck._resolver import Resolver
 from claimcheck._sending import Classifier
 from claimcheck._signing import Seal
@@ -308,12 +310,53 @@ class ClaimCheck:
 
         A cancelled task ends immediately; the read stops at its next piece and closes its connection.
         """
-        if message is None:
-            return None
-        envelope = self._single(message, destination, headers)
-        if isinstance(envelope, (PointerData, Encoded)):
-            return await in_thread(lambda: self._payload(envelope, destination))
-        return self._payload(envelope, destination)
+        work = self._work(message, headers, destination)
+        return await in_thread(work.run, size=work.size or 0) if work.blocks else work.run()
+
+    def resolve_many(
+        self,
+        messages: Iterable[ManyMessage],
+        *,
+        destination: str | None = None,
+        concurrency: int = 32,
+        max_bytes: int = 64 << 20,
+    ) -> Iterator[Resolution]:
+        """Resolve messages concurrently, and yield a `Resolution` for each one, in order.
+
+        An error about one message is in its resolution, and does not affect the others. Messages are taken from
+        ``messages`` as they are needed. When the caller stops iterating, reads stop at their next piece.
+
+        Args:
+            messages: Values as received from the broker; tuples of value and headers where escaped payloads are signed.
+            destination: As for `resolve`.
+            concurrency: The most payloads to read at the same time, or to hold for the caller, from 1. All calls in
+                this process together read 64 payloads at a time.
+            max_bytes: Limit for the declared sizes of these payloads, without the one that the caller processes, from
+                1. A larger payload, or one of unknown size, is read alone.
+
+        Raises:
+            ConfigError: A number is out of range.
+        """
+        _check_many(concurrency, max_bytes)
+        prepare = functools.partial(self._work, destination=destination)
+        return resolve_many(messages, prepare, concurrency=concurrency, max_bytes=max_bytes)
+
+    def aresolve_many(
+        self,
+        messages: Iterable[ManyMessage] | AsyncIterable[ManyMessage],
+        *,
+        destination: str | None = None,
+        concurrency: int = 32,
+        max_bytes: int = 64 << 20,
+    ) -> AsyncIterator[Resolution]:
+        """Same as `resolve_many` for ``async for``. ``messages`` may be an asynchronous iterable.
+
+        Cancelling the task stops the reads at their next piece. After ``break``, close the iterator, for example with
+        `contextlib.aclosing`, to stop them at once.
+        """
+        _check_many(concurrency, max_bytes)
+        prepare = functools.partial(self._work, destination=destination)
+        return aresolve_many(messages, prepare, concurrency=concurrency, max_bytes=max_bytes)
 
     def open(self, message: Buffer, *, destination: str | None = None, headers: object = None) -> BinaryIO:
         """Return the payload of one message as a binary file, read in bounded memory and verified before its last byte.
@@ -602,6 +645,17 @@ class ClaimCheck:
             return self._unpacker.content(envelope.content, destination=destination)
         return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)
 
+    def _work(self, message: Buffer | None, headers: object, destination: str | None) -> Work:
+        """Return what resolves a message; raises as `resolve` if it is bad or not trusted."""
+        if message is None:
+            return Work(lambda: None)
+        envelope = self._single(message, destination, headers)
+        if isinstance(envelope, PointerData):
+            pointer = self._accept(envelope.data, destination)
+            return Work(lambda: self.read(pointer), blocks=True, size=pointer.size)
+        blocks = isinstance(envelope, Encoded)
+        return Work(lambda: self._payload(envelope, destination), blocks=blocks, size=len(memoryview(message)))
+
     def _sign(self, pointer: Pointer) -> bytes:
         return self._current().seal.sign(pointer)
 
@@ -667,6 +721,11 @@ def _bound(pointer: Pointer, destination: str) -> Pointer:
             f"{text} {destination!r}: {fix}", reason="destination", store=pointer.store, key=pointer.key
         )
     return replace(pointer, destination=destination)
+
+
+def _check_many(concurrency: int, max_bytes: int) -> None:
+    check_int("concurrency", concurrency, minimum=1)
+    check_int("max_bytes", max_bytes, minimum=1)
 
 
 def _check_callable(name: str, value: object) -> None:

@@ -569,7 +569,7 @@ class Store(ABC):
 
     async def aread(self, pointer: Pointer) -> bytes:
         """Same as `read`. After a cancellation the read stops soon and closes its connection."""
-        return await in_thread(lambda: self.read(pointer))
+        return await in_thread(lambda: self.read(pointer), size=getattr(pointer, "size", None) or 0)
 
     async def aextend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
         """Same as `extend`. After a cancellation no copy stays in the store."""
@@ -580,7 +580,9 @@ class Store(ABC):
 
     async def arollback(self, pointer: Pointer) -> None:
         """Same as `rollback`. It runs to completion even if it is cancelled."""
-        await in_thread(lambda: self.rollback(pointer))
+        import asyncio
+
+        await asyncio.shield(asyncio.ensure_future(in_thread(lambda: self.rollback(pointer))))
 
     def __enter__(self) -> Store:
         return self

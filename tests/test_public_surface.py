@@ -40,6 +40,7 @@ PUBLIC: dict[str, list[str]] = {
         "Pointer",
         "PointerRejectedError",
         "RangeStore",
+        "Resolution",
         "Resolved",
         "Resolver",
         "ScanNotSupportedError",

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
 
-__all__ = ["Prefetch"]
+__all__ = ["DEFAULT_BYTES", "DEFAULT_THREADS", "Prefetch"]
+
+DEFAULT_BYTES = 64 << 20
+"""Bytes of payloads that are read ahead at most, unless the application sets a limit."""
+
+DEFAULT_THREADS = 16
+"""Payloads that are read concurrently. More threads do not help payloads of 64 KiB at 5 ms to the store and back."""
+
+_MOST_AHEAD = 64  # messages, unless the application sets a limit
 
 
 class Fetchable(Protocol):
@@ -23,17 +32,32 @@ class Fetchable(Protocol):
     def fetch(self, executor: Executor) -> None:
         """Start reading the payload."""
 
+    def watch(self, on_get: Callable[[bool], None]) -> None:
+        """Call a function once the application requests the payload, with whether it had to wait for the store."""
+
 
 class Prefetch:
     """Reads the payloads of waiting messages ahead, and bounds the memory that they use.
 
+    By default it adapts to the application. The first payload is read on access. Each time that the application waits
+    for a payload, twice as many messages are received and read ahead, up to 64. If it requests none of the payloads
+    that it received, nothing is read ahead any more. So a topic without pointers costs nothing, and no payload is read
+    much earlier than it is needed.
+
     Args:
-        max_bytes: Limit for all payloads together; a larger payload is read on access. 0 disables read-ahead.
+        max_bytes: Limit for all payloads together; a larger payload is read on access. 0 disables read-ahead. ``None``
+            for 64 MiB, which then includes the payloads of the last receive call, and adapts as described above.
         threads: Payloads to read concurrently.
     """
 
-    def __init__(self, max_bytes: int, *, threads: int) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int | None, *, threads: int) -> None:
+        self.always = bool(max_bytes)
+        self._adapts = max_bytes is None
+        self._max_bytes = DEFAULT_BYTES if max_bytes is None else max_bytes
+        self._ahead = 0  # messages; grows if it adapts
+        self._delivered = self._requested = 0  # stored payloads, by the last receive call
+        self._delivered_bytes = 0  # still counted
+        self._follows_pointer = False
         self._threads = threads
         self._held = 0
         self._counted: dict[Fetchable, int] = {}  # as counted: some sizes are known only after the read
@@ -43,12 +67,40 @@ class Prefetch:
     @property
     def room(self) -> bool:
         """Whether another message may be received ahead."""
+        if self._adapts and not (self._follows_pointer and len(self._counted) < self._ahead):
+            return False
         return self._held < self._max_bytes and not self._later
 
     def add(self, message: Fetchable) -> None:
         """Start reading a payload, now or once there is room for it."""
-        self._later.append(message)
-        self._begin()
+        if self.always or self._ahead:
+            self._later.append(message)
+            self._begin()
+
+    def begin_receive(self) -> None:
+        """The application calls again: it is done with what it received before."""
+        if self._adapts:
+            if self._delivered and not self._requested:
+                self._ahead = 0
+            self._held -= self._delivered_bytes
+            self._delivered = self._requested = self._delivered_bytes = 0
+
+    def deliver(self, message: Fetchable) -> None:
+        """Note that the application receives a message."""
+        if self._adapts:
+            self._follows_pointer = message.stored_bytes > 0
+            if self._follows_pointer:
+                self._delivered += 1
+                message.watch(self._note_request)
+            if (counted := self._counted.pop(message, None)) is not None:
+                self._delivered_bytes += counted
+                return
+        self.remove(message)
+
+    def stop(self) -> None:
+        """Do not adapt any more: messages cannot be received ahead."""
+        self._adapts, self._ahead = False, 0
+        self._max_bytes = 0
 
     def remove(self, message: Fetchable) -> None:
         """Stop counting a message that was delivered or dropped."""
@@ -61,11 +113,16 @@ class Prefetch:
     def forget(self) -> None:
         """Stop counting all messages, and cancel reads that have not started."""
         pool, self._pool = self._pool, None
-        self._held = 0
+        self._held = self._delivered_bytes = 0
         self._counted.clear()
         self._later.clear()
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _note_request(self, waited: bool) -> None:
+        self._requested += 1
+        if waited and self._adapts:
+            self._ahead = min(_MOST_AHEAD, self._ahead * 2 or 1)
 
     def _begin(self) -> None:
         while self._later and self._held + self._later[0].held_bytes <= self._max_bytes:

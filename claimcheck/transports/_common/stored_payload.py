@@ -43,7 +43,17 @@ class StoredPayload:
         origin: See above.
     """
 
-    __slots__ = ("_ahead", "_error", "_load", "_payload", "_read_for_event_loop", "origin", "size")
+    __slots__ = (
+        "_ahead",
+        "_error",
+        "_load",
+        "_on_get",
+        "_payload",
+        "_read_for_event_loop",
+        "_waited",
+        "origin",
+        "size",
+    )
 
     def __init__(self, load: Callable[[], bytes], *, size: int = 0, origin: PointerRead | None = None) -> None:
         self.size = size
@@ -53,6 +63,8 @@ class StoredPayload:
         self._payload: bytes | None = None
         self._error: ClaimCheckError | None = None
         self._read_for_event_loop = False
+        self._waited: bool | None = None  # at the first `get`
+        self._on_get: Callable[[bool], None] | None = None
 
     def get(self) -> bytes:
         """Return the payload; the first call reads it.
@@ -81,6 +93,13 @@ class StoredPayload:
         if not self.is_read and self._load is not None:
             self._ahead = executor.submit(self._load)
 
+    def watch(self, on_get: Callable[[bool], None]) -> None:
+        """Call a function once the payload is requested, with whether that had to wait for the store."""
+        if self._waited is None:
+            self._on_get = on_get
+        else:
+            on_get(self._waited)
+
     @property
     def is_read(self) -> bool:
         """Whether `get` returns on an event loop without waiting for a store."""
@@ -101,6 +120,7 @@ class StoredPayload:
 
     def _read_now(self) -> bytes:
         assert self._load is not None
+        self._note_get()
         try:
             payload = self._prefetched()
             if payload is None:
@@ -112,6 +132,13 @@ class StoredPayload:
             raise
         self._load = self._error = None
         return payload
+
+    def _note_get(self) -> None:
+        if self._waited is None:
+            self._waited = self._ahead is None or not self._ahead.done()
+        on_get, self._on_get = self._on_get, None
+        if on_get is not None:
+            on_get(self._waited)
 
     def _prefetched(self) -> bytes | None:
         """Return the payload that was read ahead; ``None`` without one, or after an outage that may be over by now."""

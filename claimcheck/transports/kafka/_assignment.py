@@ -89,6 +89,11 @@ class ReadyMessage:
         if isinstance(self.message, KafkaMessage):
             self.message.fetch(executor)
 
+    def watch(self, on_get: Callable[[bool], None]) -> None:
+        """Call a function once the payload is requested."""
+        if isinstance(self.message, KafkaMessage):
+            self.message.watch(on_get)
+
 
 class Assignment:
     """Turns records into messages and tracks the partitions that they come from. For one thread.

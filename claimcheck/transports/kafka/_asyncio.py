@@ -149,7 +149,7 @@ class AsyncKafkaConsumer(AsyncClosing):
         clock = asyncio.get_running_loop().time
         end = clock() + timeout if timeout is not None and timeout >= 0 else _FOREVER
         is_last = False
-        if self._blocking._looks_ahead:
+        if self._blocking._prefetch.always or self._blocking._prefetch.room:
             await self._call(self._blocking._expire_and_look_ahead)
         while True:
             async with self._calls.exclusive():  # without an await: the caller gets the messages, or they stay queued

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from claimcheck._validation import check_cc, check_int, check_type, fail
 from claimcheck.transports._common.deletion import PayloadDeletion, deletes
 from claimcheck.transports._common.dispatch import passes_plain
-from claimcheck.transports._common.prefetch import Prefetch
+from claimcheck.transports._common.prefetch import DEFAULT_THREADS, Prefetch
 from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage, Start
 from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, vendor
 from claimcheck.transports.kafka._dead_letters import DeadLetters
@@ -44,7 +44,7 @@ class ConsumerOptions(TypedDict, total=False):
     auto_offset_store: bool
     dead_letter_producer: Producer | None
     max_redeliveries: int | None
-    prefetch_bytes: int
+    prefetch_bytes: int | None
     prefetch_threads: int
     admin: AdminClient | None
     clock: Callable[[], float]
@@ -76,7 +76,8 @@ class KafkaConsumer(NativeClient):
             memory twice, until the application drops the message.
         max_redeliveries: How often the chunks of an incomplete payload are read again, from 0; by default
             ``chunking.max_redeliveries``.
-        prefetch_bytes: Bytes of stored payloads to read ahead while the current message is processed; 0 for none.
+        prefetch_bytes: Bytes of stored payloads to read ahead while the current message is processed; 0 for none. By
+            default up to 64 MiB, as many as needed, and only while the application reads the payloads that it receives.
         prefetch_threads: Payloads to read ahead concurrently.
         admin: A `confluent_kafka.admin.AdminClient`, needed if the configuration has ``delete_after_ack``. It asks for
             committed offsets and for the groups of a topic. It is not closed.
@@ -96,8 +97,8 @@ class KafkaConsumer(NativeClient):
         auto_offset_store: bool = False,
         dead_letter_producer: Producer | None = None,
         max_redeliveries: int | None = None,
-        prefetch_bytes: int = 0,
-        prefetch_threads: int = 4,
+        prefetch_bytes: int | None = None,
+        prefetch_threads: int = DEFAULT_THREADS,
         admin: AdminClient | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -105,7 +106,7 @@ class KafkaConsumer(NativeClient):
         check_type("consumer", consumer, valid=type(consumer) is vendor().Consumer, expected=expected)
         check_cc(cc)
         check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
-        check_int("prefetch_bytes", prefetch_bytes, minimum=0)
+        check_int("prefetch_bytes", prefetch_bytes or 0, minimum=0)
         check_int("prefetch_threads", prefetch_threads, minimum=1)
         _check_offset_store(consumer)
         self._native: Consumer = consumer
@@ -125,13 +126,12 @@ class KafkaConsumer(NativeClient):
         )
         self._paused: set[tuple[str, int]] = set()
         self._ready: deque[ReadyMessage] = deque()  # not delivered: never committed, dropped by a seek or a revocation
-        self._looks_ahead = prefetch_bytes > 0
         self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
         self._errors: list[Exception] = []  # of rebalance callbacks
         self._clock = clock
         self._auto_offset_store = auto_offset_store
         self._stored_at = 0.0
-        self._in_steps = auto_offset_store or self._looks_ahead
+        self._in_steps = auto_offset_store or self._prefetch.always
 
     def poll(self, timeout: float = -1) -> Any:
         """Wait for the next payload. One that cannot be delivered is returned too; its value raises the error.
@@ -453,13 +453,11 @@ class KafkaConsumer(NativeClient):
         if ready.partition is not None:
             ready.partition.taken = max(ready.partition.taken, ready.last + 1)
         self._ready.append(ready)
-        if self._looks_ahead:
-            self._prefetch.add(ready)
+        self._prefetch.add(ready)
 
     def _remove(self, ready: ReadyMessage) -> None:
         self._ready.remove(ready)
-        if self._looks_ahead:
-            self._prefetch.remove(ready)
+        self._prefetch.remove(ready)
 
     def _is_paused(self, ready: ReadyMessage) -> bool:
         return ready.partition is not None and ready.partition.source in self._paused
@@ -469,7 +467,8 @@ class KafkaConsumer(NativeClient):
         ready = next((each for each in self._ready if not self._is_paused(each)), None)
         if ready is None:
             return None
-        self._remove(ready)
+        self._ready.remove(ready)
+        self._prefetch.deliver(ready)
         if ready.partition is not None:
             ready.partition.delivered(ready.first, ready.last)
             if isinstance(ready.message, KafkaMessage):
@@ -480,7 +479,7 @@ class KafkaConsumer(NativeClient):
         return ready.message
 
     def _look_ahead(self) -> None:
-        while self._looks_ahead and self._prefetch.room and (native := self._poll(0)) is not None:
+        while self._prefetch.room and (native := self._poll(0)) is not None:
             self._take(native)
 
     def _tick(self) -> None:
@@ -581,6 +580,7 @@ class KafkaConsumer(NativeClient):
 
     def _before_next(self) -> None:
         """Store offsets if that was not done for a while; the user has processed everything that was returned."""
+        self._prefetch.begin_receive()
         if self._auto_offset_store and self._clock() - self._stored_at > _STORE_SECONDS:
             self._store_offsets()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,11 @@ class KafkaMessage(Message):
         """Start reading a stored payload in another thread; `value` waits for it."""
         if self._stored is not None:
             self._stored.prefetch(executor)
+
+    def watch(self, on_get: Callable[[bool], None]) -> None:
+        """Call a function once a stored payload is requested, with whether that had to wait for the store."""
+        if self._stored is not None:
+            self._stored.watch(on_get)
 
     @property
     def stored_bytes(self) -> int:

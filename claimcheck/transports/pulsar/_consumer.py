@@ -15,7 +15,7 @@ from claimcheck._validation import check_cc, check_int, check_type, fail
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports._common.dead_letters import REASON, kept_longer
 from claimcheck.transports._common.deletion import PayloadDeletion, deletes
-from claimcheck.transports._common.prefetch import Prefetch
+from claimcheck.transports._common.prefetch import DEFAULT_THREADS, Prefetch
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, trusting
 from claimcheck.transports.pulsar._cursors import Cursors
 from claimcheck.transports.pulsar._errors import SharedSubscriptionError, vendor
@@ -62,7 +62,7 @@ class ConsumerOptions(TypedDict, total=False):
     start_message_id_inclusive: bool
     dead_letter_producer: pulsar.Producer | None
     max_redeliveries: int | None
-    prefetch_bytes: int
+    prefetch_bytes: int | None
     prefetch_threads: int
     admin_url: str | None
     admin_headers: Mapping[str, str] | None
@@ -97,7 +97,8 @@ class PulsarConsumer(Receiver):
         max_redeliveries: How often a payload is redelivered, from 0; by default a negatively acknowledged payload is
             redelivered without limit. Redeliveries of an incomplete payload count, too. On Exclusive and Failover
             subscriptions, where the broker does not count, this object does, for the last 10,000 payloads.
-        prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none.
+        prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none. By default up to 64 MiB, as many
+            as needed, and only while the application reads the payloads that it receives.
         prefetch_threads: How many payloads are read ahead concurrently.
         admin_url: The broker's web service, needed if the configuration has ``delete_after_ack``: the constructor looks
             for other subscriptions of the topic, and a thread looks for what is acknowledged.
@@ -121,8 +122,8 @@ class PulsarConsumer(Receiver):
         start_message_id_inclusive: bool = False,
         dead_letter_producer: pulsar.Producer | None = None,
         max_redeliveries: int | None = None,
-        prefetch_bytes: int = 0,
-        prefetch_threads: int = 4,
+        prefetch_bytes: int | None = None,
+        prefetch_threads: int = DEFAULT_THREADS,
         admin_url: str | None = None,
         admin_headers: Mapping[str, str] | None = None,
         admin_ca_file: str | None = None,
@@ -131,14 +132,13 @@ class PulsarConsumer(Receiver):
         check_type("consumer", consumer, valid=hasattr(consumer, "_consumer"), expected="a pulsar.Consumer")
         check_cc(cc)
         check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
-        check_int("prefetch_bytes", prefetch_bytes, minimum=0)
+        check_int("prefetch_bytes", prefetch_bytes or 0, minimum=0)
         check_int("prefetch_threads", prefetch_threads, minimum=1)
         if dead_letter_producer is None and max_redeliveries is not None:
             raise ConfigError("max_redeliveries needs a dead_letter_producer", path="max_redeliveries")
         self._dead_letters = None if dead_letter_producer is None else _unwrapped(dead_letter_producer)
         self._redeliveries = RedeliveryTracker(max_redeliveries)
         self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
-        self._looks_ahead = prefetch_bytes > 0
         self._consumer_type = consumer_type
         self._refusal: list[ClaimCheckError | None] = []  # of chunks, once it is known
         keep = self._dead_letters is not None
@@ -162,7 +162,8 @@ class PulsarConsumer(Receiver):
             pulsar.Timeout: No payload was received in time.
             Exception: The client's own error.
         """
-        if not self._looks_ahead and not self._ready and not self._inbox.has_unsettled_chunks:
+        self._prefetch.begin_receive()
+        if not self._prefetch.always and not self._ready and not self._inbox.has_unsettled_chunks:
             native = self._native.receive(timeout_millis)
             if (plain := self._inbox.plain(native)) is not None:
                 return plain
@@ -174,6 +175,7 @@ class PulsarConsumer(Receiver):
 
     def batch_receive(self) -> list[PulsarMessage]:
         """Receive by the consumer's batch policy. It counts messages, of which a payload may have many."""
+        self._prefetch.begin_receive()
         for native in self._native.batch_receive():
             self.take(native)
         return list(iter(self.take_ready, None))
@@ -305,8 +307,7 @@ class PulsarConsumer(Receiver):
         message = super().take_ready()
         if message is None:
             return None
-        if self._looks_ahead:
-            self._prefetch.remove(message)
+        self._prefetch.deliver(message)
         if self._deletion is not None and (read := message.pointer_read) is not None:
             self._deletion.delivered(message.topic_name(), position_of(message.message_id()), read)
         return message
@@ -335,6 +336,11 @@ class PulsarConsumer(Receiver):
             self.take(self._receive_within(0))
         except vendor().Timeout:
             return False
+        except vendor().InvalidConfiguration:  # receiver_queue_size=0
+            if self._prefetch.always:
+                raise
+            self._prefetch.stop()
+            return False
         return True
 
     # Internals -------------------------------------------------------------------------------------------------
@@ -347,8 +353,7 @@ class PulsarConsumer(Receiver):
     def _keep(self, message: PulsarMessage) -> None:
         if message.is_incomplete and self._try_dead_letter(message, f"incomplete: {message.error}"):
             return
-        if self._looks_ahead:
-            self._prefetch.add(message)
+        self._prefetch.add(message)
         super()._keep(message)
 
     def _drop(self, dropped: Dropped) -> None:
@@ -558,6 +563,6 @@ def _receiver_of(native: Any, schema: pulsar.schema.Schema, cc: ClaimCheck, opti
     """Wrap what the client passes to a listener: a consumer without its schema, also for a reader."""
     native._schema = schema
     if not hasattr(native._consumer, "read_next"):
-        return PulsarConsumer(native, cc, **options)
+        return PulsarConsumer(native, cc, **{"prefetch_bytes": 0, **options})
     native._reader = native._consumer
     return PulsarReader(blocking("Reader", native), cc, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import struct
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -399,6 +399,11 @@ class PulsarMessage:
         """Start reading a stored payload in another thread; `data` waits for the result."""
         if self._stored is not None:
             self._stored.prefetch(executor)
+
+    def watch(self, on_get: Callable[[bool], None]) -> None:
+        """Call a function once a stored payload is requested, with whether that had to wait for the store."""
+        if self._stored is not None:
+            self._stored.watch(on_get)
 
     def read(self) -> None:
         """Read a stored payload in a thread for an event loop, on which `data` then returns at once."""
