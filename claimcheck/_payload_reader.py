@@ -166,10 +166,19 @@ _ONE_BYTE = memoryview(bytearray(1))  # to read what should not be there; never 
 
 def fill(source: Reader, view: memoryview) -> int:
     """Read until the buffer is full or the source ends; returns the number of bytes."""
+    if len(view) > STEP_BYTES:
+        lend_to(source, view)
     done = 0
     while done < len(view) and (count := source.readinto(view[done : done + STEP_BYTES])):
         done += count
     return done
+
+
+def lend_to(source: Reader, view: memoryview) -> None:
+    """Let a source that reads ahead do so into the memory that the next reads pass, from its start to its end."""
+    lend = getattr(source, "lend", None)
+    if lend is not None:
+        lend(view)
 
 
 def pieces_of(source: Reader) -> Iterator[memoryview]:
@@ -289,6 +298,8 @@ class PayloadReader(io.RawIOBase):
             raise
 
     def _fill(self, view: memoryview) -> int:
+        if len(view) > self._step_bytes:
+            self._lend(view)
         done = 0
         while (count := self._step(view[done : done + self._step_bytes], stable=True)) and done + count < len(view):
             done += count
@@ -305,6 +316,11 @@ class PayloadReader(io.RawIOBase):
         if not count or self._checked == self._size:
             self._finish()
         return count
+
+    def _lend(self, view: memoryview) -> None:
+        """Let the store read ahead into the memory to fill, if it can."""
+        if not self._verified:
+            lend_to(self._begun(), view if self._size is None else view[: self._size - self._checked])
 
     def _begun(self) -> Reader:
         if self._source is None:
@@ -420,6 +436,10 @@ class SeekableReader(PayloadReader):
             count = self._read_at(view[: max(0, (self._size or 0) - self._position)])
         self._position += count
         return count
+
+    def _lend(self, view: memoryview) -> None:
+        if self._position == self._checked:
+            super()._lend(view)
 
     def _verify_rest(self) -> None:
         scratch = memoryview(bytearray(0 if self._verified else STEP_BYTES))

@@ -1,19 +1,14 @@
-"""What several stores share: options, error codes of object stores, and payloads that are read in parallel parts."""
+"""What several stores share: options, error codes of object stores, and sizes of parts."""
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from claimcheck._payload import Source
-from claimcheck._payload_reader import STEP_BYTES, Reader
 from claimcheck._pointer import KEY_PREFIX, is_key_prefix
 from claimcheck._validation import Check, fail
 from claimcheck.errors import PayloadNotFoundError, StoreError, StoreUnavailableError
@@ -25,11 +20,9 @@ __all__ = [
     "NOT_KNOWN",
     "PREFIX",
     "CaFile",
-    "ParallelReader",
     "bounds",
     "check_ca_file",
     "folder",
-    "in_parts",
     "part_size",
     "ranges",
 ]
@@ -112,75 +105,6 @@ def part_size(source: Source, limit: int, *, single: int, part: int) -> int:
         return max(1, source.size)
     largest = limit if source.size is None else source.size
     return max(part, -(-largest // _MAX_PARTS))
-
-
-class ParallelReader:
-    """A `Reader` that fetches parts in threads and returns them in order.
-
-    Args:
-        opened: Returns a reader of the bytes from a start up to a stop; called in several threads.
-        start: The first byte.
-        stop: The byte after the last.
-        part_bytes: The size of each part.
-        parallel: Parts in memory: the one being returned, and the next ones.
-    """
-
-    def __init__(
-        self, opened: Callable[[int, int], Reader], start: int, stop: int, *, part_bytes: int, parallel: int
-    ) -> None:
-        self._opened = opened
-        self._starts = iter(range(start, stop, part_bytes))
-        self._stop = stop
-        self._closed = threading.Event()
-        self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="claimcheck-read")
-        self._in_flight: deque[Future[memoryview]] = deque()
-        self._rest = memoryview(b"")
-        for _ in range(min(parallel, -(-(stop - start) // part_bytes))):
-            self._launch(memoryview(bytearray(part_bytes)))
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        """Copy from the next part."""
-        if not len(self._rest):
-            if not self._in_flight:
-                return 0
-            self._rest = self._in_flight.popleft().result()
-        count = min(len(buffer), len(self._rest))
-        buffer[:count] = self._rest[:count]
-        room, self._rest = self._rest, self._rest[count:]
-        if not len(self._rest) and isinstance(room.obj, bytearray):
-            self._launch(memoryview(room.obj))
-        return count
-
-    def close(self) -> None:
-        """Stop, and wait for the threads, which close their connections."""
-        self._closed.set()
-        self._threads.shutdown(cancel_futures=True)
-        self._in_flight.clear()
-        self._rest = memoryview(b"")
-
-    def _launch(self, room: memoryview) -> None:
-        start = next(self._starts, None)
-        if start is not None:
-            self._in_flight.append(self._threads.submit(self._fetch, room[: self._stop - start], start))
-
-    def _fetch(self, room: memoryview, start: int) -> memoryview:
-        done = 0
-        with closing(self._opened(start, start + len(room))) as reader:
-            while done < len(room) and not self._closed.is_set():
-                count = reader.readinto(room[done : done + STEP_BYTES])
-                if not count:
-                    break
-                done += count
-        return room[:done]
-
-
-def in_parts(
-    opened: Callable[[int, int | None], Reader], start: int, stop: int | None, *, part_bytes: int, parallel: int
-) -> Reader:
-    """Return a reader of the bytes from ``start`` up to ``stop``, in parallel parts if there are several."""
-    if stop is None or parallel == 1 or stop - start <= part_bytes:
-        return opened(start, stop)
-    return ParallelReader(opened, start, stop, part_bytes=part_bytes, parallel=parallel)
 
 
 def ranges(names: Sequence[str], count: int) -> list[str]:

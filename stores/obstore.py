@@ -25,7 +25,7 @@ from claimcheck._payload_reader import PieceReader, Reader
 from claimcheck._pointer import Pointer, is_key_prefix
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
-from claimcheck._validation import Check, Count, Range, Seconds, Size, Timeout, check_arguments, fail
+from claimcheck._validation import AutoBytes, Check, Seconds, Size, Timeout, check_arguments, fail
 from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import (
     ENDPOINT,
@@ -35,9 +35,9 @@ from claimcheck.stores._common import (
     CaFile,
     check_ca_file,
     folder,
-    in_parts,
     part_size,
 )
+from claimcheck.stores._transfers import AutoCount, PartBytes, SameVersion, TransferPolicy
 from claimcheck.stores.filesystem import MAX_NAME_BYTES, make_directory, not_mounted
 
 __all__ = ["ObstoreStore"]
@@ -281,11 +281,15 @@ class ObstoreStore(Store):
             this server; redirected reads are sent without them.
         region_name: The S3 region, if the environment does not set it.
         ttl_seconds: Written into pointers and keys; a lifecycle rule or ``claimcheck sweep`` deletes objects.
-        part_bytes: The size of each part above ``single_put_bytes``; at least 5 MiB.
-        single_put_bytes: Payloads up to this size are sent in one request. Files of this size are read into memory.
-        parallel_parts: Parts sent concurrently; one more is in memory.
-        parallel_gets: Parts fetched concurrently, for networks that one connection does not saturate; the same number
-            is in memory.
+        part_bytes: The size of each part of a large payload, at least 5 MiB. By default it depends on the size of the
+            payload and the number of connections.
+        single_put_bytes: Payloads up to this size are sent in one request. By default up to 64 MiB, if several
+            connections are no faster than one, and otherwise below 16 MiB. Files of this size are read into memory.
+        parallel_parts: Parts sent concurrently. By default the store measures how many connections raise the
+            throughput, up to 16, and all payloads share them.
+        parallel_gets: Parts fetched concurrently; the default is chosen in the same way.
+        transfer_bytes: Memory for parts of all payloads together, if the number of parts is chosen by the store; 0 for
+            one connection per payload. With a fixed number, each payload has memory for as many parts and one more.
         conditional: Whether to make the server refuse to overwrite in a single request; turned off automatically if the
             server does not support it.
         create: Whether a write creates the folder of ``file:///folder``. In all other cases a missing folder raises
@@ -303,10 +307,11 @@ class ObstoreStore(Store):
         endpoint_url: Annotated[str, ENDPOINT] | None = None,
         region_name: str | None = None,
         ttl_seconds: Seconds | None = None,
-        part_bytes: Annotated[int, Range(5 << 20)] = 16 << 20,
-        single_put_bytes: Size = 64 << 20,
-        parallel_parts: Count = 4,
-        parallel_gets: Count = 1,
+        part_bytes: PartBytes = "auto",
+        single_put_bytes: AutoBytes = "auto",
+        parallel_parts: AutoCount = "auto",
+        parallel_gets: AutoCount = "auto",
+        transfer_bytes: Size = 64 << 20,
         conditional: bool = True,
         create: bool = False,
         tls_ca_file: CaFile | None = None,
@@ -323,10 +328,13 @@ class ObstoreStore(Store):
         self._connect = partial(connect, self._place, endpoint_url or None, region_name or None, tls_ca_file, timeouts)
         self._may_create = create
         self._tls_ca_file = tls_ca_file
-        self._part_bytes = part_bytes
-        self._single_put_bytes = single_put_bytes
-        self._parallel_parts = parallel_parts
-        self._parallel_gets = parallel_gets
+        self._transfers = TransferPolicy(
+            part_bytes=part_bytes,
+            single_put_bytes=single_put_bytes,
+            parallel_parts=parallel_parts,
+            parallel_gets=parallel_gets,
+            transfer_bytes=transfer_bytes,
+        )
         self._conditional = conditional
         self._lock = threading.Lock()
         self._client: tuple[int, Objects] | None = None
@@ -363,13 +371,15 @@ class ObstoreStore(Store):
 
     def _store(self, pointer: Pointer, source: Source, *, conditional: bool) -> None:
         keep = bytes if self._place.scheme == "memory" else memoryview  # it would keep the caller's own buffer
-        if source.size is not None and source.size <= self._single_put_bytes:
-            self._put(pointer, keep(_whole(source)), conditional=conditional)
-            return
-        part = part_size(source, self.context.max_payload_bytes, single=0, part=self._part_bytes)
-        with self._writing(pointer, part) as write:
-            for piece in source.pieces(_WRITE_BYTES):
-                write(keep(piece))
+        with self._transfers.whole(source.size) as connections:
+            if connections is None:
+                self._put(pointer, keep(_whole(source)), conditional=conditional)
+                return
+            part = self._transfers.put_part_bytes(source.size)
+            part = part_size(source, self.context.max_payload_bytes, single=0, part=part)
+            with self._writing(pointer, part, connections) as write:
+                for piece in source.pieces(_WRITE_BYTES):
+                    write(keep(piece))
 
     def _put(self, pointer: Pointer, payload: Buffer, *, conditional: bool) -> None:
         put = partial(_obstore().put, self._objects(), pointer.key, payload, use_multipart=False)
@@ -388,9 +398,9 @@ class ObstoreStore(Store):
             self._conditional = False
 
     @contextmanager
-    def _writing(self, pointer: Pointer, part_bytes: int) -> Iterator[Callable[[Buffer], object]]:
+    def _writing(self, pointer: Pointer, part_bytes: int, connections: int) -> Iterator[Callable[[Buffer], object]]:
         writer = _obstore().open_writer(
-            self._objects(), pointer.key, buffer_size=part_bytes, max_concurrency=self._parallel_parts
+            self._objects(), pointer.key, buffer_size=part_bytes, max_concurrency=connections
         )
         try:
             yield writer.write
@@ -402,8 +412,8 @@ class ObstoreStore(Store):
     def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
         if start == 0 and stop == pointer.size and 0 < (stop or 0) <= _WHOLE_BYTES:
             return PieceReader([self._small(pointer, stop or 0)])
-        get = partial(self._get, pointer)
-        return in_parts(get, start, stop, part_bytes=self._part_bytes, parallel=self._parallel_gets)
+        get = partial(self._get, pointer, SameVersion(self.name, pointer.key))
+        return self._transfers.reader(get, start, stop)
 
     def _small(self, pointer: Pointer, size: int) -> bytes:
         """Read all in one call, which returns no size: request a byte more, to notice an object that is too long."""
@@ -412,10 +422,11 @@ class ObstoreStore(Store):
         self.check_size(pointer, len(payload))
         return payload
 
-    def _get(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
+    def _get(self, pointer: Pointer, version: SameVersion, start: int, stop: int | None) -> Reader:
         whole = stop is None or (start == 0 and stop == pointer.size)
         call = partial(_obstore().get, self._objects(), pointer.key)
         result = call() if whole else self._within(pointer, partial(call, options={"range": (start, stop)}))
+        version.check(result.meta["e_tag"])
         self.check_size(pointer, result.meta["size"])
         return PieceReader(_in_this_process(result.stream(min_chunk_size=_PIECE_BYTES)))
 

@@ -20,7 +20,7 @@ from claimcheck._payload_reader import Reader, differs
 from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
-from claimcheck._validation import Check, Count, Range, Seconds, Size, Timeout, check_arguments
+from claimcheck._validation import AutoBytes, Check, Seconds, Size, Timeout, check_arguments
 from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import (
     ENDPOINT,
@@ -29,10 +29,10 @@ from claimcheck.stores._common import (
     bounds,
     check_ca_file,
     folder,
-    in_parts,
     part_size,
     ranges,
 )
+from claimcheck.stores._transfers import AutoCount, PartBytes, SameVersion, TransferPolicy
 from claimcheck.stores.s3._client import client_error, code_of, connect, kind_of_error, never_arrived
 from claimcheck.stores.s3._listing import Bucket
 from claimcheck.stores.s3._upload import Creator, Upload, ViewFile, attach
@@ -58,11 +58,15 @@ class S3Store(Store):
         endpoint_url: The address of a server other than Amazon's.
         region_name: The region, if the SDK's own configuration does not set it.
         ttl_seconds: Written into pointers and keys; a lifecycle rule or ``claimcheck sweep`` deletes objects.
-        part_bytes: The size of each part above ``single_put_bytes``; at least 5 MiB.
-        single_put_bytes: Payloads up to this size are sent in one request. Files of this size are read into memory.
-        parallel_parts: Parts sent concurrently; one more is in memory.
-        parallel_gets: Parts fetched concurrently, for networks that one connection does not saturate; the same number
-            is in memory.
+        part_bytes: The size of each part of a large payload, at least 5 MiB. By default it depends on the size of the
+            payload and the number of connections.
+        single_put_bytes: Payloads up to this size are sent in one request. By default up to 64 MiB, if several
+            connections are no faster than one, and otherwise below 16 MiB. Files of this size are read into memory.
+        parallel_parts: Parts sent concurrently. By default the store measures how many connections raise the
+            throughput, up to 16, and all payloads share them.
+        parallel_gets: Parts fetched concurrently; the default is chosen in the same way.
+        transfer_bytes: Memory for parts of all payloads together, if the number of parts is chosen by the store; 0 for
+            one connection per payload. With a fixed number, each payload has memory for as many parts and one more.
         conditional: Whether to make the server refuse to overwrite; turned off automatically if the server does not
             support it.
         tls_ca_file: Certificates of authorities in PEM format, in place of the SDK's own. The server's certificate is
@@ -79,10 +83,11 @@ class S3Store(Store):
         endpoint_url: Annotated[str, ENDPOINT] | None = None,
         region_name: str | None = None,
         ttl_seconds: Seconds | None = None,
-        part_bytes: Annotated[int, Range(5 << 20)] = 16 << 20,
-        single_put_bytes: Size = 64 << 20,
-        parallel_parts: Count = 4,
-        parallel_gets: Count = 1,
+        part_bytes: PartBytes = "auto",
+        single_put_bytes: AutoBytes = "auto",
+        parallel_parts: AutoCount = "auto",
+        parallel_gets: AutoCount = "auto",
+        transfer_bytes: Size = 64 << 20,
         conditional: bool = True,
         tls_ca_file: CaFile | None = None,
         timeout_seconds: Timeout = 30,
@@ -91,10 +96,13 @@ class S3Store(Store):
         check_arguments(S3Store, bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
         self._bucket = bucket
         self._place = {"endpoint_url": endpoint_url or None, "region_name": region_name or None, "verify": tls_ca_file}
-        self._part_bytes = part_bytes
-        self._single_put_bytes = single_put_bytes
-        self._parallel_parts = parallel_parts
-        self._parallel_gets = parallel_gets
+        self._transfers = TransferPolicy(
+            part_bytes=part_bytes,
+            single_put_bytes=single_put_bytes,
+            parallel_parts=parallel_parts,
+            parallel_gets=parallel_gets,
+            transfer_bytes=transfer_bytes,
+        )
         self._creator = Creator(lambda: self.name, conditional=conditional)
         self._overwriter = Creator(lambda: self.name, conditional=False)
         self._timeouts = {"connect_timeout": connect_timeout_seconds, "read_timeout": timeout_seconds}
@@ -121,14 +129,16 @@ class S3Store(Store):
 
     def _store(self, pointer: Pointer, source: Source, creator: Creator) -> None:
         source.leave_checksum()
+        transfers = self._transfers
+        part = transfers.put_part_bytes(source.size)
         pieces = source.pieces(
-            part_size(source, self.context.max_payload_bytes, single=self._single_put_bytes, part=self._part_bytes)
+            part_size(source, self.context.max_payload_bytes, single=transfers.single_put_bytes, part=part)
         )
         head = deque(islice(pieces, 2))
         if len(head) < 2:
             self._put(pointer, source, head.pop() if head else memoryview(b""), creator)
             return
-        upload = Upload(self._s3(), self._bucket, pointer.key, parallel_parts=self._parallel_parts)
+        upload = Upload(self._s3(), self._bucket, pointer.key, transfers=transfers)
         upload.run(chain(_emptying(head), pieces), complete=creator.create)
         for crc32, size in upload.checksums():
             source.add_checksum(crc32, size)
@@ -139,14 +149,15 @@ class S3Store(Store):
         source.add_checksum(body.crc32, len(body))
 
     def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
-        get = partial(self._get, pointer)
-        return in_parts(get, start, stop, part_bytes=self._part_bytes, parallel=self._parallel_gets)
+        get = partial(self._get, pointer, SameVersion(self.name, pointer.key))
+        return self._transfers.reader(get, start, stop)
 
-    def _get(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
+    def _get(self, pointer: Pointer, version: SameVersion, start: int, stop: int | None) -> Reader:
         whole = stop is None or (start == 0 and stop == pointer.size)
         requested = None if stop is None or whole else (start, stop)
         response = self._get_object(pointer, requested)
         try:
+            version.check(response.get("ETag"))
             extent = _Extent.of(response)
             reader = ObjectReader(response["Body"], extent.stop - extent.start)
             self._check_extent(pointer, extent, requested, reader)
@@ -248,8 +259,7 @@ class S3Store(Store):
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
                 check_ca_file(self._place["verify"], store=self.name)
-                connections = max(16, 2 * self._parallel_parts, 2 * self._parallel_gets)
-                client = connect(self._place, self._timeouts, connections=connections)
+                client = connect(self._place, self._timeouts, connections=2 * self._transfers.connections)
                 attach(client)
                 self._client = os.getpid(), client
             return self._client[1]

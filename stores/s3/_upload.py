@@ -16,6 +16,7 @@ from claimcheck import _checksum as checksum
 from claimcheck._threads import check_interrupt
 from claimcheck.errors import KeyTakenError
 from claimcheck.stores._common import ERROR_CODES, NOT_KNOWN
+from claimcheck.stores._transfers import TransferPolicy
 from claimcheck.stores.s3._client import client_error, code_of
 
 __all__ = [
@@ -294,13 +295,13 @@ class Upload:
         client: A boto3 client for S3; used from several threads.
         bucket: The bucket.
         key: The key of the new object.
-        parallel_parts: Parts sent concurrently.
+        transfers: How many parts are sent concurrently.
     """
 
-    def __init__(self, client: Any, bucket: str, key: str, *, parallel_parts: int) -> None:
+    def __init__(self, client: Any, bucket: str, key: str, *, transfers: TransferPolicy) -> None:
         self._client = client
         self._place = {"Bucket": bucket, "Key": key}
-        self._parallel_parts = parallel_parts
+        self._transfers = transfers
         self._parts: list[dict[str, Any]] = []
         self._checksums: list[tuple[int, int, int]] = []
         self._lost = False  # whether a part may still arrive
@@ -309,20 +310,22 @@ class Upload:
         """Send all pieces as parts.
 
         Args:
-            pieces: Each but the last at least 5 MiB; up to ``parallel_parts + 1`` are in memory at a time.
+            pieces: Each but the last at least 5 MiB; one more than are sent concurrently is in memory.
             complete: Calls its argument, which completes the upload, with additional arguments.
 
         Raises:
             Exception: The error of the pieces or the SDK, after the upload was aborted: no part is left.
         """
-        response = self._client.create_multipart_upload(**self._place, ChecksumAlgorithm="CRC32")
-        self._place["UploadId"] = response["UploadId"]
-        try:
-            self._send(pieces)
-            complete(self._complete)
-        except BaseException as error:
-            self._abort(error)
-            raise
+        with self._transfers.upload() as sent:
+            response = self._client.create_multipart_upload(**self._place, ChecksumAlgorithm="CRC32")
+            self._place["UploadId"] = response["UploadId"]
+            try:
+                self._send(pieces)
+                complete(self._complete)
+            except BaseException as error:
+                self._abort(error)
+                raise
+            sent(sum(size for _, _, size in self._checksums))
 
     def checksums(self) -> list[tuple[int, int]]:
         """Return the checksum and the size of each part, in order."""
@@ -336,13 +339,14 @@ class Upload:
     def _send(self, pieces: Iterable[memoryview]) -> None:
         """Send all parts, and wait for all of them: a part in flight during an abort would stay."""
         in_flight: set[Future[None]] = set()
-        with ThreadPoolExecutor(self._parallel_parts, thread_name_prefix="claimcheck-s3") as threads:
+        transfers = self._transfers
+        with ThreadPoolExecutor(transfers.connections, thread_name_prefix="claimcheck-s3") as threads:
             try:
                 for number, piece in enumerate(pieces, 1):
+                    while not transfers.begin_part(len(piece), others=len(in_flight)):
+                        in_flight = _wait_for_one(in_flight)
                     in_flight.add(threads.submit(self._send_part, number, piece))
                     del piece  # otherwise it would stay in memory while the next one is read
-                    if len(in_flight) >= self._parallel_parts:
-                        in_flight = _wait_for_one(in_flight)
                 while in_flight:
                     in_flight = _wait_for_one(in_flight)
             except BaseException:
@@ -352,7 +356,10 @@ class Upload:
     def _send_part(self, number: int, piece: memoryview) -> None:
         body = ViewFile(piece)
         try:
-            answer = self._client.upload_part(**self._place, PartNumber=number, Body=body, ChecksumCRC32=body.checksum)
+            with self._transfers.part(len(piece)):
+                answer = self._client.upload_part(
+                    **self._place, PartNumber=number, Body=body, ChecksumCRC32=body.checksum
+                )
         except BaseException:
             self._lost = True
             raise
