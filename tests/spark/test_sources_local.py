@@ -282,14 +282,34 @@ def test_a_share_takes_whole_entries_and_always_one():
 
 
 def test_what_small_partitions_leave_is_for_large_ones():
-    sizes = {"a": 1, "b": 100, "c": 100}
+    last, rounds = {"a": 3, "b": 9, "c": 200, "d": 200}, []
 
-    def end_of(name, budget):
-        rows = min(sizes[name], budget.rows)
-        return rows, Spent(rows)
+    def end_of(name, begin, budget):
+        rounds.append(name)
+        end = min(last[name], begin + budget.rows)
+        return end, Spent(end - begin)
 
-    assert share(sizes, Budget(61, None), end_of) == {"a": 1, "b": 30, "c": 30}
-    assert share(sizes, Budget(1, None), end_of) == {"a": 1, "b": 1, "c": 1}  # everybody gets on
+    def within(rows):
+        rounds.clear()
+        return share(dict.fromkeys(last, 0), last, Budget(rows, None), end_of)
+
+    assert within(61) == {"a": 3, "b": 9, "c": 24, "d": 24}
+    assert rounds == [*"abcd", *"cd"]  # finished partitions are not read again
+    assert within(1) == dict.fromkeys(last, 1)  # every partition makes progress, once
+
+
+def test_a_later_round_takes_no_entry_that_is_over_the_budget():
+    entries = {"a": [Entry(1, 1, 10)], "b": [Entry(n, 1, 60) for n in (1, 2, 3)]}
+
+    def end_of(name, begin, budget):
+        rest = [each for each in entries[name] if each.position > begin]
+        return [(begin, Spent()), *take(rest, budget, least=begin == 0)][-1]
+
+    def within(size):
+        return share({"a": 0, "b": 0}, {"a": 1, "b": 3}, Budget(None, size), end_of)
+
+    assert within(130) == {"a": 1, "b": 2}
+    assert within(129) == {"a": 1, "b": 1}
 
 
 def test_a_pointer_weighs_what_it_points_at(config, send):

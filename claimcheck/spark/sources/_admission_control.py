@@ -17,6 +17,8 @@ __all__ = ["Budget", "Entry", "Scale", "Spent", "share", "take"]
 
 P = TypeVar("P")
 
+_ROUNDS = 4  # each lets partitions with more messages use what the others left; after that the rest is small
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -33,6 +35,10 @@ class Budget:
     def divided(self, parts: int) -> Budget:
         """Return an equal part, never zero, so that every partition makes progress."""
         return Budget(*(None if each is None else max(1, each // parts) for each in (self.rows, self.size)))
+
+    def covers(self, parts: int) -> bool:
+        """Whether every part of `divided` is within the budget."""
+        return all(each is None or each >= parts for each in (self.rows, self.size))
 
     def without(self, spent: Spent) -> Budget:
         """Return the rest."""
@@ -66,8 +72,8 @@ class Entry(Generic[P]):
     size: int
 
 
-def take(entries: Iterable[Entry[P]], budget: Budget) -> Iterator[tuple[P, Spent]]:
-    """Go through a partition as far as its share allows, but at least over one entry.
+def take(entries: Iterable[Entry[P]], budget: Budget, *, least: int = 1) -> Iterator[tuple[P, Spent]]:
+    """Go through a partition as far as its share allows, but at least over ``least`` entries.
 
     Yields:
         After each entry its position, and the sum up to it.
@@ -75,25 +81,37 @@ def take(entries: Iterable[Entry[P]], budget: Budget) -> Iterator[tuple[P, Spent
     spent = Spent()
     for number, entry in enumerate(entries):
         spent = spent.plus(entry.rows, entry.size)
-        if number and not budget.allows(spent):
+        if number >= least and not budget.allows(spent):
             return
         yield entry.position, spent
 
 
 def share(
-    partitions: Mapping[str, int], budget: Budget, end_of: Callable[[str, Budget], tuple[P, Spent]]
+    start: Mapping[str, P],
+    last: Mapping[str, P],
+    budget: Budget,
+    end_of: Callable[[str, P, Budget], tuple[P, Spent]],
+    run: Callable[..., Iterable[tuple[P, Spent]]] = map,
 ) -> dict[str, P]:
     """Find the end of every partition; larger partitions get what smaller ones leave.
 
     Args:
-        partitions: Those with new messages, with their approximate number.
+        start: Where the partitions begin.
+        last: The end of each partition that has new messages.
         budget: For all of them together.
-        end_of: Returns the end of one partition within its share, and what that spends.
+        end_of: Returns the end of one partition within its share, from a position on, and what that spends. Unless the
+            position is the partition's start, it may be the end.
+        run: Calls a function for every partition, in the order of `map`, but perhaps in parallel.
     """
-    ends = {}
-    for done, name in enumerate(sorted(partitions, key=lambda each: (partitions[each], each))):
-        ends[name], spent = end_of(name, budget.divided(len(partitions) - done))
-        budget = budget.without(spent)
+    ends, ongoing = {name: start[name] for name in last}, list(last)
+    for _ in range(_ROUNDS if last else 0):
+        part, begun = budget.divided(len(ongoing)), dict(ends)
+        results = run(lambda name: end_of(name, begun[name], part), ongoing)  # noqa: B023
+        for name, (end, spent) in zip(ongoing, results, strict=True):
+            ends[name], budget = end, budget.without(spent)
+        before, ongoing = ongoing, [name for name in ongoing if ends[name] != last[name]]
+        if len(ongoing) in (0, len(before)) or not budget.covers(len(ongoing)):
+            break
     return ends
 
 

@@ -158,15 +158,15 @@ class _LocalLog:
             return last
         with LocalBroker(self.path) as broker:
 
-            def end_of(name: str, part: Budget) -> tuple[int, Spent]:
-                begin, end = start.get(name, 0), last[name]
+            def end_of(name: str, begin: int, part: Budget) -> tuple[int, Spent]:
                 if part.size is None:
-                    count = min(end - begin, part.rows or 1)
+                    count = min(last[name] - begin, part.rows or 1)
                     return begin + count, Spent(count)
-                return list(take(self._entries(broker, OffsetRange(name, begin, end)), part))[-1]
+                entries = self._entries(broker, OffsetRange(name, begin, last[name]))
+                return [(begin, Spent()), *take(entries, part, least=begin == begun[name])][-1]
 
-            new = {name: end - start.get(name, 0) for name, end in last.items() if end > start.get(name, 0)}
-            return share(new, budget, end_of)
+            begun = {name: start.get(name, 0) for name in last}
+            return share(begun, {name: end for name, end in last.items() if end > begun[name]}, budget, end_of)
 
     def batches(self, offsets: OffsetRange[int], schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
         """Read a range in this process, in pages of some megabytes."""

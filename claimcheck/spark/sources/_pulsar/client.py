@@ -18,7 +18,8 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from claimcheck._validation import fail
 from claimcheck.errors import TransportError
@@ -32,19 +33,25 @@ if TYPE_CHECKING:
     import pulsar
 
 __all__ = [
+    "IN_PARALLEL",
     "ask_limit",
     "check_topic",
     "client_errors",
     "client_for",
     "consumed_positions",
+    "in_parallel",
+    "ledger_sizes",
+    "list_partitions",
     "open_client",
     "retry",
     "similar_topics",
     "transport_error",
 ]
 
+K = TypeVar("K")
 T = TypeVar("T")
 
+IN_PARALLEL = 100  # requests of one client: they wait for the broker, a `seek` for 100 ms
 _PARTITION = re.compile(r"-partition-\d+$")
 _PAUSE_SECONDS = 0.5
 _PROBE_SECONDS = 5.0  # for each step; a slower broker is left to the client
@@ -100,6 +107,37 @@ def retry(call: Callable[[], T], *, transient: Callable[[Exception], bool], seco
             if not transient(error) or time.monotonic() > deadline:
                 raise
         time.sleep(_PAUSE_SECONDS)
+
+
+def in_parallel(call: Callable[[K], T], items: Iterable[K]) -> list[T]:
+    """Call for every item, for up to a hundred of them at once, and return the results in order.
+
+    Raises the first error of a call. Calls that have not begun by then are skipped; the others are waited for.
+    """
+    errors: list[BaseException] = []
+
+    def run(item: K) -> T | None:
+        try:
+            return None if errors else call(item)
+        except BaseException as error:
+            errors.append(error)
+            return None
+
+    with ThreadPoolExecutor(IN_PARALLEL, thread_name_prefix="claimcheck-pulsar") as threads:
+        results = list(threads.map(run, items))
+    if errors:
+        raise errors[0]
+    return cast("list[T]", results)
+
+
+def list_partitions(client: pulsar.Client, connection: Connection, topics: Iterable[str]) -> list[str]:
+    """Return the names of all partitions of topics; a topic without partitions is its own."""
+
+    def names(topic: str) -> list[str]:
+        with client_errors(connection, topic, "listing its partitions"):
+            return list(client.get_topic_partitions(topic))
+
+    return [name for each in in_parallel(names, topics) for name in each]
 
 
 @contextlib.contextmanager
@@ -270,6 +308,20 @@ def consumed_positions(connection: Connection, topics: Iterable[str]) -> dict[st
         return {name: consumed_position(admin, name) for name in names}
     except AdminError as error:
         raise _explained(connection, error) from error
+
+
+def ledger_sizes(connection: Connection, partition: str) -> dict[int, int]:
+    """Return the entries of each closed ledger of a partition; nothing without an ``adminUrl``.
+
+    Raises as `ask_limit` does.
+    """
+    if connection.admin_url is None:
+        return {}
+    try:
+        stats = _admin(connection).get(f"{topic_path(partition)}/internalStats") or {}
+    except AdminError as error:
+        raise _explained(connection, error) from error
+    return {each["ledgerId"]: each["entries"] for each in stats.get("ledgers", ())}
 
 
 def ask_limit(connection: Connection, topic: str) -> int:

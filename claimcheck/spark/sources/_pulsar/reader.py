@@ -8,14 +8,25 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from claimcheck.spark._columns import MAP_TYPE
 from claimcheck.spark.sources._admission_control import Budget, Scale
 from claimcheck.spark.sources._errors import AccessError, DataLossError, ForeignMessageError
-from claimcheck.spark.sources._pulsar.client import check_topic, client_errors, client_for, retry, transport_error
+from claimcheck.spark.sources._pulsar.client import (
+    check_topic,
+    client_errors,
+    client_for,
+    in_parallel,
+    ledger_sizes,
+    list_partitions,
+    retry,
+    transport_error,
+)
 from claimcheck.spark.sources._pulsar.connection import Connection
+from claimcheck.spark.sources._pulsar.ranges import NOTHING, Offsets, Position, Range, split
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange
 from claimcheck.transports.pulsar._errors import vendor
 
@@ -25,11 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLUMNS",
-    "NOTHING",
-    "Offsets",
-    "Position",
     "PulsarLog",
-    "Range",
     "Received",
     "check_readable",
     "from_json",
@@ -61,18 +68,6 @@ _BATCH_BYTES = 8 << 20  # and at most one message more; Spark copes with 16 MiB
 _PER_MESSAGE_BYTES = 100
 
 _log = logging.getLogger(__name__)
-
-Position = tuple[int, int]
-"""Ledger and entry, both from 0. A batch is one entry: it is read as a whole."""
-
-Offsets = dict[str, Position]
-"""The last entry that was read, by the full name of a partition; partitions without one were not read yet."""
-
-Range = OffsetRange[Position]
-"""The entries after ``start``, which must still exist, up to and including ``end``; `NOTHING` is before the first."""
-
-NOTHING: Position = (-1, -1)
-"""Before all entries."""
 
 
 class NativeId(Protocol):
@@ -140,6 +135,7 @@ class PulsarLog:
         fail_on_loss: Whether messages that were deleted before they were read are an error, or only logged.
         subscription: The name of a streaming query's own subscription.
         at_end: Whether a query without a checkpoint begins at the topics' end.
+        min_partitions: The number of tasks that read, if there are enough messages.
         budget: The limits of a trigger.
         scale: Weighs messages.
     """
@@ -151,6 +147,7 @@ class PulsarLog:
     fail_on_loss: bool = True
     subscription: str = ""
     at_end: bool = False
+    min_partitions: int = 1
     budget: Budget = field(default_factory=Budget)
     scale: Scale = field(default_factory=Scale)
 
@@ -172,14 +169,11 @@ class PulsarLog:
     def ranges(self) -> list[Range]:
         """Return what the topics hold now. No subscription is created."""
         client = client_for(self.connection)
-        ranges = []
-        for topic in self.topics:
-            check_topic(self.connection, topic)
-            with client_errors(self.connection, topic, "listing its partitions"):
-                names = client.get_topic_partitions(topic)
-            ends = {name: self._end(client, name) for name in names}
-            ranges += [OffsetRange(name, NOTHING, end) for name, end in ends.items() if end != NOTHING]
-        return ranges
+        in_parallel(partial(check_topic, self.connection), self.topics)
+        names = list_partitions(client, self.connection, self.topics)
+        ends = zip(names, in_parallel(partial(self._end, client), names), strict=True)
+        ranges = [OffsetRange(name, NOTHING, end) for name, end in ends if end != NOTHING]
+        return split(ranges, self.min_partitions, partial(ledger_sizes, self.connection))
 
     def batches(self, offsets: Range, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
         """Read a range in this process.
@@ -260,8 +254,9 @@ def _until_end(reader: pulsar.Reader, offsets: Range, log: PulsarLog) -> Iterato
             _silent(offsets, log, error)
         message_id = message.message_id()
         position = message_id.ledger_id(), message_id.entry_id()
-        # The first message must be the one that was read last, or, at a first read, not be after the range.
-        if is_first and (position > end if start == NOTHING else position != start):
+        # Ledgers are deleted as a whole: the first message must be in the ledger of the one that was read last, or, at
+        # a first read, not be after the range.
+        if is_first and (position > end if start == NOTHING else position[0] != start[0]):
             _lost(offsets, position, log)
         is_first = False
         if position > end:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from pyspark.sql.datasource import InputPartition
@@ -17,22 +18,27 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from claimcheck._validation import fail
 from claimcheck.spark._worker import as_config
-from claimcheck.spark.sources._admission_control import Budget, Entry, Scale, Spent, share, take
-from claimcheck.spark.sources._errors import ForeignMessageError, SubscriptionBusyError
+from claimcheck.spark.sources._admission_control import Budget, Scale
+from claimcheck.spark.sources._errors import SubscriptionBusyError
 from claimcheck.spark.sources._options import COUNT, SECONDS, TEXT, TRUTH, Values, require, sink_config
-from claimcheck.spark.sources._pulsar.client import check_topic, client_errors, open_client, retry
+from claimcheck.spark.sources._pulsar.admission import limited, newer
+from claimcheck.spark.sources._pulsar.client import (
+    check_topic,
+    client_errors,
+    in_parallel,
+    ledger_sizes,
+    list_partitions,
+    open_client,
+    retry,
+)
 from claimcheck.spark.sources._pulsar.connection import CONNECTION_OPTIONS, Connection
+from claimcheck.spark.sources._pulsar.ranges import NOTHING, Offsets, Position, split
 from claimcheck.spark.sources._pulsar.reader import (
     COLUMNS,
-    NOTHING,
     NativeId,
-    Offsets,
-    Position,
     PulsarLog,
-    Range,
     from_json,
     message_id_at,
-    read_messages,
     split_name,
     to_json,
     unfiltered,
@@ -65,6 +71,7 @@ class PulsarSource(TopicSource):
         TopicSource.read_options
         | CONNECTION_OPTIONS
         | {"subscription": TEXT, "failOnDataLoss": TRUTH, "readTimeoutSeconds": SECONDS, "receiverQueueSize": COUNT}
+        | {"minPartitions": COUNT}
     )
     write_options = TopicSource.write_options | CONNECTION_OPTIONS | {"sendTimeoutSeconds": SECONDS}
 
@@ -84,6 +91,7 @@ class PulsarSource(TopicSource):
             fail_on_loss=values.get("failOnDataLoss", True),
             subscription=values.get("subscription", ""),
             at_end=values.get("startingPosition") == "latest",
+            min_partitions=values.get("minPartitions", 1),
             budget=Budget(values.get("maxRowsPerTrigger"), values.get("maxPayloadBytesPerTrigger")),
             scale=Scale.of(None if config is None else as_config(config)),
         )
@@ -138,20 +146,21 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
     def latestOffset(self, start: Checkpoint, limit: ReadLimit) -> Checkpoint:  # noqa: N802
         """Return where the next trigger ends; partitions that were added since begin at their first entry."""
         begun = from_json(start)
-        self._last = last = _newer(begun, self._subscriptions.last() if self._target is None else self._target)
+        self._last = last = newer(begun, self._subscriptions.last() if self._target is None else self._target)
         self._check(begun, last)
-        return to_json(begun | _limited(self._subscriptions.client, begun, last, self._budget(limit), self._log))
+        return to_json(begun | limited(self._subscriptions.client, begun, last, self._budget(limit), self._log))
 
     def reportLatestOffset(self) -> Checkpoint | None:  # noqa: N802
         """Return the latest known offsets, for the query's progress."""
         return None if self._last is None else to_json(self._last)
 
     def partitions(self, start: Checkpoint, end: Checkpoint) -> Sequence[InputPartition]:
-        """Return a task for each partition with new messages."""
+        """Return a task for each partition with new messages, and more for large ones if ``minPartitions`` asks."""
         begun = from_json(start)
-        ends = _newer(begun, from_json(end))
+        ends = newer(begun, from_json(end))
         self._check(begun, ends)
-        return [OffsetRange(name, begun.get(name, NOTHING), ends[name]) for name in ends]
+        ranges = [OffsetRange(name, begun.get(name, NOTHING), ends[name]) for name in ends]
+        return split(ranges, self._log.min_partitions, partial(ledger_sizes, self._log.connection))
 
     def commit(self, end: Checkpoint) -> None:
         """Acknowledge what Spark has committed."""
@@ -164,8 +173,9 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
 
     def _check(self, begun: Offsets, ends: Offsets) -> None:
         """Report losses in partitions that were not read yet; in others the last entry that was read shows them."""
-        for name in ends:
-            if name not in begun and self._subscriptions.was_moved(name):
+        unread = [name for name in ends if name not in begun]
+        for name, moved in zip(unread, in_parallel(self._subscriptions.was_moved, unread), strict=True):
+            if moved:
                 self._log.lost(name, "the subscription is not at its beginning, though nothing of it was read yet")
 
     @property
@@ -190,6 +200,7 @@ class Subscriptions:
     def __init__(self, connection: Connection, topics: tuple[str, ...], subscription: str) -> None:
         self._connection, self._topics, self._subscription = connection, topics, subscription
         self._client: pulsar.Client | None = None
+        self._opening = threading.Lock()
         self._consumers: dict[str, pulsar.Consumer] = {}
         self._committed: Offsets = {}
         self._known: set[str] = set()  # partitions whose subscription is where it was left
@@ -201,11 +212,11 @@ class Subscriptions:
         Raises:
             ConfigError: The web service reports that a topic does not exist.
         """
-        if self._client is None:
-            for topic in self._topics:
-                check_topic(self._connection, topic)
-            self._client = open_client(self._connection)
-        return self._client
+        with self._opening:
+            if self._client is None:
+                in_parallel(partial(check_topic, self._connection), self._topics)
+                self._client = open_client(self._connection)
+            return self._client
 
     def last(self) -> Offsets:
         """Return the last entry of every current partition; `NOTHING` for empty ones.
@@ -214,7 +225,8 @@ class Subscriptions:
             SubscriptionBusyError: Another consumer holds the subscription.
             TransportError: The broker did not answer.
         """
-        return {name: self._last(name) for name in self._partitions()}
+        names = self._partitions()
+        return dict(zip(names, in_parallel(self._last, names), strict=True))
 
     def begin(self, *, at_end: bool) -> Offsets:
         """Move the subscription to the topics' beginning or end, and return that position. Raises as `last` does.
@@ -222,12 +234,7 @@ class Subscriptions:
         The broker keeps all messages after it.
         """
         offsets = self.last() if at_end else dict.fromkeys(self._partitions(), NOTHING)
-        for name, position in offsets.items():
-            # The last entry is kept, too: it will prove that nothing after it was deleted.
-            place = message_id_at(name, position)
-            with client_errors(self._connection, name, "moving the subscription"):
-                self._consumer(name).seek(place)
-            self._known.add(name)
+        in_parallel(lambda each: self._seek(*each), offsets.items())
         return {name: position for name, position in offsets.items() if position != NOTHING}
 
     def was_moved(self, name: str) -> bool:
@@ -260,10 +267,10 @@ class Subscriptions:
         subscription would create deleted ones anew.
         """
         read = {name: position for name, position in offsets.items() if {name, split_name(name)[0]} & set(self._topics)}
-        for name, position in read.items():
-            before, self._committed[name] = self._committed.get(name), position
-            if before != position:  # -1, before the first entry of a ledger, acknowledges all ledgers before it
-                self._acknowledge(name, (position[0], position[1] - 1))
+        new = read.items() - self._committed.items()
+        self._committed.update(read)
+        # -1, before the first entry of a ledger, acknowledges all ledgers before it.
+        in_parallel(lambda each: self._acknowledge(each[0], (each[1][0], each[1][1] - 1)), new)
 
     def close(self) -> None:
         """Close the client; the subscriptions keep their positions."""
@@ -276,11 +283,14 @@ class Subscriptions:
     # Internals -------------------------------------------------------------------------------------------------
 
     def _partitions(self) -> list[str]:
-        names = []
-        for topic in self._topics:
-            with client_errors(self._connection, topic, "listing its partitions"):
-                names += self.client.get_topic_partitions(topic)
-        return names
+        return list_partitions(self.client, self._connection, self._topics)
+
+    def _seek(self, name: str, position: Position) -> None:
+        # The last entry is kept, too: it will prove that nothing after it was deleted.
+        place = message_id_at(name, position)
+        with client_errors(self._connection, name, "moving the subscription"):
+            self._consumer(name).seek(place)
+        self._known.add(name)
 
     def _last(self, name: str) -> Position:
         consumer = self._consumer(name)
@@ -332,67 +342,3 @@ def _retry_while_created(call: Callable[[], T]) -> T:
 
 def _position(message_id: NativeId) -> Position:
     return message_id.ledger_id(), message_id.entry_id()
-
-
-# Admission control --------------------------------------------------------------------------------------------------
-
-_SAMPLE_ROWS = 1000
-_UNKNOWN = 1 << 62  # the distance between entries of different ledgers
-
-
-def _newer(start: Offsets, last: Offsets) -> Offsets:
-    """Return the ends of partitions with new messages; the end of an emptied topic is before what was read."""
-    return {name: end for name, end in last.items() if end > start.get(name, NOTHING)}
-
-
-def _limited(client: pulsar.Client, start: Offsets, last: Offsets, budget: Budget, log: PulsarLog) -> Offsets:
-    """Return where a trigger ends within a budget for all partitions together.
-
-    Up to a thousand rows of a partition are counted one by one. After that, within the partition's last ledger, entries
-    are counted, with the average number of rows of those before, which needs no reads.
-    """
-    if budget.unlimited:
-        return last
-
-    def end_of(name: str, part: Budget) -> tuple[Position, Spent]:
-        offsets = OffsetRange(name, start.get(name, NOTHING), last[name])
-        rows = _SAMPLE_ROWS if part.rows is None else min(part.rows, _SAMPLE_ROWS)
-        shallow = replace(log, queue=max(1, min(log.queue, rows)))
-        entries = _entries(client, offsets, shallow, None if part.size is None else log.scale)
-        with contextlib.closing(entries):
-            return _end(entries, offsets, part)
-
-    return share({name: _distance(start.get(name, NOTHING), last[name]) for name in last}, budget, end_of)
-
-
-def _end(entries: Iterable[Entry[Position]], offsets: Range, budget: Budget) -> tuple[Position, Spent]:
-    end, spent = offsets.end, Spent()  # without entries, the whole range was deleted
-    for number, (end, spent) in enumerate(take(entries, budget), 1):
-        if budget.size is None and budget.rows and spent.rows >= _SAMPLE_ROWS and end[0] == offsets.end[0]:
-            # Extrapolate within the ledger, as if all entries were like those that were read.
-            more = min((budget.rows - spent.rows) * number // spent.rows, offsets.end[1] - end[1])
-            return (end[0], end[1] + more), spent.plus(more * spent.rows // number, 0)
-    return end, spent
-
-
-def _distance(start: Position, end: Position) -> int:
-    return end[1] - start[1] if start[0] == end[0] else _UNKNOWN
-
-
-def _entries(client: pulsar.Client, offsets: Range, log: PulsarLog, scale: Scale | None) -> Generator[Entry[Position]]:
-    current: Position | None = None
-    rows = size = 0
-    try:
-        for position, _, message in read_messages(client, offsets, log):
-            if current is not None and position != current:
-                yield Entry(current, rows, size)
-                rows = size = 0
-            current = position
-            rows += 1
-            if scale is not None:
-                size += scale.weigh(message.data(), message.length())
-    except ForeignMessageError:
-        if current is None:  # else this trigger ends before it, and the next one fails
-            raise
-    if current is not None:
-        yield Entry(current, rows, size)
