@@ -101,3 +101,15 @@ def test_an_earlier_attempt_that_is_damaged_is_an_integrity_error(store, lie):
     store.lie = lie
     with pytest.raises(IntegrityError, match="cannot be trusted"):
         store.write(b"x" * 5000, destination="orders", identity=uuid.uuid4())
+
+
+def test_an_error_of_a_data_key_names_the_payload():
+    medium = {"stores": {"s": {"type": "memory", "space": uuid.uuid4().hex}}}
+    sections = {name: {"key_id": name, "keys": {name: KEY}} for name in ("k1", "k2")}
+    writer, reader = (
+        claimcheck.from_dict(medium | {"encryption": section}).store("s") for section in sections.values()
+    )
+    pointer = writer.write(b"payload", destination="orders")
+    with pytest.raises(IntegrityError, match=r"'k1', which is not configured here.*encryption\.keys") as caught:
+        reader.read(pointer)
+    assert (caught.value.store, caught.value.key) == ("s", pointer.key)
