@@ -217,7 +217,7 @@ def _plain_messages(config: Config) -> Iterator[Finding]:
 
 
 def _secrets(config: Config) -> Iterator[Finding]:
-    """Yield secrets that stand in the file, also in options of third-party classes, and keys that are not distinct."""
+    """Yield secrets that are written out, also in options of third-party classes, and keys with the same secret."""
     keys = {f"signing.keys.{name}": secret for name, secret in config.signing.keys.items()}
     if config.encryption.provider == "local":
         keys |= {f"encryption.keys.{name}": secret for name, secret in config.encryption.keys.items()}
