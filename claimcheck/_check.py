@@ -5,17 +5,21 @@ from __future__ import annotations
 import ipaddress
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Literal, Protocol
 from urllib.parse import parse_qs, urlsplit
 
+from claimcheck import _compression as compression
 from claimcheck._data_keys import DataKeys
+from claimcheck._digest import CRYPTOGRAPHIC, begin
+from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._validation import is_placeholder, without_secrets
 from claimcheck.config import Config, StoreConfig, encryption_key, expand, signing_key
-from claimcheck.errors import ClaimCheckError, ConfigError
+from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError
 
 __all__ = ["CheckReport", "Finding", "check", "check_address", "reason_of", "remote_hosts"]
 
@@ -26,6 +30,7 @@ _KAFKA_BYTES = 1_048_588  # message.max.bytes
 _PULSAR_BYTES = 5 << 20  # maxMessageSize
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 _PLAIN_SCHEMES = {"redis", "redis+cluster", "redis+sentinel", "http", "pulsar"}
+_SECRETS = ("password", "secret", "secret_key", "secret_id", "token", "api_key")  # ends of options' names
 _ADDRESSES = ("url", "endpoint_url", "admin_url")
 
 
@@ -96,13 +101,15 @@ def check(cc: _ClaimCheck, *, open: bool = False) -> CheckReport:  # noqa: A002 
 
     Args:
         cc: Has a valid configuration.
-        open: Whether to resolve the signing keys, to wrap and unwrap a data key with the encryption key, and to write,
-            read and delete a small payload in every store.
+        open: Whether to import what compression and checksum need, to resolve the signing keys, to wrap and unwrap a
+            data key with the encryption key, and to write, read and delete a small payload in every store.
     """
-    findings = [*_general(cc.config), *_signing(cc.config), *_encryption(cc.config), *_destinations(cc.config)]
+    parts = (_general, _signing, _encryption, _secrets, _destinations)
+    findings = [finding for part in parts for finding in part(cc.config)]
     for name, store in cc.config.stores.items():
         findings += _store(f"stores.{name}", store)
     if open:
+        findings += _packages(cc.config)
         findings += _open_keys(cc.config)
         findings += _open_encryption(cc.config)
         findings += [_open_store(cc, name) for name in cc.config.stores]
@@ -158,17 +165,21 @@ def _signing(config: Config) -> Iterator[Finding]:
         return
     if not signing.require:
         message = "keys are configured, but readers accept envelopes without a signature"
-        yield Finding(
-            "warning", "signing.require", message, "Set it to true when all writers sign.", id="signing-optional"
-        )
-    if not signing.bind_destination:
-        message = "keys are configured, but readers accept a signed message from any topic"
-        fix = "Set it to true when all messages of earlier releases have expired; list mirrors in signing.accept_from."
-        yield Finding("warning", "signing.bind_destination", message, fix, id="signing-unbound")
+        fix = "Set it to true when all writers sign."
+        yield Finding("warning", "signing.require", message, fix, id="signing-optional")
     if signing.key_id is None:
         message = "this process verifies signatures but signs nothing"
         yield Finding("info", "signing.key_id", message, id="signing-verify-only")
-    yield from _secrets("signing.keys", signing.keys)
+    if not signing.bind_destination or "*" in signing.accept_from.get("*", ()):
+        path, fix = "signing.accept_from", "List the topics that carry messages of other topics, and these topics."
+        if not signing.bind_destination:
+            path, fix = "signing.bind_destination", "Set it to true when all messages of earlier releases have expired"
+            fix += "; list mirrors in signing.accept_from."
+        message = "keys are configured, but readers accept a signed message from any topic"
+        yield Finding("warning", path, message, fix, id="signing-unbound")
+    if config.stores and config.content_checksum not in CRYPTOGRAPHIC and not config.encryption.require:
+        message = f"signatures do not cover the content of stored payloads, because {config.checksum} can be forged"
+        yield Finding("warning", "checksum", message, "Use sha256, the default.", id="signing-weak-checksum")
 
 
 def _encryption(config: Config) -> Iterator[Finding]:
@@ -182,8 +193,8 @@ def _encryption(config: Config) -> Iterator[Finding]:
     if encryption.key_id is None:
         message = "this process decrypts payloads but encrypts nothing"
         yield Finding("info", "encryption.key_id", message, id="encryption-decrypt-only")
-    if encryption.provider == "local":
-        yield from _secrets("encryption.keys", encryption.keys)
+    elif not encryption.inline:
+        yield from _plain_messages(config)
     for name, store in config.stores.items() if encryption.require else ():
         if store.options.get("v1_pointers") is True:
             path, fix = f"stores.{name}.v1_pointers", "Remove it, or set encryption.require to false until they expire."
@@ -191,12 +202,43 @@ def _encryption(config: Config) -> Iterator[Finding]:
             yield Finding("warning", path, message, fix, id="encryption-rejects-v1")
 
 
-def _secrets(path: str, keys: Mapping[str, str]) -> Iterator[Finding]:
-    for name, secret in keys.items():
+def _plain_messages(config: Config) -> Iterator[Finding]:
+    message, fix = "payloads up to the threshold are sent as they are, not encrypted", "Set it to true to encrypt them."
+    yield Finding("info", "encryption.inline", message, fix, id="encryption-small-plain")
+    strategies = {"strategy": config.strategy}
+    for pattern, override in config.destinations:
+        if override.strategy != config.strategy:
+            strategies[f"destinations.{pattern}.strategy"] = override.strategy
+    for path, strategy in strategies.items():
+        if strategy == "inline":
+            message = "no payload is encrypted, because all of them stay in their messages"
+            fix = "Set encryption.inline to true, or use another strategy."
+            yield Finding("warning", path, message, fix, id="encryption-inline-strategy")
+
+
+def _secrets(config: Config) -> Iterator[Finding]:
+    """Yield secrets that are written out, also in options of third-party classes, and keys with the same secret."""
+    keys = {f"signing.keys.{name}": secret for name, secret in config.signing.keys.items()}
+    if config.encryption.provider == "local":
+        keys |= {f"encryption.keys.{name}": secret for name, secret in config.encryption.keys.items()}
+    sections = {f"stores.{name}": store.options for name, store in config.stores.items()}
+    sections["encryption.options"] = config.encryption.options
+    options = {f"{path}.{name}": value for path, section in sections.items() for name, value in section.items()}
+    secrets = keys | {path: value for path, value in options.items() if _is_secret(path, value)}
+    for path, secret in secrets.items():
         if not is_placeholder(secret):
             fix = "Put it into an environment variable and write ${NAME}."
             message = "the secret is in the configuration itself"
-            yield Finding("warning", f"{path}.{name}", message, fix, id="secret-in-file")
+            yield Finding("warning", path, message, fix, id="secret-in-file")
+    first = dict[str, str]()
+    for path, secret in keys.items():
+        if first.setdefault(secret, path) != path:
+            message = f"the same secret as {first[secret]}"
+            yield Finding("warning", path, message, "Generate a secret for each key.", id="secret-reused")
+
+
+def _is_secret(path: str, value: object) -> bool:
+    return isinstance(value, str) and path.endswith(_SECRETS)
 
 
 def _destinations(config: Config) -> Iterator[Finding]:
@@ -303,6 +345,19 @@ def _directory(path: str, directory: str) -> Iterator[Finding]:
 # Opening -------------------------------------------------------------------------------------------------------
 
 
+def _packages(config: Config) -> Iterator[Finding]:
+    """Use what settings that are not of a store need, so that a missing package is found before the first payload."""
+    configs = (config, *(override for _, override in config.destinations))
+    codecs = sorted({each.compression.codec for each in configs if each.compression is not None})
+    needs: list[tuple[str, Callable[[], object]]] = [("checksum", partial(begin, config.content_checksum))]
+    needs += [("compression", partial(compression.fingerprint, codec, None)) for codec in codecs]
+    for path, use in needs:
+        try:
+            use()
+        except MissingDependencyError as error:
+            yield _failure(path, error, id="package-missing")
+
+
 def _open_keys(config: Config) -> Iterator[Finding]:
     for name, secret in config.signing.keys.items():
         path = f"signing.keys.{name}"
@@ -318,6 +373,7 @@ def _open_encryption(config: Config) -> Iterator[Finding]:
     if not encryption.keys:
         return
     try:
+        import_vendor("cryptography", extra="encryption")
         if encryption.provider == "local":
             for name, key in encryption.keys.items():
                 path = f"encryption.keys.{name}"

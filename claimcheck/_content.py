@@ -132,7 +132,11 @@ class ContentReader:
         if header.encryption != ALGORITHM or header.key_id is None or header.wrapped_key is None:
             raise Damaged(f"it is encrypted as {header.encryption!r}, which this claimcheck does not know")
         if self._keys is None:
-            raise Damaged(f"it is encrypted with the key {header.key_id!r}, and encryption is not configured here")
+            raise Damaged(f"it is encrypted with the key {header.key_id!r}, but encryption.keys is not set here")
+        try:
+            key = self._keys.open(header.key_id, header.wrapped_key)
+        except IntegrityError as error:  # name the payload
+            raise Damaged(str(error)) from error
 
         def open_range(first: int, stop: int) -> Reader:
             return bodies.pop() if bodies and first == 0 else self._open(begin + first, begin + stop)
@@ -141,7 +145,7 @@ class ContentReader:
             aead.DecryptingReader(
                 open_range,
                 size=self._expected.bytes - begin,
-                key=self._keys.open(header.key_id, header.wrapped_key),
+                key=key,
                 associated_data=header.associated_data,
                 start=start,
                 stop=None if header.codec else self._stop,

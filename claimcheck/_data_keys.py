@@ -30,6 +30,8 @@ _PATH = "encryption"
 _GROUP = "claimcheck.key_providers"
 _KEPT_KEYS = 1000
 _NONCE_BYTES = 12
+_MAX_WRAPPED_BYTES = 16 << 10  # readers refuse a longer header of a payload
+_BYTES = (bytes, bytearray, memoryview)
 
 
 @runtime_checkable
@@ -46,7 +48,7 @@ class KeyProvider(Protocol):
     """
 
     def wrap(self, data_key: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
-        """Encrypt a data key of 32 bytes.
+        """Encrypt a data key of 32 bytes; returns at most 16 KiB.
 
         Args:
             data_key: The key to encrypt.
@@ -130,6 +132,10 @@ def _associated_data(key_id: str, context: Mapping[str, str]) -> bytes:
     return json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
+def _is_bytes(answer: object, least: int, most: int) -> bool:
+    return isinstance(answer, _BYTES) and least <= len(answer) <= most
+
+
 @dataclass(slots=True)
 class _InUse:
     """A data key for new payloads, and how much it was used."""
@@ -209,6 +215,12 @@ class DataKeys:
         """Return the same data key, wrapped with the current key. Raises as `open` and `new`."""
         return self._wrapped(self.open(key_id, wrapped))
 
+    def check_known(self, key_id: str) -> None:
+        """Raise an `IntegrityError` if a payload was encrypted with a key that is not configured."""
+        if key_id not in self._config.keys:
+            text = f"the payload was encrypted with the key {key_id[:100]!r}, which is not configured here"
+            raise IntegrityError(f"{text}. If that key still exists, add it to {_PATH}.keys")
+
     def open(self, key_id: str, wrapped: bytes) -> bytes:
         """Return the data key of a stored payload. Both arguments are untrusted.
 
@@ -253,17 +265,23 @@ class DataKeys:
         key = key or os.urandom(ENCRYPTION_KEY_BYTES)
         with self._errors(key_id, "encrypt a data key", other=ConfigError):
             wrapped = self._opened_provider().wrap(key, key_id=key_id, context=CONTEXT)
+        if not _is_bytes(wrapped, 1, _MAX_WRAPPED_BYTES):
+            expected = f"expected 1 to {_MAX_WRAPPED_BYTES} bytes"
+            raise ConfigError(f"{self._returned(key_id, wrapped)} for a wrapped data key, {expected}", path=_PATH)
         return DataKey(key, key_id, bytes(wrapped))
 
     def _unwrapped(self, key_id: str, wrapped: bytes) -> bytes:
-        if key_id not in self._config.keys:
-            text = f"the payload was encrypted with the key {key_id[:100]!r}, which is not configured here"
-            raise IntegrityError(f"{text}. If that key still exists, add it to {_PATH}.keys")
+        self.check_known(key_id)
         with self._errors(key_id, "decrypt a data key", other=IntegrityError):
             key = self._opened_provider().unwrap(wrapped, key_id=key_id, context=CONTEXT)
-        if len(key) != ENCRYPTION_KEY_BYTES:
-            raise IntegrityError(f"the data key of {_PATH}.keys.{key_id} has {len(key)} bytes: it is not of claimcheck")
+        if not _is_bytes(key, ENCRYPTION_KEY_BYTES, ENCRYPTION_KEY_BYTES):
+            text = f"{self._returned(key_id, key)} for a data key, expected {ENCRYPTION_KEY_BYTES} bytes"
+            raise IntegrityError(f"{text}: it is not of claimcheck")
         return bytes(key)
+
+    def _returned(self, key_id: str, answer: object) -> str:
+        found = f"{len(answer)} bytes" if isinstance(answer, _BYTES) else f"an object of type {type(answer).__name__}"
+        return f"{_PATH}.keys.{key_id}: the provider {self._config.provider!r} returned {found}"
 
     @contextmanager
     def _errors(self, key_id: str, what: str, *, other: type[ClaimCheckError]) -> Iterator[None]:
@@ -305,7 +323,9 @@ class DataKeys:
         """Return the provider's class and its options, without ``keys``."""
         path, name = f"{_PATH}.provider", self._config.provider
         cls = load_class(name, KEY_PROVIDERS, group=_GROUP, path=path)
-        if not issubclass(cls, KeyProvider):
-            fail(path, found=repr(name), expected="a class with the methods of claimcheck.KeyProvider")
+        missing = [method for method in ("wrap", "unwrap", "describe") if not callable(getattr(cls, method, None))]
+        if missing:
+            found = f"{name!r}, which has no {' and no '.join(missing)}"
+            fail(path, found=found, expected="a class with the methods of claimcheck.KeyProvider")
         options = options_of(cls)
         return cls, {option: options[option] for option in options if option != "keys"}

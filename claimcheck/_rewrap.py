@@ -114,7 +114,9 @@ class _Run:
             key_id = header.key_id
             if key_id == self._keys.key_id:
                 return "current", key_id, None
-            if not self._dry_run:
+            if self._dry_run:
+                self._check_known(pointer, key_id)
+            else:
                 self._replace(pointer, size)
         except PayloadNotFoundError:
             return "gone", key_id, None
@@ -141,6 +143,12 @@ class _Run:
         if header.key_id is None or header.wrapped_key is None:
             raise store._broken(pointer, "its header has no data key")
         return header, pointer, size
+
+    def _check_known(self, pointer: Pointer, key_id: str | None) -> None:
+        try:
+            self._keys.check_known(key_id or "")
+        except IntegrityError as error:  # name the payload
+            raise self._store._broken(pointer, str(error)) from error
 
     def _replace(self, pointer: Pointer, size: int) -> None:
         with self._store._translated(pointer, "write"):

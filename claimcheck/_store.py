@@ -635,7 +635,7 @@ class Store(ABC):
         if pointer.encryption is None and self.context.content.requires_encryption:
             self._reject(pointer, "encryption", "is not encrypted, but encryption.require is true")
         if pointer.encryption is not None and self.context.content.keys is None:
-            self._reject(pointer, "encryption", "is encrypted, but encryption is not configured here")
+            self._reject(pointer, "encryption", "is encrypted, but encryption.keys is not set here")
 
     def _reader(self, pointer: Pointer, *, from_message: bool = False) -> PayloadReader:
         self._check_readable(pointer)

@@ -220,7 +220,7 @@ class EncryptionConfig:
             for ``aws-kms``, and what the class expects for ``module:Class``. Readers accept only these.
         require: Whether readers reject payloads that are not encrypted; by default true if there are keys, else false.
         inline: Whether payloads that stay in their messages are encrypted, too.
-        provider: ``local``, ``aws-kms``, or ``module:Class`` of a `claimcheck.KeyProvider`.
+        provider: ``local``, ``aws-kms``, the name of an entry point, or ``module:Class`` of a `claimcheck.KeyProvider`.
         options: Options of the provider, with unresolved placeholders.
         data_keys: How long data keys are used; see `DataKeysConfig`.
     """

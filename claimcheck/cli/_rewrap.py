@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import click
 
-from claimcheck._client import ClaimCheck
 from claimcheck._rewrap import RewrapReport, rewrap
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
@@ -35,31 +34,24 @@ def rewrap_command(config: str, names: tuple[str, ...], yes: bool, dry_run: bool
     """
     check_dry_run(yes=yes, dry_run=dry_run)
     check_output(STDIO, force=False)
-    reports = list[RewrapReport]()
+    reports, not_listed = list[RewrapReport](), dict[str, str]()
     with loaded(config) as cc, live_status("listing ...") as show:
         for name in checked_stores(cc, names):
-            report = _rewrapped(cc, name, chosen=bool(names), dry_run=not yes, show=show)
-            if report is not None:
-                reports.append(report)
+            try:
+                reports.append(rewrap(cc.store(name), dry_run=not yes, on_batch=lambda report: show(_state(report))))
+            except ScanNotSupportedError as error:
+                if names:
+                    raise
+                not_listed[name] = one_line(error)
+    for reason in not_listed.values():
+        click.echo(f"{reason}: payloads in this store may still need the old key", err=True)
     if as_json:
         ok = not any(report.failed for report in reports)
-        click.echo(json.dumps({"ok": ok, "stores": [_facts(report) for report in reports]}, indent=2))
+        facts = {"ok": ok, "stores": [_facts(report) for report in reports], "not_listed": not_listed}
+        click.echo(json.dumps(facts, indent=2))
     else:
         click.echo("\n".join(line for report in reports for line in _lines(report)))
     sys.exit(int(any(report.failed for report in reports)))
-
-
-def _rewrapped(
-    cc: ClaimCheck, name: str, *, chosen: bool, dry_run: bool, show: Callable[[str], None]
-) -> RewrapReport | None:
-    """Rewrap one store; returns ``None`` for one that cannot be listed, if the user did not name it."""
-    try:
-        return rewrap(cc.store(name), dry_run=dry_run, on_batch=lambda report: show(_state(report)))
-    except ScanNotSupportedError as error:
-        if chosen:
-            raise
-        click.echo(one_line(error), err=True)
-        return None
 
 
 def _state(report: RewrapReport) -> str:

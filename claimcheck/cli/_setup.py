@@ -87,7 +87,13 @@ threshold_bytes: auto
 # Sign pointers, so that readers follow only those of your own writers:
 # signing:
 #   key_id: k1
-#   keys: {k1: "${CLAIMCHECK_SIGNING_KEY}"}
+#   keys: {k1: "${CLAIMCHECK_SIGNING_SECRET}"}  # openssl rand -hex 32
+
+# Encrypt payloads before they are stored, or sent in chunks:
+# encryption:
+#   key_id: k1
+#   keys: {k1: "${CLAIMCHECK_ENCRYPTION_SECRET}"}  # openssl rand -base64 32
+#   inline: true  # also those that stay in their messages
 
 # Overrides for some topics; the first match counts:
 # destinations:

@@ -18,6 +18,8 @@ QUIET = {
     "signing": {"key_id": "k1", "keys": {"k1": "${SIGNING_KEY}"}},
 }
 ENCRYPTION_KEY = base64.b64encode(b"hunter2 " * 4).decode()
+ENCRYPTS = {"key_id": "e", "keys": {"e": "${KEY}"}}
+SERVICE = "tests.unit.test_check:Service"
 MEMORY = {"strategy": "external", "stores": {"m": {"type": "memory"}}}
 
 
@@ -54,6 +56,31 @@ def test_a_good_configuration_has_no_findings():
             "from any topic",
         ),
         ({"signing": {"keys": {"k1": "hunter2 and so on"}}}, "signing.keys.k1", "in the configuration itself"),
+        (
+            {"signing": {"keys": {"k1": "${KEY}"}, "accept_from": {"*": ["a", "*"]}}},
+            "signing.accept_from",
+            "from any topic",
+        ),
+        ({"checksum": "crc32"}, "checksum", "crc32 can be forged"),
+        ({"checksum": "xxh3-128"}, "checksum", "xxh3-128 can be forged"),
+        ({"signing": {"keys": {"k1": "${KEY}", "k2": "${KEY}"}}}, "signing.keys.k2", "the same secret as signing.keys"),
+        ({"encryption": {"keys": {"e": "${SIGNING_KEY}"}}}, "encryption.keys.e", "the same secret as signing.keys.k1"),
+        (
+            {"encryption": {"keys": {"e": "x"}, "provider": SERVICE, "options": {"token": "hunter2"}}},
+            "encryption.options.token",
+            "in the configuration itself",
+        ),
+        (
+            {"stores": {"hot": {"type": "pulsar-topic", "url": "pulsar+ssl://h", "topic": "t", "token": "hunter2"}}},
+            "stores.hot.token",
+            "in the configuration itself",
+        ),
+        ({"strategy": "inline", "encryption": ENCRYPTS}, "strategy", "no payload is encrypted"),
+        (
+            {"destinations": {"a": {"strategy": "inline"}}, "encryption": ENCRYPTS},
+            "destinations.a.strategy",
+            "no payload is encrypted",
+        ),
         ({"encryption": {"keys": {"k1": "${KEY}"}, "require": False}}, "encryption.require", "not encrypted"),
         ({"encryption": {"keys": {"k1": ENCRYPTION_KEY}}}, "encryption.keys.k1", "in the configuration itself"),
         (
@@ -84,6 +111,25 @@ def test_unwise_settings_are_warnings(change, path, words):
     assert words in found(report, "warning")[path]
     assert "hunter2" not in str(report)
     assert ENCRYPTION_KEY not in str(report)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"checksum": "crc32", "encryption": ENCRYPTS},  # the encryption authenticates the content
+        {"strategy": "inline", "encryption": ENCRYPTS | {"inline": True}},
+        {"signing": {"key_id": "k1", "keys": {"k1": "${KEY}"}, "accept_from": {"dlq": ["*"], "*": ["orders"]}}},
+        {"encryption": {"keys": {"a": "key", "b": "key"}, "provider": SERVICE, "options": {"token": "${TOKEN}"}}},
+    ],
+)
+def test_sound_settings_are_no_warnings(change):
+    assert found(check(QUIET | change), "warning") == {}
+
+
+def test_that_small_payloads_are_not_encrypted_is_said():
+    findings = found(check(QUIET | {"encryption": ENCRYPTS}), "info")
+    assert "payloads up to the threshold are sent as they are" in findings["encryption.inline"]
+    assert found(check(QUIET | {"encryption": ENCRYPTS | {"inline": True}}), "info") == {}
 
 
 @pytest.mark.parametrize(
@@ -213,13 +259,32 @@ def test_a_missing_driver_or_variable_is_an_error(monkeypatch):
     assert "NOT_SET" in errors["stores.e.url"].message
 
 
+@pytest.mark.parametrize(
+    ("package", "change", "path", "extra"),
+    [
+        ("xxhash", {"checksum": "xxh3-128"}, "checksum", "fast"),
+        ("zstandard", {"compression": {}}, "compression", "compression"),
+        ("lz4", {"destinations": {"a": {"compression": {"codec": "lz4"}}}}, "compression", "compression"),
+        ("cryptography", {"encryption": {"keys": {"k": "x"}, "provider": SERVICE}}, "encryption", "encryption"),
+    ],
+)
+def test_open_finds_a_missing_package_of_a_setting(monkeypatch, package, change, path, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    raw = {"strategy": "chunking"} | change
+    report = check(raw, open=True)
+    assert f"claimcheck[{extra}]" in found(report, "error")[path]
+    assert all(isinstance(each.error, MissingDependencyError) for each in report.findings if each.severity == "error")
+    monkeypatch.undo()
+    assert check(raw, open=True).ok
+
+
 # Encryption ----------------------------------------------------------------------------------------------------
 
 
 class Service:
     """A key service."""
 
-    def __init__(self, *, keys, wrong=False):
+    def __init__(self, *, keys, wrong=False, token=""):
         self.wrong = wrong
 
     def wrap(self, data_key, *, key_id, context):
@@ -240,9 +305,6 @@ def opened(**encryption):
     report = check(raw, open=True)
     assert "hunter2" not in str(report)
     return {each.id: each for each in report.findings}
-
-
-SERVICE = "tests.unit.test_check:Service"
 
 
 def test_open_wraps_and_unwraps_a_data_key(monkeypatch):

@@ -11,6 +11,7 @@ import threading
 
 import pytest
 
+import claimcheck
 from claimcheck._data_keys import CONTEXT, DataKeys, KeyProvider, LocalKeys
 from claimcheck.config import DataKeysConfig, EncryptionConfig, from_dict
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
@@ -316,6 +317,55 @@ def test_a_provider_that_returns_a_key_of_another_length_is_not_believed():
     keys = service()
     with pytest.raises(IntegrityError, match="5 bytes"):
         keys.open("k1", json.dumps(["one", CONTEXT]).encode() + b"|12345")
+
+
+class Sized:
+    """A provider that wraps a data key to as many bytes as its options say, or to text, or unwraps nothing."""
+
+    def __init__(self, *, keys: dict[str, str], wrapped_bytes: int = 32, answers: bool = True) -> None:
+        self.wrapped_bytes, self.answers = wrapped_bytes, answers
+
+    def wrap(self, data_key, *, key_id, context):
+        return data_key.ljust(self.wrapped_bytes)[: self.wrapped_bytes] if self.wrapped_bytes >= 0 else "text"
+
+    def unwrap(self, wrapped, *, key_id, context):
+        return memoryview(wrapped)[:32] if self.answers else None
+
+    def describe(self):
+        return {}
+
+
+def sized(**options) -> dict[str, object]:
+    return {"key_id": "k1", "keys": {"k1": "x"}, "provider": f"{__name__}:Sized", "options": options}
+
+
+LONGEST = 16 << 10
+
+
+@pytest.mark.parametrize(("size", "found"), [(-1, "type str"), (0, "0 bytes"), (LONGEST + 1, "16385 bytes")])
+def test_a_wrapped_key_that_readers_could_not_use_is_refused_before_anything_is_stored(tmp_path, size, found):
+    disk = {"type": "filesystem", "path": str(tmp_path)}
+    refused = pytest.raises(ConfigError, match=f"Sized' returned .*{found} for a wrapped data key")
+    with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(wrapped_bytes=size)}) as cc, refused:
+        cc.store("disk").write(b"payload", destination="orders")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_payload_with_the_longest_wrapped_key_can_be_read(tmp_path):
+    disk = {"type": "filesystem", "path": str(tmp_path)}
+    with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(wrapped_bytes=LONGEST)}) as cc:
+        pointer = cc.store("disk").write(b"payload", destination="orders")
+        assert cc.store("disk").read(pointer) == b"payload"
+
+
+def test_a_provider_that_unwraps_no_bytes_is_named():
+    with pytest.raises(IntegrityError, match="Sized' returned an object of type NoneType"):
+        DataKeys(EncryptionConfig(**sized(answers=False))).open("k1", b"wrapped")
+
+
+def test_methods_that_a_provider_lacks_are_named():
+    with pytest.raises(ConfigError, match="Clock', which has no wrap and no unwrap and no describe"):
+        DataKeys(EncryptionConfig(key_id="k1", keys={"k1": "x"}, provider=f"{__name__}:Clock")).check()
 
 
 # Configuration -------------------------------------------------------------------------------------------------

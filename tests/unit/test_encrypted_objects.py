@@ -127,3 +127,15 @@ def test_a_reader_never_gets_the_header_of_one_attempt_and_the_body_of_another(k
     assert first.read_range(pointer, 1 << 20, 100) == payload[1 << 20 : (1 << 20) + 100]
     assert len(opening) > 1
     assert first.read(pointer) == payload
+
+
+def test_an_error_of_a_data_key_names_the_payload():
+    medium = {"stores": {"s": {"type": "memory", "space": uuid.uuid4().hex}}}
+    sections = {name: {"key_id": name, "keys": {name: KEY}} for name in ("k1", "k2")}
+    writer, reader = (
+        claimcheck.from_dict(medium | {"encryption": section}).store("s") for section in sections.values()
+    )
+    pointer = writer.write(b"payload", destination="orders")
+    with pytest.raises(IntegrityError, match=r"'k1', which is not configured here.*encryption\.keys") as caught:
+        reader.read(pointer)
+    assert (caught.value.store, caught.value.key) == ("s", pointer.key)

@@ -140,6 +140,15 @@ def test_a_failure_is_reported_and_the_other_payloads_are_rewrapped() -> None:
     assert [old._payloads[pointer.key] for pointer in pointers[:6]] == damaged
 
 
+def test_a_dry_run_names_payloads_whose_key_is_missing() -> None:
+    old = in_memory()
+    old.write(b"x", destination="orders")
+    report = rewrap(in_memory("k2", space=old_space(old), keys={"k2": KEYS["k2"]}))
+    assert (report.rewrapped, report.failed, report.by_key) == (0, 1, {"k1": 1})
+    assert "orders-" in str(report.errors[0])
+    assert "'k1', which is not configured here" in str(report.errors[0])
+
+
 def old_space(store: MemoryStore) -> str:
     from claimcheck.stores import memory
 

@@ -72,6 +72,25 @@ def unsigned(envelope):
     return replace(envelope, headers={k: v for k, v in envelope.headers.items() if k != "claimcheck-signature"})
 
 
+class CountingKeys:
+    """A key service."""
+
+    unwrapped = 0
+
+    def __init__(self, *, keys):
+        pass
+
+    def wrap(self, data_key, *, key_id, context):
+        return data_key
+
+    def unwrap(self, wrapped, *, key_id, context):
+        CountingKeys.unwrapped += 1
+        return wrapped
+
+    def describe(self):
+        return {}
+
+
 class TestDestinations:
     @pytest.mark.parametrize(
         ("name", "expected"),
@@ -458,6 +477,18 @@ class TestDowngrade:
                 with pytest.raises(PointerRejectedError) as caught:
                     cc.resolve(message, destination=name)
                 assert caught.value.reason == "signature"
+
+    @pytest.mark.parametrize(("strategy", "size"), [("external", 10_000), ("chunking", 10_000), ("external", 10)])
+    def test_no_key_service_is_called_for_a_message_without_a_valid_signature(self, monkeypatch, strategy, size):
+        monkeypatch.setattr(CountingKeys, "unwrapped", 0)
+        section = {"key_id": "k", "keys": {"k": "x"}, "provider": f"{__name__}:CountingKeys", "inline": True}
+        forger, reader = (configured(strategy, signing=signing, encryption=section) for signing in ({}, SIGNING))
+        envelopes, _ = sent(forger, bytes(size), key="k")
+        refusal(reader, envelopes)
+        assert CountingKeys.unwrapped == 0
+        (outcome,) = received(forger, envelopes)
+        assert isinstance(outcome, claimcheck.Resolved)
+        assert CountingKeys.unwrapped == 1
 
     def test_a_missing_secret_is_an_error_of_all_where_signatures_are_required(self, monkeypatch):
         monkeypatch.delenv("CLAIMCHECK_SIGNING_SECRET", raising=False)

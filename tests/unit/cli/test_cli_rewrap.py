@@ -66,6 +66,12 @@ def test_json() -> None:
     assert report["stores"][0] | {"rewrapped": 2, "failed": 0, "errors": [], "by_key": {"k1": 2}} == report["stores"][0]
 
 
+def test_json_names_the_stores_that_may_still_need_the_old_key() -> None:
+    report = json.loads(ok("rewrap", "--json").stdout)
+    assert [store["store"] for store in report["stores"]] == ["disk"]
+    assert "cannot list" in report["not_listed"]["side"]
+
+
 def test_a_payload_that_could_not_be_changed_is_exit_code_1(here: Path) -> None:
     path = next(path for path in (here / "claims").rglob("*") if path.is_file())
     path.write_bytes(path.read_bytes().replace(b'"key_id":"k1"', b'"key_id":"k9"'))

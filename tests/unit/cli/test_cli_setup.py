@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 
 import pytest
@@ -28,6 +29,14 @@ def test_every_new_configuration_loads_and_passes_the_check(here, strategy, stor
     assert [each.type for each in config.stores.values()] == [store]
     assert "#" in (here / "new.yaml").read_text()
     ok("check", "new.yaml")
+
+
+def test_the_sections_in_comments_are_valid_and_spark_redacts_their_variables(here):
+    text = ok("init", "--store", "filesystem", "-o", "-").stdout
+    config = claimcheck.from_dict(yaml.safe_load(re.sub(r"(?m)^# (?=  |\w+:$)", "", text))).config
+    assert config.destinations
+    for section in (config.signing, config.encryption):
+        assert "SECRET" in section.keys[section.key_id]
 
 
 def test_a_new_configuration_stores_payloads_at_once(here):
