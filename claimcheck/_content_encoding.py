@@ -114,7 +114,7 @@ class Encoding:
         stored_as: str = "",
         before: bytes = b"",
         like: Stream | None = None,
-        shared: bool = False,
+        digests: dict[bytes, bytes] | None = None,
     ) -> PieceSource:
         """Return a payload's content, which is encoded while it is written.
 
@@ -125,7 +125,8 @@ class Encoding:
             stored_as: The key in the store.
             before: Bytes in front of the content.
             like: How an earlier attempt encrypted the same payload: the content is the same.
-            shared: Whether other attempts may write the same payload under the same key. It must be in memory.
+            digests: Not ``None`` if other attempts may write the same payload under the same key; the payload must be
+                in memory then. Keeps the digest of a payload of ``bytes`` for the next call.
 
         Raises:
             ValueError: ``like`` is not of this payload.
@@ -142,9 +143,10 @@ class Encoding:
         plain, size = self._compressed(payload), 0
         if self.keys is not None:
             stream = _new_stream(header, self.keys) if like is None else like
-            if shared:
+            if digests is not None:
                 plain = list(plain)
-                stream = _same_stream(header, stream, plain)
+                is_constant = payload.view is not None and isinstance(payload.view.obj, bytes)
+                stream = _same_stream(header, stream, plain, digests if is_constant else {})
             header, size = stream.header, stream.size
             body: Iterable[Buffer] = aead.encrypt(
                 plain, key=stream.key, associated_data=header.associated_data, stream_header=stream.salt
@@ -153,7 +155,8 @@ class Encoding:
             body = plain
         start = before + header.encode(at_least=size)
         pieces = _with_header(start, body)
-        if (shared and codec is not None) or (payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES):
+        is_small = payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES
+        if is_small or (digests is not None and codec is not None):
             return PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
         known = codec is None and payload.size is not None
         total = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
@@ -174,7 +177,7 @@ def _new_stream(header: ContentHeader, keys: DataKeys) -> Stream:
     return Stream(replace(header, encryption=ALGORITHM, key_id=new.key_id, wrapped_key=new.wrapped), new.key)
 
 
-def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer]) -> Stream:
+def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer], digests: dict[bytes, bytes]) -> Stream:
     """Return a stream whose salt is determined by the data key and by what is encrypted.
 
     Attempts that encrypt the same payload write the same bytes. AES-GCM loses its security if one key and salt ever
@@ -184,10 +187,13 @@ def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer])
     found = stream.header
     if replace(header, encryption=ALGORITHM, key_id=found.key_id, wrapped_key=found.wrapped_key) != found:
         raise Damaged("it was written as the content of another payload")
-    digest = hashlib.sha256(found.associated_data)
-    for piece in plain:
-        digest.update(piece)
-    salt = hmac.digest(stream.key, b"claimcheck stream\x00" + digest.digest(), "sha512")
+    start = found.associated_data
+    if start not in digests:
+        digest = hashlib.sha256(start)
+        for piece in plain:
+            digest.update(piece)
+        digests[start] = digest.digest()
+    salt = hmac.digest(stream.key, b"claimcheck stream\x00" + digests[start], "sha512")
     known = bytes([aead.HEADER_BYTES]) + salt[: aead.HEADER_BYTES - 1]
     if stream.salt not in (None, known):
         raise Damaged("it is the content of another payload with the same identity")

@@ -179,6 +179,19 @@ class Source:
         if self._digest.in_background:
             self._digest.close()
 
+    def again(self) -> Source:
+        """Return a source of the same payload, which is in memory, to read it once more.
+
+        A checksum that is complete is not computed again, unless the caller can change the bytes meanwhile.
+        """
+        whole = cast(memoryview, self.view)
+        again = Source(whole, limit=len(whole), checksum=self.algorithm)
+        if self.drained and self._checksummed and isinstance(whole.obj, bytes):
+            self._digest.update(self._last)
+            self._last = _NOTHING
+            again._digest, again._checksummed = self._digest, False
+        return again
+
     def take_all(self) -> memoryview:
         """Return the whole payload; a file is read into memory. Raises the same errors as `pieces`."""
         if self.view is None:

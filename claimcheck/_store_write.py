@@ -59,6 +59,7 @@ class StoreWrite:
         if self._encoding is not None and identity is not None:
             identity = self._encoding.unique(identity)
         self._unique = identity or store.context.new_uuid()
+        self._digests: dict[bytes, bytes] | None = {} if self._shared else None
         self._draft = self._drafted(destination, min_ttl_seconds)
         self._content = self._payload
 
@@ -111,13 +112,12 @@ class StoreWrite:
 
     def _write_or_find(self) -> Pointer:
         """Write what another attempt may have written, or may be writing now. Nothing is deleted on failure."""
-        whole = self._payload.view
-        if whole is None:
+        if self._payload.view is None:
             raise PayloadTypeError("a payload with an identity must be bytes-like, not a file")
         try:
             return self._pointer(self._written(self._store._write))
         except KeyTakenError:
-            self._payload = Source(whole, limit=len(whole), checksum=self._store.context.checksum)
+            self._payload = self._payload.again()
             if self._draft.expires_ms is not None or self._draft.encryption is not None:
                 return self._pointer(self._written(self._store._rewrite, like=self._stream()))
             self._content = self._encoded(None)
@@ -159,7 +159,7 @@ class StoreWrite:
             store=draft.store or "",
             stored_as=draft.key,
             like=like,
-            shared=self._shared,
+            digests=self._digests,
         )
         content.skip_checksum()
         return content

@@ -7,6 +7,7 @@ protocol: ``$<length><data>``, each with a line end, in both versions).
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -22,6 +23,7 @@ __all__ = ["SegmentReader", "pipelined", "unsized_segments"]
 _SIZES_AT_ONCE = 1000
 _BYTES_AT_ONCE = 4 << 20
 _IN_FLIGHT = 2
+_NULLS = (b"$-1\r\n", b"_\r\n")  # in both versions of the protocol
 
 
 def unsized_segments(
@@ -130,18 +132,6 @@ class RawReplies:
         self._socket.sendall(packed(command))
         self._before = b":%d\r\n" % number
 
-    def only(self) -> bytes:
-        """Read the only reply that was requested, with one system call if it is complete. Raises as `begin`."""
-        begin = b"$%d\r\n" % self._lengths[0]
-        size = len(begin) + self._lengths[0] + 2
-        reply: bytes | bytearray = self._socket.recv(size)
-        if len(reply) < size:
-            reply = self._completed(bytearray(reply), begin, size)
-        if not (reply.startswith(begin) and reply.endswith(b"\r\n")):
-            raise OtherReplyError
-        self._lengths.popleft()
-        return bytes(reply[len(begin) : -2])
-
     def begin(self) -> None:
         """Read the beginning of the next reply, if that was not done yet.
 
@@ -181,17 +171,6 @@ class RawReplies:
         else:
             borrowed.give_back()
 
-    def _completed(self, reply: bytearray, begin: bytes, size: int) -> bytearray:
-        """Read the rest of a reply; raises an error as soon as it turns out to be another one."""
-        while len(reply) < size:
-            if reply[: len(begin)] != begin[: len(reply)]:
-                raise OtherReplyError
-            more = self._socket.recv(size - len(reply))
-            if not more:
-                raise ConnectionError("the server closed the connection in the middle of a reply")
-            reply += more
-        return reply
-
     def _expect(self, line: bytes) -> None:
         """Read exactly these bytes; raises an error as soon as others arrive."""
         received, count = memoryview(bytearray(len(line))), 0
@@ -218,6 +197,39 @@ class _Span(NamedTuple):
     start: int
     length: int
     whole: bool
+
+
+def _small_segment(borrowed: Borrowed, key: bytes, length: int) -> bytes | None:
+    """Return a segment, received with one system call if it arrives at once; ``None`` if it does not exist.
+
+    Raises as `RawReplies.begin`.
+    """
+    sock = borrowed.socket
+    if sock is None:
+        raise OtherReplyError
+    sock.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key))
+    begin = b"$%d\r\n" % length
+    size = len(begin) + length + 2
+    reply: bytes | bytearray = sock.recv(size)
+    if reply in _NULLS:
+        return None
+    if len(reply) < size:
+        reply = _completed(sock, bytearray(reply), begin, size)
+    if not (reply.startswith(begin) and reply.endswith(b"\r\n")):
+        raise OtherReplyError
+    return bytes(reply[len(begin) : -2])
+
+
+def _completed(sock: socket.socket, reply: bytearray, begin: bytes, size: int) -> bytearray:
+    """Receive the rest of a reply; raises an error as soon as it turns out to be another one."""
+    while len(reply) < size:
+        if reply[: len(begin)] != begin[: len(reply)]:
+            raise OtherReplyError
+        more = sock.recv(size - len(reply))
+        if not more:
+            raise ConnectionError("the server closed the connection in the middle of a reply")
+        reply += more
+    return reply
 
 
 class SegmentReader:
@@ -270,13 +282,24 @@ class SegmentReader:
             raise
 
     def whole(self, size: int) -> bytes | None:
-        """Return all ``size`` bytes if they are one small segment, and nothing of it was read; otherwise ``None``."""
-        if not self._is_small or self._stop - self._position != size:
+        """Return all ``size`` bytes if they are one small segment, and nothing of it was read.
+
+        Otherwise ``None``, also after an unexpected reply or a lost connection: `readinto` tries again.
+        """
+        if not self._is_small or self._server.is_cluster or self._position or not self._stop == self._size == size:
             return None
-        self._attempt(self._receive_whole)
-        whole, self._kept = bytes(self._kept), memoryview(b"")
+        borrowed = self._server.borrow(self._pointer.key)
+        try:
+            whole = _small_segment(borrowed, self._key(0).encode(), size)
+        except BaseException as error:
+            borrowed.discard()
+            if isinstance(error, TimeoutError) or not isinstance(error, (OSError, OtherReplyError)):
+                raise
+            return None
+        borrowed.give_back()
+        if whole is None:
+            raise self._missing_segment(0)
         self._position = self._stop
-        self.close()
         return whole
 
     def readinto(self, buffer: memoryview, /) -> int:
@@ -329,13 +352,6 @@ class SegmentReader:
         The next one is not requested earlier: the server answers commands that arrive together only after it has
         processed all of them.
         """
-        replies = self._asked()
-        replies.begin()
-        self._request_ahead(replies, _IN_FLIGHT)
-        return replies
-
-    def _asked(self) -> RawReplies:
-        """Return the replies after requesting the current one."""
         replies = self._replies
         if replies is None:
             replies = self._replies = RawReplies(self._server.borrow(self._pointer.key))
@@ -343,11 +359,9 @@ class SegmentReader:
                 last = self._pointer.segments - 1
                 replies.request_number("STRLEN", self._key(last), number=self._bytes_of(last))
         self._request_ahead(replies, 1)
+        replies.begin()
+        self._request_ahead(replies, _IN_FLIGHT)
         return replies
-
-    def _receive_whole(self) -> int:
-        self._kept = memoryview(self._asked().only())
-        return 0
 
     def _receive(self, buffer: memoryview) -> int:
         replies = self._replies

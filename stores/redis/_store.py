@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -161,18 +161,44 @@ class RedisStore(Store):
 
         Two attempts that encrypt the same payload differently must not both write segments.
         """
-        writer = _SegmentWriter(self._server, pointer, None if self._server.is_cluster else self._connection())
+        segment_bytes = self.segment_bytes or _SEGMENT_BYTES
+        is_small = source.size is not None and source.size <= min(SMALL_BYTES, segment_bytes)
+        if create or self._server.is_cluster:
+            self._store_segments(pointer, source.pieces(segment_bytes), None, create=create)
+        elif not is_small:
+            self._store_segments(pointer, source.pieces(segment_bytes), self._connection())
+        elif not self._store_small(pointer, segment := source.take_all()):
+            self._store_segments(pointer, [segment], None)
+        if not self._policy_known:
+            self._policy_known = True
+            self._warn_of_eviction()
+
+    def _store_small(self, pointer: Pointer, segment: memoryview) -> bool:
+        """Write the only segment, sent with one system call; return whether that worked. Otherwise it is sent again."""
+        borrowed = self._connection()
         try:
-            for i, segment in enumerate(source.pieces(self.segment_bytes or _SEGMENT_BYTES)):
+            borrowed.send_small(*_command(pointer, 0, segment))
+            borrowed.receive()
+        except BaseException as error:
+            borrowed.discard()
+            if not _is_lost(error):
+                raise
+            return False
+        borrowed.give_back()
+        return True
+
+    def _store_segments(
+        self, pointer: Pointer, segments: Iterable[memoryview], borrowed: Borrowed | None, *, create: bool = False
+    ) -> None:
+        writer = _SegmentWriter(self._server, pointer, borrowed)
+        try:
+            for i, segment in enumerate(segments):
                 writer.put(i, segment, create=create and not i)
-            if not source.taken:
+            if not writer.count:
                 writer.put(0, memoryview(b""))
             writer.finish()
         finally:
             writer.abandon()
-        if not self._policy_known:
-            self._policy_known = True
-            self._warn_of_eviction()
 
     def _connection(self) -> Borrowed:
         """Return a connection. If there is none, nothing was written, and `_delete` would only wait again."""
@@ -364,7 +390,7 @@ class _SegmentWriter:
         self._borrowed = borrowed
         self._unanswered: deque[tuple[int, memoryview]] = deque()
         self._sent = 0  # completely, on this connection, and not answered
-        self._count = 0
+        self.count = 0
         self._lost_at = -1
 
     def put(self, i: int, segment: memoryview, *, create: bool = False) -> None:
@@ -377,7 +403,7 @@ class _SegmentWriter:
             self._create(i, segment)
             return
         self._unanswered.append((i, segment))
-        self._count += 1
+        self.count += 1
         self._attempt(lambda: self._send(i, segment))
         while len(self._unanswered) >= _IN_FLIGHT:
             self._attempt(self._receive)
@@ -409,8 +435,8 @@ class _SegmentWriter:
         borrowed.discard()
 
     def _create(self, i: int, segment: memoryview) -> None:
-        self._count += 1
-        if self._server.client.execute_command(*self._command(i, segment), "NX") is None:
+        self.count += 1
+        if self._server.client.execute_command(*_command(self._pointer, i, segment), "NX") is None:
             text = f"{self._pointer.key!r} is taken: another attempt has written it, or is writing it now"
             raise KeyTakenError(text, key=self._pointer.key)
 
@@ -419,7 +445,7 @@ class _SegmentWriter:
             step()
         except Exception as error:
             exceptions = import_vendor("redis.exceptions", extra="redis")
-            if isinstance(error, (exceptions.ConnectionError, ConnectionError)):
+            if _is_lost(error):
                 self._drop()
                 self._resend(error)
             elif isinstance(error, tuple(getattr(exceptions, name) for name in _REDIRECTS)):
@@ -441,7 +467,7 @@ class _SegmentWriter:
         if self._borrowed is None:
             self._borrowed = self._server.borrow(self._pointer.key)
         send = self._borrowed.send_small if len(segment) <= SMALL_BYTES else self._borrowed.send
-        send(*self._command(i, segment))
+        send(*_command(self._pointer, i, segment))
         self._sent += 1
 
     def _receive(self) -> None:
@@ -464,17 +490,23 @@ class _SegmentWriter:
     def _send_through_client(self) -> None:
         """Send what is unanswered through redis-py, which follows redirects and remembers them for later segments."""
         while self._unanswered:
-            self._server.client.execute_command(*self._command(*self._unanswered[0]))
+            self._server.client.execute_command(*_command(self._pointer, *self._unanswered[0]))
             self._unanswered.popleft()
 
     def _check_all_present(self) -> None:
         """Check for segments lost when a server restarted empty, or was replaced by a replica that lagged behind."""
-        keys = [segment_key(self._pointer, i) for i in range(self._count)]
+        keys = [segment_key(self._pointer, i) for i in range(self.count)]
         size = 1 if self._server.is_cluster else _CHECK_KEYS  # a slot that moves is spread over two nodes
         batches = (keys[first : first + size] for first in range(0, len(keys), size))
-        if sum(self._server.client.exists(*batch) for batch in batches) < self._count:
+        if sum(self._server.client.exists(*batch) for batch in batches) < self.count:
             raise ConnectionError("the server lost segments that it had acknowledged")
 
-    def _command(self, i: int, segment: memoryview) -> tuple[object, ...]:
-        deadline = () if self._pointer.expires_ms is None else ("PXAT", self._pointer.expires_ms)
-        return "SET", segment_key(self._pointer, i), segment, *deadline
+
+def _command(pointer: Pointer, i: int, segment: memoryview) -> tuple[object, ...]:
+    deadline = () if pointer.expires_ms is None else ("PXAT", pointer.expires_ms)
+    return "SET", segment_key(pointer, i), segment, *deadline
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether a connection was lost; what had no reply may be sent again. A time-out is not repeated."""
+    return isinstance(error, (ConnectionError, import_vendor("redis.exceptions", extra="redis").ConnectionError))

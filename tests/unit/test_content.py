@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import hashlib
 import io
 import json
 import os
 import pickle
 import uuid
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import claimcheck
-from claimcheck import Resolved
+from claimcheck import Resolved, _content_encoding, _digest
 from claimcheck._content import ContentReader
 from claimcheck._content_encoding import Encoding, Stream
 from claimcheck._content_header import AEAD, ContentHeader, Damaged, Expected, NotContent, read_header
@@ -23,14 +25,17 @@ from claimcheck._envelope import encode_chunk
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader
 from claimcheck._pointer import Pointer
+from claimcheck._store import StoreContext
 from claimcheck.config import CompressionConfig
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,
+    KeyTakenError,
     PayloadTooLargeError,
     PointerRejectedError,
     StoreUnavailableError,
 )
+from claimcheck.stores.memory import MemoryStore
 from claimcheck.transports._common.dispatch import dispatch
 from tests.content_oracle import DATA_KEY, HEADER, KEY, PAYLOAD, UUID, VECTORS
 
@@ -195,12 +200,58 @@ def test_one_identity_for_two_payloads_never_shares_a_key_stream(cc):
             store="s",
             stored_as=pointers[0].key,
             like=like,
-            shared=True,
+            digests={},
         )
 
     assert bytes(again(b"a" * 1000).take_all()) == content
     with pytest.raises(Damaged, match="another payload"):
         again(b"b" * 1000)
+
+
+class CountedHash:
+    """SHA-256 that counts the bytes of the payload: all updates after the first bytes."""
+
+    counted = 0
+
+    def __init__(self, start=b""):
+        self._hash = hashlib.sha256(start)
+        self.digest, self.hexdigest = self._hash.digest, self._hash.hexdigest
+
+    def update(self, piece):
+        CountedHash.counted += len(piece)
+        self._hash.update(piece)
+
+
+@pytest.mark.parametrize(("kind", "times"), [(bytes, 1), (bytearray, 2)])
+def test_a_second_attempt_hashes_what_cannot_change_only_once(cc, monkeypatch, kind, times):
+    """Memory that its owner can change must be hashed right before it is encrypted: a key stream is for one payload."""
+    store, identity, payload = cc.store("s"), uuid.uuid4(), os.urandom(10_000)
+    store.write(payload, destination="o", identity=identity)
+    monkeypatch.setattr(_content_encoding, "hashlib", SimpleNamespace(sha256=CountedHash))
+    monkeypatch.setattr(CountedHash, "counted", 0)
+
+    pointer = store.write(kind(payload), destination="o", identity=identity)
+
+    assert CountedHash.counted == times * 10_000
+    assert store.read(pointer) == payload
+
+
+@pytest.mark.parametrize(("kind", "times"), [(bytes, 1), (bytearray, 2)])
+def test_a_second_attempt_computes_a_checksum_of_what_cannot_change_only_once(monkeypatch, kind, times):
+    class Exclusive(MemoryStore):
+        def _write(self, pointer, source):
+            list(source.pieces(1000))
+            raise KeyTakenError("taken", key=pointer.key)
+
+    monkeypatch.setattr(_digest, "hashlib", SimpleNamespace(sha256=CountedHash))
+    monkeypatch.setattr(CountedHash, "counted", 0)
+    store, payload = Exclusive(space=uuid.uuid4().hex, ttl_seconds=60), os.urandom(10_000)
+    store.context = StoreContext(checksum="sha256")
+
+    pointer = store.write(kind(payload), identity=uuid.uuid4())
+
+    assert CountedHash.counted == times * 10_000 - (times - 1) * 1000  # the last piece of the first attempt
+    assert pointer.checksum == f"sha256:{hashlib.sha256(payload).hexdigest()}"
 
 
 @pytest.mark.parametrize("wrong", ["id", "destination", "codec", "encryption", "store", "stored_as"])
@@ -251,7 +302,7 @@ def test_aresolve_returns_the_payload_of_an_encrypted_message():
 @pytest.mark.parametrize("target", [None, "orders.dlq"])
 @pytest.mark.parametrize("topic", ["orders", "tenant/namespace/orders"])
 def test_copies_are_readable_where_the_payload_was(topic, target, identity):
-    with opened(space="copies") as cc:
+    with opened() as cc:
         store = cc.store("s")
         pointer = store.write(b"x" * 1000, destination=topic)
         copied = store.copy(pointer, to=store, destination=target, identity=identity)

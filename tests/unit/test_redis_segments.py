@@ -259,6 +259,79 @@ class TestReading:
         ]
 
 
+class TestOfOneSmallSegment:
+    """It is read with one request and one system call, and as any other segment if that does not work."""
+
+    POINTER = replace(POINTER, size=10, segments=1, segment_bytes=None, checksum=digest_of(PAYLOAD[:10]))
+
+    def test_is_one_request(self, store, server):
+        assert store.read(self.POINTER) == store.read(self.POINTER) == PAYLOAD[:10]
+        assert server.asked == [[b"GET", b"claimcheck:x-0"]] * 2
+        assert server.connections == 1
+
+    def test_byte_by_byte(self, store, server, medium):
+        medium.answers("GET", 0, slowly)
+
+        assert store.read(self.POINTER) == PAYLOAD[:10]
+        assert (server.connections, len(server.asked)) == (1, 1)
+
+    @pytest.mark.parametrize("odd", [None, half, b">2\r\n+a\r\n+b\r\n", b"+OK\r\n", b"\0" * 50, bulk(PAYLOAD[:9])])
+    def test_an_unexpected_reply_never_becomes_payload(self, store, server, medium, odd):
+        medium.answers("GET", 0, odd)
+
+        assert store.read(self.POINTER) == PAYLOAD[:10]
+        assert server.connections == 2
+
+    @pytest.mark.parametrize("gone", [b"$-1\r\n", b"_\r\n"])
+    def test_that_is_gone_costs_one_request_and_no_connection(self, store, server, medium, gone):
+        medium.answers("GET", 0, gone)
+
+        with pytest.raises(PayloadNotFoundError, match="segment 0 of 1"):
+            store.read(self.POINTER)
+        assert store.read(self.POINTER) == PAYLOAD[:10]
+        assert (server.connections, len(server.asked)) == (1, 2)
+
+    @pytest.mark.parametrize("wrong", [b"", b"short", b"a longer segment"])
+    def test_of_another_size(self, store, medium, wrong):
+        medium.always("GET", 0, bulk(wrong))
+        medium.always("STRLEN", 0, b":%d\r\n" % len(wrong))
+
+        with pytest.raises(IntegrityError):
+            store.read(self.POINTER)
+
+    def test_does_not_wait_twice(self, store, server, medium):
+        medium.always("GET", 0, lambda conversation, answer: time.sleep(2) or answer)
+
+        with pytest.raises(StoreUnavailableError):
+            store.read(self.POINTER)
+        assert len(server.asked) == 1
+
+    def test_is_written_with_one_command(self, store, server):
+        pointer = store.write(PAYLOAD[:10])
+
+        assert server.asked == [
+            [b"SET", f"{pointer.key}-0".encode(), PAYLOAD[:10], b"PXAT", str(pointer.expires_ms).encode()]
+        ]
+
+    def test_is_written_again_after_a_lost_connection(self, store, server, medium):
+        medium.answers("SET", 0, None)
+
+        pointer = store.write(PAYLOAD[:10])
+
+        assert [command[1] for command in server.asked] == [f"{pointer.key}-0".encode()] * 2
+        assert server.connections == 2
+
+    def test_whose_connection_is_lost_each_time_is_deleted(self, store, medium, monkeypatch):
+        """It may have arrived, unlike one for which there never was a connection."""
+        deleted = []
+        monkeypatch.setattr(store, "_delete", deleted.append)
+        medium.always("SET", 0, None)
+
+        with pytest.raises(StoreUnavailableError):
+            store.write(PAYLOAD[:10])
+        assert len(deleted) == 1
+
+
 class TestWriting:
     def test_sends_each_once(self, store, server):
         pointer = store.write(PAYLOAD)
