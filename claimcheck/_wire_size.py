@@ -23,8 +23,7 @@ def byte_length(value: object) -> int:
         return 0
     if isinstance(value, memoryview):
         return value.nbytes
-    text = str(value)
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return len(str(value).encode("utf-8", "surrogatepass"))
 
 
 def kafka_overhead(key: object, headers: object) -> int:
@@ -43,7 +42,7 @@ def kafka_overhead(key: object, headers: object) -> int:
 
 def _field_bytes(value: object) -> int:
     """Return the bytes of a value with its length."""
-    n = byte_length(value)
+    n = len(value) if type(value) is str and value.isascii() else byte_length(value)
     return n + 1 if n < 64 else n + _varint_bytes(n)
 
 

@@ -61,7 +61,7 @@ def steps(effort: Effort) -> list[Step]:
 
 def _small(effort: Effort, kib: int) -> Step:
     what = f"Pulsar messages of {kib} KiB below the threshold"
-    sends = Target(f"pulsar-send-{kib}k", f"{what}, added per send", 2.5, "us", at_most=True)
+    sends = Target(f"pulsar-send-{kib}k", f"{what}, added per send", 1.5 if kib == 1 else 2.5, "us", at_most=True)
     receives = Target(f"pulsar-receive-{kib}k", f"{what}, added per receive", 1.5, "us", at_most=True)
     count = max(50, 2000 // kib // (16 if effort.divisor > 1 else 1))
     return Step((sends, receives), partial(_measure_small, size=kib * 1024, count=count))
