@@ -37,7 +37,8 @@ from claimcheck.stores._common import (
     folder,
     part_size,
 )
-from claimcheck.stores._transfers import AutoCount, PartBytes, SameVersion, TransferPolicy
+from claimcheck.stores._parts import SameVersion
+from claimcheck.stores._transfers import AutoCount, PartBytes, TransferPolicy
 from claimcheck.stores.filesystem import MAX_NAME_BYTES, make_directory, not_mounted
 
 __all__ = ["ObstoreStore"]

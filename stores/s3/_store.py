@@ -32,7 +32,8 @@ from claimcheck.stores._common import (
     part_size,
     ranges,
 )
-from claimcheck.stores._transfers import AutoCount, PartBytes, SameVersion, TransferPolicy
+from claimcheck.stores._parts import SameVersion
+from claimcheck.stores._transfers import AutoCount, PartBytes, TransferPolicy
 from claimcheck.stores.s3._client import client_error, code_of, connect, kind_of_error, never_arrived
 from claimcheck.stores.s3._listing import Bucket
 from claimcheck.stores.s3._upload import Creator, Upload, ViewFile, attach

@@ -1,0 +1,369 @@
+"""How many connections are used, on lines that are computed; and payloads that come in parts.
+
+tests/unit/test_s3_reading.py has parts over HTTP.
+"""
+
+import os
+import threading
+from contextlib import closing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from claimcheck._payload_reader import fill, lend_to
+from claimcheck.errors import StoreUnavailableError
+from claimcheck.stores._parts import MAX_CONNECTIONS, PartsReader, SameVersion, in_parts
+from claimcheck.stores._transfers import Memory, TransferPolicy, Transfers
+
+MIB = 1 << 20
+PAYLOAD = bytes(range(256)) * 100
+
+
+class Line:
+    """A network with a rate for each connection and one for all, on a clock of its own."""
+
+    def __init__(self, each, total):
+        self.each, self.total = each, total
+        self.now = 0.0
+        self.transfers = Transfers(Memory(64 * MIB), clock=lambda: self.now)
+
+    def rate(self, connections):
+        return min(self.each, self.total / connections)
+
+    def transfer(self, mebibytes, payloads=1):
+        """Move a payload, beside others that have one connection each."""
+        for _ in range(payloads):
+            self.transfers.begin()
+        left = mebibytes * MIB
+        while left > 0:
+            connections = self.transfers.level + payloads - 1
+            seconds = MIB / self.rate(connections)
+            self.now += seconds
+            for _ in range(self.transfers.level):
+                self.transfers.record(MIB, seconds, connections)
+                left -= MIB
+        for _ in range(payloads):
+            self.transfers.end()
+
+
+def best(each, total, gain):
+    """The number of connections that a search by doubling should find."""
+    level = 1
+    while level < MAX_CONNECTIONS and min(2 * level * each, total) >= gain * min(level * each, total):
+        level *= 2
+    return level
+
+
+@given(each=st.integers(5, 900), share=st.floats(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_finds_the_number_that_the_line_rewards(each, share):
+    line = Line(each * 1e6, each * 1e6 * share)
+    line.transfer(2000)
+
+    assert line.transfers.level in {best(each * 1e6, each * 1e6 * share, gain) for gain in (1.249, 1.251)}
+    assert line.transfers.settled
+
+
+def test_one_payload_of_some_size_is_enough_to_find_it():
+    line = Line(90e6, 700e6)
+    line.transfer(64)
+
+    assert line.transfers.level == 8
+
+
+def test_a_fast_connection_stays_alone():
+    line = Line(2e9, 9e9)
+    line.transfer(100)
+
+    assert line.transfers.single
+
+
+def test_a_few_fast_bytes_prove_nothing():
+    line = Line(90e6, 90e6)
+    line.transfers.begin()
+    line.transfers.record(MIB, MIB / 90e6, 1)
+
+    assert line.transfers.level == 1
+    assert not line.transfers.settled
+
+
+def test_several_payloads_teach_nothing():
+    line = Line(90e6, 700e6)
+    line.transfer(100, payloads=3)
+
+    assert line.transfers.level == 1
+
+
+def test_a_line_that_changes_is_noticed_later():
+    line = Line(90e6, 90e6)
+    line.transfer(100)
+    assert line.transfers.single
+
+    line.total = 700e6
+    line.transfer(100)
+    assert line.transfers.single, "not before the time has come"
+    line.now += 11
+    line.transfer(100)
+    assert line.transfers.level == 8
+
+    line.total = 90e6
+    for _ in range(4):
+        line.now += 700
+        line.transfer(200)
+    assert line.transfers.level == 1
+
+
+def test_an_upload_whose_requests_cost_what_parts_gain_goes_back_to_one():
+    policy = policy_of()
+    transfers = policy.puts
+    transfers.clock = lambda: 0.0
+    with transfers.payload():
+        transfers.record(8 * MIB, 0.1, 1)
+        assert transfers.level == 2
+        transfers.record_payload(16 * MIB, 0.19)
+
+    assert transfers.single
+    assert policy.single_put_bytes == 64 * MIB
+
+
+def test_connections_are_shared_but_each_payload_has_one():
+    transfers = Transfers(Memory(64 * MIB), fixed=3)
+
+    assert [transfers.connect() for _ in range(4)] == [True, True, True, False]
+    assert transfers.connect(always=True)
+    transfers.disconnect()
+    transfers.disconnect()
+    assert transfers.connect()
+
+
+def policy_of(**options):
+    automatic = dict.fromkeys(("part_bytes", "single_put_bytes", "parallel_parts", "parallel_gets"), "auto")
+    return TransferPolicy(**{**automatic, "transfer_bytes": 64 * MIB, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "single", "part"),
+    [
+        ({}, 16 * MIB - 1, 5 * MIB),
+        ({"transfer_bytes": 0}, 64 * MIB, 16 * MIB),
+        ({"parallel_parts": 3}, 64 * MIB, 16 * MIB),
+        ({"parallel_parts": 3, "part_bytes": 6 * MIB, "single_put_bytes": 7}, 7, 6 * MIB),
+        ({"single_put_bytes": 7}, 7, 5 * MIB),
+    ],
+)
+def test_options_that_are_set_are_kept(options, single, part):
+    policy = policy_of(**options)
+
+    assert (policy.single_put_bytes, policy.put_part_bytes(40 * MIB)) == (single, part)
+
+
+def test_parts_beyond_the_memory_wait():
+    policy = policy_of(transfer_bytes=20 * MIB)
+    policy.puts.level = 8
+    policy.puts._retry_at = 1e12
+
+    assert [policy.begin_part(8 * MIB, others=n) for n in range(4)] == [True, True, False, False]
+    with policy.part(8 * MIB):
+        pass
+    assert policy.begin_part(8 * MIB, others=1)
+
+
+class Part:
+    """A reader of a part of the payload that returns a little at a time."""
+
+    def __init__(self, start, stop):
+        self.data = memoryview(PAYLOAD[start:stop])
+        self.closed = False
+
+    def readinto(self, buffer):
+        count = min(len(buffer), len(self.data), 700)
+        buffer[:count] = self.data[:count]
+        self.data = self.data[count:]
+        return count
+
+    def close(self):
+        self.closed = True
+
+
+class Opener:
+    """Opens parts and remembers them."""
+
+    def __init__(self):
+        self.parts = []
+
+    def __call__(self, start, stop):
+        part = Part(start, len(PAYLOAD) if stop is None else stop)
+        self.parts.append((start, stop, part))
+        return part
+
+
+@pytest.fixture
+def opener():
+    return Opener()
+
+
+def reader_of(opened, start, stop, *, connections, memory=10_000, part_bytes=1000):
+    transfers = Transfers(Memory(memory), fixed=connections)
+    reader = PartsReader(opened, start, stop, transfers=transfers, part_bytes=part_bytes)
+    reader._read = 1 << 30  # as if so much had been read in sequence
+    return reader
+
+
+def assert_idle(transfers):
+    assert transfers.active == 0
+    assert transfers.memory.reserve(transfers.memory.limit), "all memory was given back"
+
+
+@pytest.mark.parametrize("lent", [True, False])
+@pytest.mark.parametrize("connections", [1, 2, 3, 50])
+@pytest.mark.parametrize(("start", "stop"), [(0, len(PAYLOAD)), (1, 2), (999, 10_001), (0, 1000)])
+def test_parts_make_the_whole_in_order(opener, start, stop, connections, lent):
+    reader = reader_of(opener, start, stop, connections=connections)
+    room = memoryview(bytearray(stop - start))
+    if lent:
+        lend_to(reader, room)
+    done = 0
+    while count := reader.readinto(room[done : done + 900] if done < len(room) else memoryview(bytearray(1))):
+        done += count
+    reader.close()
+
+    assert room == PAYLOAD[start:stop]
+    assert all(part.closed for _, _, part in opener.parts)
+    assert_idle(reader._transfers)
+
+
+@pytest.mark.parametrize("lent", [700, 5000, 5500])
+def test_only_a_part_of_the_payload_is_read_into_lent_memory(opener, lent):
+    reader = reader_of(opener, 0, len(PAYLOAD), connections=3)
+    room, rest = memoryview(bytearray(lent)), memoryview(bytearray(len(PAYLOAD) - lent))
+    assert fill_lent(reader, room) + fill(reader, rest) == len(PAYLOAD)
+    reader.close()
+
+    assert bytes(room) + bytes(rest) == PAYLOAD
+
+
+def fill_lent(reader, room):
+    lend_to(reader, room)
+    return fill(reader, room)
+
+
+def test_reading_one_piece_fetches_nothing_ahead(opener):
+    with closing(
+        PartsReader(opener, 0, 25_000, transfers=Transfers(Memory(10_000), fixed=8), part_bytes=1000)
+    ) as reader:
+        reader.readinto(memoryview(bytearray(10)))
+
+        assert [start for start, _, _ in opener.parts] in ([0], [0, 1000], [1000, 0])
+
+
+def test_without_memory_everything_is_read_in_this_thread():
+    threads = set()
+
+    def opened(start, stop):
+        threads.add(threading.current_thread())
+        return Part(start, stop)
+
+    with closing(reader_of(opened, 0, len(PAYLOAD), connections=4, memory=0)) as reader:
+        room = memoryview(bytearray(len(PAYLOAD)))
+        while len(room):
+            room = room[reader.readinto(room[:500]) :]
+
+    assert threads == {threading.current_thread()}
+
+
+def test_parts_ahead_are_bounded_by_the_memory():
+    opened, gate = [], threading.Semaphore(0)
+
+    def build(start, stop):
+        opened.append(start)
+        gate.release()
+        return Part(start, stop)
+
+    reader = reader_of(build, 0, len(PAYLOAD), connections=50, memory=3000)
+    room = memoryview(bytearray(1000))
+    for done in range(1, 6):
+        assert fill(reader, room) == 1000
+        assert len(opened) <= done + 4  # what was read, three in memory, and one that is read directly
+    reader.close()
+
+
+def test_a_short_part_is_the_end():
+    reader = reader_of(lambda start, stop: Part(start, stop - 5), 0, 3000, connections=2)
+
+    assert fill(reader, memoryview(bytearray(3000))) == 995
+    reader.close()
+
+
+def test_an_error_comes_where_it_belongs():
+    def build(start, stop):
+        if start == 1000:
+            raise ConnectionError("the second part")
+        return Part(start, stop)
+
+    reader = reader_of(build, 0, 3000, connections=3)
+    assert fill(reader, memoryview(bytearray(1000))) == 1000
+
+    with pytest.raises(ConnectionError, match="second"):
+        fill(reader, memoryview(bytearray(10)))
+    reader.close()
+    reader.close()
+    assert_idle(reader._transfers)
+
+
+def test_closing_stops_what_is_under_way():
+    release, begun = threading.Event(), threading.Semaphore(0)
+
+    class Slow(Part):
+        def readinto(self, buffer):
+            if threading.current_thread() is threading.main_thread():
+                return super().readinto(buffer)
+            begun.release()
+            release.wait(10)
+            return super().readinto(buffer)
+
+    reader = reader_of(Slow, 0, 9000, connections=3)
+    reader.readinto(memoryview(bytearray(10)))
+    assert begun.acquire(timeout=10)
+    assert begun.acquire(timeout=10)
+    closing_thread = threading.Thread(target=reader.close)
+    closing_thread.start()
+    while not reader._closed:
+        pass
+    release.set()
+    closing_thread.join(10)
+
+    assert not begun.acquire(blocking=False), "a part went on after the close"
+    assert_idle(reader._transfers)
+
+
+@pytest.mark.parametrize(
+    ("stop", "connections", "requests"), [(5000, 3, 5), (1000, 3, 1), (5000, 1, 1), (None, 3, 1), (25_600, 2, 26)]
+)
+def test_parts_only_where_there_are_several(opener, stop, connections, requests):
+    transfers = Transfers(Memory(5000), fixed=connections)
+    with closing(in_parts(opener, 0, stop, transfers=transfers, part_bytes=1000)) as reader:
+        fill(reader, memoryview(bytearray(stop or len(PAYLOAD))))
+
+    assert len(opener.parts) == requests
+
+
+def test_a_forked_process_begins_with_no_connection_in_use(monkeypatch):
+    transfers = Transfers(Memory(0), fixed=2)
+    transfers.begin()
+    transfers.connect()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    transfers.begin()
+
+    assert transfers.active == 0
+
+
+def test_parts_of_two_versions_are_never_joined():
+    version = SameVersion("cold", "key")
+    version.check(None)
+    version.check('"a"')
+    version.check('"a"')
+    version.check(None)
+
+    with pytest.raises(StoreUnavailableError, match="replaced"):
+        version.check('"b"')
