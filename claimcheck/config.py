@@ -1,7 +1,7 @@
-"""The configuration as frozen dataclasses, and how YAML becomes one.
+"""The configuration as frozen dataclasses, and how a mapping becomes one.
 
 ``${NAME}`` and ``${NAME:-default}`` in store options, signing keys and encryption keys are resolved by the process that
-uses them (`expand`), so a pickled configuration carries names, not secrets. The classes need only the standard library;
+uses them (`expand`), so a pickled configuration carries names, not secrets. Only the standard library is needed;
 PyYAML is imported when a file is read.
 """
 
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from claimcheck._destination import canonical
@@ -35,7 +33,7 @@ from claimcheck._validation import (
     options_of,
     valid_options,
 )
-from claimcheck.errors import ConfigError
+from claimcheck._yaml_file import read_yaml
 
 __all__ = [
     "ChunkingConfig",
@@ -651,95 +649,3 @@ def _check_readers(base: Config, config: Config, path: str, problems: Problems) 
             if value > limit and section not in wrong:
                 expected = f"at most {limit}: readers use the top-level limits"
                 fail(f"{path}.{section}.{name}", found=str(value), expected=expected)
-
-
-_MAX_FILE_BYTES = 256 << 10
-_MAX_VALUES = 100_000  # after the expansion of aliases and merge keys
-_QUOTED = re.compile(r"'(?!<)[^']{2,}'")  # a tag or an alias; the parser puts its own words in <>
-
-
-def read_yaml(path: str | os.PathLike[str]) -> Any:
-    """Read a YAML file of up to 256 KiB and 100,000 values; errors name the line and never quote the file.
-
-    Raises:
-        ConfigError: The file cannot be read, is not YAML, is too large, or has a key twice in one mapping.
-    """
-    import yaml
-
-    if not isinstance(path, (str, os.PathLike)):
-        fail("configuration", found=f"a {type(path).__name__}", expected="the path of a YAML file")
-    name = os.fspath(path)
-    try:
-        return yaml.load(_text(path), Loader=_loader())
-    except OSError as exc:
-        raise ConfigError(f"cannot read {name}: {exc.strerror or exc}", path=name) from exc
-    except ConfigError:
-        raise
-    except Exception as exc:  # tags that do not fit their values make PyYAML raise anything
-        why = _why(exc)
-    raise ConfigError(f"{name} is not YAML: {why}", path=name)  # not chained: the error of PyYAML quotes the file
-
-
-def _text(path: str | os.PathLike[str]) -> str:
-    with Path(path).open("rb") as file:
-        data = file.read(_MAX_FILE_BYTES + 1)
-    if len(data) > _MAX_FILE_BYTES:
-        fail("configuration", found=f"a file of more than {_MAX_FILE_BYTES} bytes", expected="a smaller YAML file")
-    return data.decode()
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8 text"
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    if problem is None:
-        return f"it cannot be read ({type(error).__name__})"
-    if problem.startswith("but "):  # the end of a sentence
-        problem = f"{getattr(error, 'context', None)}, {problem}"
-    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-    return where + _QUOTED.sub("...", problem)
-
-
-@functools.cache
-def _loader() -> type[Any]:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """PyYAML's loader with a limit for aliases; it rejects duplicate keys, of which the last one would win."""
-
-        def get_single_node(self) -> Any:
-            node = super().get_single_node()
-            _count_values(node, {})
-            return node
-
-        def compose_mapping_node(self, anchor: Any) -> Any:
-            node = super().compose_mapping_node(anchor)
-            _no_duplicates([key for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
-            return node
-
-    return Loader
-
-
-def _count_values(node: Any, known: dict[int, int]) -> int:
-    """Count the values below a node as if aliases and merge keys were expanded; an alias may contain itself."""
-    children = node.value if node is not None and isinstance(node.value, list) else ()
-    if id(node) not in known:
-        known[id(node)] = _MAX_VALUES + 1  # until its children are counted: none may contain this node
-        flat = [child for each in children for child in (each if isinstance(each, tuple) else (each,))]
-        known[id(node)] = 1 + sum(_count_values(child, known) for child in flat)
-    if known[id(node)] > _MAX_VALUES:
-        found = f"more than {_MAX_VALUES} values, counting each alias in full"
-        fail("configuration", found=found, expected="fewer aliases and merge keys")
-    return known[id(node)]
-
-
-def _no_duplicates(keys: list[Any]) -> None:
-    import yaml
-
-    seen = set()
-    for key in keys:
-        if (key.tag, key.value) in seen and key.value != "<<":
-            raise yaml.MarkedYAMLError(problem="this key appears twice in one mapping", problem_mark=key.start_mark)
-        seen.add((key.tag, key.value))
