@@ -16,7 +16,7 @@ import math
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -25,6 +25,7 @@ from claimcheck._acknowledgement import Handle, Position
 from claimcheck._checksum import crc32
 from claimcheck._digest import Crc32
 from claimcheck._envelope import Chunk
+from claimcheck._payload_reader import FreshBytes
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.errors import ChunkConflictError, ClaimCheckError, IncompletePayloadError, PayloadTooLargeError
 
@@ -151,7 +152,7 @@ class Assembler:
     def _end(self, again: Record, attempt: Record, settled: set[Position]) -> None:
         """End an attempt because an earlier one was acknowledged: its other messages are duplicates or conflicts."""
         rest, error = [slot for slot in again.slots if slot.position not in settled], again.error
-        chunks = (Chunk(again.identity.uuid, n, again.count, piece) for n, piece in again.pieces.items())
+        chunks = (Chunk(again.identity.uuid, n, again.count, piece) for n, piece in again.pieces)
         errors = (_contradiction(attempt, chunk) for chunk in chunks if attempt.state == "delivered")
         error = error or next((each for each in errors if each is not None), None)
         self._discard(again)
@@ -190,7 +191,7 @@ class Assembler:
     def _file(
         self, identity: Identity, slot: Slot, chunk: Chunk, claims: frozenset[tuple[str, str]]
     ) -> list[AssemblyEvent]:
-        record = self._open.get(identity) or self._opened(identity, chunk)
+        record = self._open.get(identity) or self._opened(identity, slot, chunk)
         self._hold(record, slot, claims)
         events = self._make_room(record, 0)
         self._check(record, chunk)
@@ -199,8 +200,9 @@ class Assembler:
         record.numbers.add(chunk.position)
         return events + self._finish_if_complete(record)
 
-    def _opened(self, identity: Identity, chunk: Chunk) -> Record:
-        record = self._open[identity] = Record(identity, chunk.count, self._clock())
+    def _opened(self, identity: Identity, slot: Slot, chunk: Chunk) -> Record:
+        pieces = Pieces(hints.total_bytes(slot.headers))
+        record = self._open[identity] = Record(identity, chunk.count, self._clock(), pieces=pieces)
         limit = self._config.expire_after_seconds
         if limit and self.due is None:
             self.due = record.first_seen + limit
@@ -213,14 +215,15 @@ class Assembler:
     def _check(self, record: Record, chunk: Chunk) -> None:
         """Fail a payload that contradicts itself or alone exceeds a bound; its other chunks are only counted."""
         limits, messages = self._config, self._config.max_pending_messages
-        size = record.size + (0 if chunk.position in record.pieces else len(chunk.piece))
+        pieces = record.pieces
+        size = pieces.size + (0 if chunk.position in pieces else len(chunk.piece))
         bound, name = min(
             (limits.max_payload_bytes, "max_payload_bytes"), (limits.max_pending_bytes, "max_pending_bytes")
         )
         if chunk.count != record.count:
             why = f"declares {chunk.count} chunks, but an earlier chunk declares {record.count}"
             self._fail(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
-        elif chunk.position in record.pieces and record.pieces[chunk.position] != chunk.piece:
+        elif chunk.position in pieces and pieces[chunk.position] != chunk.piece:
             why = "arrived twice with different bytes"
             self._fail(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
         elif chunk.count > limits.max_chunks:
@@ -235,8 +238,7 @@ class Assembler:
         if chunk.position in record.pieces:
             return []
         events = self._make_room(record, len(chunk.piece))
-        record.pieces[chunk.position] = _owned(chunk.piece)
-        record.size += len(chunk.piece)
+        record.pieces.add(chunk.position, chunk.piece)
         self.pending_bytes += len(chunk.piece)
         return events
 
@@ -260,7 +262,7 @@ class Assembler:
     def _victim(self, record: Record, *, holding_bytes: bool) -> Record | None:
         """Return the oldest other payload, or the oldest other one with bytes in memory."""
         others = (other for other in self._open.values() if other is not record)
-        return next((other for other in others if other.size or not holding_bytes), None)
+        return next((other for other in others if other.pieces.size or not holding_bytes), None)
 
     def _finish_if_complete(self, record: Record) -> list[AssemblyEvent]:
         limits = self._config
@@ -269,11 +271,11 @@ class Assembler:
             return [self._break(record)] if complete or len(record.slots) > limits.max_pending_messages else []
         if len(record.numbers) < record.count:
             return []
-        pieces, declared = [record.pieces[n] for n in range(record.count)], record.declared
-        record.crc32s = _running_crc32(pieces)
+        content, declared = record.pieces.content(), record.declared
+        record.crc32s = record.pieces.crc32s
         self._close(record, "delivered")
         self._redelivered.pop(record.identity, None)
-        return [Assembled(record, record.slots, pieces, declared)]
+        return [Assembled(record, record.slots, content, declared)]
 
     # Late messages -------------------------------------------------------------------------------------------
 
@@ -373,17 +375,8 @@ class Assembler:
             self.forget(next(iter(self._closed)))
 
     def _release(self, record: Record) -> None:
-        self.pending_bytes -= record.size
-        record.size, record.pieces = 0, {}
-
-
-def _running_crc32(pieces: Iterable[memoryview]) -> array[int]:
-    """Return the checksum of the payload up to the end of each piece; the last is that of the whole."""
-    running, value = array("I"), 0
-    for piece in pieces:
-        value = crc32(piece, value)
-        running.append(value)
-    return running
+        self.pending_bytes -= record.pieces.size
+        record.pieces = _NO_PIECES
 
 
 def _contradiction(record: Record, chunk: Chunk) -> ChunkConflictError | None:
@@ -396,11 +389,6 @@ def _contradiction(record: Record, chunk: Chunk) -> ChunkConflictError | None:
     else:
         return None
     return _conflict(chunk, why, seen=record.count, total=record.count)
-
-
-def _owned(piece: memoryview) -> memoryview:
-    """Return an immutable piece: a view of ``bytes``, a copy of anything else."""
-    return piece if isinstance(piece.obj, bytes) else memoryview(bytes(piece))
 
 
 def _conflict(chunk: Chunk, why: str, *, seen: int, total: int) -> ChunkConflictError:
@@ -424,6 +412,74 @@ def _incomplete(record: Record, why: str) -> IncompletePayloadError:
     return IncompletePayloadError(text, uuid=uuid, seen=seen, total=record.count)
 
 
+class Pieces:
+    """The pieces of one payload.
+
+    Once half of the declared size has arrived, they are joined as they come, in memory for the whole payload. The rest
+    is on its way meanwhile, and the next chunk reuses the memory of the last one. Memory is never more than twice what
+    arrived, and the declared size only saves time: pieces that do not fit it are joined at the end.
+
+    Args:
+        declared: Size of the whole payload in bytes, as a hint; 0 if it is unknown.
+
+    Attributes:
+        size: Bytes of all pieces.
+        crc32s: The checksum of the payload up to the end of each joined piece.
+    """
+
+    __slots__ = ("_declared", "_ends", "_fresh", "_separate", "crc32s", "size")
+
+    def __init__(self, declared: int = 0) -> None:
+        self.size = 0
+        self.crc32s = array("I")
+        self._declared = declared
+        self._fresh: FreshBytes | None = None
+        self._ends = array("Q")  # of the joined pieces
+        self._separate: dict[int, memoryview] = {}
+
+    def add(self, position: int, piece: memoryview) -> None:
+        """Add a piece, uncopied if it is a view of ``bytes``."""
+        self._separate[position] = piece if isinstance(piece.obj, bytes) else memoryview(bytes(piece))
+        self.size += len(piece)
+        if self._fresh is None and self.size <= self._declared <= 2 * self.size:
+            self._fresh = FreshBytes(self._declared)
+        if self._fresh is not None:
+            self._join(self._fresh.view)
+
+    def content(self) -> bytes:
+        """Return the whole payload; call it once, when all pieces were added."""
+        if self._fresh is not None and not self._separate and self.size == self._declared:
+            self._fresh.view.release()
+            return self._fresh.payload
+        pieces = [piece for _, piece in sorted(self)]
+        for piece in pieces[len(self.crc32s) :]:
+            self._checksum(piece)
+        return b"".join(pieces)
+
+    def _join(self, whole: memoryview) -> None:
+        start = self._ends[-1] if self._ends else 0
+        while (piece := self._separate.get(len(self._ends))) is not None and start + len(piece) <= len(whole):
+            del self._separate[len(self._ends)]
+            self._checksum(piece)
+            whole[start : (start := start + len(piece))] = piece
+            self._ends.append(start)
+
+    def _checksum(self, piece: memoryview) -> None:
+        self.crc32s.append(crc32(piece, self.crc32s[-1] if self.crc32s else 0))
+
+    def __contains__(self, position: int) -> bool:
+        return position < len(self._ends) or position in self._separate
+
+    def __getitem__(self, position: int) -> memoryview:
+        if self._fresh is None or position >= len(self._ends):
+            return self._separate[position]
+        return self._fresh.view[self._ends[position - 1] if position else 0 : self._ends[position]]
+
+    def __iter__(self) -> Iterator[tuple[int, memoryview]]:
+        return ((position, self[position]) for position in (*range(len(self._ends)), *self._separate))
+
+
+_NO_PIECES = Pieces()  # of payloads that have ended; never changed
 _MAX_CLAIMS = 8  # different claims about one payload; two suffice to refuse it
 
 
@@ -458,13 +514,12 @@ class Record:
     action: Action = "ack"
     reason: str = ""
     error: ClaimCheckError | None = None
-    pieces: dict[int, memoryview] = field(default_factory=dict)
+    pieces: Pieces = field(default_factory=Pieces)
     numbers: set[int] = field(default_factory=set)
     slots: list[Slot] = field(default_factory=list)
     by_position: dict[Position, Slot | None] = field(default_factory=dict)
     first: Slot | None = None
     declared: set[tuple[str, str]] = field(default_factory=set)
-    size: int = 0
     crc32s: array[int] = field(default_factory=lambda: array("I"))  # of the payload up to the end of each chunk
 
     def __repr__(self) -> str:
@@ -526,13 +581,13 @@ class _AssemblyEvent:
 
 @dataclass(frozen=True, slots=True)
 class Assembled(_AssemblyEvent):
-    """A complete payload: its pieces in order.
+    """A complete payload: its pieces, joined.
 
     Only the headers and the key of the message with the lowest position are kept; ``declared`` has the claims of all
     headers.
     """
 
-    pieces: list[memoryview] = field(repr=False)
+    content: bytes = field(repr=False)
     declared: set[tuple[str, str]]
 
     @property

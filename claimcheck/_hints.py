@@ -31,6 +31,7 @@ __all__ = [
     "signature",
     "signatures",
     "strip",
+    "total_bytes",
     "without_reserved",
 ]
 
@@ -158,6 +159,12 @@ def chunk_hints(headers: Headers, uuid: str, position: int, count: int, total: i
     if any(name in _PIP_37 for name, _ in pairs(headers)):
         return ours
     return ours | {_UUID: uuid, _POSITION: str(position), _COUNT: str(count), _TOTAL: str(total)}
+
+
+def total_bytes(headers: object) -> int:
+    """Return the size that a chunk's hint declares for all chunks together; 0 without a hint."""
+    text = get(headers, _TOTAL, limit=_MAX_CLAIM[SIZE]) or ""
+    return int(text) if text.isdecimal() else 0
 
 
 def strip(headers: H, *, uuid: str | None = None) -> H:

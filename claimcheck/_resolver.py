@@ -8,7 +8,6 @@ messages. The transport acknowledges, redelivers or dead-letters them and report
 from __future__ import annotations
 
 import heapq
-import io
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -367,7 +366,7 @@ class Resolver:
             self._emit_drop(event, event.reason, event.action)
             return Dropped(reason=event.reason, action=event.action, error=event.error, **common)
         try:
-            payload = self._joined(event, destination)
+            payload = self._decoded(event, destination)
         except Exception as error:
             return Failed(error=_typed(error), attempt=event.attempt, **common)
         if self._hooks:
@@ -375,9 +374,9 @@ class Resolver:
             self._hooks.emit(AssembledEvent(source=source, uuid=event.uuid, messages=messages, size=size))
         return Resolved(payload=payload, kind=Kind.CHUNK, attempt=event.attempt, **common)
 
-    def _joined(self, event: Assembled, destination: str | None) -> bytes:
-        """Return the payload of complete chunks: joined, its signature verified, then decoded."""
-        content = _join(event.pieces)
+    def _decoded(self, event: Assembled, destination: str | None) -> bytes:
+        """Return the payload of complete chunks: its signature verified, then decoded."""
+        content = event.content
         if self._seal is not None:
             found, count = hints.signatures(event.declared), event.attempt.count
             self._seal.check_chunks(found, uuid=event.uuid, count=count, pieces=[content], destination=destination)
@@ -418,20 +417,6 @@ class _Unsettled:
 
     def lowest(self) -> Position | None:
         return self._heap[0] if self._heap else None
-
-
-def _join(pieces: list[memoryview]) -> bytes:
-    """Join the pieces and release each in turn, so that peak memory is little more than one payload."""
-    if len(pieces) == 1:
-        return bytes(pieces[0])
-    box = io.BytesIO(bytes(sum(len(piece) for piece in pieces)))
-    with box.getbuffer() as out:
-        done = 0
-        for index, piece in enumerate(pieces):
-            out[done : done + len(piece)] = piece
-            done += len(piece)
-            pieces[index] = memoryview(b"")
-    return box.getvalue()
 
 
 def _typed(error: Exception) -> ClaimCheckError:

@@ -71,7 +71,7 @@ class Traffic(RuleBasedStateMachine):
     def account(self, event, pieces):
         if isinstance(event, Assembled):
             if pieces is not None:
-                assert b"".join(event.pieces) == b"".join(pieces)
+                assert event.content == b"".join(pieces)
             self.delivered.append(event)
             return
         assert isinstance(event, Discarded)

@@ -49,7 +49,7 @@ def handles(event):
 
 def payload(event):
     assert isinstance(event, Assembled)
-    return b"".join(event.pieces)
+    return event.content
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
