@@ -136,14 +136,18 @@ def test_declared_bytes_are_bounded_and_a_larger_payload_is_read_alone(rig, reso
 def test_what_the_caller_did_not_take_counts(rig):
     """Reads that have ended hold memory as well as those that run."""
     pointers, sealed = stored(rig, 10)
-    gate = Gate(rig.cc.store("hot"))
-    fourth = threading.Event()
-    messages = (message for n, message in enumerate(sealed) if n != 3 or not fourth.set())
-    many = rig.cc.resolve_many(messages, max_bytes=3 * SIZE)
+    gate, fourth = Gate(rig.cc.store("hot")), threading.Event()
+
+    def source():
+        yield from sealed[:3]
+        fourth.set()
+        yield from sealed[3:]
+
+    many = rig.cc.resolve_many(source(), max_bytes=3 * SIZE)
     gate.allow(*pointers[1:])
     first = threading.Thread(target=lambda: next(many))
     first.start()
-    assert fourth.wait(10)  # else the first one is taken before there is a fourth
+    assert fourth.wait(10)
     assert gate.reached(lambda: len(gate.begun) == 3 and gate.running == 1)
     gate.allow(pointers[0])
     first.join(10)

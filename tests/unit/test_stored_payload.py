@@ -195,3 +195,139 @@ class TestPrefetch:
 
         assert (second.started, third.started) == (True, False)
         prefetch.forget()
+
+
+class Arriving(Message):
+    """A message with a stored payload, which the application may request."""
+
+    def __init__(self, size=10):
+        super().__init__(size)
+        self.on_get = lambda waited: None
+
+    def watch(self, on_get):
+        self.on_get = on_get
+
+
+class Consumer:
+    """Receives like the transports: one message, and then as many ahead as there is room for."""
+
+    def __init__(self, prefetch):
+        self.prefetch, self.waiting = prefetch, []
+
+    def receive(self, kind=Arriving, **arguments):
+        self.prefetch.begin_receive()
+        if not self.waiting:
+            self._take(kind(**arguments))
+        message = self.waiting.pop(0)
+        self.prefetch.deliver(message)
+        while self.prefetch.room:
+            self._take(kind(**arguments))
+        return message
+
+    def _take(self, message):
+        self.waiting.append(message)
+        self.prefetch.add(message)
+
+    def ahead_after(self, count, *, waited, **arguments):
+        """Receive so many, with the payload requested each time; return how many were received ahead each time."""
+        ahead = []
+        for _ in range(count):
+            message = self.receive(**arguments)
+            ahead.append(len(self.waiting))
+            if waited is not None:
+                message.on_get(waited)
+        return ahead
+
+
+class Plain(Message):
+    """A message that is its own payload."""
+
+    def __init__(self):
+        super().__init__(0)
+
+
+class TestPrefetchByDefault:
+    def test_it_receives_twice_as_many_ahead_each_time_that_the_application_waits(self):
+        consumer = Consumer(Prefetch(None, threads=1))
+        assert consumer.ahead_after(9, waited=True) == [0, 1, 2, 4, 8, 16, 32, 64, 64]
+        assert all(message.started for message in consumer.waiting)
+
+    def test_it_goes_no_further_than_the_application_needs(self):
+        consumer = Consumer(Prefetch(None, threads=1))
+        consumer.ahead_after(3, waited=True)
+        assert consumer.ahead_after(5, waited=False) == [4] * 5
+
+    def test_it_stops_while_no_payload_is_requested(self):
+        consumer = Consumer(Prefetch(None, threads=1))
+        consumer.ahead_after(4, waited=True)
+        consumer.ahead_after(20, waited=None)
+        assert consumer.waiting == []
+        assert consumer.ahead_after(3, waited=True) == [0, 1, 2]
+
+    def test_it_is_bounded_in_bytes_with_those_that_were_just_delivered(self, monkeypatch):
+        monkeypatch.setattr("claimcheck.transports._common.prefetch.DEFAULT_BYTES", 100)
+        consumer = Consumer(Prefetch(None, threads=1))
+        consumer.ahead_after(20, waited=True, size=30)
+        message = consumer.receive(size=30)
+        assert sum(each.held_bytes for each in [message, *consumer.waiting] if each.started) <= 100
+        assert [each.started for each in consumer.waiting] == [True, True, False]
+        prefetch = consumer.prefetch
+        prefetch.forget()
+        assert prefetch._held == 0
+
+    def test_topics_without_pointers_start_nothing(self):
+        prefetch = Prefetch(None, threads=1)
+        consumer = Consumer(prefetch)
+        for _ in range(100):
+            consumer.receive(Plain)
+        assert (consumer.waiting, prefetch._pool) == ([], None)
+
+    def test_after_a_plain_message_nothing_is_received_ahead(self):
+        """Otherwise a topic that had a pointer once would take the slow path for ever."""
+        consumer = Consumer(Prefetch(None, threads=1))
+        consumer.ahead_after(3, waited=True)
+        consumer.waiting.clear()
+        for _ in range(3):
+            consumer.receive(Plain)
+        assert consumer.waiting == []
+
+    @pytest.mark.parametrize("what", ["off", "stopped"])
+    def test_off(self, what):
+        prefetch = Prefetch(0 if what == "off" else None, threads=1)
+        if what == "stopped":
+            prefetch.stop()
+        assert Consumer(prefetch).ahead_after(5, waited=True) == [0] * 5
+
+
+class TestWatch:
+    """What the application waited for decides how much is read ahead."""
+
+    def test_a_payload_that_was_not_read_ahead_is_waited_for(self):
+        payload, waits = StoredPayload(Source()), []
+        payload.watch(waits.append)
+        assert waits == []
+        payload.get(), payload.get()
+        assert waits == [True]
+
+    def test_one_that_was_there_is_not(self):
+        payload, waits = StoredPayload(Source()), []
+        payload.prefetch(pool := Idle())
+        pool.run()
+        payload.watch(waits.append)
+        payload.get()
+        assert waits == [False]
+
+    def test_one_that_was_read_before_it_is_watched(self):
+        """For an event loop a payload is read before its message is delivered."""
+        payload, waits = StoredPayload(Source()), []
+        payload.read()
+        payload.watch(waits.append)
+        assert waits == [True]
+
+    def test_a_request_that_fails_is_a_request(self):
+        payload, waits = StoredPayload(Source(outage())), []
+        payload.watch(waits.append)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError):
+                payload.get()
+        assert waits == [True]

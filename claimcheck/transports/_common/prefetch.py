@@ -84,6 +84,7 @@ class Prefetch:
                 self._ahead = 0
             self._held -= self._delivered_bytes
             self._delivered = self._requested = self._delivered_bytes = 0
+            self._begin()
 
     def deliver(self, message: Fetchable) -> None:
         """Note that the application receives a message."""
