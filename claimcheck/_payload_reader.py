@@ -102,7 +102,10 @@ def _madvise() -> Callable[[int, int, int], int]:
 
 
 class Reader(Protocol):
-    """The methods of a raw binary file that are needed to read a payload."""
+    """The methods of a raw binary file that are needed to read a payload.
+
+    A reader may also have a method ``whole``, see `PieceReader.whole`, which is called before anything is read.
+    """
 
     def readinto(self, buffer: memoryview, /) -> int | None:
         """Fill the beginning of a buffer, which is never empty; returns the number of bytes, 0 only at the end."""

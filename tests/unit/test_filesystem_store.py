@@ -1,5 +1,6 @@
 """What only files can do wrong; tests/conformance and tests/fault have the rest."""
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -23,6 +24,7 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.stores import filesystem
+from claimcheck.stores._files import link_new
 from claimcheck.stores.filesystem import FilesystemStore
 
 
@@ -330,6 +332,25 @@ def test_a_file_that_grew_after_it_was_opened_is_refused(store, tmp_path, monkey
 
     with pytest.raises(IntegrityError, match="at least 8"):
         store.read(pointer)
+
+
+@pytest.mark.parametrize("refused", [None, errno.EPERM, errno.EOPNOTSUPP])
+def test_a_name_that_is_taken_stays_as_it_is_unless_there_are_no_links(tmp_path, monkeypatch, refused):
+    def refuse(*_, **__):
+        raise OSError(refused, os.strerror(refused))
+
+    if refused is not None:
+        monkeypatch.setattr(os, "link", refuse)
+    for name, content in (("partial", b"new"), ("other", b"newer"), ("name", b"old")):
+        (tmp_path / name).write_bytes(content)
+
+    link_new(str(tmp_path / "partial"), str(tmp_path / "free"))
+    with contextlib.suppress(FileExistsError):
+        link_new(str(tmp_path / "other"), str(tmp_path / "name"))
+
+    assert (tmp_path / "free").read_bytes() == b"new"
+    assert (tmp_path / "name").read_bytes() == (b"old" if refused is None else b"newer")
+    assert not (tmp_path / "partial").exists()
 
 
 def test_fsync_is_for_the_file_and_then_for_its_name(tmp_path, monkeypatch):
