@@ -62,6 +62,18 @@ class Plan(NamedTuple):
     limit: WireLimit
     unchanged_bytes: int
 
+    def passes(self, payload: object, key: object, headers: object) -> bool:
+        """Whether to pass a call on unchanged: its payload is small and does not look like an envelope.
+
+        This is the usual case, so the decision takes less than a microsecond.
+        """
+        most = self.unchanged_bytes
+        if type(payload) is not bytes or len(payload) > most or payload.startswith(self.strategy._header):
+            return False
+        if headers is not None and hints.is_ours(headers):
+            return False
+        return len(payload) + self.limit.overhead(key, headers) <= most
+
 
 @dataclass(frozen=True, slots=True)
 class ProduceCall:
@@ -205,49 +217,43 @@ class _Sender:
         self._headers = _Parameter.of(signature, call.headers) if call.headers else None
         self._known_shapes: set[tuple[object, ...]] = set()
 
-    def passes(self, plan: Plan, args: _Args, kwargs: _Kwargs) -> bool:
-        """Whether to pass the call on unchanged: its payload is small and does not look like an envelope.
-
-        This is the usual case, so the decision takes less than a microsecond and does not bind the arguments.
-        """
-        payload, limit = self._payload.find(args, kwargs), plan.unchanged_bytes
-        if type(payload) is not bytes or len(payload) > limit or payload.startswith(plan.strategy._header):
-            return False
-        key = self._key.find(args, kwargs) if self._key else None
-        headers = self._headers.find(args, kwargs) if self._headers else None
-        if headers is not None and hints.is_ours(headers):
-            return False
-        return len(payload) + plan.limit.overhead(key, headers) <= limit
-
     def send(self, args: _Args, kwargs: _Kwargs) -> object:
-        topic = self._topic(args, kwargs)
+        topic, payload, key, headers = self._find(args, kwargs)
         plan = self._plan(topic)
-        if self.passes(plan, args, kwargs):
+        if plan.passes(payload, key, headers):
             return self._function(*args, **kwargs)
-        message = self._message(topic, plan, args, kwargs)
+        self._check_shape(args, kwargs)
+        message = self._message(topic, payload, key, headers, plan)
         produce = functools.partial(self._produce_now, args, kwargs)
         out = _bound(plan.strategy.offload(message), plan.strategy, message, self._classify)
         out.send(produce)
         return follow(out, produce)
 
     async def send_async(self, args: _Args, kwargs: _Kwargs) -> object:
-        topic = self._topic(args, kwargs)
+        topic, payload, key, headers = self._find(args, kwargs)
         plan = self._plan(topic)
-        if self.passes(plan, args, kwargs):
+        if plan.passes(payload, key, headers):
             return await self._function(*args, **kwargs)
-        message = self._message(topic, plan, args, kwargs)
+        self._check_shape(args, kwargs)
+        message = self._message(topic, payload, key, headers, plan)
         produce = functools.partial(self._produce, args, kwargs)
         out = _bound(await offload_async(plan.strategy, message), plan.strategy, message, self._classify)
         await out.send_async(produce)
         return follow(out, produce)
 
-    def _message(self, topic: str, plan: Plan, args: _Args, kwargs: _Kwargs) -> Message:
-        self._check_shape(args, kwargs)
+    def _find(self, args: _Args, kwargs: _Kwargs) -> tuple[str, Any, object, Any]:
+        """Return topic, payload, key and headers, without binding the arguments, which takes several microseconds."""
+        topic = self._destination.find(args, kwargs) if self._destination else None
+        key = self._key.find(args, kwargs) if self._key else None
+        headers = self._headers.find(args, kwargs) if self._headers else None
+        return self._name if topic is None else str(topic), self._payload.find(args, kwargs), key, headers
+
+    def _message(self, topic: str, payload: Any, key: object, headers: Any, plan: Plan) -> Message:
         return Message(
-            payload=self._payload.find(args, kwargs),
+            payload=payload,
             destination=topic,
-            key=self._key.find(args, kwargs) if self._key else None,
-            headers=self._headers.find(args, kwargs) if self._headers else None,
+            key=key,
+            headers=headers,
             threshold=plan.threshold,
             limit=plan.limit,
             takes_headers=self._headers is not None,
@@ -264,10 +270,6 @@ class _Sender:
             self._signature.bind(*args, **kwargs)
             if len(self._known_shapes) < _MAX_KNOWN_SHAPES:
                 self._known_shapes.add(shape)
-
-    def _topic(self, args: _Args, kwargs: _Kwargs) -> str:
-        topic = self._destination.find(args, kwargs) if self._destination else None
-        return self._name if topic is None else str(topic)
 
     def _produce_now(self, args: _Args, kwargs: _Kwargs, envelope: Envelope) -> object:
         result = self._produce(args, kwargs, envelope)

@@ -226,7 +226,8 @@ def mac_of(body: Mapping[str, object], secret: bytes, *, domain: bytes = b"\x02"
         secret: The key.
         domain: Comes before the JSON: the version byte of a pointer, or what makes other signatures different ones.
     """
-    signed = {name: value for name, value in body.items() if name != "mac"}
+    signed = dict(body)
+    signed.pop("mac", None)
     return hmac.digest(secret, domain + canonical_json(signed), "sha256").hex()
 
 

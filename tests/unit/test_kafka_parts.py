@@ -16,6 +16,7 @@ from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProduc
 from claimcheck.transports.kafka._client import classify
 from claimcheck.transports.kafka._message import message_of
 from claimcheck.transports.kafka._partition import _MAX_SPANS, CommitMetadata, Partition
+from tests.structure import calls
 
 OFFSETS = st.integers(0, 2**63 - 1)
 
@@ -155,6 +156,18 @@ def test_round_trip_on_the_mock_cluster(strategy, servers):
             message = consumer.poll(30)
             assert (len(message.value()), message.key()) == (3_000_000, b"k")
             consumer.commit(message=message, asynchronous=False)
+
+
+def test_plain_records_take_no_more_than_one_or_two_calls(servers):
+    """A guard for the overhead of each record: time cannot be asserted, the number of calls can."""
+    with claimcheck.from_dict({"stores": {"m": {"type": "memory"}}}) as cc:
+        with KafkaProducer(kafka.Producer(servers), cc) as producer:
+            producer.produce("t", b"first", b"k")
+            assert calls(lambda: producer.produce("t", b"small", b"k"))[0] == 1
+        with KafkaConsumer(kafka.Consumer({**servers, **CONSUMER}), cc) as consumer:
+            consumer.assign(PARTITIONS)
+            assert consumer.poll(30).value() == b"first"
+            assert calls(lambda: consumer.poll(30))[0] == 2
 
 
 def count_calls(patch, module, name):

@@ -16,6 +16,7 @@ from claimcheck.errors import (
     PayloadTypeError,
 )
 from tests.produce_rig import BIG, Rig
+from tests.structure import calls
 
 
 @pytest.fixture
@@ -30,6 +31,23 @@ def test_a_small_payload_is_sent_as_the_very_same_object(rig):
     assert value is small
     assert given is headers
     assert (topic, key, rig.stored) == ("orders", b"k", 0)
+
+
+def test_a_small_payload_takes_few_calls_and_a_large_one_not_many(rig):
+    """A guard for the overhead of each message: time cannot be asserted, the number of calls can."""
+    publish, store = rig.publisher(), rig.cc.store("hot")
+
+    def through():
+        publish("orders", BIG)
+        rig.cc.resolve(rig.sent[-1][1])
+
+    for each in (through, lambda: publish("orders", b"small")):  # what happens at the first call only
+        each()
+    small, _ = calls(lambda: publish("orders", b"small"))
+    offloaded, _ = calls(through)
+    bare, _ = calls(lambda: store.read(store.write(BIG)))
+    assert small <= 12
+    assert offloaded - bare <= 90
 
 
 def test_a_large_payload_rests_in_the_store_and_a_pointer_travels(rig):
