@@ -92,7 +92,7 @@ class Lab:
         import boto3
 
         needed("versitygw")
-        near = self._stack.enter_context(servers.s3()).endpoint_url
+        near = self._stack.enter_context(servers.s3(keep_alive=True)).endpoint_url
         boto3.client("s3", endpoint_url=near).create_bucket(Bucket=BUCKET)
         return f"http://127.0.0.1:{self._afar(near, 16, 90)}"
 
