@@ -4,6 +4,7 @@
 # make test-oldest         the fast tests with the oldest dependencies that pyproject.toml allows
 # make docs                builds the documentation site into site/
 # make bench               cost of the stores, compared with a raw socket, raw HTTP and the vendors' clients
+# make bench-line          S3 and Redis over a line like a cloud's, compared with boto3, its CRT, obstore and smart_open
 # make bench-pulsar        Pulsar through the wrappers, compared with the native producer and consumer
 # make bench-kafka         Kafka through the wrappers, compared with the native producer and consumer
 # make bench-spark         Spark jobs, compared with hand-written ones
@@ -27,7 +28,7 @@ PYTEST      := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 # Touch every dependency: stores, brokers' clients, encryption, compression, checksums, command line, configuration.
 OLDEST      := tests/unit tests/conformance
 
-.PHONY: demo test test-all test-oldest lint docs structure spark-versions bench bench-peers bench-pulsar bench-kafka bench-spark compare clean
+.PHONY: demo test test-all test-oldest lint docs structure spark-versions bench bench-peers bench-line bench-pulsar bench-kafka bench-spark compare clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -66,6 +67,10 @@ bench: $(VENV)/.bench
 
 bench-peers: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/peers.py $(BENCH_ARGS)
+
+# Needs versitygw and redis-server on PATH.
+bench-line: $(VENV)/.bench
+	$(BIN)/python tests/benchmarks/bench.py --only line --out bench-results/line $(BENCH_ARGS)
 
 # Needs java and CLAIMCHECK_TEST_PULSAR_JARS: see tests/real/pulsar.xml.
 bench-pulsar: $(VENV)/.bench

@@ -6,9 +6,11 @@ import base64
 import functools
 import io
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from http import HTTPStatus
 from operator import itemgetter
 from typing import Any
 
@@ -32,6 +34,7 @@ FRAMED_FROM_BYTES = 4 << 20
 """Below this size a separate pass for the checksum is cheap: the bytes are still in the cache when they are sent."""
 
 _ASK_FROM_BYTES = 1 << 20  # smaller bodies are sent before a server could refuse them
+_ASK_AGAIN_BYTES = 16 << 20  # the same, if the server accepted a body before: to ask takes a round trip
 _SEND_BYTES = 4 << 20  # per send, which must end within the socket's timeout
 _STEP_BYTES = 256 << 10  # per send if checksummed afterwards: still in the processor's cache then
 _FRAME_BYTES = 8 << 20
@@ -166,13 +169,21 @@ class _Pieces:
 
 def attach(client: Any) -> None:
     """Make a boto3 client send `ViewFile` and `FramedFile` bodies as intended."""
-    client.meta.events.register_last("before-call.s3", _announce)
+    accepted = threading.Event()
+    client.meta.events.register_last("before-call.s3", functools.partial(_announce, accepted))
     client.meta.events.register_last("before-send", _widen)
+    client.meta.events.register_last("after-call.s3.PutObject", functools.partial(_note, accepted))
 
 
-def _announce(params: dict[str, Any], model: Any, **_: object) -> None:
+def _note(accepted: threading.Event, http_response: Any, **_: object) -> None:
+    if http_response.status_code == HTTPStatus.OK:
+        accepted.set()
+
+
+def _announce(accepted: threading.Event, params: dict[str, Any], model: Any, **_: object) -> None:
     body, headers = params.get("body"), params["headers"]
-    if isinstance(body, ViewFile) and (len(body) < _ASK_FROM_BYTES or model.name == "UploadPart"):
+    ask_from = _ASK_AGAIN_BYTES if accepted.is_set() else _ASK_FROM_BYTES
+    if isinstance(body, ViewFile) and (len(body) < ask_from or model.name == "UploadPart"):
         headers.pop("Expect", None)  # it would only add a round trip; the server has accepted an upload before
     if isinstance(body, FramedFile):
         size = str(len(body.view))

@@ -55,7 +55,7 @@ class Lab:
     def __init__(self, effort: Effort) -> None:
         self.effort = effort
         self._stack = contextlib.ExitStack()
-        self._lines: dict[float, str] = {}
+        self._lines: dict[tuple[str, float, float], int] = {}
 
     def __enter__(self) -> Lab:
         self._stack.enter_context(mock.patch.dict(os.environ, CREDENTIALS))
@@ -82,15 +82,27 @@ class Lab:
         """URL of a Redis with default settings."""
         return self._redis()
 
-    def redis_afar(self, milliseconds: float) -> str:
-        """URL of the same one at the end of a line with that round trip."""
-        if milliseconds not in self._lines:
-            port = str(urlsplit(self.redis).port)
-            near = self._stack.enter_context(
-                helper(sys.executable, HERE / "delay.py", "127.0.0.1", port, str(milliseconds))
-            )
-            self._lines[milliseconds] = f"redis://127.0.0.1:{near}/0"
-        return self._lines[milliseconds]
+    def redis_afar(self, milliseconds: float, megabytes: float = float("inf")) -> str:
+        """URL of the same one at the end of a line with that round trip and rate."""
+        return f"redis://127.0.0.1:{self._afar(self.redis, milliseconds, megabytes)}/0"
+
+    @cached_property
+    def s3_afar(self) -> str:
+        """URL of an S3 server that keeps what it gets, at the end of a line like a cloud's."""
+        import boto3
+
+        needed("versitygw")
+        near = self._stack.enter_context(servers.s3(keep_alive=True)).endpoint_url
+        boto3.client("s3", endpoint_url=near).create_bucket(Bucket=BUCKET)
+        return f"http://127.0.0.1:{self._afar(near, 16, 90)}"
+
+    def _afar(self, url: str, milliseconds: float, megabytes: float) -> int:
+        """Return the port of a line to a server; see delay.py."""
+        line = url, milliseconds, megabytes
+        if line not in self._lines:
+            command = (sys.executable, HERE / "delay.py", "127.0.0.1", str(urlsplit(url).port))
+            self._lines[line] = self._stack.enter_context(helper(*command, str(milliseconds), str(megabytes)))
+        return self._lines[line]
 
     @cached_property
     def spark(self) -> Any:
@@ -119,11 +131,22 @@ class Lab:
         """Open a raw HTTP connection for one object of the S3 server."""
         return self._stack.enter_context(contextlib.closing(RawHttp(self.s3, f"/{BUCKET}/{name}")))
 
-    def boto3(self) -> Any:
+    def boto3(self, url: str | None = None) -> Any:
         """Make an S3 client with all defaults, as people use it."""
         import boto3
 
-        return self._stack.enter_context(contextlib.closing(boto3.client("s3", endpoint_url=self.s3)))
+        return self._stack.enter_context(contextlib.closing(boto3.client("s3", endpoint_url=url or self.s3)))
+
+    @cached_property
+    def crt_afar(self) -> Any:
+        """The transfers of ``boto3[crt]``, set up by hand: boto3 itself takes no address for them."""
+        import botocore.session
+        from s3transfer import crt
+
+        session = botocore.session.Session()
+        credentials = crt.BotocoreCRTCredentialsWrapper(session.get_credentials()).to_crt_credentials_provider()
+        serializer = crt.BotocoreCRTRequestSerializer(session, {"region_name": REGION, "endpoint_url": self.s3_afar})
+        return crt.CRTTransferManager(crt.create_s3_crt_client(REGION, credentials, use_ssl=False), serializer)
 
     def cc(self, **store: Any) -> claimcheck.ClaimCheck:
         """Open a configuration with one store, ``hot``."""
@@ -170,6 +193,16 @@ class Lab:
     def s3_options(self, **more: Any) -> dict[str, Any]:
         """Name the S3 server and its bucket."""
         return {"type": "s3", "bucket": BUCKET, "endpoint_url": self.s3, "region_name": REGION, **more}
+
+    def s3_store_afar(self, **more: Any) -> Store:
+        """Open a store on the S3 server at the end of a line."""
+        place = {"bucket": BUCKET, "endpoint_url": self.s3_afar, "region_name": REGION}
+        return self.store(type="s3", **place, **more)
+
+    def obstore_afar(self) -> Store:
+        """Open a store on the same server through obstore."""
+        options = {"endpoint_url": self.s3_afar, "region_name": REGION}
+        return self.store(type="obstore", url=f"s3://{BUCKET}/claims", **options)
 
     def s3_store(self, **more: Any) -> Store:
         """Open an S3 store."""

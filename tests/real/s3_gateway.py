@@ -36,9 +36,14 @@ class S3Server:
 
 
 @contextlib.contextmanager
-def s3() -> Iterator[S3Server]:
-    """Run an S3 gateway over a temporary folder."""
+def s3(*, keep_alive: bool = False) -> Iterator[S3Server]:
+    """Run an S3 gateway over a temporary folder.
+
+    Args:
+        keep_alive: Whether it keeps connections, as Amazon's does; this one closes them by default.
+    """
     environment = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+    environment |= {"VGW_KEEP_ALIVE": "true"} if keep_alive else {}
     with running(_command, _answers, environment) as server:
         yield S3Server(f"http://127.0.0.1:{server.port}", server=server)
 
