@@ -55,7 +55,7 @@ def _spans(offsets: Range, sizes: Callable[[str], Mapping[int, int]]) -> list[_S
 
 def _parts(offsets: Range, spans: Sequence[_Span], count: int) -> list[Range]:
     total = sum(last - first + 1 for _, first, last in spans)
-    cuts = {_cut(spans, total * number // count) for number in range(1, count)} - {offsets.end}
+    cuts = {_cut(spans, max(0, total * number // count - 1)) for number in range(1, count)} - {offsets.end}
     bounds = [offsets.start, *sorted(cuts), offsets.end]
     return [OffsetRange(offsets.partition, *each) for each in itertools.pairwise(bounds)]
 
