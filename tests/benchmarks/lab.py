@@ -154,12 +154,17 @@ class Lab:
         return self._stack.enter_context(claimcheck.from_dict(raw))
 
     @cached_property
-    def pulsar_url(self) -> str:
-        """URL of a Pulsar with its usual limit of 5 MiB."""
+    def pulsar(self) -> servers.PulsarBroker:
+        """A Pulsar with its usual limit of 5 MiB."""
         needed("java")
         if servers.PULSAR_JARS not in os.environ:
             raise MissingProgramError(f"{servers.PULSAR_JARS} names no jars of a Pulsar; see tests/real/pulsar.xml")
-        return self._stack.enter_context(servers.pulsar(5 * MIB)).service_url
+        return self._stack.enter_context(servers.pulsar(5 * MIB))
+
+    @property
+    def pulsar_url(self) -> str:
+        """Its URL for clients."""
+        return self.pulsar.service_url
 
     @cached_property
     def pulsar_client(self) -> Any:

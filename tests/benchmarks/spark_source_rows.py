@@ -1,4 +1,4 @@
-"""`claimcheck_pulsar`: a topic of small envelopes read by Spark, against a loop that only receives."""
+"""`claimcheck_pulsar`, against the native client: reading small envelopes, and planning with many partitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ _EFFORT = Effort(seconds=5, least=3, most=5)
 def steps(effort: Effort) -> list[Step]:
     """List the runs."""
     count = 200_000 // (100 if effort.divisor > 1 else 1)
-    return [_read(count, batched=False, bound=2.0), _read(count, batched=True, bound=0.2)]
+    return [
+        _read(count, batched=False, bound=2.0),
+        _read(count, batched=True, bound=0.2),
+        _hot(count),
+        *_planning(10 if effort.divisor > 1 else 200),
+    ]
 
 
 def _read(count: int, *, batched: bool, bound: float) -> Step:
@@ -52,6 +57,137 @@ def _measure_read(lab: Lab, count: int, *, batched: bool) -> Findings:
     loop, ours = series
     note = f"a batch query for the value, planning included, of {_PARTITIONS} topics; two tasks against one loop"
     return Findings((times_as_fast(ours, loop),), series, note)
+
+
+def _hot(count: int) -> Step:
+    what = f"claimcheck_pulsar, one partition of {count // 2:,} envelopes, unbatched: four tasks against one"
+    return Step((Target("spark-source-hot", what, 1.6),), partial(_measure_hot, count=count))
+
+
+def _measure_hot(lab: Lab, count: int) -> Findings:
+    from claimcheck.spark.sources import register
+
+    spark, topic = lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
+    register(spark)
+    _fill(lab.pulsar_client, topic, count, batched=False)
+    [name, *_] = _partitions(topic)
+    options = {"serviceUrl": lab.pulsar_url, "topic": name}
+
+    def read(tasks: int) -> None:
+        df = spark.read.format("claimcheck_pulsar").schema("value binary").options(**options, minPartitions=tasks)
+        noop(df.load())
+
+    effort = lab.effort if lab.effort.divisor > 1 else _EFFORT
+    variants = Variant("one task", lambda: read(1)), Variant("four tasks", lambda: read(4))
+    one, four = series = compare(effort, count // _PARTITIONS, *variants, counts="operations")
+    return Findings((times_as_fast(four, one),), series, "minPartitions; two cores, which the broker needs, too")
+
+
+# Many partitions ----------------------------------------------------------------------------------------------------
+
+
+def _planning(partitions: int) -> list[Step]:
+    def ratio(key: str, what: str, bound: float) -> Target:
+        text = f"claimcheck_pulsar, {partitions} partitions: {what}, against the native client's subscribe"
+        return Target(f"spark-source-{key}", text, bound, at_most=True)
+
+    limited = f"claimcheck_pulsar, {partitions} partitions: latestOffset with maxRowsPerTrigger"
+    first = ratio("first", "first offsets of a new topic", 1.5)
+    later = ratio("batch", "planning a batch", 1.5), ratio("restart", "latestOffset after a restart", 1.5)
+    return [
+        Step((first,), partial(_measure_first, partitions=partitions)),
+        Step(
+            (*later, Target("spark-source-limited", limited, 1.0, "s", at_most=True)),
+            partial(_measure_planning, partitions=partitions),
+        ),
+    ]
+
+
+def _measure_first(lab: Lab, partitions: int) -> Findings:
+    """Use a new topic for each round: the broker opens its ledgers then, which costs most of the time."""
+    effort = lab.effort if lab.effort.divisor > 1 else _EFFORT
+    topics = iter([_partitioned(lab, partitions) for _ in range(2 * effort.most + 2)])
+    native = Variant("subscribe", lambda: _subscribe(lab, next(topics), "native"))
+
+    def first() -> Any:
+        reader = _stream(lab, next(topics), "ours")
+        reader.initialOffset()
+        return reader
+
+    ours = Variant(OURS, first, lambda reader: reader.stop())
+    theirs, mine = series = compare(effort, partitions, native, ours, counts="operations")
+    return Findings((times_as_fast(theirs, mine),), series, "startingPosition=earliest, with a new subscription")
+
+
+def _measure_planning(lab: Lab, partitions: int) -> Findings:
+    topic, rows = _partitioned(lab, partitions), 10 * partitions
+    _fill_all(lab, topic, 3 * rows)
+    begun = _stream(lab, topic, "ours", maxRowsPerTrigger=rows)
+    middle = begun.latestOffset(begun.initialOffset(), begun.getDefaultReadLimit())
+    begun.stop()
+    names = itertools.count()
+
+    def restart() -> Any:
+        reader = _stream(lab, topic, "ours")
+        reader.latestOffset(middle, reader.getDefaultReadLimit())
+        return reader
+
+    limited = _stream(lab, topic, "limited", maxRowsPerTrigger=rows)
+    start = limited.initialOffset()
+    native, batch, again, trigger = series = compare(
+        lab.effort if lab.effort.divisor > 1 else _EFFORT,
+        partitions,
+        Variant("subscribe", lambda: _subscribe(lab, topic, f"native-{next(names)}")),
+        Variant(f"{OURS}, batch", lambda: _source(lab, topic).reader(_schema()).partitions()),
+        Variant(f"{OURS}, restart", restart, lambda reader: reader.stop()),
+        Variant(f"{OURS}, limited", lambda: limited.latestOffset(start, limited.getDefaultReadLimit())),
+        counts="operations",
+    )
+    limited.stop()
+    found = times_as_fast(native, batch), times_as_fast(native, again), trigger.seconds.median
+    return Findings(found, series, f"loaded topics; {rows:,} rows per trigger, of unbatched envelopes")
+
+
+def _partitioned(lab: Lab, partitions: int) -> str:
+    topic = f"bench-{uuid.uuid4().hex[:8]}"
+    lab.pulsar.create_partitioned(topic, partitions)
+    return topic
+
+
+def _source(lab: Lab, topic: str, **options: Any) -> Any:
+    from claimcheck.spark.sources._pulsar.source import PulsarSource
+
+    told = {"serviceUrl": lab.pulsar_url, "topic": topic, **options}
+    return PulsarSource({name: str(value) for name, value in told.items()})
+
+
+def _stream(lab: Lab, topic: str, subscription: str, **options: Any) -> Any:
+    return _source(lab, topic, subscription=subscription, **options).streamReader(_schema())
+
+
+def _schema() -> Any:
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    return StructType([StructField("value", BinaryType())])
+
+
+def _subscribe(lab: Lab, topic: str, subscription: str) -> None:
+    import pulsar
+
+    client = pulsar.Client(lab.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client.subscribe(topic, subscription, initial_position=pulsar.InitialPosition.Earliest)
+    client.close()
+
+
+def _fill_all(lab: Lab, topic: str, count: int) -> None:
+    import pulsar
+
+    mode = pulsar.PartitionsRoutingMode.RoundRobinDistribution
+    producer = lab.pulsar_client.create_producer(topic, message_routing_mode=mode, batching_enabled=False)
+    for _ in range(count):
+        producer.send_async(b"x" * 300, lambda result, message_id: None)
+    producer.flush()
+    producer.close()
 
 
 def _partitions(topic: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["limited", "newer"]
 
 _SAMPLE_ROWS = 1000
-_SAMPLES_ROWS = 10_000  # of all partitions together, but at least `_LEAST_ROWS` of each
+_SAMPLED_ROWS = 10_000  # of all partitions together, but at least `_LEAST_ROWS` of each
 _LEAST_ROWS = 50
 
 
@@ -39,16 +39,21 @@ def limited(client: pulsar.Client, start: Offsets, last: Offsets, budget: Budget
     if budget.unlimited or not last:
         return last
     begun = {name: start.get(name, NOTHING) for name in last}
-    sample = min(_SAMPLE_ROWS, max(_LEAST_ROWS, _SAMPLES_ROWS // len(last)))
+    sample = min(_SAMPLE_ROWS, max(_LEAST_ROWS, _SAMPLED_ROWS // len(last)))
     queue = max(1, log.queue // min(len(last), IN_PARALLEL))  # as many messages in memory as with one reader
 
     def end_of(name: str, begin: Position, part: Budget) -> tuple[Position, Spent]:
         rows = sample if part.rows is None else min(part.rows, sample)
         shallow = replace(log, queue=max(1, min(queue, rows)))
-        offsets = OffsetRange(name, begin, last[name])
+        offsets, is_first = OffsetRange(name, begin, last[name]), begin == begun[name]
         entries = _entries(client, offsets, shallow, None if part.size is None else log.scale)
         with contextlib.closing(entries):
-            return _end(entries, offsets, part, sample=sample, is_first=begin == begun[name])
+            try:
+                return _end(entries, offsets, part, sample=sample, is_first=is_first)
+            except ForeignMessageError:
+                if is_first:  # else this trigger ends before it, and the next one fails
+                    raise
+                return begin, Spent()
 
     return share(begun, last, budget, end_of, in_parallel)
 

@@ -114,12 +114,12 @@ def in_parallel(call: Callable[[K], T], items: Iterable[K]) -> list[T]:
 
     Raises the first error of a call. Calls that have not begun by then are skipped; the others are waited for.
     """
-    errors: list[BaseException] = []
+    errors: list[Exception] = []
 
     def run(item: K) -> T | None:
         try:
             return None if errors else call(item)
-        except BaseException as error:
+        except Exception as error:
             errors.append(error)
             return None
 

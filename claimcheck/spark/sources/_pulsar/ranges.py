@@ -31,7 +31,8 @@ def split(ranges: Sequence[Range], least: int, sizes: Callable[[str], Mapping[in
 
     Args:
         ranges: One range for each partition.
-        least: The number of ranges to return, unless there are fewer entries.
+        least: The number of ranges to return, unless there are fewer entries. A range that begins inside a partition
+            reads the entry before it, too, which proves that nothing was deleted.
         sizes: Returns the entries of each ledger of a partition. Ledgers that are missing there, except the range's
             last one, are not divided.
     """
@@ -55,19 +56,15 @@ def _spans(offsets: Range, sizes: Callable[[str], Mapping[int, int]]) -> list[_S
 
 def _parts(offsets: Range, spans: Sequence[_Span], count: int) -> list[Range]:
     total = sum(last - first + 1 for _, first, last in spans)
-    cuts = {_cut(spans, total * number // count) for number in range(1, count)} - {offsets.end}
+    cuts = {_cut(spans, max(0, total * number // count - 1)) for number in range(1, count)} - {offsets.end}
     bounds = [offsets.start, *sorted(cuts), offsets.end]
     return [OffsetRange(offsets.partition, *each) for each in itertools.pairwise(bounds)]
 
 
 def _cut(spans: Sequence[_Span], index: int) -> Position:
-    """Return an entry by its index, but never the last one of a ledger that is not the range's last.
-
-    The part after a cut begins in the cut's ledger, which proves that nothing was deleted. Entries without messages
-    (markers of transactions and replication) prove nothing, so that more entries of the ledger have to follow.
-    """
-    for ledger, first, last in spans[:-1]:
-        if index < last - first:
+    """Return the position of an entry by its index in a range."""
+    for ledger, first, last in spans:
+        if index <= last - first:
             return ledger, first + index
-        index = max(0, index - (last - first + 1))
-    return spans[-1][0], min(spans[-1][1] + index, spans[-1][2])
+        index -= last - first + 1
+    raise IndexError(index)

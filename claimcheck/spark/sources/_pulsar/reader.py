@@ -254,9 +254,8 @@ def _until_end(reader: pulsar.Reader, offsets: Range, log: PulsarLog) -> Iterato
             _silent(offsets, log, error)
         message_id = message.message_id()
         position = message_id.ledger_id(), message_id.entry_id()
-        # Ledgers are deleted as a whole: the first message must be in the ledger of the one that was read last, or, at
-        # a first read, not be after the range.
-        if is_first and (position > end if start == NOTHING else position[0] != start[0]):
+        # The first message must be the one that was read last, or, at a first read, not be after the range.
+        if is_first and (position > end if start == NOTHING else position != start):
             _lost(offsets, position, log)
         is_first = False
         if position > end:

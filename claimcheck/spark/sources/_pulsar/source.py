@@ -155,7 +155,7 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
         return None if self._last is None else to_json(self._last)
 
     def partitions(self, start: Checkpoint, end: Checkpoint) -> Sequence[InputPartition]:
-        """Return a task for each partition with new messages, and more for large ones if ``minPartitions`` asks."""
+        """Return a task for each partition with new messages; with ``minPartitions``, several for large ones."""
         begun = from_json(start)
         ends = newer(begun, from_json(end))
         self._check(begun, ends)

@@ -1,0 +1,79 @@
+"""How triggers of the Pulsar source end and how its ranges are divided, without a broker."""
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from claimcheck.spark.sources._admission_control import Budget, Entry, Spent
+from claimcheck.spark.sources._pulsar.admission import _end
+from claimcheck.spark.sources._pulsar.client import IN_PARALLEL, in_parallel
+from claimcheck.spark.sources._pulsar.ranges import NOTHING, split
+from claimcheck.spark.sources._source import OffsetRange
+
+LEDGERS = st.dictionaries(st.integers(1, 30), st.integers(1, 20), min_size=1, max_size=6)
+
+
+def bounds(ranges):
+    return [(each.partition, each.start, each.end) for each in ranges]
+
+
+@given(ledgers=LEDGERS, least=st.integers(1, 12), known=st.booleans(), data=st.data())
+def test_the_parts_of_a_range_hold_each_entry_once(ledgers, least, known, data):
+    entries = [(ledger, entry) for ledger in sorted(ledgers) for entry in range(ledgers[ledger])]
+    start = data.draw(st.sampled_from([NOTHING, *entries[:-1]]))
+    end = data.draw(st.sampled_from([each for each in entries if each > start]))
+
+    parts = split([OffsetRange("p", start, end)], least, lambda name: ledgers if known else {})
+
+    assert [parts[0].start, *(part.end for part in parts)] == [*(part.start for part in parts), end]
+    inside = [[each for each in entries if part.start < each <= part.end] for part in parts]
+    assert all(inside)
+    assert all(part.start in entries for part in parts[1:])  # they exist, which proves that nothing was deleted
+    if start[0] == end[0] and len(inside) > 1:
+        assert len(parts) == min(least, sum(map(len, inside)))
+        assert max(map(len, inside)) - min(map(len, inside)) <= 2
+
+
+def test_only_large_partitions_are_divided():
+    ranges = [OffsetRange("hot", (1, 9), (1, 909)), OffsetRange("cold", (2, 0), (2, 100))]
+
+    parts = bounds(split(ranges, 4, lambda name: {}))
+
+    assert [each for each in parts if each[0] == "cold"] == [("cold", (2, 0), (2, 100))]
+    assert len(parts) == 5
+    assert bounds(split(ranges, 2, lambda name: {})) == bounds(ranges)
+    assert split([], 4, lambda name: {}) == []
+
+
+def test_ledgers_of_unknown_size_stay_whole():
+    parts = split([OffsetRange("p", (1, 5), (7, 99))], 4, lambda name: {})
+
+    assert [part.start for part in parts] == [(1, 5), (7, 24), (7, 49), (7, 74)]
+
+
+@pytest.mark.parametrize("rows", [1, 999, 1000])
+def test_a_batch_with_more_rows_than_the_limit_is_the_end(rows):
+    entries = [Entry((1, number), 1000, 0) for number in range(3)]
+
+    end, spent = _end(entries, OffsetRange("p", NOTHING, (1, 2)), Budget(rows), sample=50, is_first=True)
+
+    assert (end, spent) == ((1, 0), Spent(1000))
+
+
+def test_calls_that_have_not_begun_when_one_fails_are_skipped():
+    begun, failed = [], threading.Event()
+
+    def call(number):
+        begun.append(number)
+        if number == 1:
+            failed.set()
+            raise ValueError("the first")
+        failed.wait()
+        raise KeyError(number)
+
+    with pytest.raises(ValueError, match="the first"):
+        in_parallel(call, range(10 * IN_PARALLEL))
+    assert len(begun) <= 2 * IN_PARALLEL
+    assert in_parallel(str, range(2 * IN_PARALLEL)) == [str(number) for number in range(2 * IN_PARALLEL)]
