@@ -82,9 +82,10 @@ def _pair(item: object) -> tuple[str, object]:
 def get(headers: object, name: str, *, limit: int | None = None) -> str | None:
     """Return the last value of a header as text, at most ``limit`` bytes of it; ``None`` if the header is missing."""
     values = [value for key, value in pairs(headers) if key == name]
-    if not values:
-        return None
-    value = values[-1]
+    return _text(values[-1], limit) if values else None
+
+
+def _text(value: object, limit: int | None) -> str:
     return value[:limit].decode("utf-8", "replace") if isinstance(value, bytes) else str(value)[:limit]
 
 
@@ -100,10 +101,10 @@ def declared(headers: object) -> frozenset[tuple[str, str]]:
 
     Claims are cut to a little more than their longest valid form; a claim that was cut is refused.
     """
-    if not is_ours(headers):
+    ours = {name: value for name, value in pairs(headers) if name in _OURS}
+    if TYPE not in ours:
         return frozenset()
-    claims = ((name, get(headers, name, limit=limit + 1)) for name, limit in _MAX_CLAIM.items())
-    return frozenset((name, value) for name, value in claims if value is not None)
+    return frozenset((name, _text(ours[name], limit + 1)) for name, limit in _MAX_CLAIM.items() if name in ours)
 
 
 def without_reserved(headers: H) -> H:

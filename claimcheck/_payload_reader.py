@@ -44,6 +44,7 @@ TRUSTED_BYTES = 64 << 20
 
 _PIECE_BYTES = 1 << 20
 _SEGMENT_BYTES = 1 << 20  # encrypted segments are decrypted into the caller's buffer, if there is enough of it
+_ZEROED_BELOW_BYTES = 256 << 10  # zeroing them takes no longer than the call through ctypes
 _HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
 _GROWTH = 4
 _MAX_RUN_BYTES = 64 << 20
@@ -54,15 +55,15 @@ T = TypeVar("T")
 class FreshBytes:
     """Preallocated memory for exactly one payload; a context manager around filling it.
 
-    ``bytes(n)`` is zero pages that cost nothing before they are touched. `io.BytesIO` adopts it because it has the only
-    reference, and returns it uncopied: the peak memory is one payload, and it is written once.
+    `io.BytesIO` adopts new ``bytes`` because it has the only reference, and returns them uncopied: the peak memory is
+    one payload, and it is written once. The memory is not zeroed first: fill all of it.
 
     Attributes:
         view: The memory to fill; released when the block is left.
     """
 
     def __init__(self, size: int) -> None:
-        self._box = io.BytesIO(bytes(size))
+        self._box = io.BytesIO(bytes(size) if size < _ZEROED_BELOW_BYTES else _allocator()(None, size))
         self.view = self._box.getbuffer()
         if size >= _HUGE_FROM_BYTES:
             _advise_huge_pages(self.view)
@@ -79,6 +80,19 @@ class FreshBytes:
         self.view.release()
         if error is not None:  # its traceback refers to this object, and may live long
             self._box = io.BytesIO()
+
+
+@functools.cache
+def _allocator() -> Callable[[None, int], bytes]:
+    """Return the interpreter's function for new bytes; ``bytes(n)`` zeroes memory that the process has used before."""
+    import ctypes
+
+    create = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)
+    try:
+        allocate: Any = create(("PyBytes_FromStringAndSize", ctypes.pythonapi))
+    except AttributeError:  # not CPython
+        return lambda _, size: bytes(size)
+    return allocate  # type: ignore[no-any-return]
 
 
 def _advise_huge_pages(view: memoryview) -> None:

@@ -47,7 +47,8 @@ class Traffic(RuleBasedStateMachine):
         self.position += 1
         self.held.add(self.position)
         chunk = Chunk(identity, number, len(pieces), memoryview(pieces[number]))
-        for event in self.assembler.feed("s", Slot(self.position, self.position), chunk):
+        declared = {"total_chunk_msg_size": str(data.draw(st.just(len(b"".join(pieces))) | st.integers(0, 40)))}
+        for event in self.assembler.feed("s", Slot(self.position, self.position, declared), chunk):
             self.account(event, pieces if event.uuid == identity else None)
 
     @rule(seconds=st.floats(0, 6))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 import weakref
 
 import pytest
 
 from claimcheck import _assembler as assembler_module
 from claimcheck._assembler import Assembled, Assembler, Broken, Discarded, Identity, Slot
+from claimcheck._digest import digest_of
 from claimcheck._envelope import Chunk
 from claimcheck.config import ChunkingConfig
 from claimcheck.errors import ChunkConflictError, IncompletePayloadError, PayloadTooLargeError
@@ -34,10 +36,10 @@ class Rig:
     def nacked(self, uuid=A):
         self.assembler.nacked(self.attempts[uuid])
 
-    def feed(self, uuid, number, count, piece=None, *, at=None, handle=None, source="s"):
+    def feed(self, uuid, number, count, piece=None, *, at=None, handle=None, source="s", headers=None):
         at = next(self.positions) if at is None else at
         piece = memoryview(b"%d" % number if piece is None else piece)
-        slot = Slot(at, at if handle is None else handle)
+        slot = Slot(at, at if handle is None else handle, headers)
         events = self.assembler.feed(source, slot, Chunk(uuid, number, count, piece))
         self.attempts |= {event.uuid: event.attempt for event in events if not isinstance(event, Discarded)}
         return events
@@ -59,6 +61,48 @@ def test_any_order_completes_once(order):
     assert [payload(event) for event in events] == [b"012"]
     assert handles(events[0]) == [0, 1, 2]
     assert rig.assembler.pending_bytes == 0 == rig.assembler.pending_payloads
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1), (0, 1, 2, 2, 0, 3)])
+@pytest.mark.parametrize("declared", ["10", "9", "11", "4", "0", "1e1", "-1", str(1 << 62)])
+def test_a_wrong_declared_size_changes_nothing(order, declared):
+    rig, pieces = Rig(), [b"abc", b"", b"defg", b"hij"]
+    headers = [("total_chunk_msg_size", declared.encode())]
+    events = [event for n in order for event in rig.feed(A, n, 4, pieces[n], headers=headers)]
+    assert [payload(event) for event in events] == [b"abcdefghij"]
+    assert events[0].crc32 == digest_of(b"abcdefghij")
+    [late] = rig.feed(A, 2, 4, b"dxfg", headers=headers)
+    assert isinstance(late, Broken)
+
+
+def test_chunks_are_not_in_memory_twice_and_a_declared_size_allocates_nothing_that_did_not_arrive():
+    count, piece = 32, 1 << 20
+    rig, headers = Rig(), {"total_chunk_msg_size": str(count * piece)}
+    tracemalloc.start()
+    try:
+        rig.feed(A, 0, count, bytes(piece), headers=headers)
+        assert tracemalloc.get_traced_memory()[1] < 2 * piece
+        for number in range(1, count - 1):
+            rig.feed(A, number, count, bytes(piece))
+        [event] = rig.feed(A, count - 1, count, bytes(piece))
+        assert tracemalloc.get_traced_memory()[1] < 1.6 * count * piece
+    finally:
+        tracemalloc.stop()
+    assert payload(event) == bytes(count * piece)
+
+
+@pytest.mark.parametrize("joined", [1, 3])
+def test_a_piece_that_was_joined_is_still_compared_with_a_duplicate(joined):
+    rig, headers = Rig(), {"total_chunk_msg_size": "8"}
+    for number in range(joined):
+        rig.feed(A, number, 4, b"%02d" % number, headers=headers)
+    assert rig.feed(A, 0, 4, b"00") == []
+    rig.feed(A, 0, 4, b"xx")
+    for number in range(joined, 3):
+        rig.feed(A, number, 4, b"%02d" % number)
+    [broken] = rig.feed(A, 3, 4, b"03")
+    assert isinstance(broken, Broken)
+    assert isinstance(broken.error, ChunkConflictError)
 
 
 def test_interleaved_payloads_and_equal_uuids_of_different_sources_stay_apart():

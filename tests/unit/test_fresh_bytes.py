@@ -32,7 +32,7 @@ def test_is_never_copied():
     tracemalloc.start()
     try:
         with FreshBytes(size) as room:
-            room.view[5] = 1
+            room.view[:6] = b"\0\0\0\0\0\1"
         payload = room.payload
         assert tracemalloc.get_traced_memory()[1] < 1.01 * size
     finally:
