@@ -149,14 +149,14 @@ def _obstore(lab: Lab) -> Peer:
 def _smart_open(lab: Lab) -> Peer:
     from smart_open import open as smart_open
 
-    url, client = f"s3://{BUCKET}/{KEY}", {"transport_params": {"client": lab.boto3(lab.s3_afar)}}
+    url, client = f"s3://{BUCKET}/{KEY}", {"client": lab.boto3(lab.s3_afar)}
 
     def put(payload: bytes) -> None:
-        with smart_open(url, "wb", **client) as file:
+        with smart_open(url, "wb", transport_params=client) as file:
             file.write(payload)
 
     def read(read: Callable[[Any], Any]) -> Any:
-        with smart_open(url, "rb", **client) as file:
+        with smart_open(url, "rb", transport_params=client) as file:
             return read(file)
 
     return Peer(
