@@ -178,14 +178,14 @@ class PartsReader:
     # In this thread ---------------------------------------------------------------------------------------------
 
     def _open_direct(self) -> bool:
-        start, size = self._next, self._stop - self._next
-        if not size:
-            return False
-        size = size if self._transfers.single else min(size, self._part_bytes)
-        self._transfers.connect(always=True)
         with self._lock:
+            start, size = self._next, self._stop - self._next
+            if not size:
+                return False
+            size = size if self._transfers.single else min(size, self._part_bytes)
             self._next, self._direct_left = start + size, size
             self._lent = self._lent[size:]
+        self._transfers.connect(always=True)
         try:
             self._read_ahead()  # which goes on while this waits
             self._direct = self._opened(start, start + size)
