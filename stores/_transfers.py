@@ -293,8 +293,12 @@ class TransferPolicy:
             yield
             puts.record(size, puts.clock() - begin, min(connections, puts.active))
         finally:
-            puts.disconnect()
-            puts.memory.release(size)
+            self.end_part(size)
+
+    def end_part(self, size: int) -> None:
+        """Give back what `begin_part` took."""
+        self.puts.disconnect()
+        self.puts.memory.release(size)
 
     def put_part_bytes(self, size: int | None) -> int:
         """Return the size of the parts of a payload that is sent in parts."""
