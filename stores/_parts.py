@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from claimcheck._payload_reader import STEP_BYTES, Reader
+from claimcheck._threads import STOP, check_interrupt
 from claimcheck.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ MAX_PART_BYTES = 8 << 20
 """The largest part whose size is chosen by the library."""
 
 _MIN_PART_BYTES = 4 << 20
+_CHECK_SECONDS = 0.05  # between checks for a cancellation
 _AHEAD_BYTES = 256 << 10  # each connection beyond the first takes as many bytes read in sequence
 
 
@@ -161,7 +163,7 @@ class PartsReader:
             part = self._parts[0] if self._parts else None
         if part is None:
             return self._open_direct()
-        count = part.fetched.result()
+        count = _result(part.fetched)
         self._rest = part.room[:count]
         if count < len(part.room):  # the bytes of the next part would not follow
             self._end()
@@ -176,14 +178,14 @@ class PartsReader:
     # In this thread ---------------------------------------------------------------------------------------------
 
     def _open_direct(self) -> bool:
-        start, size = self._next, self._stop - self._next
-        if not size:
-            return False
-        size = size if self._transfers.single else min(size, self._part_bytes)
-        self._transfers.connect(always=True)
         with self._lock:
+            start, size = self._next, self._stop - self._next
+            if not size:
+                return False
+            size = size if self._transfers.single else min(size, self._part_bytes)
             self._next, self._direct_left = start + size, size
             self._lent = self._lent[size:]
+        self._transfers.connect(always=True)
         try:
             self._read_ahead()  # which goes on while this waits
             self._direct = self._opened(start, start + size)
@@ -276,6 +278,14 @@ class PartsReader:
             self._transfers.disconnect()
             self._read_ahead()
         return done
+
+
+def _result(fetched: Future[int]) -> int:
+    """Wait for a part, or until the caller was cancelled."""
+    while STOP.get() is not None and not fetched.done():
+        check_interrupt()
+        wait([fetched], timeout=_CHECK_SECONDS)
+    return fetched.result()
 
 
 def in_parts(

@@ -50,12 +50,12 @@ class Memory:
         self._used = 0
         self._lock = threading.Lock()
 
-    def reserve(self, count: int, *, always: bool = False) -> bool:
-        """Reserve bytes; returns whether there were enough, which does not matter if ``always`` is set."""
+    def reserve(self, count: int, *, spare: int = 0, always: bool = False) -> bool:
+        """Reserve bytes; returns whether there were enough, with ``spare`` left over; ``always`` does not ask."""
         if self._pid != os.getpid():
             self._reset()
         with self._lock:
-            fits = always or self._used + count <= self.limit
+            fits = always or self._used + count + spare <= self.limit
             self._used += count if fits else 0
         return fits
 
@@ -250,13 +250,20 @@ class TransferPolicy:
         ``None`` is for one request. Only whole payloads can be measured, so each may try another number.
         """
         puts, begin = self.puts, self.puts.clock()
-        limit = _SINGLE_PUT_BYTES if self._single is None and puts.level == 1 else self.single_put_bytes
-        single = size is not None and size <= limit
-        level = puts.level if puts.fixed or puts.level > 1 else _FEW_PARTS
         with puts.payload():
-            yield None if single else level
-            if size is not None and (size >= _MIN_PARTS_BYTES and single == (puts.level == 1)):
-                puts.record(size * puts.level, (puts.clock() - begin) * puts.level, puts.level)
+            level = puts.level
+            limit = _SINGLE_PUT_BYTES if self._single is None and level == 1 else self.single_put_bytes
+            single = size is not None and size <= limit
+            yield None if single else self._engine_parts(size)
+            if size is not None and size >= _MIN_PARTS_BYTES and single == (level == 1):
+                puts.record(size * level, (puts.clock() - begin) * level, level)
+
+    def _engine_parts(self, size: int | None) -> int:
+        """Return how many parts the engine sends at the same time, and keeps in memory."""
+        if self.puts.fixed:
+            return self.puts.level
+        level = self.puts.level if self.puts.level > 1 else _FEW_PARTS
+        return max(1, min(level, self.puts.memory.limit // self.put_part_bytes(size)))
 
     @contextmanager
     def upload(self) -> Iterator[Callable[[int], None]]:
@@ -272,7 +279,7 @@ class TransferPolicy:
         always = others < few
         if (puts.fixed and not always) or not puts.connect(always=always):
             return False
-        if puts.memory.reserve(size, always=always):
+        if puts.memory.reserve(size, spare=size, always=always):  # the next part is read before it is sent
             return True
         puts.disconnect()
         return False
@@ -286,16 +293,20 @@ class TransferPolicy:
             yield
             puts.record(size, puts.clock() - begin, min(connections, puts.active))
         finally:
-            puts.disconnect()
-            puts.memory.release(size)
+            self.end_part(size)
+
+    def end_part(self, size: int) -> None:
+        """Give back what `begin_part` took."""
+        self.puts.disconnect()
+        self.puts.memory.release(size)
 
     def put_part_bytes(self, size: int | None) -> int:
         """Return the size of the parts of a payload that is sent in parts."""
         if self._part is not None:
             return self._part
-        if self.puts.fixed or self.puts.single:
+        if self.puts.fixed:
             return _FIXED_PART_BYTES
-        if size is None:
+        if size is None or self.puts.single:
             return MAX_PART_BYTES
         level = self.puts.level if self.puts.settled else MAX_CONNECTIONS
         return max(_MIN_PUT_PART_BYTES, min(MAX_PART_BYTES, -(-size // level)))

@@ -61,8 +61,8 @@ class S3Store(Store):
         ttl_seconds: Written into pointers and keys; a lifecycle rule or ``claimcheck sweep`` deletes objects.
         part_bytes: The size of each part of a large payload, at least 5 MiB. By default it depends on the size of the
             payload and the number of connections.
-        single_put_bytes: Payloads up to this size are sent in one request. By default up to 64 MiB, if several
-            connections are no faster than one, and otherwise below 16 MiB. Files of this size are read into memory.
+        single_put_bytes: Payloads up to this size are sent in one request. By default up to 64 MiB, if one
+            connection is as fast as several, and otherwise below 16 MiB. Files of this size are read into memory.
         parallel_parts: Parts sent concurrently. By default the store measures how many connections raise the
             throughput, up to 16, and all payloads share them.
         parallel_gets: Parts fetched concurrently; the default is chosen in the same way.

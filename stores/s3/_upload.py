@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from http import HTTPStatus
 from operator import itemgetter
 from typing import Any
@@ -170,9 +171,9 @@ class _Pieces:
 def attach(client: Any) -> None:
     """Make a boto3 client send `ViewFile` and `FramedFile` bodies as intended."""
     accepted = threading.Event()
-    client.meta.events.register_last("before-call.s3", functools.partial(_announce, accepted))
+    client.meta.events.register_last("before-call.s3", partial(_announce, accepted))
     client.meta.events.register_last("before-send", _widen)
-    client.meta.events.register_last("after-call.s3.PutObject", functools.partial(_note, accepted))
+    client.meta.events.register_last("after-call.s3.PutObject", partial(_note, accepted))
 
 
 def _note(accepted: threading.Event, http_response: Any, **_: object) -> None:
@@ -356,7 +357,9 @@ class Upload:
                 for number, piece in enumerate(pieces, 1):
                     while not transfers.begin_part(len(piece), others=len(in_flight)):
                         in_flight = _wait_for_one(in_flight)
-                    in_flight.add(threads.submit(self._send_part, number, piece))
+                    sending = threads.submit(self._send_part, number, piece)
+                    sending.add_done_callback(partial(_forget, transfers, len(piece)))
+                    in_flight.add(sending)
                     del piece  # otherwise it would stay in memory while the next one is read
                 while in_flight:
                     in_flight = _wait_for_one(in_flight)
@@ -396,6 +399,12 @@ class Upload:
         except Exception as error:
             return error
         return None
+
+
+def _forget(transfers: TransferPolicy, size: int, sending: Future[None]) -> None:
+    """Count a part that was cancelled before it was sent."""
+    if sending.cancelled():
+        transfers.end_part(size)
 
 
 def _wait_for_one(in_flight: set[Future[None]]) -> set[Future[None]]:

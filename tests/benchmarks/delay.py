@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 _PIECE_BYTES = 1 << 20  # the most that is moved at a time
 _PIPE_BYTES = 1 << 20  # the most that a process without privileges gets
+_SHORT_MILLISECONDS = 5  # for shorter lines the timers of epoll, exact to a millisecond, are too coarse
 _PACE_SECONDS = 0.002  # a piece is what passes in this time, and a wake-up may be late by as much
 
 
@@ -143,12 +144,13 @@ async def main(host: str, port: int, milliseconds: float, rate: float) -> None:
             task.add_done_callback(serving.discard)
 
 
-def _precise() -> asyncio.SelectorEventLoop:
-    """Return a loop whose timers are exact to microseconds; those of epoll are exact to milliseconds."""
-    return asyncio.SelectorEventLoop(selectors.SelectSelector())
+def _loop(milliseconds: float) -> asyncio.SelectorEventLoop:
+    """Return a loop whose timers are exact enough: to microseconds with select, which serves few connections."""
+    short = milliseconds < _SHORT_MILLISECONDS
+    return asyncio.SelectorEventLoop(selectors.SelectSelector() if short else selectors.DefaultSelector())
 
 
 if __name__ == "__main__":
     megabytes = float(sys.argv[4]) if len(sys.argv) > 4 else float("inf")
-    with asyncio.Runner(loop_factory=_precise) as runner:
+    with asyncio.Runner(loop_factory=lambda: _loop(float(sys.argv[3]))) as runner:
         runner.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), megabytes * 1e6))

@@ -6,6 +6,7 @@ the AWS CRT, obstore and smart_open, all with their defaults.
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -86,7 +87,9 @@ class Peer:
     range: Callable[[int], bytes] | None = None
 
 
+@functools.cache
 def _peers(lab: Lab) -> list[Peer]:
+    """Return the peers, whose connections stay open for the whole run."""
     return [_plain(lab), _managed(lab), _crt(lab), _obstore(lab), _smart_open(lab)]
 
 
@@ -149,14 +152,14 @@ def _obstore(lab: Lab) -> Peer:
 def _smart_open(lab: Lab) -> Peer:
     from smart_open import open as smart_open
 
-    url, client = f"s3://{BUCKET}/{KEY}", {"transport_params": {"client": lab.boto3(lab.s3_afar)}}
+    url, client = f"s3://{BUCKET}/{KEY}", {"client": lab.boto3(lab.s3_afar)}
 
     def put(payload: bytes) -> None:
-        with smart_open(url, "wb", **client) as file:
+        with smart_open(url, "wb", transport_params=client) as file:
             file.write(payload)
 
     def read(read: Callable[[Any], Any]) -> Any:
-        with smart_open(url, "rb", **client) as file:
+        with smart_open(url, "rb", transport_params=client) as file:
             return read(file)
 
     return Peer(
@@ -176,7 +179,9 @@ def _count(file: Any, count: int) -> int:
     return total
 
 
+@functools.cache
 def _stores(lab: Lab) -> list[tuple[str, Store]]:
+    """Return our stores, which remember how many connections are good."""
     return [(OURS, lab.s3_store_afar()), (_ENGINE, lab.obstore_afar())]
 
 

@@ -260,7 +260,7 @@ class TestInterrupted:
     @pytest.mark.parametrize("cls", [ViewFile, FramedFile])
     def test_a_write_ends_at_the_next_piece_and_leaves_nothing(self, server, open_store, monkeypatch, cls):
         stop, pieces = threading.Event(), cls.pieces
-        store, payload = open_store(server), bytes(20 * MIB)
+        store, payload = open_store(server, parallel_gets=1), bytes(20 * MIB)
         store._creator._takes_frames = cls is FramedFile
 
         def stopping(self):

@@ -299,3 +299,61 @@ class TestSideBySide:
             file.read(100)
 
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("claimcheck-read")]
+
+
+class TestByDefault:
+    """As many connections as the store found to be good."""
+
+    LARGE = os.urandom(21 * MIB + 1000)
+
+    @pytest.fixture(params=[1, 2, 8])
+    def far(self, store, request):
+        transfers = store._transfers.gets
+        transfers.level, transfers._retry_at = request.param, float("inf")
+        return store
+
+    @pytest.fixture
+    def large(self, server, store):
+        pointer = store.write(self.LARGE)
+        server.requests.clear()
+        return pointer
+
+    def test_a_payload_is_whole_however_many_there_are(self, server, far, large):
+        assert far.read(large) == self.LARGE
+        assert len(server.said("range")) == {1: 1, 2: 3, 8: 6}[far._transfers.gets.level]
+
+        with far.open(large) as file:
+            assert b"".join(iter(lambda: file.read(65536), b"")) == self.LARGE
+            file.seek(5 * MIB)
+            assert file.read(12 * MIB) == self.LARGE[5 * MIB : 17 * MIB]
+        assert far.read_range(large, 7, 20 * MIB) == self.LARGE[7 : 7 + 20 * MIB]
+
+    def test_reading_a_little_is_one_request(self, server, far, large):
+        with far.open(large) as file:
+            assert file.read(1000) == self.LARGE[:1000]
+            begun = len(server.said("range"))
+
+        assert begun <= 2
+
+    def test_parts_of_a_replaced_object_are_never_joined(self, server, store, large):
+        store._transfers.gets.level, store._transfers.gets._retry_at = 2, float("inf")
+        answer, other = server.answer, {"ETag": '"other"'}
+
+        def replaced(request):
+            whole = answer(request)
+            first = request.headers.get("range", "").startswith("bytes=0-")
+            return whole if first else replace(whole, headers={**whole.headers, **other})
+
+        server.answer = replaced
+        with pytest.raises(StoreUnavailableError, match="replaced"):
+            store.read_range(large, 0, len(self.LARGE) - 1)
+        assert store._transfers.gets.active == 0
+
+        server.answer = answer
+        assert store.read(large) == self.LARGE
+
+    def test_memory_is_bounded_and_given_back(self, far, large):
+        memory = far._transfers.gets.memory
+        with far.open(large) as file:
+            file.read(3 * MIB)
+        assert memory.reserve(memory.limit)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from claimcheck._payload_reader import fill, lend_to
+from claimcheck._threads import Interrupted, interruptible
 from claimcheck.errors import StoreUnavailableError
 from claimcheck.stores._parts import MAX_CONNECTIONS, PartsReader, SameVersion, in_parts
 from claimcheck.stores._transfers import Memory, TransferPolicy, Transfers
@@ -159,7 +160,7 @@ def test_options_that_are_set_are_kept(options, single, part):
 
 
 def test_parts_beyond_the_memory_wait():
-    policy = policy_of(transfer_bytes=20 * MIB)
+    policy = policy_of(transfer_bytes=28 * MIB)
     policy.puts.level = 8
     policy.puts._retry_at = 1e12
 
@@ -309,6 +310,26 @@ def test_an_error_comes_where_it_belongs():
     reader.close()
     reader.close()
     assert_idle(reader._transfers)
+
+
+def test_a_cancelled_caller_does_not_wait_for_a_part():
+    stop, release = threading.Event(), threading.Event()
+
+    class Stuck(Part):
+        def readinto(self, buffer):
+            if threading.current_thread() is not threading.main_thread():
+                stop.set()
+                release.wait(30)
+            return super().readinto(buffer)
+
+    def all_of_it():
+        while reader.readinto(memoryview(bytearray(1000))):
+            pass
+
+    with closing(reader_of(Stuck, 0, 9000, connections=3)) as reader:
+        with pytest.raises(Interrupted):
+            interruptible(stop, all_of_it)
+        release.set()
 
 
 def test_closing_stops_what_is_under_way():
