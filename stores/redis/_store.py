@@ -175,11 +175,15 @@ class RedisStore(Store):
 
     def _store_small(self, pointer: Pointer, segment: memoryview) -> bool:
         """Write the only segment, sent with one system call; return whether that worked. Otherwise it is sent again."""
-        borrowed = self._connection()
+        borrowed, was_sent = self._connection(), False
         try:
             borrowed.send_small(*_command(pointer, 0, segment))
+            was_sent = True
             borrowed.receive()
         except BaseException as error:
+            if was_sent and not isinstance(error, Exception):  # so that it does not arrive after its deletion
+                with suppress(Exception):
+                    borrowed.receive()
             borrowed.discard()
             if not _is_lost(error):
                 raise
