@@ -374,6 +374,8 @@ class RedisStore(Store):
         for name, ours in _ERRORS:
             if isinstance(error, getattr(exceptions, name, ())):
                 return ours
+        if isinstance(error, OSError):  # of a socket that is used directly, such as an ssl.SSLEOFError
+            return StoreUnavailableError
         return super()._translate(error)
 
 

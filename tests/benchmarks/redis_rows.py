@@ -148,12 +148,16 @@ def _small(lab: Lab, size: int) -> Findings:
             store.read(pointer)
         return pointers
 
+    def clean(pointers: list[Pointer]) -> None:
+        for pointer in pointers:
+            store.rollback(pointer)
+
     with _redis_py(lab) as client:
         base, found = compare(
             lab.effort,
             size * _SMALL_AT_ONCE,
             Variant("redis-py SET, GET", by_hand),
-            Variant(OURS, ours, lambda pointers: [store.rollback(pointer) for pointer in pointers]),
+            Variant(OURS, ours, clean),
         )
         client.delete(*(f"small-{number}" for number in range(_SMALL_AT_ONCE)))
     note = f"{_SMALL_AT_ONCE} payloads in turn, in one thread; redis-py with hiredis, which checks nothing"
