@@ -1,7 +1,7 @@
 """The Redis store: payloads in segments that all expire at the same moment.
 
 Large values are bad for Redis: they block all other clients while they are copied, and powers of two waste a quarter of
-the memory. A payload is therefore stored in segments of a little under 1 MiB, three of which are in flight at a time.
+the memory. A payload is therefore stored in segments of a little under 1 MiB, two of which are written and three read at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNLINK_ENTRIES = 100  # payloads of one segment in a round trip
 _DELETE_KEYS = 16  # UNLINK frees strings at once, which blocks the server
 _MAX_V1_SEGMENTS = 100_000  # a pointer of version 1 is never signed, and does not declare its size
 _V1_PREFIX = "kafka-over-redis-"
-_IN_FLIGHT = 3  # two are enough on loopback, but not after a round trip of 1 ms
+_IN_FLIGHT = 2
 _CHECK_KEYS = 100  # per command
 _ANY = "-"  # there is no version: the expiry is compared
 _SAME_MS = 1000  # the server returns the remaining time, which passes meanwhile
