@@ -1,7 +1,7 @@
 """The Redis store: payloads in segments that all expire at the same moment.
 
 Large values are bad for Redis: they block all other clients while they are copied, and powers of two waste a quarter of
-the memory. A payload is therefore stored in segments of a little under 1 MiB. Two are written at a time, and three read.
+the memory. A payload is therefore stored in segments of a little under 1 MiB. Two are written at a time, three read.
 """
 
 from __future__ import annotations
