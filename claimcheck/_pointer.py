@@ -11,7 +11,6 @@ the field ``mac`` holds an HMAC-SHA256 (RFC 2104) over the version byte and the 
 
 from __future__ import annotations
 
-import functools
 import hmac
 import json
 import math
@@ -123,10 +122,12 @@ _MAX_KEY_BYTES = 1024  # as in S3
 _MAX_PREFIX_BYTES = 900  # the rest of a key has up to 104
 
 
-@functools.lru_cache(maxsize=1024)
+_NOT_IN_SLUG = re.compile(r"[^A-Za-z0-9._-]+")
+
+
 def slug(destination: str) -> str:
     """Turn a destination into a part of a key: 1 to 64 of ``A-Z a-z 0-9 . _ -``, never ``.`` or ``..``."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", destination).strip(".")[:64] or "_"
+    return _NOT_IN_SLUG.sub("_", destination).strip(".")[:64] or "_"
 
 
 def is_key_prefix(prefix: str) -> bool:

@@ -185,7 +185,7 @@ class StoreWrite:
 def _stored(store: Store, draft: Pointer, size: int, *, key: str | None = None, checksum: str | None = None) -> Pointer:
     """Return the pointer to what is stored, as it is stored."""
     piece = store.segment_bytes if store.segment_bytes and size > store.segment_bytes else None
-    return Pointer(  # three times as fast as `replace`
+    return Pointer(  # `replace` takes twice as long
         key=key or draft.key,
         store=draft.store,
         size=size,

@@ -1,4 +1,4 @@
-"""Reads segments from Redis on one connection, three at a time: the server prepares the next ones while one is received.
+"""Reads segments from Redis on one connection, three at a time: the server prepares the next while one is received.
 
 redis-py's parsers copy a large reply two to four times. `RawReplies` receives replies of known lengths from the
 connection's socket directly into the caller's memory, and parses only their beginning and end (Redis serialization

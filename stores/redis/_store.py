@@ -1,7 +1,7 @@
 """The Redis store: payloads in segments that all expire at the same moment.
 
 Large values are bad for Redis: they block all other clients while they are copied, and powers of two waste a quarter of
-the memory. A payload is therefore stored in segments of a little under 1 MiB, three of which are in flight at a time.
+the memory. A payload is therefore stored in segments of a little under 1 MiB. Two are written at a time, three read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNLINK_ENTRIES = 100  # payloads of one segment in a round trip
 _DELETE_KEYS = 16  # UNLINK frees strings at once, which blocks the server
 _MAX_V1_SEGMENTS = 100_000  # a pointer of version 1 is never signed, and does not declare its size
 _V1_PREFIX = "kafka-over-redis-"
-_IN_FLIGHT = 3  # two are enough on loopback, but not after a round trip of 1 ms
+_IN_FLIGHT = 2
 _CHECK_KEYS = 100  # per command
 _ANY = "-"  # there is no version: the expiry is compared
 _SAME_MS = 1000  # the server returns the remaining time, which passes meanwhile
@@ -175,11 +175,15 @@ class RedisStore(Store):
 
     def _store_small(self, pointer: Pointer, segment: memoryview) -> bool:
         """Write the only segment, sent with one system call; return whether that worked. Otherwise it is sent again."""
-        borrowed = self._connection()
+        borrowed, was_sent = self._connection(), False
         try:
             borrowed.send_small(*_command(pointer, 0, segment))
+            was_sent = True
             borrowed.receive()
         except BaseException as error:
+            if was_sent and not isinstance(error, Exception):  # so that it does not arrive after its deletion
+                with suppress(Exception):
+                    borrowed.receive()
             borrowed.discard()
             if not _is_lost(error):
                 raise
@@ -370,6 +374,8 @@ class RedisStore(Store):
         for name, ours in _ERRORS:
             if isinstance(error, getattr(exceptions, name, ())):
                 return ours
+        if isinstance(error, OSError):  # of a socket that is used directly, such as an ssl.SSLEOFError
+            return StoreUnavailableError
         return super()._translate(error)
 
 

@@ -61,6 +61,7 @@ REASONS: dict[str, str] = {
     "redis-read-into-256": _SERVER_COPIES,
     "redis-read-1": _SERVER_COPIES,
     "redis-read-16": _SERVER_COPIES,
+    "redis-py-small-4k": "key, pointer, checks and verification take some 30 us of Python, whatever the size",
     "redis-py-set-16": "hiredis' copies of 16 MiB cost less where memory is fast; ours is bound by the server",
     "redis-py-stream-64": "redis-py's GET gains from fast memory; ours is bound by the server",
     "file-write-64": "reserving the space gains 1.04 to 1.14 on this kernel's ext4, and the check takes that back",

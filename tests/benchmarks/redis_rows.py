@@ -7,6 +7,7 @@ import io
 from functools import partial
 from typing import Any
 
+from claimcheck._pointer import Pointer
 from tests.benchmarks.lab import RECYCLING, Lab, stored
 from tests.benchmarks.rounds import MIB, Effort, Variant, compare, payload_of, size_text
 from tests.benchmarks.rows import Findings, Step, Target
@@ -14,6 +15,7 @@ from tests.benchmarks.series import times_as_fast
 
 OURS = "claimcheck"
 _READ_SIZES = (1, 16, 64, 256)
+_SMALL_AT_ONCE = 50
 
 
 def steps(effort: Effort) -> list[Step]:
@@ -51,13 +53,18 @@ def _against_redis_py(effort: Effort) -> list[Step]:
         what = f"Redis write {size_text(effort.size(mib))}, against SET"
         return Step((Target(f"redis-py-set-{mib}", what, 3.5),), partial(_against_set, size=effort.size(mib)))
 
+    def small(kib: int) -> Step:
+        size = effort.size(kib / 1024)
+        what = f"Redis write and read {size_text(size)}, against SET and GET"
+        return Step((Target(f"redis-py-small-{kib}k", what, 0.8),), partial(_small, size=size))
+
     size = effort.size(64)
     reads = (
         Target("redis-py-get-64", f"Redis read {size_text(size)} to bytes, against GET", 2.2),
         Target("redis-py-stream-64", f"Redis stream {size_text(size)}, against GET", 8),
         Target("redis-stream-cpu", f"Redis stream {size_text(size)}, client CPU", 100, "ms/GB", at_most=True),
     )
-    return [write(16), write(64), Step(reads, partial(_against_get, size=size))]
+    return [small(4), small(64), write(16), write(64), Step(reads, partial(_against_get, size=size))]
 
 
 def stream(file: io.BufferedReader, room: bytearray) -> None:
@@ -125,6 +132,36 @@ def _against_set(lab: Lab, size: int) -> Findings:
             Variant(OURS, lambda: store.write(payload), store.rollback),
         )
     return Findings((times_as_fast(ours, base),), (base, ours), "redis-py with hiredis; the server reuses memory")
+
+
+def _small(lab: Lab, size: int) -> Findings:
+    store, payload = lab.redis_store(), payload_of(size)
+
+    def by_hand() -> None:
+        for number in range(_SMALL_AT_ONCE):
+            client.set(f"small-{number}", payload, ex=600)
+            client.get(f"small-{number}")
+
+    def ours() -> list[Pointer]:
+        pointers = [store.write(payload) for _ in range(_SMALL_AT_ONCE)]
+        for pointer in pointers:
+            store.read(pointer)
+        return pointers
+
+    def clean(pointers: list[Pointer]) -> None:
+        for pointer in pointers:
+            store.rollback(pointer)
+
+    with _redis_py(lab) as client:
+        base, found = compare(
+            lab.effort,
+            size * _SMALL_AT_ONCE,
+            Variant("redis-py SET, GET", by_hand),
+            Variant(OURS, ours, clean),
+        )
+        client.delete(*(f"small-{number}" for number in range(_SMALL_AT_ONCE)))
+    note = f"{_SMALL_AT_ONCE} payloads in turn, in one thread; redis-py with hiredis, which checks nothing"
+    return Findings((times_as_fast(found, base),), (base, found), note)
 
 
 def _against_get(lab: Lab, size: int) -> Findings:

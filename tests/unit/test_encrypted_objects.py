@@ -57,6 +57,32 @@ def canonical(fields) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
+@pytest.mark.parametrize("ttl_seconds", [None, 60])
+@pytest.mark.parametrize("kind", ["filesystem", "memory"])
+def test_a_reader_never_gets_the_header_of_one_attempt_and_the_body_of_another(kind, ttl_seconds, tmp_path):
+    where = {"path": str(tmp_path)} if kind == "filesystem" else {"space": uuid.uuid4().hex}
+    config = {
+        "stores": {"s": {"type": kind, "ttl_seconds": ttl_seconds, **where}},
+        "encryption": {"key_id": "k1", "keys": {"k1": KEY}},
+    }
+    first, second = (claimcheck.from_dict(config).store("s") for _ in range(2))
+    payload, identity = os.urandom((2 << 20) + 1), uuid.uuid4()
+    pointer = first.write(payload, destination="orders", identity=identity)
+    opened, opening = first._open, []
+
+    def attempt_and_open(*arguments):
+        if opening:
+            second.write(payload, destination="orders", identity=identity)
+        opening.append(arguments)
+        return opened(*arguments)
+
+    first._open = attempt_and_open
+
+    assert first.read_range(pointer, 1 << 20, 100) == payload[1 << 20 : (1 << 20) + 100]
+    assert len(opening) > 1
+    assert first.read(pointer) == payload
+
+
 @pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
 @pytest.mark.parametrize("size", [1, 3_500_000])
 def test_tink_reads_a_stored_object_as_the_guide_describes(store, size):
@@ -101,32 +127,6 @@ def test_an_earlier_attempt_that_is_damaged_is_an_integrity_error(store, lie):
     store.lie = lie
     with pytest.raises(IntegrityError, match="cannot be trusted"):
         store.write(b"x" * 5000, destination="orders", identity=uuid.uuid4())
-
-
-@pytest.mark.parametrize("ttl_seconds", [None, 60])
-@pytest.mark.parametrize("kind", ["filesystem", "memory"])
-def test_a_reader_never_gets_the_header_of_one_attempt_and_the_body_of_another(kind, ttl_seconds, tmp_path):
-    where = {"path": str(tmp_path)} if kind == "filesystem" else {"space": uuid.uuid4().hex}
-    config = {
-        "stores": {"s": {"type": kind, "ttl_seconds": ttl_seconds, **where}},
-        "encryption": {"key_id": "k1", "keys": {"k1": KEY}},
-    }
-    first, second = (claimcheck.from_dict(config).store("s") for _ in range(2))
-    payload, identity = os.urandom((2 << 20) + 1), uuid.uuid4()
-    pointer = first.write(payload, destination="orders", identity=identity)
-    opened, opening = first._open, []
-
-    def attempt_and_open(*arguments):
-        if opening:
-            second.write(payload, destination="orders", identity=identity)
-        opening.append(arguments)
-        return opened(*arguments)
-
-    first._open = attempt_and_open
-
-    assert first.read_range(pointer, 1 << 20, 100) == payload[1 << 20 : (1 << 20) + 100]
-    assert len(opening) > 1
-    assert first.read(pointer) == payload
 
 
 def test_an_error_of_a_data_key_names_the_payload():

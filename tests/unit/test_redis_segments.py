@@ -321,6 +321,23 @@ class TestOfOneSmallSegment:
         assert [command[1] for command in server.asked] == [f"{pointer.key}-0".encode()] * 2
         assert server.connections == 2
 
+    def test_an_interrupted_wait_ends_before_the_deletion(self, store, monkeypatch):
+        """Otherwise the server could store it afterwards."""
+        calls, receive = [], Borrowed.receive
+
+        def interrupted(borrowed):
+            calls.append("receive")
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            return receive(borrowed)
+
+        monkeypatch.setattr(Borrowed, "receive", interrupted)
+        monkeypatch.setattr(store, "_delete", lambda pointer: calls.append("delete"))
+
+        with pytest.raises(KeyboardInterrupt):
+            store.write(PAYLOAD[:10])
+        assert calls == ["receive", "receive", "delete"]
+
     def test_whose_connection_is_lost_each_time_is_deleted(self, store, medium, monkeypatch):
         """It may have arrived, unlike one for which there never was a connection."""
         deleted = []

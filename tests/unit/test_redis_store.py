@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import ssl
 import struct
 import sys
 import uuid
@@ -226,6 +227,7 @@ class TestErrors:
             (redis.exceptions.OutOfMemoryError("x"), StoreError),
             (redis.exceptions.ResponseError("WRONGTYPE"), IntegrityError),
             (ConnectionResetError("x"), StoreUnavailableError),
+            (ssl.SSLEOFError("x"), StoreUnavailableError),
         ],
     )
     def test_table(self, open_store, monkeypatch, raised, expected):
