@@ -235,8 +235,8 @@ def test_hints_reach_a_parameter_that_the_call_leaves_out_and_only_a_place_can_f
 def test_a_wrong_call_is_refused_after_a_right_one_of_the_same_length(rig):
     publish = rig.publisher()
     publish("orders", BIG)
-    with pytest.raises(TypeError, match="colour"):
-        publish("orders", BIG, colour="red")
+    with pytest.raises(TypeError, match="color"):
+        publish("orders", BIG, color="red")
     assert (len(rig.sent), rig.stored) == (1, 1)
 
 
