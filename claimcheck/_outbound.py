@@ -238,7 +238,10 @@ class Outbound:
             return verdict
         self._release()
         try:
-            self._keep_or_delete(verdict)
+            if verdict.rollback:
+                self._delete()
+            else:
+                self._undo = None
         finally:
             if self._hooks.listeners and not self._as_is:
                 self._hooks.emit(self.ledger.event(self._destination))
@@ -271,10 +274,7 @@ class Outbound:
         if isinstance(error, Exception) and self.ledger.verdict().abort:
             raise self.ledger.partial_error(error) from error
 
-    def _keep_or_delete(self, verdict: Verdict) -> None:
-        if not verdict.rollback:
-            self.release_undo()
-            return
+    def _delete(self) -> None:
         try:
             self.rollback()
         except Exception as second:

@@ -48,6 +48,7 @@ MAX_POINTER_BYTES = 8192
 _MAX_INT = 2**63 - 1
 _MAX_NESTING = 32  # of unknown fields; Python's JSON parser and encoder recurse
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)  # a string without an end runs to the end: linear time
+_SPACES = " \t\n\r"  # as JSON has them
 _V1 = struct.Struct(">i")
 # The fields of version 2, with the attributes that hold them and their types.
 _FIELDS: dict[str, tuple[str, type[Any]]] = {
@@ -285,9 +286,11 @@ def _decode_v2(data: bytes) -> Pointer:
 def parse_json(data: bytes) -> dict[str, Any]:
     """Return the fields of untrusted JSON; raises `EnvelopeError` for anything but one object of limited depth."""
     try:
-        text = data.decode()
+        text = data.decode().strip(_SPACES)
         _check_nesting(text)
-        body = _DECODER.decode(text)
+        body, end = _DECODER.raw_decode(text)
+        if end < len(text):
+            _damaged("there is more after its JSON")
         if "\\u" in text:
             canonical_json(body)  # a lone surrogate has no UTF-8 form and would fail later, in a store
     except ValueError as exc:

@@ -190,7 +190,9 @@ class Strategy(ABC):
         out = self.shortcut(message)
         if out is not None:
             return out
-        payload, message = message.payload, _without_reserved(message)
+        payload = message.payload
+        if message.headers is not None:  # readers would take those with reserved names for hints
+            message = replace(message, headers=hints.without_reserved(message.headers))
         if not is_file(payload):
             return self._offload(message)
         rewind = _rewinder(payload)
@@ -343,13 +345,6 @@ def _rewinder(file: Readable) -> Callable[[], None]:
         seekable.seek(start)
 
     return rewind
-
-
-def _without_reserved(message: Message) -> Message:
-    """Drop the caller's headers with reserved names: readers would take them for hints."""
-    if message.headers is None:
-        return message
-    return replace(message, headers=hints.without_reserved(message.headers))
 
 
 def _peeked(file: Readable, threshold: int) -> bytes | _Rejoined:
