@@ -4,6 +4,7 @@
 # make test-oldest         the fast tests with the oldest dependencies that pyproject.toml allows
 # make docs                builds the documentation site into site/
 # make bench               cost of the stores, compared with a raw socket, raw HTTP and the vendors' clients
+# make bench-many          many payloads at once over a line, compared with asyncio clients and threads
 # make bench-pulsar        Pulsar through the wrappers, compared with the native producer and consumer
 # make bench-kafka         Kafka through the wrappers, compared with the native producer and consumer
 # make bench-spark         Spark jobs, compared with hand-written ones
@@ -27,7 +28,7 @@ PYTEST      := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 # Touch every dependency: stores, brokers' clients, encryption, compression, checksums, command line, configuration.
 OLDEST      := tests/unit tests/conformance
 
-.PHONY: demo test test-all test-oldest lint docs structure spark-versions bench bench-peers bench-pulsar bench-kafka bench-spark compare clean
+.PHONY: demo test test-all test-oldest lint docs structure spark-versions bench bench-peers bench-many bench-pulsar bench-kafka bench-spark compare clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -66,6 +67,10 @@ bench: $(VENV)/.bench
 
 bench-peers: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/peers.py $(BENCH_ARGS)
+
+# Needs redis-server and cc; one row also needs java and CLAIMCHECK_TEST_KAFKA_JARS: see tests/real/kafka.xml.
+bench-many: $(VENV)/.bench
+	$(BIN)/python tests/benchmarks/bench.py --only many --out bench-results/many $(BENCH_ARGS)
 
 # Needs java and CLAIMCHECK_TEST_PULSAR_JARS: see tests/real/pulsar.xml.
 bench-pulsar: $(VENV)/.bench

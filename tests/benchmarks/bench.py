@@ -23,6 +23,7 @@ from tests.benchmarks import (
     file_rows,
     integrity_rows,
     kafka_rows,
+    many_rows,
     memory_rows,
     network,
     path_rows,
@@ -48,14 +49,15 @@ GROUPS: dict[str, Callable[[Effort], list[Step]]] = {
     "integrity": integrity_rows.steps,
     "content": content_rows.steps,
     "memory": memory_rows.steps,
+    "many": many_rows.steps,
     "path": path_rows.steps,
     "pulsar": pulsar_rows.steps,
     "kafka": kafka_rows.steps,
     "spark": spark_rows.steps,
     "spark-source": spark_source_rows.steps,
 }
-# The others need a broker, or a Java: make bench-pulsar, make bench-kafka, make bench-spark.
-USUAL = [name for name in GROUPS if name not in ("pulsar", "kafka", "spark", "spark-source")]
+# The others need a broker, or a Java: make bench-many, make bench-pulsar, make bench-kafka, make bench-spark.
+USUAL = [name for name in GROUPS if name not in ("many", "pulsar", "kafka", "spark", "spark-source")]
 NO_MEANING = "Quick: few rounds and small payloads, to try the machinery. The figures mean nothing."
 
 

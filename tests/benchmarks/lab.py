@@ -55,7 +55,7 @@ class Lab:
     def __init__(self, effort: Effort) -> None:
         self.effort = effort
         self._stack = contextlib.ExitStack()
-        self._lines: dict[float, str] = {}
+        self._lines: dict[tuple[str, str], int] = {}
 
     def __enter__(self) -> Lab:
         self._stack.enter_context(mock.patch.dict(os.environ, CREDENTIALS))
@@ -84,13 +84,19 @@ class Lab:
 
     def redis_afar(self, milliseconds: float) -> str:
         """URL of the same one at the end of a line with that round trip."""
-        if milliseconds not in self._lines:
-            port = str(urlsplit(self.redis).port)
-            near = self._stack.enter_context(
-                helper(sys.executable, HERE / "delay.py", "127.0.0.1", port, str(milliseconds))
-            )
-            self._lines[milliseconds] = f"redis://127.0.0.1:{near}/0"
-        return self._lines[milliseconds]
+        return f"redis://127.0.0.1:{self._line(self.redis, milliseconds)}/0"
+
+    def s3_afar(self, milliseconds: float) -> str:
+        """URL of the S3 server at the end of a line with that round trip."""
+        return f"http://127.0.0.1:{self._line(self.s3, milliseconds)}"
+
+    def _line(self, url: str, milliseconds: float) -> int:
+        """Return the port at which a line to a server begins."""
+        place = str(urlsplit(url).port), str(milliseconds)
+        if place not in self._lines:
+            command = (sys.executable, HERE / "delay.py", "127.0.0.1", *place)
+            self._lines[place] = self._stack.enter_context(helper(*command))
+        return self._lines[place]
 
     @cached_property
     def spark(self) -> Any:
