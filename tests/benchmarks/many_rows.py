@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -59,32 +59,25 @@ def steps(effort: Effort) -> list[Step]:
 def _redis_reads(lab: Lab, size: int) -> Findings:
     cc, pointers = _stored(lab, lab.redis_afar(_FAR_MS), size)
     sealed = [cc.seal(pointer) for pointer in pointers]
-    with _Loop() as loop, _peer(lab, loop) as peer:
-        return _tasks(
-            lab,
-            loop,
-            Variant("redis.asyncio GET", lambda: lambda n: peer.get(f"{pointers[n % _STORED].key}-0")),
-            Variant(OURS, lambda: lambda n: cc.aresolve(sealed[n % _STORED])),
-        )
+    with asyncio.Runner() as loop, _peer(lab, loop) as peer:
+        base = _Tasks("redis.asyncio GET", loop, lambda n: peer.get(f"{pointers[n % _STORED].key}-0"))
+        return _faster(lab, base, _Tasks(OURS, loop, lambda n: cc.aresolve(sealed[n % _STORED])))
 
 
 def _redis_writes(lab: Lab, size: int) -> Findings:
     store, payload, written = lab.store(type="redis", url=lab.redis_afar(_FAR_MS)), payload_of(size), list[Pointer]()
+    near = lab.redis_store()
 
     async def write(_: int) -> None:
         written.append(await store.awrite(payload))
 
-    with _Loop() as loop, _peer(lab, loop) as peer:
-        found = _tasks(
-            lab,
-            loop,
-            Variant("redis.asyncio SET", lambda: lambda n: peer.set(f"peer-{n}", payload, ex=600)),
-            Variant(OURS, lambda: write),
-        )
-        loop.run_until_complete(peer.delete(*(f"peer-{n}" for n in range(_TASKS))))
-    for pointer in written:
-        store.rollback(pointer)
-    return found
+    def clean() -> None:
+        while written:
+            near.rollback(written.pop())
+
+    with asyncio.Runner() as loop, _peer(lab, loop) as peer:
+        base = _Tasks("redis.asyncio SET", loop, lambda n: peer.set(f"peer-{n}", payload, ex=600))
+        return _faster(lab, base, _Tasks(OURS, loop, write, clean))
 
 
 def _obstore_reads(lab: Lab, size: int) -> Findings:
@@ -102,19 +95,15 @@ def _obstore_reads(lab: Lab, size: int) -> Findings:
         client_options={"allow_http": True},
     )
     written = [store.write(payload_of(size)) for _ in range(_STORED)]
-    pattern = digest_of(obstore.get(peer, written[0].key).bytes())  # the server keeps sizes only
+    pattern = digest_of(memoryview(obstore.get(peer, written[0].key).bytes()))  # the server keeps sizes only
     pointers = [replace(pointer, checksum=pattern) for pointer in written]
 
     async def get(n: int) -> None:
         await (await obstore.get_async(peer, pointers[n % _STORED].key)).bytes_async()
 
-    with _Loop() as loop:
-        return _tasks(
-            lab,
-            loop,
-            Variant("obstore get_async", lambda: get),
-            Variant(OURS, lambda: lambda n: store.aread(pointers[n % _STORED])),
-        )
+    with asyncio.Runner() as loop:
+        ours = _Tasks(OURS, loop, lambda n: store.aread(pointers[n % _STORED]))
+        return _faster(lab, _Tasks("obstore get_async", loop, get), ours)
 
 
 def _resolve_many(lab: Lab, size: int) -> Findings:
@@ -207,37 +196,42 @@ def _stored(lab: Lab, url: str, size: int) -> tuple[ClaimCheck, list[Pointer]]:
     return lab.cc(type="redis", url=url), [near.write(payload) for _ in range(_STORED)]
 
 
-def _tasks(lab: Lab, loop: _Loop, peer: Variant, ours: Variant) -> Findings:
-    """Compare two makers of coroutines, each called for a thousand tasks that start together."""
+@dataclass(frozen=True, slots=True)
+class _Tasks:
+    """A thousand tasks that start together, on a loop that stays open between rounds, as its connections do.
 
-    def together(make: Callable[[], Callable[[int], Awaitable[Any]]]) -> Callable[[], None]:
-        async def main() -> None:
-            one = make()
-            await asyncio.gather(*(one(n) for n in range(_TASKS)))
+    Attributes:
+        name: As it is printed.
+        loop: The loop.
+        one: Returns what a task awaits, by its number.
+        clean: Removes what the tasks wrote.
+    """
 
-        return lambda: loop.run_until_complete(main())
+    name: str
+    loop: asyncio.Runner
+    one: Callable[[int], Awaitable[Any]]
+    clean: Callable[[], None] = lambda: None
 
-    variants = [Variant(each.name, together(each.run)) for each in (peer, ours)]  # type: ignore[arg-type]
+    def run(self) -> None:
+        """Start all of them, and wait for all of them."""
+        self.loop.run(self._together())
+
+    def undo(self, _: object) -> None:
+        """Clean up after a round."""
+        self.clean()
+
+    async def _together(self) -> None:
+        await asyncio.gather(*(self.one(n) for n in range(_TASKS)))
+
+
+def _faster(lab: Lab, peer: _Tasks, ours: _Tasks) -> Findings:
+    variants = [Variant(each.name, each.run, each.undo) for each in (peer, ours)]
     base, found = compare(lab.effort, _TASKS, *variants, counts="operations")
     return Findings((times_as_fast(found, base),), (base, found))
 
 
-class _Loop:
-    """An event loop that stays open between rounds, so that connections do."""
-
-    def __enter__(self) -> _Loop:
-        self._runner = asyncio.Runner()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._runner.close()
-
-    def run_until_complete(self, coroutine: Any) -> Any:
-        return self._runner.run(coroutine)
-
-
 @contextlib.contextmanager
-def _peer(lab: Lab, loop: _Loop) -> Any:
+def _peer(lab: Lab, loop: asyncio.Runner) -> Iterator[Any]:
     """A client as people write it: one pool for all tasks, which waits for a free connection."""
     from redis import asyncio as redis
 
@@ -246,4 +240,4 @@ def _peer(lab: Lab, loop: _Loop) -> Any:
     try:
         yield peer
     finally:
-        loop.run_until_complete(pool.disconnect())
+        loop.run(pool.disconnect())
