@@ -5,6 +5,7 @@
 # make docs                builds the documentation site into site/
 # make bench               cost of the stores, compared with a raw socket, raw HTTP and the vendors' clients
 # make bench-line          S3 and Redis over a line like a cloud's, compared with boto3, its CRT, obstore and smart_open
+# make bench-many          many payloads at once over a line, compared with asyncio clients and threads
 # make bench-pulsar        Pulsar through the wrappers, compared with the native producer and consumer
 # make bench-kafka         Kafka through the wrappers, compared with the native producer and consumer
 # make bench-spark         Spark jobs, compared with hand-written ones
@@ -28,7 +29,7 @@ PYTEST      := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 # Touch every dependency: stores, brokers' clients, encryption, compression, checksums, command line, configuration.
 OLDEST      := tests/unit tests/conformance
 
-.PHONY: demo test test-all test-oldest lint docs structure spark-versions bench bench-peers bench-line bench-pulsar bench-kafka bench-spark compare clean
+.PHONY: demo test test-all test-oldest lint docs structure spark-versions bench bench-peers bench-line bench-many bench-pulsar bench-kafka bench-spark compare clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -71,6 +72,10 @@ bench-peers: $(VENV)/.bench
 # Needs versitygw and redis-server on PATH.
 bench-line: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py --only line --out bench-results/line $(BENCH_ARGS)
+
+# Needs redis-server and cc; one row also needs java and CLAIMCHECK_TEST_KAFKA_JARS: see tests/real/kafka.xml.
+bench-many: $(VENV)/.bench
+	$(BIN)/python tests/benchmarks/bench.py --only many --out bench-results/many $(BENCH_ARGS)
 
 # Needs java and CLAIMCHECK_TEST_PULSAR_JARS: see tests/real/pulsar.xml.
 bench-pulsar: $(VENV)/.bench

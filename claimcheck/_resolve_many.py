@@ -6,14 +6,16 @@ import functools
 import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from claimcheck._envelope import Buffer
 from claimcheck._threads import interruptible, io_threads
 from claimcheck.errors import ClaimCheckError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["Message", "Prepare", "Resolution", "Work", "aresolve_many", "resolve_many"]
 
@@ -123,12 +125,18 @@ async def _as_async(messages: Iterable[Message] | AsyncIterable[Message]) -> Asy
             yield message
 
 
+def _new_future() -> Future[Resolution]:
+    from concurrent.futures import Future  # as slow to import as asyncio
+
+    return Future()
+
+
 @dataclass(slots=True, eq=False)
 class _Pending:
     message: Message
     work: Work
     size: int = 0
-    future: Future[Resolution] = field(default_factory=Future)
+    future: Future[Resolution] = field(default_factory=_new_future)
     is_started: bool = False
 
 

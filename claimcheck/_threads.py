@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["STOP", "Interrupted", "IoThreads", "check_interrupt", "in_thread", "interruptible", "io_threads"]
+__all__ = [
+    "IO_THREADS",
+    "STOP",
+    "Interrupted",
+    "IoThreads",
+    "check_interrupt",
+    "in_thread",
+    "interruptible",
+    "io_threads",
+]
 
-IO_THREADS = 64
+IO_THREADS = 96
 """Blocking calls that run at the same time in one process, on behalf of tasks and of `ClaimCheck.resolve_many`."""
 
 IO_BYTES = 256 << 20

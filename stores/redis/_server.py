@@ -29,6 +29,7 @@ _HOST = re.compile(r"(?P<host>\[[^\]\s]+\]|[^:\[\]@,\s]+)(?::(?P<port>\d{1,5}))?
 _DATABASE = re.compile(r"/?\d*/?")
 _SERVICE = re.compile(r"/(?P<service>[^/]+)(?P<database>/\d+)?")
 _PORTS = {"cluster": 6379, "sentinel": 26379}
+_MAX_CONNECTIONS = 1 << 16  # the threads of the caller are the limit; redis-py raises an error from 100 on
 _BY_REFERENCE = 6000  # arguments over this size are not copied into a command
 
 SMALL_BYTES = 1 << 17
@@ -203,7 +204,7 @@ class RedisServer:
         if self.is_cluster:
             nodes = [redis.cluster.ClusterNode(host, port) for host, port in self._address.hosts]
             return redis.cluster.RedisCluster.from_url(self._address.url, startup_nodes=nodes, **common)
-        pool = redis.ConnectionPool.from_url(self._address.url, **common)
+        pool = redis.ConnectionPool.from_url(self._address.url, max_connections=_MAX_CONNECTIONS, **common)
         pool.connection_class(**pool.connection_kwargs)  # does not connect, but raises for unknown options
         if self._address.kind == "single":
             return redis.Redis(connection_pool=pool)

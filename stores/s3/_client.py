@@ -9,6 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from claimcheck._registry import import_vendor
+from claimcheck._threads import IO_THREADS
 from claimcheck.errors import StoreError, StoreUnavailableError
 from claimcheck.stores._common import ERROR_CODES, NOT_ADMITTED
 
@@ -47,7 +48,7 @@ def connect(place: dict[str, str | None], timeouts: dict[str, float], *, connect
         retries={"mode": "standard", "total_max_attempts": 3},
         parameter_validation=False,  # all arguments come from the store
         user_agent=_user_agent(),
-        max_pool_connections=connections,
+        max_pool_connections=max(connections, IO_THREADS),  # of the methods for asyncio
         tcp_keepalive=True,
         **timeouts,
     )

@@ -24,6 +24,7 @@ from tests.benchmarks import (
     integrity_rows,
     kafka_rows,
     line_rows,
+    many_rows,
     memory_rows,
     network,
     path_rows,
@@ -49,6 +50,7 @@ GROUPS: dict[str, Callable[[Effort], list[Step]]] = {
     "integrity": integrity_rows.steps,
     "content": content_rows.steps,
     "memory": memory_rows.steps,
+    "many": many_rows.steps,
     "path": path_rows.steps,
     "line": line_rows.steps,
     "pulsar": pulsar_rows.steps,
@@ -56,8 +58,8 @@ GROUPS: dict[str, Callable[[Effort], list[Step]]] = {
     "spark": spark_rows.steps,
     "spark-source": spark_source_rows.steps,
 }
-# The others need more than that: make bench-line, make bench-pulsar, make bench-kafka, make bench-spark.
-USUAL = [name for name in GROUPS if name not in ("line", "pulsar", "kafka", "spark", "spark-source")]
+# The others need more than that, or longer: make bench-line, bench-many, bench-pulsar, bench-kafka, bench-spark.
+USUAL = [name for name in GROUPS if name not in ("line", "many", "pulsar", "kafka", "spark", "spark-source")]
 NO_MEANING = "Quick: few rounds and small payloads, to try the machinery. The figures mean nothing."
 
 

@@ -87,7 +87,7 @@ class Lab:
         return f"redis://127.0.0.1:{self._afar(self.redis, milliseconds, megabytes)}/0"
 
     @cached_property
-    def s3_afar(self) -> str:
+    def cloud_s3(self) -> str:
         """URL of an S3 server that keeps what it gets, at the end of a line like a cloud's."""
         import boto3
 
@@ -95,6 +95,10 @@ class Lab:
         near = self._stack.enter_context(servers.s3(keep_alive=True)).endpoint_url
         boto3.client("s3", endpoint_url=near).create_bucket(Bucket=BUCKET)
         return f"http://127.0.0.1:{self._afar(near, 16, 90)}"
+
+    def s3_afar(self, milliseconds: float) -> str:
+        """URL of the S3 server that keeps nothing, at the end of a line with that round trip."""
+        return f"http://127.0.0.1:{self._afar(self.s3, milliseconds, float('inf'))}"
 
     def _afar(self, url: str, milliseconds: float, megabytes: float) -> int:
         """Return the port of a line to a server; see delay.py."""
@@ -145,7 +149,7 @@ class Lab:
 
         session = botocore.session.Session()
         credentials = crt.BotocoreCRTCredentialsWrapper(session.get_credentials()).to_crt_credentials_provider()
-        serializer = crt.BotocoreCRTRequestSerializer(session, {"region_name": REGION, "endpoint_url": self.s3_afar})
+        serializer = crt.BotocoreCRTRequestSerializer(session, {"region_name": REGION, "endpoint_url": self.cloud_s3})
         return crt.CRTTransferManager(crt.create_s3_crt_client(REGION, credentials, use_ssl=False), serializer)
 
     def cc(self, **store: Any) -> claimcheck.ClaimCheck:
@@ -201,12 +205,12 @@ class Lab:
 
     def s3_store_afar(self, **more: Any) -> Store:
         """Open a store on the S3 server at the end of a line."""
-        place = {"bucket": BUCKET, "endpoint_url": self.s3_afar, "region_name": REGION}
+        place = {"bucket": BUCKET, "endpoint_url": self.cloud_s3, "region_name": REGION}
         return self.store(type="s3", **place, **more)
 
     def obstore_afar(self) -> Store:
         """Open a store on the same server through obstore."""
-        options = {"endpoint_url": self.s3_afar, "region_name": REGION}
+        options = {"endpoint_url": self.cloud_s3, "region_name": REGION}
         return self.store(type="obstore", url=f"s3://{BUCKET}/claims", **options)
 
     def s3_store(self, **more: Any) -> Store:

@@ -94,7 +94,7 @@ def _peers(lab: Lab) -> list[Peer]:
 
 
 def _plain(lab: Lab) -> Peer:
-    client, place = lab.boto3(lab.s3_afar), {"Bucket": BUCKET, "Key": KEY}
+    client, place = lab.boto3(lab.cloud_s3), {"Bucket": BUCKET, "Key": KEY}
 
     def get(**options: str) -> bytes:
         body: bytes = client.get_object(**place, **options)["Body"].read()
@@ -113,7 +113,7 @@ def _plain(lab: Lab) -> Peer:
 
 
 def _managed(lab: Lab) -> Peer:
-    client = lab.boto3(lab.s3_afar)
+    client = lab.boto3(lab.cloud_s3)
 
     def get() -> bytes:
         with io.BytesIO() as file:
@@ -138,7 +138,7 @@ def _obstore(lab: Lab) -> Peer:
     import obstore
     from obstore.store import S3Store
 
-    config: Any = {"endpoint": lab.s3_afar, "virtual_hosted_style_request": False}
+    config: Any = {"endpoint": lab.cloud_s3, "virtual_hosted_style_request": False}
     there = S3Store(BUCKET, config=config, client_options={"allow_http": True})
     return Peer(
         "obstore",
@@ -152,7 +152,7 @@ def _obstore(lab: Lab) -> Peer:
 def _smart_open(lab: Lab) -> Peer:
     from smart_open import open as smart_open
 
-    url, client = f"s3://{BUCKET}/{KEY}", {"client": lab.boto3(lab.s3_afar)}
+    url, client = f"s3://{BUCKET}/{KEY}", {"client": lab.boto3(lab.cloud_s3)}
 
     def put(payload: bytes) -> None:
         with smart_open(url, "wb", transport_params=client) as file:

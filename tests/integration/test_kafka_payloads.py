@@ -1,5 +1,6 @@
 """Payloads of any size through a real Kafka: complete, with all metadata of the native record."""
 
+import asyncio
 import io
 import itertools
 
@@ -16,10 +17,12 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer, OffsetStoreError, last_offset
+from tests.integration.kafka_aio_rig import consuming
 from tests.integration.kafka_rig import (
     LIMIT,
     SENT_AT,
     STRATEGIES,
+    WITHIN_SECONDS,
     chunks_of,
     content,
     nothing_comes,
@@ -391,3 +394,59 @@ class TestWhatIsWrapped:
         assert "0 records" in repr(producer)
         assert "1 partitions" in repr(consumer)
         assert nothing_comes(consumer, 0.3)
+
+
+class TestReadAheadByDefault:
+    @pytest.fixture
+    def reads(self, lab):
+        """The keys that are read from the store."""
+        store, keys = lab.cc.store("m"), []
+        read = store.read
+        store.read = lambda pointer: (keys.append(pointer.key), read(pointer))[1]
+        return keys
+
+    def _send(self, lab, strategy, count=20):
+        producer, sent = lab.producer(strategy), [content(2 * LIMIT, n) for n in range(count)]
+        for value in sent:
+            producer.produce(lab.topic, value)
+        producer.flush(30)
+        return sent
+
+    @pytest.mark.parametrize("batch", [1, 5])
+    def test_each_payload_is_read_once_and_in_advance(self, lab, reads, batch):
+        sent, consumer, found = self._send(lab, "external"), lab.consumer(), []
+        while len(found) < len(sent):
+            before = len(found)
+            found.extend(message.value() for message in consumer.consume(batch, WITHIN_SECONDS))
+            assert len(found) > before
+        assert found == sent
+        assert sorted(reads) == sorted(set(reads))
+        assert len(reads) == len(sent)
+        assert consumer._prefetch._pool is not None
+
+    def test_what_the_application_does_not_read_is_not_read_ahead(self, lab, reads):
+        sent, consumer = self._send(lab, "external"), lab.consumer()
+        for n in range(len(sent)):
+            message = consumer.poll(WITHIN_SECONDS)
+            if n == 0:
+                assert message.value() == sent[0]
+        assert len(reads) <= 3
+
+    def test_chunks_and_plain_messages_start_nothing(self, lab):
+        sent, consumer = self._send(lab, "chunking", 3), lab.consumer()
+        lab.producer().produce(lab.topic, b"plain")
+        assert values(receive(consumer, 3)) == sent
+        assert (consumer._prefetch._pool, len(consumer._ready)) == (None, 0)
+
+    def test_an_asynchronous_consumer_reads_ahead_too(self, lab, reads):
+        sent = self._send(lab, "external")
+
+        async def main():
+            async with consuming(lab) as consumer:
+                found = [(await consumer.poll(WITHIN_SECONDS)).value() for _ in sent]
+                return found, consumer._blocking._prefetch._pool
+
+        found, pool = asyncio.run(main())
+        assert found == sent
+        assert len(reads) == len(sent)
+        assert pool is not None

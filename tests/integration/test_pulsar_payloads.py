@@ -254,6 +254,48 @@ def test_without_a_receiver_queue_nothing_can_be_read_ahead(lab):
     assert "receiver_queue_size=1" in caught.value.__notes__[0]
 
 
+class TestReadAheadByDefault:
+    @pytest.fixture
+    def sent(self, lab):
+        producer, sent = lab.producer("external"), [content(2 * LIMIT, n) for n in range(20)]
+        for payload in sent:
+            producer.send(payload)
+        return sent
+
+    @pytest.fixture
+    def reads(self, lab):
+        """The keys that are read from the store."""
+        store, keys = lab.cc.store("m"), []
+        read = store.read
+        store.read = lambda pointer: (keys.append(pointer.key), read(pointer))[1]
+        return keys
+
+    def test_each_payload_is_read_once_and_in_advance(self, lab, sent, reads):
+        consumer = lab.consumer()
+        assert [consumer.receive(5000).data() for _ in sent] == sent
+        assert len(reads) == len(set(reads)) == len(sent)
+        assert consumer._prefetch._pool is not None
+
+    def test_what_the_application_does_not_read_is_not_read_ahead(self, lab, sent, reads):
+        consumer = lab.consumer()
+        assert consumer.receive(5000).data() == sent[0]
+        for _ in sent[1:]:
+            consumer.receive(5000)
+        assert len(reads) <= 3
+
+    def test_without_a_receiver_queue_it_is_off(self, lab, sent, reads):
+        consumer = lab.consumer(receiver_queue_size=0)
+        assert [consumer.receive().data() for _ in sent] == sent
+        assert (len(reads), consumer._prefetch.room) == (len(sent), False)
+
+    def test_chunks_and_plain_messages_start_nothing(self, lab):
+        consumer = lab.consumer()
+        lab.producer("chunking").send(content(2 * LIMIT))
+        lab.producer().send(b"plain")
+        assert [message.data() for message in receive(consumer, 2)] == [content(2 * LIMIT), b"plain"]
+        assert (consumer._prefetch._pool, len(consumer._ready)) == (None, 0)
+
+
 class TestOutage:
     @pytest.fixture
     def ill(self, lab):

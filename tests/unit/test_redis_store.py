@@ -403,3 +403,11 @@ def test_closed_store_opens_again(open_store):
     store.close()
 
     assert store.read(replace(pointer)) == b"payload"
+
+
+def test_more_threads_may_read_than_the_client_has_connections_by_default(open_store):
+    """Recent releases of redis-py raise an error for the 101st connection."""
+    server = open_store()._server
+    borrowed = [server.borrow("") for _ in range(101)]
+    for each in borrowed:
+        each.give_back()

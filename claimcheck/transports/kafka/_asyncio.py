@@ -79,8 +79,7 @@ class AsyncKafkaConsumer(AsyncClosing):
     async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
         """Wait for up to ``num_messages`` payloads; returns those that came in time. Raises as `poll` does.
 
-        All of them are in memory together. Stored ones are read one after the other, or several concurrently with
-        ``prefetch_bytes``.
+        All of them are in memory together. Several stored ones are read concurrently, within ``prefetch_bytes``.
         """
         return await self._receive(num_messages, timeout)
 

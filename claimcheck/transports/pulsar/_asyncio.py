@@ -149,11 +149,13 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
     Args:
         consumer: A `pulsar.asyncio.Consumer`.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        options: See `PulsarConsumer`; ``dead_letter_producer`` is a blocking one, from a `pulsar.Client`. With
+        options: See `PulsarConsumer`; ``prefetch_bytes`` is 0 by default: call `receive` in several tasks to read
+            several payloads. ``dead_letter_producer`` is a blocking one, from a `pulsar.Client`. With
             ``delete_after_ack`` the constructor blocks during the requests to ``admin_url``.
     """
 
     def __init__(self, consumer: pulsar.asyncio.Consumer, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
+        options = {"prefetch_bytes": 0, **options}  # it reads each payload before it returns the message
         super().__init__(consumer, PulsarConsumer(blocking("Consumer", consumer), cc, **options), consumer.receive)
 
     async def receive(self) -> PulsarMessage:
