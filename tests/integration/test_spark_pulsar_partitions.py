@@ -40,6 +40,16 @@ def opened(spark_topic):
         each.stop()
 
 
+@pytest.fixture
+def many(spark_topic):
+    """The topic, with more partitions than are asked for at once."""
+    spark_topic.broker.create_partitioned(spark_topic.name, MANY)
+    yield spark_topic
+    for producer in spark_topic._producers.values():  # it would create its partition again
+        producer.close()
+    spark_topic.broker.request("DELETE", f"persistent/public/default/{spark_topic.name}/partitions?force=true")
+
+
 def batch(topic, **more):
     """The reader of a batch query."""
     return PulsarSource(topic.options(subscription=None, **more)).reader(SCHEMA)
@@ -73,9 +83,8 @@ def fill(topic, *, ledgers, of):
 # Many partitions ----------------------------------------------------------------------------------------------------
 
 
-def test_many_partitions_begin_and_go_on_where_they_were(spark_topic, opened):
-    spark_topic.broker.create_partitioned(spark_topic.name, MANY)
-    first = spark_topic.send(range(3 * MANY))
+def test_many_partitions_begin_and_go_on_where_they_were(many, opened):
+    first = many.send(range(3 * MANY))
 
     reader = opened(maxRowsPerTrigger=2 * MANY)
     start = reader.initialOffset()
@@ -85,34 +94,33 @@ def test_many_partitions_begin_and_go_on_where_they_were(spark_topic, opened):
     reader.commit(middle)
     reader.stop()
     again = opened()
-    second = spark_topic.send(range(3 * MANY, 4 * MANY))
+    second = many.send(range(3 * MANY, 4 * MANY))
 
     assert start == {}
     check_rows(again, again.partitions(middle, end), first[2 * MANY :])
     check_rows(again, again.partitions(end, again.latestOffset(end, ReadAllAvailable())), second)
-    assert len(batch(spark_topic).partitions()) == MANY
+    assert len(batch(many).partitions()) == MANY
 
 
-def test_a_new_stream_at_the_end_of_many_partitions(spark_topic, opened):
-    spark_topic.broker.create_partitioned(spark_topic.name, MANY)
-    spark_topic.send(range(MANY // 2))  # half of the partitions stay empty
+def test_a_new_stream_at_the_end_of_many_partitions(many, opened):
+    many.send(range(MANY // 2))  # half of the partitions stay empty
 
     reader = opened(startingPosition="latest")
     start = reader.initialOffset()
-    later = spark_topic.send(range(1000, 1000 + MANY))
+    later = many.send(range(1000, 1000 + MANY))
 
     assert len(start) == MANY // 2
     check_rows(reader, reader.partitions(start, reader.latestOffset(start, ReadAllAvailable())), later)
 
 
-def test_an_error_names_the_one_partition_that_fails(spark_topic, opened):
-    spark_topic.broker.create_partitioned(spark_topic.name, MANY)
-    busy = f"{spark_topic.full}-partition-{MANY - 1}"
-    spark_topic.client.subscribe(busy, "spark", consumer_type=pulsar.ConsumerType.Exclusive)
+def test_an_error_names_the_one_partition_that_fails(many, opened):
+    busy = f"{many.full}-partition-{MANY - 1}"
+    holder = many.client.subscribe(busy, "spark", consumer_type=pulsar.ConsumerType.Exclusive)
 
     with pytest.raises(SubscriptionBusyError, match="another query") as caught:
         opened().initialOffset()
 
+    holder.close()
     assert caught.value.destination == busy
 
 

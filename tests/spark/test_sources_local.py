@@ -12,6 +12,7 @@ from claimcheck.spark import resolve
 from claimcheck.spark.sources import _check_version, register
 from claimcheck.spark.sources._admission_control import Budget, Entry, Scale, Spent, share, take
 from claimcheck.transports.local import LocalBroker, LocalProducer
+from tests.docs_pages import run
 from tests.spark.sources_child import read, write
 from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
 
@@ -310,6 +311,17 @@ def test_a_later_round_takes_no_entry_that_is_over_the_budget():
 
     assert within(130) == {"a": 1, "b": 2}
     assert within(129) == {"a": 1, "b": 1}
+
+
+def test_the_documented_limit_for_kafka_counts_payloads(sources, broker, config_file, tmp_path):
+    rows = sources.createDataFrame([(LARGE,), (LARGE,), (LARGE,), (SMALL,), (None,)], "value binary")
+    rows.write.format("claimcheck_local").options(**options(broker, config=config_file)).mode("append").save()
+    sample = sources.read.format("claimcheck_local").options(**options(broker)).load()
+    page = run("docs/guides/spark-sources.md", frozenset({"spark"}), tmp_path, {})
+
+    assert page["max_offsets"](sample, 10 * (3 * len(LARGE) + len(SMALL))) == 50
+    assert page["max_offsets"](sample, 1) == 1
+    assert page["max_offsets"](sample.limit(0), 7) == 7
 
 
 def test_a_pointer_weighs_what_it_points_at(config, send):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from claimcheck.spark.sources._admission_control import Budget, Entry, Scale, Spent, share, take
 from claimcheck.spark.sources._errors import ForeignMessageError
-from claimcheck.spark.sources._pulsar.client import IN_PARALLEL, in_parallel
+from claimcheck.spark.sources._pulsar.client import IN_PARALLEL, in_parallel, ledger_sizes
 from claimcheck.spark.sources._pulsar.ranges import NOTHING, Offsets, Position, Range
 from claimcheck.spark.sources._pulsar.reader import PulsarLog, read_messages
 from claimcheck.spark.sources._source import OffsetRange
@@ -33,13 +34,14 @@ def limited(client: pulsar.Client, start: Offsets, last: Offsets, budget: Budget
     """Return where a trigger ends within a budget for all partitions together.
 
     Rows of a partition are counted one by one, up to a thousand, or fewer if there are many partitions. After that,
-    within the partition's last ledger, entries are counted, with the average number of rows of those before, which
-    needs no reads.
+    entries are counted, with the average number of rows of those before, which needs no reads, but the size of the
+    ledger: it is known of the last one, and of all with an ``adminUrl``.
     """
     if budget.unlimited or not last:
         return last
     begun = {name: start.get(name, NOTHING) for name in last}
     sample = min(_SAMPLE_ROWS, max(_LEAST_ROWS, _SAMPLED_ROWS // len(last)))
+    sizes = cache(partial(ledger_sizes, log.connection))
     queue = max(1, log.queue // min(len(last), IN_PARALLEL))  # as many messages in memory as with one reader
 
     def end_of(name: str, begin: Position, part: Budget) -> tuple[Position, Spent]:
@@ -49,7 +51,7 @@ def limited(client: pulsar.Client, start: Offsets, last: Offsets, budget: Budget
         entries = _entries(client, offsets, shallow, None if part.size is None else log.scale)
         with contextlib.closing(entries):
             try:
-                return _end(entries, offsets, part, sample=sample, is_first=is_first)
+                return _end(entries, offsets, part, sizes, sample=sample, is_first=is_first)
             except ForeignMessageError:
                 if is_first:  # else this trigger ends before it, and the next one fails
                     raise
@@ -59,14 +61,25 @@ def limited(client: pulsar.Client, start: Offsets, last: Offsets, budget: Budget
 
 
 def _end(
-    entries: Iterable[Entry[Position]], offsets: Range, budget: Budget, *, sample: int, is_first: bool
+    entries: Iterable[Entry[Position]],
+    offsets: Range,
+    budget: Budget,
+    sizes: Callable[[str], Mapping[int, int]],
+    *,
+    sample: int,
+    is_first: bool,
 ) -> tuple[Position, Spent]:
     # Without entries, the whole range was deleted; later, the next entry is larger than the rest of the budget.
     end, spent = offsets.end if is_first else offsets.start, Spent()
     for number, (end, spent) in enumerate(take(entries, budget, least=is_first), 1):
-        if budget.size is None and budget.rows and spent.rows >= sample and end[0] == offsets.end[0]:
-            # Extrapolate within the ledger, as if all entries were like those that were read.
-            more = max(0, min((budget.rows - spent.rows) * number // spent.rows, offsets.end[1] - end[1]))
+        if budget.size is not None or budget.rows is None or spent.rows < sample:
+            continue
+        # Extrapolate within the ledger, as if all entries were like those that were read.
+        wanted = max(0, budget.rows - spent.rows) * number // spent.rows
+        is_last = end[0] == offsets.end[0]
+        last = offsets.end[1] if is_last else sizes(offsets.partition).get(end[0], 0) - 1
+        if is_last or end[1] + wanted <= last:
+            more = min(wanted, last - end[1])
             return (end[0], end[1] + more), spent.plus(more * spent.rows // number, 0)
     return end, spent
 
