@@ -415,9 +415,9 @@ def _incomplete(record: Record, why: str) -> IncompletePayloadError:
 class Pieces:
     """The pieces of one payload.
 
-    Once half of the declared size has arrived, they are joined as they come, in memory for the whole payload. The rest
-    is on its way meanwhile, and the next chunk reuses the memory of the last one. Memory is never more than twice what
-    arrived, and the declared size only saves time: pieces that do not fit it are joined at the end.
+    Once half of the declared size has arrived, they are joined as they arrive, in memory for the whole payload, while
+    the client fetches more. The next chunk then reuses the memory of the last one. Memory is never more than twice the
+    bytes that arrived. The declared size only saves time: pieces that do not fit it are joined at the end.
 
     Args:
         declared: Size of the whole payload in bytes, as a hint; 0 if it is unknown.
