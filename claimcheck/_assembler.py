@@ -275,7 +275,7 @@ class Assembler:
         record.crc32s = record.pieces.crc32s
         self._close(record, "delivered")
         self._redelivered.pop(record.identity, None)
-        return [Assembled(record, record.slots, content, declared)]
+        return [Assembled(record, record.slots, [content], declared)]
 
     # Late messages -------------------------------------------------------------------------------------------
 
@@ -581,13 +581,16 @@ class _AssemblyEvent:
 
 @dataclass(frozen=True, slots=True)
 class Assembled(_AssemblyEvent):
-    """A complete payload: its pieces, joined.
+    """A complete payload.
+
+    ``content`` has one item, the joined pieces. Remove it from the list to use it: an error keeps the frames of its
+    callers, and with them this event.
 
     Only the headers and the key of the message with the lowest position are kept; ``declared`` has the claims of all
     headers.
     """
 
-    content: bytes = field(repr=False)
+    content: list[bytes] = field(repr=False)
     declared: set[tuple[str, str]]
 
     @property
