@@ -275,7 +275,7 @@ class Assembler:
         record.crc32s = record.pieces.crc32s
         self._close(record, "delivered")
         self._redelivered.pop(record.identity, None)
-        return [Assembled(record, record.slots, content, declared)]
+        return [Assembled(record, record.slots, [content], declared)]
 
     # Late messages -------------------------------------------------------------------------------------------
 
@@ -415,9 +415,9 @@ def _incomplete(record: Record, why: str) -> IncompletePayloadError:
 class Pieces:
     """The pieces of one payload.
 
-    Once half of the declared size has arrived, they are joined as they come, in memory for the whole payload. The rest
-    is on its way meanwhile, and the next chunk reuses the memory of the last one. Memory is never more than twice what
-    arrived, and the declared size only saves time: pieces that do not fit it are joined at the end.
+    Once half of the declared size has arrived, they are joined as they arrive, in memory for the whole payload, while
+    the client fetches more. The next chunk then reuses the memory of the last one. Memory is never more than twice the
+    bytes that arrived. The declared size only saves time: pieces that do not fit it are joined at the end.
 
     Args:
         declared: Size of the whole payload in bytes, as a hint; 0 if it is unknown.
@@ -581,13 +581,16 @@ class _AssemblyEvent:
 
 @dataclass(frozen=True, slots=True)
 class Assembled(_AssemblyEvent):
-    """A complete payload: its pieces, joined.
+    """A complete payload.
+
+    ``content`` has one item, the joined pieces. Remove it from the list to use it: an error keeps the frames of its
+    callers, and with them this event.
 
     Only the headers and the key of the message with the lowest position are kept; ``declared`` has the claims of all
     headers.
     """
 
-    content: bytes = field(repr=False)
+    content: list[bytes] = field(repr=False)
     declared: set[tuple[str, str]]
 
     @property

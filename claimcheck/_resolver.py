@@ -376,7 +376,7 @@ class Resolver:
 
     def _decoded(self, event: Assembled, destination: str | None) -> bytes:
         """Return the payload of complete chunks: its signature verified, then decoded."""
-        content = event.content
+        content = event.content.pop()
         if self._seal is not None:
             found, count = hints.signatures(event.declared), event.attempt.count
             self._seal.check_chunks(found, uuid=event.uuid, count=count, pieces=[content], destination=destination)

@@ -72,7 +72,7 @@ class Traffic(RuleBasedStateMachine):
     def account(self, event, pieces):
         if isinstance(event, Assembled):
             if pieces is not None:
-                assert event.content == b"".join(pieces)
+                assert event.content == [b"".join(pieces)]
             self.delivered.append(event)
             return
         assert isinstance(event, Discarded)
