@@ -296,7 +296,7 @@ class TransferPolicy:
             self.end_part(size)
 
     def end_part(self, size: int) -> None:
-        """Give back what `begin_part` took."""
+        """Release what `begin_part` took."""
         self.puts.disconnect()
         self.puts.memory.release(size)
 

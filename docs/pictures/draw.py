@@ -53,16 +53,6 @@ def pulsar() -> None:
     )
 
 
-def line() -> None:
-    """Draw throughput over a line like a cloud's, beside other libraries."""
-    panels = [
-        Panel(title, tuple(Bar(name, each, f"{each:,.0f} MB/s") for name, each in rates.items()))
-        for title, rates in figures("line")["rates"].items()
-    ]
-    note = "16 ms round trip, 90 MB/s for each connection. Clients, line and server share two cores."
-    draw_panels(panels, IMAGES / "line.png", "S3 over a line like a cloud's", shared=True, note=note)
-
-
 def peers() -> None:
     """Draw throughput beside other libraries."""
     found = figures("peers")
@@ -134,5 +124,5 @@ def idea() -> None:
 
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
-    for draw in (idea, kafka, line, pulsar, peers, spark):
+    for draw in (idea, kafka, pulsar, peers, spark):
         draw()
