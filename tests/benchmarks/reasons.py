@@ -11,7 +11,7 @@ _SERVER_COPIES = (
 )
 _FIXED = "the way through envelope and pointer costs some 40 to 50 us of Python, whatever the size"
 _POINTER = (
-    "the pointer is written as JSON, parsed and checked (some 17 us), and some 85 Python calls find the arguments, make "
+    "the pointer is written as JSON, parsed and checked (some 17 us), and some 85 Python calls find arguments, make "
     "message and envelope, and record what became of the send"
 )
 _RECORD = "one or two Python calls, and for poll five calls of the record: value, error, topic, partition and offset"
