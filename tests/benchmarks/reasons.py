@@ -16,8 +16,8 @@ _GIL = (
     "by the same threads with no check, made 2.4 times as many"
 )
 _HAND_OVER = (
-    "a task hands each call over to a thread and back, in some 40 us of Python, and the store's own way takes two to three "
-    "times the CPU of a bare GET or SET"
+    "a task hands each call over to a thread and back, in some 40 us of Python, and the store's own way takes two to "
+    "three times the CPU of a bare GET or SET"
 )
 _MEMORY = "the check reads each byte once more, and the memory here gives little more than the copy itself takes"
 
