@@ -104,13 +104,14 @@ class IoThreads:
     def _begin(self) -> None:
         while self._waiting and self._running < self._threads:
             call = self._waiting[0]
-            if not call.future.cancelled():
-                if self._bytes and self._bytes + call.size > self._max_bytes and call.size:
-                    return
+            is_cancelled = call.future.cancelled()
+            if not is_cancelled and call.size and self._bytes and self._bytes + call.size > self._max_bytes:
+                return
+            self._waiting.popleft()
+            if not is_cancelled:
                 self._running += 1
                 self._bytes += call.size
                 self._executor.submit(self._run, call)
-            self._waiting.popleft()
 
     def _run(self, call: _Call) -> None:
         try:
@@ -124,7 +125,7 @@ class IoThreads:
 
 
 def _complete(call: _Call) -> None:
-    """Run a call and set its result; nothing refers to the result afterwards but the future."""
+    """Run a call and set its result or its error."""
     try:
         result = call.run()
     except BaseException as error:
