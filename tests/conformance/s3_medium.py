@@ -9,6 +9,7 @@ from botocore.exceptions import ClientError
 from claimcheck.testing import StoreConformance
 
 PART_BYTES = 5 << 20
+TRANSFER_BYTES = 16 << 20
 
 
 @functools.cache
@@ -18,7 +19,7 @@ def resource(endpoint_url):
 
 
 class S3Conformance(StoreConformance):
-    memory_bytes = 48 << 20  # parts of 5 MiB: some in flight, one being read, one being filled
+    memory_bytes = 48 << 20  # those for parts, one being read, one being filled
 
     def medium(self, endpoint_url, bucket):
         """Open the bucket and return the options of a store that needs several parts for `several MiB`."""
@@ -31,6 +32,7 @@ class S3Conformance(StoreConformance):
             "ttl_seconds": 600,
             "part_bytes": PART_BYTES,
             "single_put_bytes": PART_BYTES,
+            "transfer_bytes": TRANSFER_BYTES,
         }
 
     @pytest.fixture(autouse=True)

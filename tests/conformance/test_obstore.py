@@ -9,7 +9,7 @@ import pytest
 from claimcheck.stores import obstore as obstore_client
 from claimcheck.testing import StoreConformance
 from tests.conformance.folder_medium import FolderConformance
-from tests.conformance.s3_medium import PART_BYTES, S3Conformance
+from tests.conformance.s3_medium import PART_BYTES, TRANSFER_BYTES, S3Conformance
 
 
 class TestObstoreInMemory(StoreConformance):
@@ -39,7 +39,7 @@ class TestObstoreInAFolder(FolderConformance):
     @pytest.fixture
     def options(self, tmp_path):
         self.root = tmp_path / "made at first use"
-        sizes = {"part_bytes": PART_BYTES, "single_put_bytes": 1 << 20}
+        sizes = {"part_bytes": PART_BYTES, "single_put_bytes": 1 << 20, "transfer_bytes": TRANSFER_BYTES}
         return {"type": "obstore", "url": self.root.as_uri(), "create": True, "ttl_seconds": 600, **sizes}
 
 
