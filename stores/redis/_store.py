@@ -345,16 +345,20 @@ class RedisStore(Store):
             self._unlink(names[first : first + _DELETE_KEYS])
 
     def _warn_of_eviction(self) -> None:
-        with suppress(Exception):  # INFO may be forbidden or not supported
+        try:
             memory = self._server.client.info("memory")
-            policy = memory.get("maxmemory_policy", "noeviction")
-            if memory.get("maxmemory") and policy != "noeviction":
-                _log.warning(
-                    "store %r: the server's maxmemory-policy is %s: when its memory is full, it deletes payloads that "
-                    "messages still point at; set noeviction",
-                    self.name,
-                    policy,
-                )
+        except Exception:  # INFO may be forbidden or not supported: some proxies then close the connection
+            with suppress(Exception):
+                self._server.client.connection_pool.disconnect(inuse_connections=False)
+            return
+        policy = memory.get("maxmemory_policy", "noeviction")
+        if memory.get("maxmemory") and policy != "noeviction":
+            _log.warning(
+                "store %r: the server's maxmemory-policy is %s: when its memory is full, it deletes payloads that "
+                "messages still point at; set noeviction",
+                self.name,
+                policy,
+            )
 
     def _wrong(self, pointer: Pointer, expected: int | str, actual: int) -> IntegrityError:
         return IntegrityError(
