@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import queue
 import threading
 import weakref
@@ -18,12 +19,15 @@ from claimcheck import _checksum as checksum
 from claimcheck._envelope import Buffer
 from claimcheck._registry import import_vendor
 
-__all__ = ["ALGORITHMS", "CRYPTOGRAPHIC", "Crc32", "Digest", "algorithm_of", "begin", "digest_of"]
+__all__ = ["ALGORITHMS", "CRYPTOGRAPHIC", "KEYED", "Crc32", "Digest", "algorithm_of", "begin", "digest_of", "keyed"]
 
 ALGORITHMS = ("crc32", "sha256", "xxh3-128")
 
 CRYPTOGRAPHIC = frozenset({"sha256"})
 """Algorithms for which no one can find other bytes with the same digest."""
+
+KEYED = "hmac-sha256:"
+"""The checksum of an encrypted payload in a signed pointer begins with this; see `keyed`."""
 
 _BACKGROUND_FROM_BYTES = 4 << 20  # a thread takes about as long to start as a few hundred KiB to hash
 _BATCH_BYTES = 512 << 10
@@ -72,6 +76,22 @@ def begin(algorithm: str, *, size: int | None = 0) -> Digest:
         background = size is None or size >= _BACKGROUND_FROM_BYTES
         return _Background("sha256", hashed) if background else _Hash("sha256", hashed)
     return _Hash("xxh3-128", import_vendor("xxhash", extra="fast").xxh3_128())
+
+
+def keyed(sha256: str, *, key: bytes, associated_data: bytes) -> str:
+    """Return the checksum of an encrypted payload as signed pointers carry it.
+
+    Without the data key it says nothing about the payload, not even whether it is that of another pointer. With the
+    data key, no one can find another payload, or another key, with the same checksum.
+
+    Args:
+        sha256: The checksum of the payload by ``sha256``.
+        key: The data key.
+        associated_data: That of the encryption.
+    """
+    digest = bytes.fromhex(sha256.removeprefix("sha256:"))
+    mac = hmac.digest(key, b"claimcheck checksum\x00" + associated_data + digest, "sha256")
+    return f"{KEYED}{mac.hex()}"
 
 
 def digest_of(*pieces: Buffer, algorithm: str = "crc32") -> str:
