@@ -43,7 +43,7 @@ ALGORITHM = aead.ALGORITHM
 AEAD = "aead:"
 """The checksum of an encrypted payload: this and the id in its header. The encryption itself verifies the bytes.
 
-In signed pointers it is a `claimcheck._digest.keyed` one.
+Writers that sign add a `claimcheck._digest.keyed` one instead.
 """
 
 HEADER_STEP = 1024

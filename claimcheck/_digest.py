@@ -1,7 +1,7 @@
 """Content digests: the checksum that a pointer or a header has of a payload, computed while its bytes pass.
 
-``crc32`` finds damage. ``sha256`` also finds a payload that was replaced, if the pointer is signed. ``xxh3-128``
-has 128 bits and takes hardly longer than a CRC-32, but does not resist forgery.
+``crc32`` finds damage. ``sha256`` also finds a payload that was replaced, if the pointer is signed; for encrypted
+payloads `keyed` does. ``xxh3-128`` has 128 bits and takes hardly longer than a CRC-32, but does not resist forgery.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CRYPTOGRAPHIC = frozenset({"sha256"})
 """Algorithms for which no one can find other bytes with the same digest."""
 
 KEYED = "hmac-sha256:"
-"""The checksum of an encrypted payload in a signed pointer begins with this; see `keyed`."""
+"""The beginning of the checksum of an encrypted payload in a signed pointer; see `keyed`."""
 
 _BACKGROUND_FROM_BYTES = 4 << 20  # a thread takes about as long to start as a few hundred KiB to hash
 _BATCH_BYTES = 512 << 10
@@ -79,10 +79,10 @@ def begin(algorithm: str, *, size: int | None = 0) -> Digest:
 
 
 def keyed(sha256: str, *, key: bytes, associated_data: bytes) -> str:
-    """Return the checksum of an encrypted payload as signed pointers carry it.
+    """Return the checksum of an encrypted payload as signed pointers carry it: an HMAC with its data key.
 
-    Without the data key it says nothing about the payload, not even whether it is that of another pointer. With the
-    data key, no one can find another payload, or another key, with the same checksum.
+    Without the data key it says nothing about the payload, not even whether two payloads are the same. No one can find
+    another payload with the same checksum, for this data key or any other one.
 
     Args:
         sha256: The checksum of the payload by ``sha256``.

@@ -177,7 +177,7 @@ class StoreWrite:
         return replace(pointer, size=payload.taken, stored_bytes=stored)
 
     def _checksum(self) -> str:
-        """Return the checksum of encoded content: never one that tells something about an encrypted payload."""
+        """Return the checksum of an encoded payload; that of an encrypted one says nothing about it without its key."""
         stream = self._encrypted_as
         if stream is None:
             return self._payload.checksum
@@ -187,7 +187,7 @@ class StoreWrite:
 
     @property
     def _is_bound(self) -> bool:
-        """Whether the signature of the pointer is to cover the content, also if it is encrypted."""
+        """Whether the pointer of an encrypted payload has a checksum of it, for a signature that covers the content."""
         return self._store.context.binds and self._store.context.checksum == "sha256"
 
     def _undo(self, error: BaseException) -> None:
