@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -74,12 +74,12 @@ def forge(store: Store, pointer: Pointer, payload: bytes, *, with_own_key: bool)
     return found.header
 
 
-def to_the_end(file: io.BufferedReader) -> bytes:
+def to_the_end(file: BinaryIO) -> bytes:
     with file:
         return b"".join(iter(lambda: file.read(100_000), b""))
 
 
-def after_a_seek(file: io.BufferedReader) -> bytes:
+def after_a_seek(file: BinaryIO) -> bytes:
     with file:
         file.seek(-10, io.SEEK_END)
         return file.read()

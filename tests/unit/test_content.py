@@ -43,7 +43,7 @@ pytest.importorskip("cryptography")
 
 GOLDEN = {name: bytes.fromhex(text) for name, text in json.loads(VECTORS.read_text()).items()}
 KEYS = {"k1": base64.b64encode(KEY).decode(), "k2": base64.b64encode(b"2" * 32).decode()}
-KEYED = {
+KEYED = {  # computed with the standard library, as docs/reference/wire-format.md describes it
     "object": "hmac-sha256:bc69cd15dca61f7f9820de8723495d59163cb5fc42571644b729ac689dccbaf3",
     "object_without_size": "hmac-sha256:3b676199088483b51382dcaf06f6e24d6d796eb182b81d46e36fe3908033dfb7",
     "object_compressed": "hmac-sha256:112a0410cb8740e7116346bd92d04e81b2e90a6d49c443f5e477abc73addf4b3",
