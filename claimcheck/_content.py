@@ -22,7 +22,7 @@ from claimcheck._content_header import (
     read_header,
 )
 from claimcheck._destination import canonical
-from claimcheck._digest import algorithm_of
+from claimcheck._digest import KEYED, algorithm_of, keyed
 from claimcheck._envelope import HEADER, Buffer, encoded_start
 from claimcheck._payload import Source
 from claimcheck._payload_reader import PieceReader, Reader, fill, pieces_of
@@ -72,6 +72,7 @@ class ContentReader:
     ) -> None:
         self._open_range, self._expected, self._keys, self._fail = open_range, expected, keys, fail
         self._stop = stop
+        self._key = b""
         self._opened = list[Reader]()
         try:
             self._reader = self._guarded(lambda: self._begin(start))
@@ -82,6 +83,10 @@ class ContentReader:
     def readinto(self, buffer: memoryview, /) -> int | None:
         """Fill the beginning of a buffer with bytes of the payload, which are authentic if they are encrypted."""
         return self._guarded(lambda: self._reader.readinto(buffer))
+
+    def keyed(self, sha256: str) -> str:
+        """Return the keyed checksum of an encrypted payload, from its SHA-256."""
+        return keyed(sha256, key=self._key, associated_data=self.header.associated_data)
 
     def close(self) -> None:
         """Release all resources, also buffers: those of many bad messages would add up until the next collection."""
@@ -134,7 +139,7 @@ class ContentReader:
         if self._keys is None:
             raise Damaged(f"it is encrypted with the key {header.key_id!r}, but encryption.keys is not set here")
         try:
-            key = self._keys.open(header.key_id, header.wrapped_key)
+            self._key = self._keys.open(header.key_id, header.wrapped_key)
         except IntegrityError as error:  # name the payload
             raise Damaged(str(error)) from error
 
@@ -145,7 +150,7 @@ class ContentReader:
             aead.DecryptingReader(
                 open_range,
                 size=self._expected.bytes - begin,
-                key=key,
+                key=self._key,
                 associated_data=header.associated_data,
                 start=start,
                 stop=None if header.codec else self._stop,
@@ -303,7 +308,8 @@ def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:
     size, stored = pointer.size or 0, pointer.stored_bytes
     known = pointer.codec in (None, *compression.CODECS) and pointer.encryption in (None, ALGORITHM)
     encrypted = pointer.encryption is not None
-    verifiable = (pointer.checksum or AEAD).startswith(AEAD) if encrypted else algorithm_of(pointer.checksum or "crc32")
+    declared = pointer.checksum or (AEAD if encrypted else "crc32")
+    verifiable = declared.startswith((AEAD, KEYED)) if encrypted else algorithm_of(declared)
     if not known or not verifiable:
         return "feature", "needs a codec, encryption or checksum that this claimcheck does not know"
     if (stored is None) != (pointer.codec is None and pointer.encryption is None):

@@ -49,7 +49,12 @@ class PieceSource(Source):
         pieces: Bytes, or pieces of which each is used up before the next one is requested.
         size: Bytes in all; ``None`` if unknown.
         checksum: The algorithm of their checksum.
+
+    Attributes:
+        stream: How they are encrypted; ``None`` if they are not.
     """
+
+    stream: Stream | None = None
 
     def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None, checksum: str = "crc32") -> None:
         super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62, checksum=checksum)
@@ -140,9 +145,9 @@ class Encoding:
             stored_as=stored_as,
             codec=codec,
         )
-        plain, size = self._compressed(payload), 0
+        plain, size, stream = self._compressed(payload), 0, like
         if self.keys is not None:
-            stream = _new_stream(header, self.keys) if like is None else like
+            stream = stream or _new_stream(header, self.keys)
             if digests is not None:
                 plain = list(plain)
                 is_constant = payload.view is not None and isinstance(payload.view.obj, bytes)
@@ -157,14 +162,15 @@ class Encoding:
         pieces = _with_header(start, body)
         is_small = payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES
         if is_small or (digests is not None and codec is not None):
-            return PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
-        known = codec is None and payload.size is not None
-        total = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
-        return PieceSource(pieces, size=total, checksum=payload.algorithm)
+            content = PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
+        else:
+            known = codec is None and payload.size is not None
+            total = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
+            content = PieceSource(pieces, size=total, checksum=payload.algorithm)
+        content.stream = stream
+        return content
 
     def _compressed(self, payload: Source) -> Iterable[Buffer]:
-        if self.keys:
-            payload.skip_checksum()
         pieces = payload if payload.view is None else [payload.take_all()]
         if self.compression is None:
             return pieces

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from claimcheck import _pointer as pointers
 from claimcheck import _streaming_aead as aead
+from claimcheck._digest import KEYED
 from claimcheck._payload_reader import Reader, fill
 from claimcheck._pointer import Pointer
 from claimcheck.errors import EnvelopeError
@@ -40,7 +41,10 @@ ALGORITHM = aead.ALGORITHM
 """The value of `Pointer.encryption`."""
 
 AEAD = "aead:"
-"""The checksum of an encrypted payload: this and the id in its header. The encryption itself verifies the bytes."""
+"""The checksum of an encrypted payload: this and the id in its header. The encryption itself verifies the bytes.
+
+Writers that sign add a `claimcheck._digest.keyed` one instead.
+"""
 
 HEADER_STEP = 1024
 """The size of a header in a store is a multiple of this."""
@@ -189,11 +193,11 @@ class Expected:
     @classmethod
     def by(cls, pointer: Pointer) -> Expected:
         """Return what a pointer says."""
-        encrypted = pointer.encryption is not None
+        encrypted, declared = pointer.encryption is not None, pointer.checksum or ""
         return cls(
             bytes=pointer.stored_bytes or 0,
             size=pointer.size,
-            id=(pointer.checksum or "").removeprefix(AEAD) if encrypted else None,
+            id=declared.removeprefix(AEAD) if encrypted and not declared.startswith(KEYED) else None,
             destination=(pointer.destination or "") if encrypted else None,
             codec=pointer.codec,
             encryption=pointer.encryption,

@@ -1,13 +1,14 @@
 """Content digests: the checksum that a pointer or a header has of a payload, computed while its bytes pass.
 
-``crc32`` finds damage. ``sha256`` also finds a payload that was replaced, if the pointer is signed. ``xxh3-128``
-has 128 bits and takes hardly longer than a CRC-32, but does not resist forgery.
+``crc32`` finds damage. ``sha256`` also finds a payload that was replaced, if the pointer is signed; for encrypted
+payloads `keyed` does. ``xxh3-128`` has 128 bits and takes hardly longer than a CRC-32, but does not resist forgery.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import queue
 import threading
 import weakref
@@ -18,12 +19,15 @@ from claimcheck import _checksum as checksum
 from claimcheck._envelope import Buffer
 from claimcheck._registry import import_vendor
 
-__all__ = ["ALGORITHMS", "CRYPTOGRAPHIC", "Crc32", "Digest", "algorithm_of", "begin", "digest_of"]
+__all__ = ["ALGORITHMS", "CRYPTOGRAPHIC", "KEYED", "Crc32", "Digest", "algorithm_of", "begin", "digest_of", "keyed"]
 
 ALGORITHMS = ("crc32", "sha256", "xxh3-128")
 
 CRYPTOGRAPHIC = frozenset({"sha256"})
 """Algorithms for which no one can find other bytes with the same digest."""
+
+KEYED = "hmac-sha256:"
+"""The beginning of the checksum of an encrypted payload in a signed pointer; see `keyed`."""
 
 _BACKGROUND_FROM_BYTES = 4 << 20  # a thread takes about as long to start as a few hundred KiB to hash
 _BATCH_BYTES = 512 << 10
@@ -72,6 +76,22 @@ def begin(algorithm: str, *, size: int | None = 0) -> Digest:
         background = size is None or size >= _BACKGROUND_FROM_BYTES
         return _Background("sha256", hashed) if background else _Hash("sha256", hashed)
     return _Hash("xxh3-128", import_vendor("xxhash", extra="fast").xxh3_128())
+
+
+def keyed(sha256: str, *, key: bytes, associated_data: bytes) -> str:
+    """Return the checksum of an encrypted payload as signed pointers carry it: an HMAC with its data key.
+
+    Without the data key it says nothing about the payload, not even whether two payloads are the same. No one can find
+    another payload with the same checksum, for this data key or any other one.
+
+    Args:
+        sha256: The checksum of the payload by ``sha256``.
+        key: The data key.
+        associated_data: That of the encryption.
+    """
+    digest = bytes.fromhex(sha256.removeprefix("sha256:"))
+    mac = hmac.digest(key, b"claimcheck checksum\x00" + associated_data + digest, "sha256")
+    return f"{KEYED}{mac.hex()}"
 
 
 def digest_of(*pieces: Buffer, algorithm: str = "crc32") -> str:

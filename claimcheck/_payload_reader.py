@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hmac
 import io
 import mmap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from claimcheck import _digest as digests
 from claimcheck._envelope import Buffer, as_view
@@ -18,6 +19,7 @@ from claimcheck._threads import check_interrupt
 from claimcheck.errors import IntegrityError, PayloadTooLargeError, PayloadTypeError, clear_frames
 
 if TYPE_CHECKING:
+    from claimcheck._content import ContentReader
     from claimcheck._store import Store
 
 __all__ = [
@@ -257,6 +259,7 @@ class PayloadReader(io.RawIOBase):
         self._pointer = pointer
         self._from_message = from_message
         self._size = pointer.size
+        self._is_keyed = pointer.encryption is not None and (pointer.checksum or "").startswith(digests.KEYED)
         self._step_bytes = STEP_BYTES if pointer.encryption is None else _SEGMENT_BYTES
         self._operation: AbstractContextManager[None] | None = None
         self._source: Reader | None = None
@@ -349,8 +352,11 @@ class PayloadReader(io.RawIOBase):
         return self._source
 
     def _begin_digest(self) -> None:
-        declared = self._pointer.checksum if self._pointer.encryption is None else None
-        if declared is not None:  # `Store.check` has rejected unknown algorithms; here they would differ
+        declared = self._pointer.checksum
+        if self._is_keyed:
+            self._digest = digests.begin("sha256", size=self._size)
+        elif declared is not None and self._pointer.encryption is None:
+            # `Store.check` has rejected unknown algorithms; here they would differ
             self._digest = digests.begin(digests.algorithm_of(declared) or "crc32", size=self._size)
 
     def _release(self, error: BaseException | None) -> None:
@@ -381,10 +387,17 @@ class PayloadReader(io.RawIOBase):
             differs(pointer, "size", self._size, self._checked, store)
         if self._size is not None and self._begun().readinto(_ONE_BYTE):
             differs(pointer, "size", self._size, f"at least {self._size + 1}", store)
-        if self._digest is not None and (actual := self._digest.text()) != pointer.checksum:
-            differs(pointer, "checksum", pointer.checksum or "", actual, store)
+        if self._digest is not None:
+            self._check_digest(self._digest.text())
         self._verified = True
         self._release(None)
+
+    def _check_digest(self, actual: str) -> None:
+        expected = self._pointer.checksum or ""
+        if self._is_keyed:
+            actual = cast("ContentReader", self._source).keyed(actual)
+        if not hmac.compare_digest(actual.encode(), expected.encode(errors="replace")):
+            differs(self._pointer, "checksum", expected, actual, self._store.name)
 
     def _left(self) -> int | None:
         return None if self._size is None else self._size - self._checked
@@ -448,7 +461,7 @@ class SeekableReader(PayloadReader):
         if self._position == self._checked and not self._verified:
             count = super()._step(view, stable=stable)
         else:
-            if self._pointer.encryption is None:
+            if self._pointer.encryption is None or self._is_keyed:
                 self._verify_rest()
             count = self._read_at(view[: max(0, (self._size or 0) - self._position)])
         self._position += count

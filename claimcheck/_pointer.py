@@ -81,7 +81,8 @@ class Pointer:
         size: Payload bytes; ``None`` in version 1.
         segments: Stored pieces, at least 1.
         segment_bytes: Bytes of each piece but the last, if there are several.
-        checksum: ``algorithm:hex`` over the whole payload; ``None`` in version 1.
+        checksum: ``algorithm:hex`` over the whole payload; ``None`` in version 1. Encrypted payloads have one with
+            their data key if the writer signs, and otherwise the id of the write.
         created_ms: When it was written, milliseconds since 1970.
         expires_ms: When the store may delete it; ``None`` for never.
         codec: How the payload was compressed; readers refuse codecs that they do not know.

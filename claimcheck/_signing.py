@@ -266,7 +266,8 @@ class Seal:
     def _check_checksum(self, pointer: Pointer) -> None:
         """Reject a checksum that other bytes may have, too: the signature would not bind what is in the store.
 
-        What is encrypted is authenticated by its encryption.
+        What is encrypted is authenticated by its encryption; writers that sign also add a `claimcheck._digest.keyed`
+        checksum.
         """
         algorithm = algorithm_of(pointer.checksum or "")
         if algorithm in CRYPTOGRAPHIC or algorithm == self._config.checksum or pointer.encryption:

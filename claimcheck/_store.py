@@ -412,8 +412,8 @@ class Store(ABC):
     def read_range(self, pointer: Pointer, start: int, length: int) -> bytes:
         """Return ``payload[start : start + length]`` without reading the rest.
 
-        Encrypted payloads are authenticated, in segments of 1 MiB. Otherwise sizes are verified and the checksum is
-        not, because it covers the whole payload. Compressed payloads, and all payloads of a store that implements
+        Encrypted payloads are authenticated by their encryption, in segments of 1 MiB. Sizes are verified. The checksum
+        is not, because it covers the whole payload. Compressed payloads, and all payloads of a store that implements
         ``_read`` and not ``_open``, are read from the start.
 
         Args:

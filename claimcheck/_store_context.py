@@ -25,7 +25,8 @@ class StoreContext:
         hooks: Receives an event for each operation.
         clock: Seconds since 1970.
         new_uuid: Returns the uuids that make keys unique.
-        binds: Whether pointers name the destination that they were written for, for a signature that covers it.
+        binds: Whether pointers name the destination that they were written for, and bind encrypted content, for a
+            signature that covers both.
     """
 
     name: str = "store"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from claimcheck._content_encoding import Stream
 from claimcheck._content_header import AEAD, ALGORITHM, Damaged
 from claimcheck._destination import canonical
+from claimcheck._digest import keyed
 from claimcheck._payload import Payload, Source
 from claimcheck._pointer import Pointer
 from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
@@ -60,6 +61,7 @@ class StoreWrite:
             identity = self._encoding.unique(identity)
         self._unique = identity or store.context.new_uuid()
         self._digests: dict[bytes, bytes] | None = {} if self._shared else None
+        self._encrypted_as: Stream | None = None
         self._draft = self._drafted(destination, min_ttl_seconds)
         self._content = self._payload
 
@@ -153,6 +155,8 @@ class StoreWrite:
         if self._encoding is None:
             return self._payload
         draft = self._draft
+        if self._encoding.keys is not None and not self._is_bound:
+            self._payload.skip_checksum()
         content = self._encoding.encode(
             self._payload,
             unique=self._unique,
@@ -162,15 +166,29 @@ class StoreWrite:
             digests=self._digests,
         )
         content.skip_checksum()
+        self._encrypted_as = content.stream
         return content
 
     def _pointer(self, key: str) -> Pointer:
         payload, stored = self._payload, self._content.taken
         if self._encoding is None:
             return _stored(self._store, self._draft, stored, key=key, checksum=payload.checksum)
-        checksum = payload.checksum if self._encoding.keys is None else f"{AEAD}{self._unique.hex}"
-        pointer = _stored(self._store, self._draft, stored, key=key, checksum=checksum)
+        pointer = _stored(self._store, self._draft, stored, key=key, checksum=self._checksum())
         return replace(pointer, size=payload.taken, stored_bytes=stored)
+
+    def _checksum(self) -> str:
+        """Return the checksum of an encoded payload; that of an encrypted one says nothing about it without its key."""
+        stream = self._encrypted_as
+        if stream is None:
+            return self._payload.checksum
+        if self._is_bound:
+            return keyed(self._payload.checksum, key=stream.key, associated_data=stream.header.associated_data)
+        return f"{AEAD}{self._unique.hex}"
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether the pointer of an encrypted payload has a checksum of it, for a signature that covers the content."""
+        return self._store.context.binds and self._store.context.checksum == "sha256"
 
     def _undo(self, error: BaseException) -> None:
         store, pointer = self._store, _stored(self._store, self._draft, self._content.taken)

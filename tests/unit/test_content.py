@@ -43,6 +43,11 @@ pytest.importorskip("cryptography")
 
 GOLDEN = {name: bytes.fromhex(text) for name, text in json.loads(VECTORS.read_text()).items()}
 KEYS = {"k1": base64.b64encode(KEY).decode(), "k2": base64.b64encode(b"2" * 32).decode()}
+KEYED = {  # computed with the standard library, as docs/reference/wire-format.md describes it
+    "object": "hmac-sha256:bc69cd15dca61f7f9820de8723495d59163cb5fc42571644b729ac689dccbaf3",
+    "object_without_size": "hmac-sha256:3b676199088483b51382dcaf06f6e24d6d796eb182b81d46e36fe3908033dfb7",
+    "object_compressed": "hmac-sha256:112a0410cb8740e7116346bd92d04e81b2e90a6d49c443f5e477abc73addf4b3",
+}
 ENCODED = HEADER + b"\x04"
 
 
@@ -62,8 +67,9 @@ def cc():
 # Golden vectors ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_keyed", [False, True])
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name.startswith("object")])
-def test_reads_the_golden_objects(cc, name):
+def test_reads_the_golden_objects(cc, name, is_keyed):
     store, content = cc.store("s"), GOLDEN[name]
     store._payloads["golden"] = content
     pointer = Pointer(
@@ -74,12 +80,14 @@ def test_reads_the_golden_objects(cc, name):
         destination="Straße",
         encryption="AES256_GCM_HKDF_1MB",
         codec="zstd" if "compressed" in name else None,
-        checksum=AEAD + uuid.UUID(UUID).hex,
+        checksum=KEYED[name] if is_keyed else AEAD + uuid.UUID(UUID).hex,
     )
     if "compressed" in name:
         pytest.importorskip("zstandard")
     assert store.read(pointer) == PAYLOAD
     assert store.read_range(pointer, 100, 7) == PAYLOAD[100:107]
+    with pytest.raises(IntegrityError):
+        store.read(replace(pointer, checksum=(pointer.checksum or "")[:-1] + "!"))
 
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name.startswith("message")])
