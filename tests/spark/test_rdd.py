@@ -24,6 +24,7 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.spark import resolver
+from claimcheck.stores import filesystem
 from tests.spark.rig import remove_stored
 
 CHUNKING = {"strategy": "chunking", "chunking": {"max_message_bytes": 1000}}
@@ -351,6 +352,7 @@ def test_a_store_that_may_not_be_read_fails_the_task(config, send, monkeypatch):
     def refused(*args, **options):
         raise PermissionError(13, "Permission denied")
 
+    monkeypatch.setattr(filesystem, "open_without_links", lambda *_: None)
     monkeypatch.setattr(os, "open", refused)
     with pytest.raises(StoreError, match="Permission denied"):
         list(resolver(config, on_error="skip")(messages))
