@@ -63,6 +63,23 @@ def peers() -> None:
     draw_peers(lines, IMAGES / "peers.png")
 
 
+def line() -> None:
+    """Draw throughput of S3 over a line like a cloud's, beside other libraries."""
+    found = figures("line")
+    lines = [
+        Line(name, way, dict(zip(found["sizes"], rates, strict=True)))
+        for way, libraries in found["rates"].items()
+        for name, rates in libraries.items()
+    ]
+    draw_peers(
+        lines,
+        IMAGES / "line.png",
+        panels={"get": "Get", "put": "Put"},
+        title="S3 with a round trip of 16 ms and 90 MB/s per connection, all with their default options",
+        rate="MB of payload per second",
+    )
+
+
 def spark() -> None:
     """Draw throughput by the distance to the store."""
     rates = figures("spark")["rates"]
@@ -124,5 +141,5 @@ def idea() -> None:
 
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
-    for draw in (idea, kafka, pulsar, peers, spark):
+    for draw in (idea, kafka, pulsar, peers, line, spark):
         draw()

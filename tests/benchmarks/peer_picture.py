@@ -12,7 +12,7 @@ from tests.benchmarks.peer_results import Results
 from tests.benchmarks.picture import BLUES, GRAY, pyplot
 from tests.benchmarks.rounds import size_text
 
-_STORES = {"redis": "Redis", "s3": "S3", "file": "Files"}
+STORES = {"redis": "Redis", "s3": "S3", "file": "Files"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class Line:
 
     Attributes:
         name: Written at the line's end.
-        store: ``redis``, ``s3`` or ``file``.
+        panel: The panel it belongs to, such as ``redis``.
         rates: MB/s by payload size.
     """
 
     name: str
-    store: str
+    panel: str
     rates: Mapping[int, float]
 
     @property
@@ -44,28 +44,36 @@ def draw(results: Results, path: Path) -> None:
     draw_lines([_line(results, name) for name in results.rounds], path)
 
 
-def draw_lines(lines: Sequence[Line], path: Path) -> None:
-    """Draw one panel for each store: ours in blue, other libraries in gray, names at the ends of the lines.
+def draw_lines(
+    lines: Sequence[Line],
+    path: Path,
+    *,
+    panels: Mapping[str, str] = STORES,
+    title: str = "Writing a payload and reading it back, on one 2-core machine",
+    rate: str = "MB of payload per second, write and read together",
+) -> None:
+    """Draw panels with lines: ours in blue, other libraries in gray, names at the ends of the lines.
+
+    Args:
+        lines: What was measured.
+        path: The picture.
+        panels: The titles of panels, by name, in order.
+        title: Above all panels.
+        rate: What the rates are.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
-    stores = [store for store in _STORES if any(line.store == store for line in lines)]
+    drawn = [panel for panel in panels if any(line.panel == panel for line in lines)]
     plt = pyplot()
     figure, grid = plt.subplots(
-        1, len(stores), figsize=(11, 6), layout="constrained", sharey=True, squeeze=False,
-        width_ratios=[1.4 if store == "s3" else 1 for store in stores],
+        1, len(drawn), figsize=(11, 6), layout="constrained", sharey=True, squeeze=False,
+        width_ratios=[1.4 if panel == "s3" else 1 for panel in drawn],
     )  # fmt: skip
-    for axes, store in zip(grid.flat, stores, strict=True):
-        _panel(axes, _STORES[store], [line for line in lines if line.store == store])
-    grid[0, 0].set_ylabel("MB of payload per second, write and read together", fontsize=10)
-    figure.suptitle(
-        "Writing a payload and reading it back, on one 2-core machine",
-        fontsize=13,
-        fontweight="bold",
-        x=0.01,
-        ha="left",
-    )
+    for axes, panel in zip(grid.flat, drawn, strict=True):
+        _panel(axes, panels[panel], [line for line in lines if line.panel == panel])
+    grid[0, 0].set_ylabel(rate, fontsize=10)
+    figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
     figure.savefig(path, dpi=160)
     plt.close(figure)
 
