@@ -100,6 +100,7 @@ class Transfers:
         self._lock = threading.Lock()
         self._active = self._payloads = 0
         self._bytes = self._seconds = self._busy = 0.0
+        self._unused = 0
 
     @property
     def settled(self) -> bool:
@@ -162,17 +163,26 @@ class Transfers:
         with self._lock:
             if self._payloads != 1 or self.settled or not _FULL * self.level <= connections <= self.level:
                 return
+            if self._unused < SAMPLE_BYTES * self.level:  # new connections begin slowly
+                self._unused += count
+                return
             self._bytes += count
             self._seconds += seconds
             self._busy += seconds * connections
             if self._seconds >= _SAMPLE_SECONDS * self.level and self._bytes >= SAMPLE_BYTES * self.level:
                 self._judge(self._bytes / self._seconds * self._busy / self._seconds)
 
-    def record_payload(self, count: int, seconds: float) -> None:
-        """Record a whole payload with all its requests; if they cost what the connections bring, one is enough."""
+    def record_payload(self, count: int, seconds: float, level: int) -> None:
+        """Record a whole payload with all its requests; if it was slower than one connection, one is enough.
+
+        Args:
+            count: Bytes.
+            seconds: How long it took.
+            level: `level` when it began. If that has changed, it was an experiment, which proves nothing.
+        """
         with self._lock:
-            gained = count / max(seconds, 1e-9) >= _GAIN * self._single_rate
-            if not (self.fixed or gained or self._payloads != 1):
+            slower = count / max(seconds, 1e-9) < self._single_rate
+            if slower and level == self.level and not self.fixed and self._payloads == 1:
                 self._settle(1)
 
     def _judge(self, rate: float) -> None:
@@ -188,6 +198,7 @@ class Transfers:
     def _climb(self, level: int, baseline: tuple[int, float] | None) -> None:
         self.level, self._baseline = level, baseline
         self._bytes = self._seconds = self._busy = 0.0
+        self._unused = 0
         self._retry_at = None
 
     def _settle(self, level: int) -> None:
@@ -268,9 +279,10 @@ class TransferPolicy:
     @contextmanager
     def upload(self) -> Iterator[Callable[[int], None]]:
         """Count an upload in parts; yields a function to call with its size when it is complete."""
-        begin = self.puts.clock()
-        with self.puts.payload():
-            yield lambda size: self.puts.record_payload(size, self.puts.clock() - begin)
+        puts = self.puts
+        with puts.payload():
+            begin, level = puts.clock(), puts.level
+            yield lambda size: puts.record_payload(size, puts.clock() - begin, level)
 
     def begin_part(self, size: int, *, others: int) -> bool:
         """Take a connection and memory for a part; returns whether there are enough for it beside the others."""

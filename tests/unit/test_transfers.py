@@ -68,9 +68,24 @@ def test_finds_the_number_that_the_line_rewards(each, share):
 
 def test_one_payload_of_some_size_is_enough_to_find_it():
     line = Line(90e6, 700e6)
-    line.transfer(64)
+    line.transfer(128)
 
     assert line.transfers.level == 8
+
+
+def test_new_connections_that_begin_slowly_are_not_judged_by_that():
+    transfers = Transfers(Memory(64 * MIB), clock=lambda: 0.0)
+    transfers.begin()
+    for _ in range(3):
+        transfers.record(MIB, MIB / 90e6, 1)
+    assert transfers.level == 2
+
+    for _ in range(2):
+        transfers.record(MIB, 0.1, 2)  # while the network finds out how much it can take
+    for _ in range(4):
+        transfers.record(MIB, MIB / 90e6, 2)
+
+    assert transfers.level == 4
 
 
 def test_a_fast_connection_stays_alone():
@@ -118,12 +133,18 @@ def test_a_line_that_changes_is_noticed_later():
 def test_an_upload_whose_requests_cost_what_parts_gain_goes_back_to_one():
     policy = policy_of()
     transfers = policy.puts
-    transfers.clock = lambda: 0.0
-    with transfers.payload():
+    now = [0.0]
+    transfers.clock = lambda: now[0]
+    with policy.upload() as sent:
+        transfers.record(MIB, 0.1, 1)
         transfers.record(8 * MIB, 0.1, 1)
-        assert transfers.level == 2
-        transfers.record_payload(16 * MIB, 0.19)
+        now[0] += 0.25
+        sent(16 * MIB)
+    assert transfers.level == 2, "an upload in which the number changed proves nothing"
 
+    with policy.upload() as sent:
+        now[0] += 0.25
+        sent(16 * MIB)
     assert transfers.single
     assert policy.single_put_bytes == 64 * MIB
 
