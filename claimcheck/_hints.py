@@ -91,8 +91,8 @@ def _text(value: object, limit: int | None) -> str:
 
 def is_ours(headers: object) -> bool:
     """Whether these headers declare the message to be an envelope."""
-    if headers is None or isinstance(headers, dict):
-        return headers is not None and TYPE in headers
+    if isinstance(headers, dict):
+        return TYPE in headers
     return any(name == TYPE for name, _ in pairs(headers))
 
 

@@ -312,10 +312,13 @@ class Store(ABC):
         """Return what a key says about its payload's lifetime; ``None`` if it is not one of this store's keys."""
         return parse_name(key[len(self.prefix) :]) if key.startswith(self.prefix) else None
 
-    def _is_shared(self, key: str) -> bool:
-        """Whether several attempts may write this key: it is that of a write with an identity."""
-        known = self._lifetime_of(key)
-        return known is None or known.created_ms is None
+    def _is_exclusive(self, pointer: Pointer) -> bool:
+        """Whether `_write` must not replace what another attempt has written: encrypted content with an identity.
+
+        Attempts that encrypt the same payload differently must not mix. Other keys are unique per write.
+        """
+        known = self._lifetime_of(pointer.key)
+        return pointer.encryption is not None and (known is None or known.created_ms is None)
 
     def _max_segments(self, version: int) -> int:
         """Return the most segments of a payload with a pointer of this version."""

@@ -229,9 +229,8 @@ class TransferPolicy:
     ) -> None:
         self._part = None if part_bytes == "auto" else part_bytes
         self._single = None if single_put_bytes == "auto" else single_put_bytes
-        self._fixed_gets = _fixed(parallel_gets, transfer_bytes)
         memory = Memory(transfer_bytes)
-        self.gets = Transfers(memory, fixed=self._fixed_gets)
+        self.gets = Transfers(memory, fixed=_fixed(parallel_gets, transfer_bytes))
         self.puts = Transfers(memory, fixed=_fixed(parallel_parts, transfer_bytes))
 
     @property
@@ -241,10 +240,10 @@ class TransferPolicy:
 
     def reader(self, opened: Callable[[int, int | None], Reader], start: int, stop: int | None) -> Reader:
         """Return a reader of the bytes from ``start`` up to ``stop``; see `in_parts`."""
-        if self._fixed_gets is None:
+        if not self.gets.fixed:
             return in_parts(opened, start, stop, transfers=self.gets, part_bytes=self._part)
-        part = self._part or _FIXED_PART_BYTES
-        own = Transfers(Memory(self._fixed_gets * part), fixed=self._fixed_gets)
+        part, count = self._part or _FIXED_PART_BYTES, self.gets.level
+        own = Transfers(Memory(count * part), fixed=count)
         return in_parts(opened, start, stop, transfers=own, part_bytes=part)
 
     @property

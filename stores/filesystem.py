@@ -136,9 +136,8 @@ class FilesystemStore(Store):
         return _parse_in(f"{folder}{slash}", name)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        is_exclusive = pointer.encryption is not None and self._is_shared(pointer.key)
         try:
-            self._store(pointer, source, link_new if is_exclusive else os.replace)
+            self._store(pointer, source, link_new if self._is_exclusive(pointer) else os.replace)
         except FileExistsError as error:
             text = f"{pointer.key!r} is taken: another attempt has written it"
             raise KeyTakenError(text, key=pointer.key) from error

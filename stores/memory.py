@@ -36,7 +36,7 @@ class MemoryStore(Store):
         self.ttl_seconds = ttl_seconds
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        self._store(pointer, source, is_exclusive=pointer.encryption is not None and self._is_shared(pointer.key))
+        self._store(pointer, source, is_exclusive=self._is_exclusive(pointer))
 
     def _rewrite(self, pointer: Pointer, source: Source) -> None:
         self._store(pointer, source, is_exclusive=False)

@@ -199,7 +199,7 @@ class _Span(NamedTuple):
     whole: bool
 
 
-def _small_segment(borrowed: Borrowed, key: bytes, length: int) -> bytes | None:
+def _small_segment(borrowed: Borrowed, key: str, length: int) -> bytes | None:
     """Return a segment, received with one system call if it arrives at once; ``None`` if it does not exist.
 
     Raises as `RawReplies.begin`.
@@ -207,7 +207,7 @@ def _small_segment(borrowed: Borrowed, key: bytes, length: int) -> bytes | None:
     sock = borrowed.socket
     if sock is None:
         raise OtherReplyError
-    sock.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key))
+    sock.sendall(packed(("GET", key)))
     begin = b"$%d\r\n" % length
     size = len(begin) + length + 2
     reply: bytes | bytearray = sock.recv(size)
@@ -290,7 +290,7 @@ class SegmentReader:
             return None
         borrowed = self._server.borrow(self._pointer.key)
         try:
-            whole = _small_segment(borrowed, self._key(0).encode(), size)
+            whole = _small_segment(borrowed, self._key(0), size)
         except BaseException as error:
             borrowed.discard()
             if isinstance(error, TimeoutError) or not isinstance(error, (OSError, OtherReplyError)):

@@ -151,7 +151,7 @@ class RedisStore(Store):
         return super()._wrote_nothing(error) or getattr(error.__cause__, _NOT_REACHED, False)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        self._store(pointer, source, create=pointer.encryption is not None and self._is_shared(pointer.key))
+        self._store(pointer, source, create=self._is_exclusive(pointer))
 
     def _rewrite(self, pointer: Pointer, source: Source) -> None:
         self._store(pointer, source)

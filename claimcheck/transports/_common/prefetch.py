@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
 
+from claimcheck._validation import check_int
+
 __all__ = ["DEFAULT_BYTES", "DEFAULT_THREADS", "Prefetch"]
 
 DEFAULT_BYTES = 64 << 20
@@ -48,9 +50,14 @@ class Prefetch:
         max_bytes: Limit for all payloads together; a larger payload is read on access. 0 disables read-ahead. ``None``
             for 64 MiB, which then includes the payloads of the last receive call, and adapts as described above.
         threads: Payloads to read concurrently.
+
+    Raises:
+        ConfigError: A number is out of range; named as the option of consumers.
     """
 
     def __init__(self, max_bytes: int | None, *, threads: int) -> None:
+        check_int("prefetch_bytes", max_bytes or 0, minimum=0)
+        check_int("prefetch_threads", threads, minimum=1)
         self.always = bool(max_bytes)
         self._adapts = max_bytes is None
         self._max_bytes = DEFAULT_BYTES if max_bytes is None else max_bytes

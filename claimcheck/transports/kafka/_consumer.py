@@ -106,8 +106,7 @@ class KafkaConsumer(NativeClient):
         check_type("consumer", consumer, valid=type(consumer) is vendor().Consumer, expected=expected)
         check_cc(cc)
         check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
-        check_int("prefetch_bytes", prefetch_bytes or 0, minimum=0)
-        check_int("prefetch_threads", prefetch_threads, minimum=1)
+        self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
         _check_offset_store(consumer)
         self._native: Consumer = consumer
         self._poll: Callable[[float], Record | None] = consumer.poll  # type: ignore[assignment]
@@ -126,7 +125,6 @@ class KafkaConsumer(NativeClient):
         )
         self._paused: set[tuple[str, int]] = set()
         self._ready: deque[ReadyMessage] = deque()  # not delivered: never committed, dropped by a seek or a revocation
-        self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
         self._errors: list[Exception] = []  # of rebalance callbacks
         self._clock = clock
         self._auto_offset_store = auto_offset_store

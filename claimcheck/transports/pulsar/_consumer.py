@@ -132,13 +132,11 @@ class PulsarConsumer(Receiver):
         check_type("consumer", consumer, valid=hasattr(consumer, "_consumer"), expected="a pulsar.Consumer")
         check_cc(cc)
         check_int("max_redeliveries", 0 if max_redeliveries is None else max_redeliveries, minimum=0)
-        check_int("prefetch_bytes", prefetch_bytes or 0, minimum=0)
-        check_int("prefetch_threads", prefetch_threads, minimum=1)
+        self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
         if dead_letter_producer is None and max_redeliveries is not None:
             raise ConfigError("max_redeliveries needs a dead_letter_producer", path="max_redeliveries")
         self._dead_letters = None if dead_letter_producer is None else _unwrapped(dead_letter_producer)
         self._redeliveries = RedeliveryTracker(max_redeliveries)
-        self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
         self._consumer_type = consumer_type
         self._refusal: list[ClaimCheckError | None] = []  # of chunks, once it is known
         keep = self._dead_letters is not None
