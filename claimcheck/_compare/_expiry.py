@@ -32,11 +32,11 @@ _WATCH_SECONDS: dict[Case, float] = {"short lifetime": 3.0, "short retention": 7
 _KEPT_SECONDS = 1.0  # beyond the lifetime; a store that still has the payload then does not delete by itself
 _EXPIRE_SECONDS = 2.0  # between requests to the broker
 _PAUSE_SECONDS = 0.25
-_TOGETHER_SECONDS = 3.0  # two looks can be so far apart
 _FLUSH_SECONDS = 60.0
 _FIRST_SECONDS = 30.0
 _JOIN_SECONDS = 60.0
 _AGAIN_SECONDS = 4.0  # how long to wait for a payload that was readable before; Pulsar pauses after a seek
+_TOGETHER_SECONDS = _AGAIN_SECONDS + 1.0  # two looks can be so far apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,8 @@ class _Watcher:
         if payload_lost is None:
             payload_lost = now if is_empty else self._lost_at()
         if messages_lost is None and (is_empty or self._is_empty()):  # again: reading took a while
-            messages_lost = now if is_empty else self._elapsed()
+            is_same_look = watch.payload_lost is None and payload_lost is not None  # which was first is not known
+            messages_lost = payload_lost if is_same_look else self._elapsed()
         if payload_lost is None:
             self._sweep_late()
         self.watch = Watch(watch.mode, watch.case, payload_lost, messages_lost, self._elapsed(), self._is_swept())

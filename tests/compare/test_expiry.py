@@ -1,5 +1,10 @@
 """What expires first: payloads or their messages."""
 
+import contextlib
+import threading
+import time
+from dataclasses import replace
+
 import pytest
 
 from claimcheck._compare import _expiry
@@ -47,6 +52,59 @@ def test_a_store_that_keeps_payloads_is_seen(tmp_path, monkeypatch):
         found = _expiry.run(lab)
     assert found.verdict == "not measured"
     assert "kept the payload beyond its lifetime" in found.explanation
+
+
+class Clock:
+    """Monotonic seconds, and those that a test adds."""
+
+    def __init__(self):
+        self.added = 0.0
+
+    def __call__(self):
+        return time.monotonic() + self.added
+
+
+class DeletesWhileRead:
+    """A broker whose retention deletes a topic while a consumer waits, for longer than two looks are apart."""
+
+    has_retention, retention_source = True, "the test's"
+
+    def __init__(self, broker, clock):
+        self._broker, self._clock, self._deleted = broker, clock, set()
+
+    def __getattr__(self, name):
+        return getattr(self._broker, name)
+
+    def create_topic(self, topic, settings):
+        self._broker.create_topic(topic, replace(settings, retention_seconds=None))
+
+    def readable_messages(self, topic):
+        return 0 if topic in self._deleted else self._broker.readable_messages(topic)
+
+    def consumer(self, mode, topic, cc, **options):
+        consumer = self._broker.consumer(mode, topic, cc, **options)
+        seek = consumer.seek
+
+        def receive_nothing(timeout):
+            self._clock.added += 3600
+            self._deleted.add(topic)
+
+        def seek_and_lose(partition, position):
+            seek(partition, position)
+            consumer.receive = receive_nothing
+
+        consumer.seek = seek_and_lose
+        return consumer
+
+
+def test_what_is_lost_within_one_look_is_lost_together(tmp_path):
+    clock = Clock()
+    broker = DeletesWhileRead(embedded(tmp_path), clock)
+    with lab_on(broker, tmp_path, clock=clock) as lab, contextlib.ExitStack() as stack:
+        watcher = _expiry._Watcher(lab, "native", "short retention", stack, threading.Event())
+        watcher.join()
+        watcher.observe()
+    assert watcher.watch.payload_lost == watcher.watch.messages_lost
 
 
 @pytest.mark.slow
