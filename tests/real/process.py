@@ -117,7 +117,7 @@ class Server:
             self._process.wait()
 
     def stop(self) -> None:
-        """Terminate the process, and kill it if it does not exit within a minute: it may write an archive of classes."""
+        """Terminate the process, and kill it if it does not exit within a minute; Java may write an archive."""
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -68,7 +68,8 @@ class Ground:
     def environment(self, python: Path | str, **more: str) -> dict[str, str]:
         """Return variables for a driver with claimcheck and executors without it, unless `python` has it."""
         kept = {name: value for name, value in os.environ.items() if name not in _FORGOTTEN}
-        told = {"SPARK_HOME": str(spark_home(self.folder / "spark")), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONSAFEPATH": "1"}
+        home = str(spark_home(self.folder / "spark"))  # executors write into it
+        told = {"SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONSAFEPATH": "1"}
         return kept | told | {"PYSPARK_PYTHON": str(python), "PYTHONPATH": _path(self.package)} | more
 
 
