@@ -83,14 +83,18 @@ FIXTURE_MARKS = {
     "spark": "spark",
     "spark_kafka_jars": "spark",
 }
-# Files that start Spark or a broker several times, the longest first.
+# Files that start Spark or a broker several times or wait for long, the longest first.
 LONG_FILES = (
     "test_examples",
-    "test_sources_local",
-    "test_versions",
-    "test_demo",
     "test_reassemble_stream",
-    "test_java",
+    "test_sources_local",
+    "test_spark_kafka",
+    "test_shipping",
+    "test_garbage_servers",
+    "test_demo",
+    "test_spark_pulsar_streams",
+    "test_kafka_property",
+    "test_connect",
 )
 NOT_FAST = {*FOLDER_MARKS.values(), *FIXTURE_MARKS.values()}
 MAX_OPEN_FILES_PER_MODULE = 60

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-READY_WITHIN_SECONDS = 20.0
+READY_WITHIN_SECONDS = 60.0
 JAVA_OPTIONS = "CLAIMCHECK_TEST_JAVA_OPTIONS"
 """Variable with options for the Java of brokers."""
 
