@@ -21,7 +21,8 @@ import pytest
 
 import claimcheck
 from tests import servers
-from tests.real.process import JAVA_OPTIONS
+from tests.real.process import JAVA_OPTIONS, with_classes
+from tests.real.spark_home import CLASSES, spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,9 +54,14 @@ for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOI
 
 os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark's default is the first python3 on PATH
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+# A folder of this environment, unless the caller names another Spark. Not in an environment that cannot be written.
+with contextlib.suppress(OSError):
+    if "SPARK_HOME" not in os.environ and (home := spark_home(Path(sys.prefix, ".spark"))):
+        os.environ["SPARK_HOME"] = str(home)
 # Most JVMs of the tests live for seconds: the second compiler and parallel collectors cost more than they save.
 for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", JAVA_OPTIONS):
     os.environ.setdefault(name, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ["SPARK_SUBMIT_OPTS"] += with_classes(Path(os.environ.get("SPARK_HOME", ""), CLASSES))
 
 Server = TypeVar("Server")
 
@@ -77,14 +83,18 @@ FIXTURE_MARKS = {
     "spark": "spark",
     "spark_kafka_jars": "spark",
 }
-# Files that start Spark or a broker several times, the longest first.
+# Files that start Spark or a broker several times or wait for long, the longest first.
 LONG_FILES = (
     "test_examples",
-    "test_sources_local",
-    "test_versions",
-    "test_demo",
     "test_reassemble_stream",
-    "test_java",
+    "test_sources_local",
+    "test_spark_kafka",
+    "test_shipping",
+    "test_garbage_servers",
+    "test_demo",
+    "test_spark_pulsar_streams",
+    "test_kafka_property",
+    "test_connect",
 )
 NOT_FAST = {*FOLDER_MARKS.values(), *FIXTURE_MARKS.values()}
 MAX_OPEN_FILES_PER_MODULE = 60

@@ -14,7 +14,7 @@ from tests.spark.sources_rig import batches_of, failure, stream, values
 
 PULSAR = "claimcheck_pulsar"
 RIGHT, WRONG, STRANGER = "CLAIMCHECK_TEST_RIGHT", "CLAIMCHECK_TEST_WRONG", "CLAIMCHECK_TEST_STRANGER"
-TOLD_SECONDS = 60  # for three queries; the client would retry for a minute in each
+TOLD_SECONDS = 150  # for three queries; the client would retry for a minute in each
 
 
 @pytest.fixture(scope="module")

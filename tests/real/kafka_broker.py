@@ -121,4 +121,4 @@ def _format(configuration: Path) -> None:
 
 
 def _java(*arguments: str, heap: str = "512m") -> list[str]:
-    return [*java(), f"-Xmx{heap}", "-cp", f"{os.environ[JARS]}/*", *arguments]
+    return [*java(os.environ[JARS]), f"-Xmx{heap}", *arguments]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-READY_WITHIN_SECONDS = 20.0
+READY_WITHIN_SECONDS = 60.0
 JAVA_OPTIONS = "CLAIMCHECK_TEST_JAVA_OPTIONS"
 """Variable with options for the Java of brokers."""
 
@@ -26,9 +26,18 @@ _PORTS = range(10_000, 32_768)
 _random = random.SystemRandom()  # Hypothesis seeds `random`, and parallel runs must not pick the same ports
 
 
-def java() -> list[str]:
-    """Return the beginning of a broker's command."""
-    return ["java", *os.environ.get(JAVA_OPTIONS, "").split()]
+def java(jars: str) -> list[str]:
+    """Return the beginning of a broker's command, with the folder of its jars as the class path."""
+    options = os.environ.get(JAVA_OPTIONS, "") + with_classes(Path(f"{jars}.jsa"))
+    return ["java", *options.split(), "-cp", f"{jars}/*"]
+
+
+def with_classes(archive: Path) -> str:
+    """Return the options for a JVM to load its classes from an archive, if there is one: it starts in half the time.
+
+    Where the archive does not fit, because Java or a jar has changed, the JVM ignores it.
+    """
+    return f" -XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:cds+dynamic=off" if archive.exists() else ""
 
 
 class ServerError(RuntimeError):
@@ -108,11 +117,11 @@ class Server:
             self._process.wait()
 
     def stop(self) -> None:
-        """Terminate the process, and kill it if it does not exit within ten seconds."""
+        """Terminate the process, and kill it if it does not exit within a minute; Java may write an archive."""
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=10)
+                self._process.wait(timeout=60)
             self.kill()
 
     def _ready(self, process: subprocess.Popen[bytes] | None) -> bool:

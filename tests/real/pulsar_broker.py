@@ -159,12 +159,12 @@ def pulsar(
 def _command(folder: Path, bookie_port: int) -> list[str]:
     opened = [part for name in _OPENED for part in ("--add-opens", f"java.base/{name}=ALL-UNNAMED")]
     return [
-        *java(), *opened, "--add-opens", "java.management/sun.management=ALL-UNNAMED",
+        *java(os.environ[JARS]), *opened, "--add-opens", "java.management/sun.management=ALL-UNNAMED",
         "-Xmx512m", "-XX:MaxDirectMemorySize=768m",
         "-Dio.netty.tryReflectionSetAccessible=true", "-Djava.net.preferIPv4Stack=true",
         f"-Dbookkeeper.metadata.bookie.drivers={_METADATA}BookieDriver",
         f"-Dbookkeeper.metadata.client.drivers={_METADATA}ClientDriver",
-        "-cp", f"{os.environ[JARS]}/*", "org.apache.pulsar.PulsarStandaloneStarter",
+        "org.apache.pulsar.PulsarStandaloneStarter",
         "--config", str(folder / "broker.conf"), "--no-functions-worker", "--no-stream-storage",
         "--advertised-address", "127.0.0.1",
         # The default is in the ephemeral range: a client could take the port while a killed broker is down.

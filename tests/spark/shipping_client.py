@@ -102,7 +102,7 @@ class Client:
         stream = self.spark.readStream.schema("n int, value binary").parquet(folder)
         done = stream.transform(claimcheck.spark.resolve("value", config=self.config)).select("n", "payload")
         query = done.writeStream.format("parquet").option("checkpointLocation", self.given["checkpoint"])
-        query.trigger(availableNow=True).start(target).awaitTermination(60)
+        query.trigger(availableNow=True).start(target).awaitTermination(240)
         return _digests(self.spark.read.parquet(target).collect())
 
 

@@ -93,7 +93,7 @@ class Job:
         def run() -> None:
             stream = self.spark.readStream.format("shipping").load()
             query = stream.writeStream.format("noop").option("checkpointLocation", self.given["checkpoint"])
-            query.trigger(availableNow=True).start().awaitTermination(60)
+            query.trigger(availableNow=True).start().awaitTermination(240)
 
         return _error(run)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import claimcheck
+from tests.real.spark_home import spark_home
 
 FOLDER = Path(__file__).parent
 WITHIN_SECONDS = 280.0
@@ -68,7 +68,8 @@ class Ground:
     def environment(self, python: Path | str, **more: str) -> dict[str, str]:
         """Return variables for a driver with claimcheck and executors without it, unless `python` has it."""
         kept = {name: value for name, value in os.environ.items() if name not in _FORGOTTEN}
-        told = {"SPARK_HOME": str(spark_home(self.folder)), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONSAFEPATH": "1"}
+        home = str(spark_home(self.folder / "spark"))  # executors write into it
+        told = {"SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONSAFEPATH": "1"}
         return kept | told | {"PYSPARK_PYTHON": str(python), "PYTHONPATH": _path(self.package)} | more
 
 
@@ -131,16 +132,3 @@ def _site(python: Path) -> Path:
 def _path(package: Path) -> str:
     """Return the driver's PYTHONPATH: the package, and the entries of this process."""
     return os.pathsep.join([str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def spark_home(folder: Path) -> Path:
-    """Link the installed Spark into a folder where executors may write."""
-    spec = importlib.util.find_spec("pyspark")
-    assert spec is not None
-    assert spec.origin is not None
-    home = folder / "spark"
-    if not home.exists():
-        home.mkdir()
-        for name in ("bin", "jars", "python", "sbin"):
-            (home / name).symlink_to(Path(spec.origin).parent / name)
-    return home

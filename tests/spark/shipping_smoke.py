@@ -63,7 +63,7 @@ class Lab:
         """Run a stream to its end; return the digests of its payloads."""
         target, checkpoint = (str(self.folder / f"{name}-{os.urandom(4).hex()}") for name in ("out", "checkpoint"))
         query = df.select(column).writeStream.format("parquet").option("checkpointLocation", checkpoint)
-        query.trigger(availableNow=True).start(target).awaitTermination(60)
+        query.trigger(availableNow=True).start(target).awaitTermination(240)
         return digests(self.spark.read.parquet(target).collect(), column)
 
 

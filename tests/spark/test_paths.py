@@ -8,6 +8,7 @@ from claimcheck import config as configuration
 from claimcheck.errors import ConfigError
 from claimcheck.spark import resolve
 from claimcheck.spark._worker import check_store_paths, is_one_machine
+from tests.real.spark_home import spark_home
 from tests.spark import shipping_rig
 
 READS = ("resolve", "map_payloads", "offload", "reassemble", "resolver", "local source")
@@ -18,7 +19,7 @@ def stores(path, **more):
 
 
 def test_a_cluster_refuses_relative_paths_on_the_driver(tmp_path):
-    home = shipping_rig.spark_home(tmp_path)
+    home = spark_home(tmp_path / "spark")
     given = {
         "cases": {
             "relative": ("claims", "broker.sqlite"),

@@ -107,7 +107,7 @@ def run(stateful, stored, topic, tmp_path):
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(90)
+        assert query.awaitTermination(300)
         return sorted(rows, key=lambda row: row.offset)
 
     return once
@@ -211,7 +211,7 @@ def test_the_clock_goes_on_while_nothing_comes(stateful, stored, topic, tmp_path
     )
     rows: list[Any] = []
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while query.isActive and time.monotonic() < deadline:
             rows = stateful.table("expired").collect()
             if rows and not claims(tmp_path):
@@ -287,7 +287,7 @@ def test_two_in_one_query_do_not_delete_the_chunks_of_each_other(stateful, store
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(90)
+    assert query.awaitTermination(300)
 
     ended = [row.error.type if row.error else len(row.payload) for row in rows if row.uuid == decode(chunks[0]).uuid]
     assert ended == ["IncompletePayloadError", 3_000]

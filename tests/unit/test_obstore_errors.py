@@ -140,7 +140,7 @@ class TestErrors:
         with pytest.raises(StoreUnavailableError) as caught:
             store.write(b"payload")
 
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 25
         assert "hunter2" not in str(caught.value) + repr(store)
         assert not hasattr(caught.value, "__notes__")
 
@@ -153,7 +153,7 @@ class TestErrors:
             with pytest.raises(StoreUnavailableError):
                 store.write(b"payload")
 
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 25
 
     def test_no_credentials_anywhere(self, open_store, monkeypatch):
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
