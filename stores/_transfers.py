@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Literal
 
 from claimcheck._payload_reader import Reader
@@ -39,6 +39,7 @@ _TELLING_BYTES = 4 << 20  # of a smaller request, most of the time is the round 
 _SINGLE_PUT_BYTES = 64 << 20
 _FIXED_PART_BYTES = 16 << 20
 _FEW_PARTS = 4
+_UNMEASURED = nullcontext(True)
 
 
 class Memory:
@@ -174,10 +175,12 @@ class Transfers:
         return self._active
 
     def compare_with_one(self, rate: float) -> None:
-        """Take the rate of one connection as measured, unless it is being measured anyway."""
+        """Take the rate of one connection as measured."""
         with self._lock:
-            if self.level > 1 and not self.settled:
+            if self._payloads == 1 and not self.settled:
                 self._rates[1] = max(rate, self._rates.get(1, 0.0))
+                if self.level == 1:
+                    self._explore()
 
     def use_all(self) -> None:
         """Use the most connections for a while, without a measurement."""
@@ -284,15 +287,20 @@ class TransferPolicy:
         own = Transfers(Memory(count * part), fixed=count)
         return in_parts(opened, start, stop, transfers=own, part_bytes=part)
 
-    @contextmanager
-    def upload(self, size: int | None) -> Iterator[bool]:
-        """Measure an upload; yields whether to send it in one request.
+    def upload(self, size: int | None) -> AbstractContextManager[bool]:
+        """Measure an upload; the context is whether to send it in one request.
 
         Whole uploads are measured, because parts take two more requests.
         """
+        if size is not None and size < _TELLING_BYTES and size <= self.single_put_bytes:
+            return _UNMEASURED
+        return self._measured(size)
+
+    @contextmanager
+    def _measured(self, size: int | None) -> Iterator[bool]:
         puts, begin = self.puts, self.puts.clock()
         with puts.payload():
-            if puts.level == 1 and not puts.settled and (size is None or size > _SINGLE_PUT_BYTES):
+            if puts.level == 1 and not puts.settled and (size is None or size > self.single_put_bytes):
                 puts.use_all()  # it cannot be sent in one request
             level = puts.level
             single = size is not None and size <= self.single_put_bytes
@@ -303,7 +311,7 @@ class TransferPolicy:
     def _record(self, size: int, seconds: float, level: int, *, single: bool) -> None:
         if size >= _MIN_PARTS_BYTES and single == (level == 1):
             self.puts.record(size, seconds * level, level)
-        elif single and _TELLING_BYTES <= size < seconds * _SLOW:
+        elif single and size < seconds * _SLOW:
             self.puts.compare_with_one(size / seconds)
 
     @property

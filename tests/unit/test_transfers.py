@@ -169,8 +169,8 @@ def test_what_stays_the_same_is_measured_less_and_less_often():
 class Uploads:
     """Uploads whose duration is computed, on a clock of its own."""
 
-    def __init__(self, *, single, parts):
-        self.policy = policy_of()
+    def __init__(self, *, single, parts, **options):
+        self.policy = policy_of(**options)
         self.now, self.single, self.parts = 0.0, single, parts
         self.policy.puts.clock = lambda: self.now
 
@@ -204,10 +204,23 @@ def test_a_slow_small_upload_saves_the_large_one_in_one_request():
     assert uploads.policy.puts.settled
 
 
-def test_uploads_too_large_for_one_request_do_not_wait_for_its_measurement():
-    uploads = Uploads(single=90e6, parts=300e6)
+def test_an_upload_in_one_request_that_was_enough_is_measured_again():
+    uploads = Uploads(single=500e6, parts=550e6)
+    for _ in range(4):
+        uploads.send(16)
+    uploads.single, uploads.parts = 67e6, 300e6
+    uploads.now += 11
+
+    assert uploads.send(4), "which is slow, and shows it"
+    assert not any(uploads.send(16) for _ in range(6))
+    assert uploads.policy.puts.settled
+
+
+@pytest.mark.parametrize(("size", "options"), [(256, {}), (32, {"single_put_bytes": 0})])
+def test_uploads_that_cannot_be_sent_in_one_request_do_not_wait_for_its_measurement(size, options):
+    uploads = Uploads(single=90e6, parts=300e6, **options)
     for _ in range(3):
-        uploads.send(256)
+        uploads.send(size)
 
     assert uploads.policy.puts.level == MAX_CONNECTIONS
     assert uploads.policy.puts.settled
