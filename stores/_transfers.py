@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -212,7 +211,7 @@ class Transfers:
 
     def _judge(self) -> None:
         """Accept a rate once it was measured for long enough: longer, if it is no gain."""
-        rate = statistics.median(self._samples)
+        rate = sorted(self._samples)[len(self._samples) // 2]
         fewer = max((rate for level, rate in self._rates.items() if level < self.level), default=0.0)
         patience = 1 if rate >= _GAIN * fewer else _PATIENCE
         if len(self._samples) >= _LEAST_SAMPLES * patience and self._sampled >= _SAMPLE_SECONDS * self.level * patience:
