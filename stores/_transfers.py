@@ -26,8 +26,8 @@ _PUT_LEVELS = (1, MAX_CONNECTIONS)
 _GAIN = 1.25  # what more connections must bring
 _FULL = 0.375  # a rate counts if at least this share of the connections was in use: still more than at the level below
 _SAMPLE_SECONDS = 0.02  # of each connection, before a rate is believed
-_LEAST_SAMPLES = 2
-_PATIENCE = 2  # as many samples, before more connections are given up
+_BASE_PATIENCE = 2  # as many samples, before others are compared with this rate
+_PATIENCE = 4  # as many samples, before more connections are given up
 _ENOUGH = 600e6  # bytes per second of one connection: it is limited by the processor, not by the network
 _SLOW = 150e6  # it is limited by the network
 _RETRY_SECONDS = 10.0  # until the next measurement; doubled while the result stays the same
@@ -85,6 +85,7 @@ class Transfers:
         levels: The numbers of connections to compare, ascending.
         level: The first to measure.
         skip_bytes: What each connection moves first does not count: new connections begin slowly.
+        least_samples: Samples before a clear gain is believed.
         clock: Returns the time in seconds.
 
     Attributes:
@@ -100,6 +101,7 @@ class Transfers:
         levels: tuple[int, ...] = _LEVELS,
         level: int = 1,
         skip_bytes: int = SAMPLE_BYTES,
+        least_samples: int = 3,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.memory = memory
@@ -108,6 +110,7 @@ class Transfers:
         self.fixed = fixed is not None
         self._levels = levels
         self._skip_bytes = skip_bytes
+        self._least_samples = least_samples
         self._rates: dict[int, float] = {}  # measured, by the number of connections
         self._retry_at: float | None = None  # while it stays
         self._retry_seconds = _RETRY_SECONDS
@@ -211,10 +214,11 @@ class Transfers:
 
     def _judge(self) -> None:
         """Accept a rate once it was measured for long enough: longer, if it is no gain."""
-        rate = sorted(self._samples)[len(self._samples) // 2]
+        samples = sorted(self._samples)
+        rate = (samples[(len(samples) - 1) // 2] + samples[len(samples) // 2]) / 2
         fewer = max((rate for level, rate in self._rates.items() if level < self.level), default=0.0)
-        patience = 1 if rate >= _GAIN * fewer else _PATIENCE
-        if len(self._samples) >= _LEAST_SAMPLES * patience and self._sampled >= _SAMPLE_SECONDS * self.level * patience:
+        patience = _BASE_PATIENCE if not fewer else 1 if rate >= _GAIN * fewer else _PATIENCE
+        if len(samples) >= self._least_samples * patience and self._sampled >= _SAMPLE_SECONDS * self.level * patience:
             self._rates[self.level] = rate
             self._explore()
 
@@ -271,7 +275,9 @@ class TransferPolicy:
         memory = Memory(transfer_bytes)
         self.gets = Transfers(memory, fixed=_fixed(parallel_gets, transfer_bytes))
         fixed = _fixed(parallel_parts, transfer_bytes)
-        self.puts = Transfers(memory, fixed=fixed, levels=_PUT_LEVELS, level=MAX_CONNECTIONS, skip_bytes=0)
+        self.puts = Transfers(
+            memory, fixed=fixed, levels=_PUT_LEVELS, level=MAX_CONNECTIONS, skip_bytes=0, least_samples=1
+        )
 
     @property
     def connections(self) -> int:

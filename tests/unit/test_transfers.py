@@ -85,18 +85,18 @@ def measured(transfers, connections, *rates):
 def test_new_connections_that_begin_slowly_are_not_judged_by_that():
     transfers = Transfers(Memory(64 * MIB), clock=lambda: 0.0)
     transfers.begin()
-    measured(transfers, 1, 1e6, 90e6, 90e6)
+    measured(transfers, 1, 1e6, *[90e6] * 6)
     assert transfers.level == 4
 
-    measured(transfers, 4, 1e6, 90e6, 90e6)  # first the network finds out how much it can take
+    measured(transfers, 4, 1e6, *[90e6] * 3)  # first the network finds out how much it can take
     assert transfers.level == 16
 
 
 def test_a_moment_in_which_the_machine_is_busy_does_not_end_the_search():
     transfers = Transfers(Memory(64 * MIB), clock=lambda: 0.0)
     transfers.begin()
-    measured(transfers, 1, 90e6, 90e6, 90e6)
-    measured(transfers, 4, 90e6, 90e6, 5e6, 90e6, 90e6)
+    measured(transfers, 1, *[90e6] * 3, 400e6, *[90e6] * 4)
+    measured(transfers, 4, 90e6, 5e6, 20e6, 90e6, 90e6, 90e6)
 
     assert transfers.level == 16
 
@@ -104,9 +104,9 @@ def test_a_moment_in_which_the_machine_is_busy_does_not_end_the_search():
 def test_payloads_that_fill_half_of_the_connections_end_the_search():
     transfers = Transfers(Memory(64 * MIB), clock=lambda: 0.0)
     transfers.begin()
-    measured(transfers, 1, 90e6, 90e6, 90e6)
-    measured(transfers, 4, 90e6, 90e6, 90e6)
-    for _ in range(100):
+    measured(transfers, 1, *[90e6] * 3, 400e6, *[90e6] * 4)
+    measured(transfers, 4, *[90e6] * 4)
+    for _ in range(300):
         transfers.record(MIB, MIB / 30e6, 8)
 
     assert transfers.level == 4
