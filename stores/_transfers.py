@@ -213,7 +213,7 @@ class Transfers:
                 self._judge()
 
     def _judge(self) -> None:
-        """Accept a rate once it was measured for long enough: longer, if it is no gain."""
+        """Accept a rate once it was measured for long enough; a gain is accepted sooner."""
         samples = sorted(self._samples)
         rate = (samples[(len(samples) - 1) // 2] + samples[len(samples) // 2]) / 2
         fewer = max((rate for level, rate in self._rates.items() if level < self.level), default=0.0)
