@@ -25,6 +25,7 @@ __all__ = [
     "folder",
     "part_size",
     "ranges",
+    "whole",
 ]
 
 _MAX_PARTS = 10_000
@@ -92,19 +93,22 @@ ENDPOINT = Check(_is_endpoint, "http://host[:port] or https://host[:port]")
 """For an option with the address of a server."""
 
 
-def part_size(source: Source, limit: int, *, single: int, part: int) -> int:
+def part_size(source: Source, limit: int, *, part: int) -> int:
     """Return the size of the parts in which to send a payload.
 
     Args:
         source: The payload.
         limit: The largest size of a payload of unknown size.
-        single: A payload up to this size is one part.
-        part: The size of each part of a larger one; increased if it would need more than 10,000 parts.
+        part: The size of each part; increased if it would need more than 10,000 parts.
     """
-    if source.size is not None and source.size <= single:
-        return max(1, source.size)
     largest = limit if source.size is None else source.size
     return max(part, -(-largest // _MAX_PARTS))
+
+
+def whole(source: Source) -> memoryview:
+    """Return a payload of known size as one piece, which a file is read into."""
+    pieces = list(source.pieces(max(1, source.size or 0)))
+    return pieces[0] if pieces else memoryview(b"")
 
 
 def ranges(names: Sequence[str], count: int) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Literal
 
 from claimcheck._payload_reader import Reader
@@ -21,17 +21,24 @@ AutoCount = Count | Literal["auto"]
 PartBytes = Annotated[int, Range(5 << 20)] | Literal["auto"]
 """For an option with the size of parts."""
 
-_GAIN = 1.25  # what twice as many connections must bring
-_FULL = 0.75  # a rate counts if at least this share of the connections was in use
+_LEVELS = (1, 4, MAX_CONNECTIONS)  # few and far apart: what they bring is larger than what else the machine does
+_PUT_LEVELS = (1, MAX_CONNECTIONS)
+_GAIN = 1.25  # what more connections must bring
+_FULL = 0.375  # a rate counts if at least this share of the connections was in use: still more than at the level below
 _SAMPLE_SECONDS = 0.02  # of each connection, before a rate is believed
-_ENOUGH = 1e9  # bytes per second of one connection: it is limited by the processor, not by the network
-_RETRY_SECONDS = 10.0  # until the next attempt with more connections; doubled each time
+_BASE_PATIENCE = 2  # as many samples, before others are compared with this rate
+_PATIENCE = 4  # as many samples, before more connections are given up
+_ENOUGH = 600e6  # bytes per second of one connection: it is limited by the processor, not by the network
+_SLOW = 150e6  # it is limited by the network
+_RETRY_SECONDS = 10.0  # until the next measurement; doubled while the result stays the same
 _MAX_RETRY_SECONDS = 320.0
 _MIN_PUT_PART_BYTES = 5 << 20  # required by S3
 _MIN_PARTS_BYTES = 16 << 20  # smaller payloads are sent in one request: parts take three
+_TELLING_BYTES = 4 << 20  # of a smaller request, most of the time is the round trip
 _SINGLE_PUT_BYTES = 64 << 20
 _FIXED_PART_BYTES = 16 << 20
 _FEW_PARTS = 4
+_UNMEASURED = nullcontext(True)
 
 
 class Memory:
@@ -68,13 +75,17 @@ class Memory:
 class Transfers:
     """The connections of one store in one direction: how many are in use, and how many are worth it.
 
-    It begins with one. As long as twice as many connections raise the throughput, it doubles them; then it stays, and
-    tries again after a while. Rates count only while a single payload is transferred: with several, each has a
-    connection of its own anyway. Thread-safe.
+    It measures the throughput of one connection, of a few and of many, and uses as many as raise it; after a while it
+    measures again. Rates count only while a single payload is transferred: with several, each has a connection of its
+    own anyway. Thread-safe.
 
     Args:
         memory: For parts in memory.
         fixed: A fixed number of connections; by default it adapts.
+        levels: The numbers of connections to compare, ascending.
+        level: The first to measure.
+        skip_bytes: What each connection moves first does not count: new connections begin slowly.
+        least_samples: Samples before a clear gain is believed.
         clock: Returns the time in seconds.
 
     Attributes:
@@ -83,24 +94,36 @@ class Transfers:
     """
 
     def __init__(
-        self, memory: Memory, *, fixed: int | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        memory: Memory,
+        *,
+        fixed: int | None = None,
+        levels: tuple[int, ...] = _LEVELS,
+        level: int = 1,
+        skip_bytes: int = SAMPLE_BYTES,
+        least_samples: int = 3,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.memory = memory
         self.clock = clock
-        self.level = fixed or 1
+        self.level = fixed or level
         self.fixed = fixed is not None
-        self._baseline: tuple[int, float] | None = None  # the best number so far and its rate
-        self._single_rate = 0.0
+        self._levels = levels
+        self._skip_bytes = skip_bytes
+        self._least_samples = least_samples
+        self._rates: dict[int, float] = {}  # measured, by the number of connections
         self._retry_at: float | None = None  # while it stays
         self._retry_seconds = _RETRY_SECONDS
+        self._settled_at = 0
+        self._samples: list[float] = []
+        self._bytes = self._seconds = self._busy = self._sampled = 0.0
         self._reset()
+        self._measure(self.level)
 
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._active = self._payloads = 0
-        self._bytes = self._seconds = self._busy = 0.0
-        self._unused = 0
 
     @property
     def settled(self) -> bool:
@@ -128,7 +151,8 @@ class Transfers:
         with self._lock:
             self._payloads += 1
             if self._payloads == 1 and not self.settled and self._retry_at is not None:
-                self._climb(max(1, self.level // 2), None)
+                self._rates.clear()
+                self._measure(self._levels[0])
 
     def end(self) -> None:
         """Count a payload that is done."""
@@ -152,6 +176,19 @@ class Transfers:
         """Connections in use."""
         return self._active
 
+    def compare_with_one(self, rate: float) -> None:
+        """Take the rate of one connection as measured."""
+        with self._lock:
+            if self._payloads == 1 and not self.settled:
+                self._rates[1] = max(rate, self._rates.get(1, 0.0))
+                if self.level == 1:
+                    self._explore()
+
+    def use_all(self) -> None:
+        """Use the most connections for a while, without a measurement."""
+        with self._lock:
+            self._settle(self._levels[-1])
+
     def record(self, count: int, seconds: float, connections: int) -> None:
         """Record what one connection moved.
 
@@ -163,48 +200,54 @@ class Transfers:
         with self._lock:
             if self._payloads != 1 or self.settled or not _FULL * self.level <= connections <= self.level:
                 return
-            if self._unused < SAMPLE_BYTES * self.level:  # new connections begin slowly
-                self._unused += count
+            if self._unused > 0:
+                self._unused -= count
                 return
             self._bytes += count
             self._seconds += seconds
             self._busy += seconds * connections
-            if self._seconds >= _SAMPLE_SECONDS * self.level and self._bytes >= SAMPLE_BYTES * self.level:
-                self._judge(self._bytes / self._seconds * self._busy / self._seconds)
+            if self._bytes >= SAMPLE_BYTES * self.level:
+                self._samples.append(self._bytes / self._seconds * self._busy / self._seconds)
+                self._sampled += self._seconds
+                self._bytes = self._seconds = self._busy = 0.0
+                self._judge()
 
-    def record_payload(self, count: int, seconds: float, level: int) -> None:
-        """Record a whole payload with all its requests; if it was slower than one connection, one is enough.
+    def _judge(self) -> None:
+        """Accept a rate once it was measured for long enough; a gain is accepted sooner."""
+        samples = sorted(self._samples)
+        rate = (samples[(len(samples) - 1) // 2] + samples[len(samples) // 2]) / 2
+        fewer = max((rate for level, rate in self._rates.items() if level < self.level), default=0.0)
+        patience = _BASE_PATIENCE if not fewer else 1 if rate >= _GAIN * fewer else _PATIENCE
+        if len(samples) >= self._least_samples * patience and self._sampled >= _SAMPLE_SECONDS * self.level * patience:
+            self._rates[self.level] = rate
+            self._explore()
 
-        Args:
-            count: Bytes.
-            seconds: How long it took.
-            level: `level` when it began. If that has changed, it was an experiment, which proves nothing.
-        """
-        with self._lock:
-            slower = count / max(seconds, 1e-9) < self._single_rate
-            if slower and level == self.level and not self.fixed and self._payloads == 1:
-                self._settle(1)
+    def _explore(self) -> None:
+        """Measure the next number of connections, or settle."""
+        best = 0
+        for level in self._levels:
+            if level not in self._rates:
+                self._measure(level)
+                return
+            if best and self._rates[level] < _GAIN * self._rates[best]:
+                break
+            best = level
+            if self._rates[level] >= _ENOUGH * level:
+                break
+        self._settle(best)
 
-    def _judge(self, rate: float) -> None:
-        if self.level == 1:
-            self._single_rate = rate
-        if self._baseline is not None and rate < _GAIN * self._baseline[1]:
-            self._settle(self._baseline[0])
-        elif self.level >= MAX_CONNECTIONS or rate >= _ENOUGH * self.level:
-            self._settle(self.level)
-        else:
-            self._climb(self.level * 2, (self.level, rate))
-
-    def _climb(self, level: int, baseline: tuple[int, float] | None) -> None:
-        self.level, self._baseline = level, baseline
-        self._bytes = self._seconds = self._busy = 0.0
-        self._unused = 0
-        self._retry_at = None
+    def _measure(self, level: int) -> None:
+        self.level, self._retry_at = level, None
+        self._samples = []
+        self._bytes = self._seconds = self._busy = self._sampled = 0.0
+        self._unused = self._skip_bytes * level
 
     def _settle(self, level: int) -> None:
-        self._climb(level, None)
-        self._retry_at = self.clock() + self._retry_seconds
+        self._measure(level)
         self._retry_seconds = min(2 * self._retry_seconds, _MAX_RETRY_SECONDS)
+        self._retry_seconds = self._retry_seconds if level == self._settled_at else _RETRY_SECONDS
+        self._settled_at = level
+        self._retry_at = self.clock() + self._retry_seconds
 
 
 class TransferPolicy:
@@ -231,7 +274,10 @@ class TransferPolicy:
         self._single = None if single_put_bytes == "auto" else single_put_bytes
         memory = Memory(transfer_bytes)
         self.gets = Transfers(memory, fixed=_fixed(parallel_gets, transfer_bytes))
-        self.puts = Transfers(memory, fixed=_fixed(parallel_parts, transfer_bytes))
+        fixed = _fixed(parallel_parts, transfer_bytes)
+        self.puts = Transfers(
+            memory, fixed=fixed, levels=_PUT_LEVELS, level=MAX_CONNECTIONS, skip_bytes=0, least_samples=1
+        )
 
     @property
     def connections(self) -> int:
@@ -246,65 +292,66 @@ class TransferPolicy:
         own = Transfers(Memory(count * part), fixed=count)
         return in_parts(opened, start, stop, transfers=own, part_bytes=part)
 
+    def upload(self, size: int | None) -> AbstractContextManager[bool]:
+        """Measure an upload; the context is whether to send it in one request.
+
+        Whole uploads are measured, because parts take two more requests.
+        """
+        if size is not None and size < _TELLING_BYTES and size <= self.single_put_bytes:
+            return _UNMEASURED
+        return self._measured(size)
+
+    @contextmanager
+    def _measured(self, size: int | None) -> Iterator[bool]:
+        puts, begin = self.puts, self.puts.clock()
+        with puts.payload():
+            if puts.level == 1 and not puts.settled and (size is None or size > self.single_put_bytes):
+                puts.use_all()  # it cannot be sent in one request
+            level = puts.level
+            single = size is not None and size <= self.single_put_bytes
+            yield single
+            if size is not None:
+                self._record(size, puts.clock() - begin, level, single=single)
+
+    def _record(self, size: int, seconds: float, level: int, *, single: bool) -> None:
+        if size >= _MIN_PARTS_BYTES and single == (level == 1):
+            self.puts.record(size, seconds * level, level)
+        elif single and size < seconds * _SLOW:
+            self.puts.compare_with_one(size / seconds)
+
     @property
     def single_put_bytes(self) -> int:
         """The largest payload that is sent in one request."""
         if self._single is not None:
             return self._single
-        return _SINGLE_PUT_BYTES if self.puts.fixed or self.puts.single else _MIN_PARTS_BYTES - 1
+        return _SINGLE_PUT_BYTES if self.puts.fixed or self.puts.level == 1 else _MIN_PARTS_BYTES - 1
 
-    @contextmanager
-    def whole(self, size: int | None) -> Iterator[int | None]:
-        """Measure an upload by an engine that sends the parts itself; yields how many concurrently, or ``None``.
+    @property
+    def _parts_at_once(self) -> int:
+        """How many parts of a payload are sent at the same time; one alone would wait while the next one is read."""
+        return self.puts.level if self.puts.fixed or self.puts.level > 1 else _FEW_PARTS
 
-        ``None`` is for one request. Only whole payloads can be measured, so each may try another number.
-        """
-        puts, begin = self.puts, self.puts.clock()
-        with puts.payload():
-            level = puts.level
-            limit = _SINGLE_PUT_BYTES if self._single is None and level == 1 else self.single_put_bytes
-            single = size is not None and size <= limit
-            yield None if single else self._engine_parts(size)
-            if size is not None and size >= _MIN_PARTS_BYTES and single == (level == 1):
-                puts.record(size * level, (puts.clock() - begin) * level, level)
-
-    def _engine_parts(self, size: int | None) -> int:
-        """Return how many parts the engine sends at the same time, and keeps in memory."""
+    def engine_parts(self, part_bytes: int) -> int:
+        """Return how many parts an engine that sends them itself keeps in memory, and sends at the same time."""
         if self.puts.fixed:
             return self.puts.level
-        level = self.puts.level if self.puts.level > 1 else _FEW_PARTS
-        return max(1, min(level, self.puts.memory.limit // self.put_part_bytes(size)))
-
-    @contextmanager
-    def upload(self) -> Iterator[Callable[[int], None]]:
-        """Count an upload in parts; yields a function to call with its size when it is complete."""
-        puts = self.puts
-        with puts.payload():
-            begin, level = puts.clock(), puts.level
-            yield lambda size: puts.record_payload(size, puts.clock() - begin, level)
+        return max(1, min(self._parts_at_once, self.puts.memory.limit // part_bytes))
 
     def begin_part(self, size: int, *, others: int) -> bool:
-        """Take a connection and memory for a part; returns whether there are enough for it beside the others."""
+        """Take a connection and memory for a part; returns whether there are enough for it beside the others.
+
+        Args:
+            size: Bytes of memory that the part takes.
+            others: Parts of the same payload in flight.
+        """
         puts = self.puts
-        few = puts.level if puts.fixed else _FEW_PARTS if puts.single else 1  # large payloads: one part would wait
-        always = others < few
+        always = others < (self._parts_at_once if puts.fixed or puts.level == 1 else 1)
         if (puts.fixed and not always) or not puts.connect(always=always):
             return False
         if puts.memory.reserve(size, spare=size, always=always):  # the next part is read before it is sent
             return True
         puts.disconnect()
         return False
-
-    @contextmanager
-    def part(self, size: int) -> Iterator[None]:
-        """Measure the sending of a part for which `begin_part` returned true; afterwards its memory is free."""
-        puts, begin = self.puts, self.puts.clock()
-        connections = puts.active
-        try:
-            yield
-            puts.record(size, puts.clock() - begin, min(connections, puts.active))
-        finally:
-            self.end_part(size)
 
     def end_part(self, size: int) -> None:
         """Release what `begin_part` took."""
@@ -317,10 +364,10 @@ class TransferPolicy:
             return self._part
         if self.puts.fixed:
             return _FIXED_PART_BYTES
-        if size is None or self.puts.single:
+        if size is None or self.puts.level == 1:
             return MAX_PART_BYTES
-        level = self.puts.level if self.puts.settled else MAX_CONNECTIONS
-        return max(_MIN_PUT_PART_BYTES, min(MAX_PART_BYTES, -(-size // level)))
+        parts = max(1, min(self.puts.level, size // _MIN_PUT_PART_BYTES))
+        return max(_MIN_PUT_PART_BYTES, min(MAX_PART_BYTES, -(-size // parts)))
 
 
 def _fixed(parallel: AutoCount, transfer_bytes: int) -> int | None:

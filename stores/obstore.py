@@ -36,6 +36,7 @@ from claimcheck.stores._common import (
     check_ca_file,
     folder,
     part_size,
+    whole,
 )
 from claimcheck.stores._parts import SameVersion
 from claimcheck.stores._transfers import AutoCount, PartBytes, TransferPolicy
@@ -372,13 +373,13 @@ class ObstoreStore(Store):
 
     def _store(self, pointer: Pointer, source: Source, *, conditional: bool) -> None:
         keep = bytes if self._place.scheme == "memory" else memoryview  # it would keep the caller's own buffer
-        with self._transfers.whole(source.size) as connections:
-            if connections is None:
-                self._put(pointer, keep(_whole(source)), conditional=conditional)
+        with self._transfers.upload(source.size) as single:
+            if single:
+                self._put(pointer, keep(whole(source)), conditional=conditional)
                 return
             part = self._transfers.put_part_bytes(source.size)
-            part = part_size(source, self.context.max_payload_bytes, single=0, part=part)
-            with self._writing(pointer, part, connections) as write:
+            part = part_size(source, self.context.max_payload_bytes, part=part)
+            with self._writing(pointer, part, self._transfers.engine_parts(part)) as write:
                 for piece in source.pieces(_WRITE_BYTES):
                     write(keep(piece))
 
@@ -522,12 +523,6 @@ def _in_this_process(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
         if piece is None:
             return
         yield piece
-
-
-def _whole(source: Source) -> memoryview:
-    """Return a payload of known size as one piece, which a file is read into."""
-    pieces = list(source.pieces(max(1, source.size or 0)))
-    return pieces[0] if pieces else memoryview(b"")
 
 
 def _wait_if_lost(error: BaseException) -> None:

@@ -31,6 +31,7 @@ from claimcheck.stores._common import (
     folder,
     part_size,
     ranges,
+    whole,
 )
 from claimcheck.stores._parts import SameVersion
 from claimcheck.stores._transfers import AutoCount, PartBytes, TransferPolicy
@@ -130,16 +131,21 @@ class S3Store(Store):
 
     def _store(self, pointer: Pointer, source: Source, creator: Creator) -> None:
         source.leave_checksum()
+        with self._transfers.upload(source.size) as single:
+            if single:
+                self._put(pointer, source, whole(source), creator)
+            else:
+                self._put_in_parts(pointer, source, creator)
+
+    def _put_in_parts(self, pointer: Pointer, source: Source, creator: Creator) -> None:
         transfers = self._transfers
         part = transfers.put_part_bytes(source.size)
-        pieces = source.pieces(
-            part_size(source, self.context.max_payload_bytes, single=transfers.single_put_bytes, part=part)
-        )
+        pieces = source.pieces(part_size(source, self.context.max_payload_bytes, part=part))
         head = deque(islice(pieces, 2))
-        if len(head) < 2:
+        if len(head) < 2:  # it is as small as one part
             self._put(pointer, source, head.pop() if head else memoryview(b""), creator)
             return
-        upload = Upload(self._s3(), self._bucket, pointer.key, transfers=transfers)
+        upload = Upload(self._s3(), self._bucket, pointer.key, transfers=transfers, buffered=source.view is None)
         upload.run(chain(_emptying(head), pieces), complete=creator.create)
         for crc32, size in upload.checksums():
             source.add_checksum(crc32, size)

@@ -308,12 +308,14 @@ class Upload:
         bucket: The bucket.
         key: The key of the new object.
         transfers: How many parts are sent concurrently.
+        buffered: Whether parts take memory beside the caller's own.
     """
 
-    def __init__(self, client: Any, bucket: str, key: str, *, transfers: TransferPolicy) -> None:
+    def __init__(self, client: Any, bucket: str, key: str, *, transfers: TransferPolicy, buffered: bool) -> None:
         self._client = client
         self._place = {"Bucket": bucket, "Key": key}
         self._transfers = transfers
+        self._buffered = buffered
         self._parts: list[dict[str, Any]] = []
         self._checksums: list[tuple[int, int, int]] = []
         self._lost = False  # whether a part may still arrive
@@ -328,16 +330,14 @@ class Upload:
         Raises:
             Exception: The error of the pieces or the SDK, after the upload was aborted: no part is left.
         """
-        with self._transfers.upload() as sent:
-            response = self._client.create_multipart_upload(**self._place, ChecksumAlgorithm="CRC32")
-            self._place["UploadId"] = response["UploadId"]
-            try:
-                self._send(pieces)
-                complete(self._complete)
-            except BaseException as error:
-                self._abort(error)
-                raise
-            sent(sum(size for _, _, size in self._checksums))
+        response = self._client.create_multipart_upload(**self._place, ChecksumAlgorithm="CRC32")
+        self._place["UploadId"] = response["UploadId"]
+        try:
+            self._send(pieces)
+            complete(self._complete)
+        except BaseException as error:
+            self._abort(error)
+            raise
 
     def checksums(self) -> list[tuple[int, int]]:
         """Return the checksum and the size of each part, in order."""
@@ -355,10 +355,11 @@ class Upload:
         with ThreadPoolExecutor(transfers.connections, thread_name_prefix="claimcheck-s3") as threads:
             try:
                 for number, piece in enumerate(pieces, 1):
-                    while not transfers.begin_part(len(piece), others=len(in_flight)):
+                    memory = len(piece) if self._buffered else 0
+                    while not transfers.begin_part(memory, others=len(in_flight)):
                         in_flight = _wait_for_one(in_flight)
-                    sending = threads.submit(self._send_part, number, piece)
-                    sending.add_done_callback(partial(_forget, transfers, len(piece)))
+                    sending = threads.submit(self._send_part, number, piece, memory)
+                    sending.add_done_callback(partial(_forget, transfers, memory))
                     in_flight.add(sending)
                     del piece  # otherwise it would stay in memory while the next one is read
                 while in_flight:
@@ -367,16 +368,15 @@ class Upload:
                 threads.shutdown(cancel_futures=True)
                 raise
 
-    def _send_part(self, number: int, piece: memoryview) -> None:
+    def _send_part(self, number: int, piece: memoryview, memory: int) -> None:
         body = ViewFile(piece)
         try:
-            with self._transfers.part(len(piece)):
-                answer = self._client.upload_part(
-                    **self._place, PartNumber=number, Body=body, ChecksumCRC32=body.checksum
-                )
+            answer = self._client.upload_part(**self._place, PartNumber=number, Body=body, ChecksumCRC32=body.checksum)
         except BaseException:
             self._lost = True
             raise
+        finally:
+            self._transfers.end_part(memory)
         self._parts.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": body.checksum})
         self._checksums.append((number, body.crc32, len(body)))
 
@@ -401,10 +401,10 @@ class Upload:
         return None
 
 
-def _forget(transfers: TransferPolicy, size: int, sending: Future[None]) -> None:
+def _forget(transfers: TransferPolicy, memory: int, sending: Future[None]) -> None:
     """Count a part that was cancelled before it was sent."""
     if sending.cancelled():
-        transfers.end_part(size)
+        transfers.end_part(memory)
 
 
 def _wait_for_one(in_flight: set[Future[None]]) -> set[Future[None]]:

@@ -49,14 +49,16 @@ class Line:
 
 
 def best(each, total, gain):
-    """The number of connections that a search by doubling should find."""
-    level = 1
-    while level < MAX_CONNECTIONS and min(2 * level * each, total) >= gain * min(level * each, total):
-        level *= 2
-    return level
+    """The number of connections that a search should find."""
+    found = 1
+    for level in (4, MAX_CONNECTIONS):
+        if min(level * each, total) < gain * min(found * each, total):
+            break
+        found = level
+    return found
 
 
-@given(each=st.integers(5, 900), share=st.floats(1, 40))
+@given(each=st.integers(5, 590), share=st.floats(1, 40))
 @settings(max_examples=60, deadline=None)
 def test_finds_the_number_that_the_line_rewards(each, share):
     line = Line(each * 1e6, each * 1e6 * share)
@@ -70,22 +72,45 @@ def test_one_payload_of_some_size_is_enough_to_find_it():
     line = Line(90e6, 700e6)
     line.transfer(128)
 
-    assert line.transfers.level == 8
+    assert line.transfers.level == 16
+    assert line.transfers.settled
+
+
+def measured(transfers, connections, *rates):
+    for rate in rates:
+        for _ in range(connections):
+            transfers.record(MIB, MIB / rate, connections)
 
 
 def test_new_connections_that_begin_slowly_are_not_judged_by_that():
     transfers = Transfers(Memory(64 * MIB), clock=lambda: 0.0)
     transfers.begin()
-    for _ in range(3):
-        transfers.record(MIB, MIB / 90e6, 1)
-    assert transfers.level == 2
+    measured(transfers, 1, 1e6, *[90e6] * 6)
+    assert transfers.level == 4
 
-    for _ in range(2):
-        transfers.record(MIB, 0.1, 2)  # while the network finds out how much it can take
-    for _ in range(4):
-        transfers.record(MIB, MIB / 90e6, 2)
+    measured(transfers, 4, 1e6, *[90e6] * 3)  # first the network finds out how much it can take
+    assert transfers.level == 16
+
+
+def test_a_moment_in_which_the_machine_is_busy_does_not_end_the_search():
+    transfers = Transfers(Memory(64 * MIB), clock=lambda: 0.0)
+    transfers.begin()
+    measured(transfers, 1, *[90e6] * 3, 400e6, *[90e6] * 4)
+    measured(transfers, 4, 90e6, 5e6, 20e6, 90e6, 90e6, 90e6)
+
+    assert transfers.level == 16
+
+
+def test_payloads_that_fill_half_of_the_connections_end_the_search():
+    transfers = Transfers(Memory(64 * MIB), clock=lambda: 0.0)
+    transfers.begin()
+    measured(transfers, 1, *[90e6] * 3, 400e6, *[90e6] * 4)
+    measured(transfers, 4, *[90e6] * 4)
+    for _ in range(300):
+        transfers.record(MIB, MIB / 30e6, 8)
 
     assert transfers.level == 4
+    assert transfers.settled
 
 
 def test_a_fast_connection_stays_alone():
@@ -121,32 +146,84 @@ def test_a_line_that_changes_is_noticed_later():
     assert line.transfers.single, "not before the time has come"
     line.now += 11
     line.transfer(100)
-    assert line.transfers.level == 8
+    assert line.transfers.level == 16
 
     line.total = 90e6
+    line.now += 11
+    line.transfer(100)
+    assert line.transfers.single
+
+
+def test_what_stays_the_same_is_measured_less_and_less_often():
+    line = Line(90e6, 700e6)
+    line.transfer(128)
+    for pause in (11, 21, 41):
+        assert line.transfers.settled
+        line.now += pause - 2
+        assert line.transfers.settled
+        line.now += 2
+        assert not line.transfers.settled
+        line.transfer(128)
+
+
+class Uploads:
+    """Uploads whose duration is computed, on a clock of its own."""
+
+    def __init__(self, *, single, parts, **options):
+        self.policy = policy_of(**options)
+        self.now, self.single, self.parts = 0.0, single, parts
+        self.policy.puts.clock = lambda: self.now
+
+    def send(self, mebibytes):
+        """Send a payload; returns whether it was sent in one request."""
+        with self.policy.upload(mebibytes * MIB) as single:
+            self.now += mebibytes * MIB / (self.single if single else self.parts)
+        return single
+
+
+def test_uploads_begin_in_parts_and_stay_so_if_one_request_is_slower():
+    uploads = Uploads(single=90e6, parts=300e6)
+
+    assert [uploads.send(16) for _ in range(6)] == [False, False, True, True, False, False]
+    assert uploads.policy.puts.settled
+
+
+def test_uploads_whose_requests_cost_what_parts_gain_are_sent_in_one():
+    uploads = Uploads(single=500e6, parts=550e6)
+
+    assert [uploads.send(16) for _ in range(6)] == [False, False, True, True, True, True]
+    assert uploads.policy.puts.single
+    assert uploads.policy.single_put_bytes == 64 * MIB
+
+
+def test_a_slow_small_upload_saves_the_large_one_in_one_request():
+    uploads = Uploads(single=67e6, parts=300e6)
+
+    assert uploads.send(4)
+    assert not any(uploads.send(16) for _ in range(6))
+    assert uploads.policy.puts.settled
+
+
+def test_an_upload_in_one_request_that_was_enough_is_measured_again():
+    uploads = Uploads(single=500e6, parts=550e6)
     for _ in range(4):
-        line.now += 700
-        line.transfer(200)
-    assert line.transfers.level == 1
+        uploads.send(16)
+    uploads.single, uploads.parts = 67e6, 300e6
+    uploads.now += 11
+
+    assert uploads.send(4), "which is slow, and shows it"
+    assert not any(uploads.send(16) for _ in range(6))
+    assert uploads.policy.puts.settled
 
 
-def test_an_upload_whose_requests_cost_what_parts_gain_goes_back_to_one():
-    policy = policy_of()
-    transfers = policy.puts
-    now = [0.0]
-    transfers.clock = lambda: now[0]
-    with policy.upload() as sent:
-        transfers.record(MIB, 0.1, 1)
-        transfers.record(8 * MIB, 0.1, 1)
-        now[0] += 0.25
-        sent(16 * MIB)
-    assert transfers.level == 2, "an upload in which the number changed proves nothing"
+@pytest.mark.parametrize(("size", "options"), [(256, {}), (32, {"single_put_bytes": 0})])
+def test_uploads_that_cannot_be_sent_in_one_request_do_not_wait_for_its_measurement(size, options):
+    uploads = Uploads(single=90e6, parts=300e6, **options)
+    for _ in range(3):
+        uploads.send(size)
 
-    with policy.upload() as sent:
-        now[0] += 0.25
-        sent(16 * MIB)
-    assert transfers.single
-    assert policy.single_put_bytes == 64 * MIB
+    assert uploads.policy.puts.level == MAX_CONNECTIONS
+    assert uploads.policy.puts.settled
 
 
 def test_connections_are_shared_but_each_payload_has_one():
@@ -182,13 +259,11 @@ def test_options_that_are_set_are_kept(options, single, part):
 
 def test_parts_beyond_the_memory_wait():
     policy = policy_of(transfer_bytes=28 * MIB)
-    policy.puts.level = 8
-    policy.puts._retry_at = 1e12
 
     assert [policy.begin_part(8 * MIB, others=n) for n in range(4)] == [True, True, False, False]
-    with policy.part(8 * MIB):
-        pass
+    policy.end_part(8 * MIB)
     assert policy.begin_part(8 * MIB, others=1)
+    assert policy.begin_part(0, others=2), "the caller's memory is not counted"
 
 
 class Part:
