@@ -68,6 +68,7 @@ class Assembler:
         self._redelivered: OrderedDict[Identity, int] = OrderedDict()  # count by payload; survives `clear`
         self.due: float | None = None
         self.pending_bytes = 0
+        self._largest_delivered = 0  # bytes
         self._held = 0  # messages of incomplete payloads
         self._remembered_positions = 0
 
@@ -201,7 +202,8 @@ class Assembler:
         return events + self._finish_if_complete(record)
 
     def _opened(self, identity: Identity, slot: Slot, chunk: Chunk) -> Record:
-        pieces = Pieces(hints.total_bytes(slot.headers))
+        trusted = 0 if self._open else self._largest_delivered  # at most one payload has more memory than it needs
+        pieces = Pieces(hints.total_bytes(slot.headers), trusted=trusted)
         record = self._open[identity] = Record(identity, chunk.count, self._clock(), pieces=pieces)
         limit = self._config.expire_after_seconds
         if limit and self.due is None:
@@ -272,6 +274,7 @@ class Assembler:
         if len(record.numbers) < record.count:
             return []
         content, declared = record.pieces.content(), record.declared
+        self._largest_delivered = max(self._largest_delivered, len(content))
         record.crc32s = record.pieces.crc32s
         self._close(record, "delivered")
         self._redelivered.pop(record.identity, None)
@@ -415,24 +418,27 @@ def _incomplete(record: Record, why: str) -> IncompletePayloadError:
 class Pieces:
     """The pieces of one payload.
 
-    Once half of the declared size has arrived, they are joined as they arrive, in memory for the whole payload, while
-    the client fetches more. The next chunk then reuses the memory of the last one. Memory is never more than twice the
-    bytes that arrived. The declared size only saves time: pieces that do not fit it are joined at the end.
+    They are joined as they arrive, in memory for the whole payload, while the client fetches more. The next chunk then
+    reuses the memory of the last one. The memory for the payload is allocated once half of the declared size has
+    arrived, or at once if it is no more than ``trusted``. The declared size only saves time: pieces that do not fit it
+    are joined at the end.
 
     Args:
         declared: Size of the whole payload in bytes, as a hint; 0 if it is unknown.
+        trusted: Bytes that may be allocated before half of them have arrived.
 
     Attributes:
         size: Bytes of all pieces.
         crc32s: The checksum of the payload up to the end of each joined piece.
     """
 
-    __slots__ = ("_declared", "_ends", "_fresh", "_separate", "crc32s", "size")
+    __slots__ = ("_declared", "_ends", "_fresh", "_separate", "_trusted", "crc32s", "size")
 
-    def __init__(self, declared: int = 0) -> None:
+    def __init__(self, declared: int = 0, *, trusted: int = 0) -> None:
         self.size = 0
         self.crc32s = array("I")
         self._declared = declared
+        self._trusted = trusted
         self._fresh: FreshBytes | None = None
         self._ends = array("Q")  # of the joined pieces
         self._separate: dict[int, memoryview] = {}
@@ -441,7 +447,7 @@ class Pieces:
         """Add a piece, uncopied if it is a view of ``bytes``."""
         self._separate[position] = piece if isinstance(piece.obj, bytes) else memoryview(bytes(piece))
         self.size += len(piece)
-        if self._fresh is None and self.size <= self._declared <= 2 * self.size:
+        if self._fresh is None and self.size <= self._declared <= max(2 * self.size, self._trusted):
             self._fresh = FreshBytes(self._declared)
         if self._fresh is not None:
             self._join(self._fresh.view)
