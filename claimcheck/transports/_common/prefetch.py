@@ -91,7 +91,7 @@ class Prefetch:
 
     def begin_receive(self) -> None:
         """The application calls again: it is done with what it received before."""
-        if self._adapts:
+        if self._adapts and (self._delivered or self._delivered_bytes):
             if self._delivered and not self._requested:
                 self._ahead = 0
             self._held -= self._delivered_bytes
