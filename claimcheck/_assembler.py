@@ -202,7 +202,7 @@ class Assembler:
         return events + self._finish_if_complete(record)
 
     def _opened(self, identity: Identity, slot: Slot, chunk: Chunk) -> Record:
-        trusted = 0 if self._open else self._largest_delivered  # at most one payload has more memory than it needs
+        trusted = 0 if self._open else self._largest_delivered  # for one payload at a time
         pieces = Pieces(hints.total_bytes(slot.headers), trusted=trusted)
         record = self._open[identity] = Record(identity, chunk.count, self._clock(), pieces=pieces)
         limit = self._config.expire_after_seconds
