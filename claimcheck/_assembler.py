@@ -16,7 +16,7 @@ import math
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -25,7 +25,7 @@ from claimcheck._acknowledgement import Handle, Position
 from claimcheck._checksum import crc32
 from claimcheck._digest import Crc32
 from claimcheck._envelope import Chunk
-from claimcheck._payload_reader import FreshBytes
+from claimcheck._pieces import Pieces
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.errors import ChunkConflictError, ClaimCheckError, IncompletePayloadError, PayloadTooLargeError
 
@@ -68,6 +68,7 @@ class Assembler:
         self._redelivered: OrderedDict[Identity, int] = OrderedDict()  # count by payload; survives `clear`
         self.due: float | None = None
         self.pending_bytes = 0
+        self._largest_delivered = 0  # bytes
         self._held = 0  # messages of incomplete payloads
         self._remembered_positions = 0
 
@@ -201,7 +202,8 @@ class Assembler:
         return events + self._finish_if_complete(record)
 
     def _opened(self, identity: Identity, slot: Slot, chunk: Chunk) -> Record:
-        pieces = Pieces(hints.total_bytes(slot.headers))
+        trusted = 0 if self._open else self._largest_delivered  # for one payload at a time
+        pieces = Pieces(hints.total_bytes(slot.headers), trusted=trusted)
         record = self._open[identity] = Record(identity, chunk.count, self._clock(), pieces=pieces)
         limit = self._config.expire_after_seconds
         if limit and self.due is None:
@@ -272,6 +274,7 @@ class Assembler:
         if len(record.numbers) < record.count:
             return []
         content, declared = record.pieces.content(), record.declared
+        self._largest_delivered = max(self._largest_delivered, len(content))
         record.crc32s = record.pieces.crc32s
         self._close(record, "delivered")
         self._redelivered.pop(record.identity, None)
@@ -410,73 +413,6 @@ def _incomplete(record: Record, why: str) -> IncompletePayloadError:
     seen, uuid = len(record.numbers), record.identity.uuid
     text = f"only {seen} of {record.count} chunks of {uuid} arrived: {why}"
     return IncompletePayloadError(text, uuid=uuid, seen=seen, total=record.count)
-
-
-class Pieces:
-    """The pieces of one payload.
-
-    Once half of the declared size has arrived, they are joined as they arrive, in memory for the whole payload, while
-    the client fetches more. The next chunk then reuses the memory of the last one. Memory is never more than twice the
-    bytes that arrived. The declared size only saves time: pieces that do not fit it are joined at the end.
-
-    Args:
-        declared: Size of the whole payload in bytes, as a hint; 0 if it is unknown.
-
-    Attributes:
-        size: Bytes of all pieces.
-        crc32s: The checksum of the payload up to the end of each joined piece.
-    """
-
-    __slots__ = ("_declared", "_ends", "_fresh", "_separate", "crc32s", "size")
-
-    def __init__(self, declared: int = 0) -> None:
-        self.size = 0
-        self.crc32s = array("I")
-        self._declared = declared
-        self._fresh: FreshBytes | None = None
-        self._ends = array("Q")  # of the joined pieces
-        self._separate: dict[int, memoryview] = {}
-
-    def add(self, position: int, piece: memoryview) -> None:
-        """Add a piece, uncopied if it is a view of ``bytes``."""
-        self._separate[position] = piece if isinstance(piece.obj, bytes) else memoryview(bytes(piece))
-        self.size += len(piece)
-        if self._fresh is None and self.size <= self._declared <= 2 * self.size:
-            self._fresh = FreshBytes(self._declared)
-        if self._fresh is not None:
-            self._join(self._fresh.view)
-
-    def content(self) -> bytes:
-        """Return the whole payload; call it once, when all pieces were added."""
-        if self._fresh is not None and not self._separate and self.size == self._declared:
-            self._fresh.view.release()
-            return self._fresh.payload
-        pieces = [piece for _, piece in sorted(self)]
-        for piece in pieces[len(self.crc32s) :]:
-            self._checksum(piece)
-        return b"".join(pieces)
-
-    def _join(self, whole: memoryview) -> None:
-        start = self._ends[-1] if self._ends else 0
-        while (piece := self._separate.get(len(self._ends))) is not None and start + len(piece) <= len(whole):
-            del self._separate[len(self._ends)]
-            self._checksum(piece)
-            whole[start : (start := start + len(piece))] = piece
-            self._ends.append(start)
-
-    def _checksum(self, piece: memoryview) -> None:
-        self.crc32s.append(crc32(piece, self.crc32s[-1] if self.crc32s else 0))
-
-    def __contains__(self, position: int) -> bool:
-        return position < len(self._ends) or position in self._separate
-
-    def __getitem__(self, position: int) -> memoryview:
-        if self._fresh is None or position >= len(self._ends):
-            return self._separate[position]
-        return self._fresh.view[self._ends[position - 1] if position else 0 : self._ends[position]]
-
-    def __iter__(self) -> Iterator[tuple[int, memoryview]]:
-        return ((position, self[position]) for position in (*range(len(self._ends)), *self._separate))
 
 
 _NO_PIECES = Pieces()  # of payloads that have ended; never changed

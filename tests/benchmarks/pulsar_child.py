@@ -28,7 +28,8 @@ from tests.benchmarks.rounds import MIB, payload_of
 def main(what: dict[str, Any]) -> None:
     """Warm up, work, print."""
     strategy = "external" if what["job"].endswith("pointer") else "chunking"
-    bound = {"chunking": {"max_pending_bytes": what["bound"], "on_evict": "ack"}} if what["bound"] else {}
+    most = {"max_payload_bytes": what["bound"], "max_pending_bytes": what["bound"]}
+    bound = {"chunking": {**most, "on_evict": "ack"}} if what["bound"] else {}
     store = {"type": "redis", "url": what["redis"], "ttl_seconds": 60}
     cc = claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}, **bound})
     client = pulsar.Client(what["url"], logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))

@@ -432,6 +432,13 @@ class TestReadAheadByDefault:
                 assert message.value() == sent[0]
         assert len(reads) <= 3
 
+    def test_a_payload_that_comes_alone_is_read_without_a_thread(self, lab):
+        consumer = lab.consumer()
+        for _ in range(3):
+            [sent] = self._send(lab, "external", 1)
+            assert consumer.poll(WITHIN_SECONDS).value() == sent
+        assert consumer._prefetch._pool is None
+
     def test_chunks_and_plain_messages_start_nothing(self, lab):
         sent, consumer = self._send(lab, "chunking", 3), lab.consumer()
         lab.producer().produce(lab.topic, b"plain")

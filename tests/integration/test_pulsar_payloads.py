@@ -283,6 +283,13 @@ class TestReadAheadByDefault:
             consumer.receive(5000)
         assert len(reads) <= 3
 
+    def test_a_payload_that_comes_alone_is_read_without_a_thread(self, lab):
+        consumer, producer = lab.consumer(), lab.producer("external")
+        for n in range(3):
+            producer.send(content(2 * LIMIT, n))
+            assert consumer.receive(5000).data() == content(2 * LIMIT, n)
+        assert consumer._prefetch._pool is None
+
     def test_without_a_receiver_queue_it_is_off(self, lab, sent, reads):
         consumer = lab.consumer(receiver_queue_size=0)
         assert [consumer.receive().data() for _ in sent] == sent

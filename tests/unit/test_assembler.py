@@ -91,6 +91,29 @@ def test_chunks_are_not_in_memory_twice_and_a_declared_size_allocates_nothing_th
     assert payload(event) == bytes(count * piece)
 
 
+def test_a_declared_size_up_to_that_of_a_delivered_payload_is_allocated_at_once_for_one_payload_at_a_time():
+    count, piece = 8, 1 << 20
+    rig, headers = Rig(), {"total_chunk_msg_size": str(count * piece)}
+    for number in range(count):
+        events = rig.feed(A, number, count, bytes(piece), headers=headers)
+    assert payload(events[0]) == bytes(count * piece)
+    del events
+    larger = {"total_chunk_msg_size": str((count + 1) * piece)}
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        rig.feed(B, 0, count + 1, bytes(piece), headers=larger)
+        assert tracemalloc.get_traced_memory()[0] - before < 2 * piece
+        rig.assembler.clear()
+        before = tracemalloc.get_traced_memory()[0]
+        rig.feed(C, 0, count, bytes(piece), headers=headers)
+        assert count * piece < tracemalloc.get_traced_memory()[0] - before < (count + 1) * piece  # joined already
+        rig.feed(B, 0, count, bytes(piece), headers=headers)
+        assert tracemalloc.get_traced_memory()[0] - before < (count + 2) * piece
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("joined", [1, 3])
 def test_a_piece_that_was_joined_is_still_compared_with_a_duplicate(joined):
     rig, headers = Rig(), {"total_chunk_msg_size": "8"}

@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pulsar
@@ -166,6 +167,18 @@ class TestInFlightWindow:
 
         assert max(seen) <= 30
         assert sorted(ids) == list(range(1, 51))
+
+    def test_what_the_client_accepted_is_not_kept(self):
+        """The client has its own copy, and the next chunk can use the memory."""
+
+        class Key(str):
+            pass
+
+        one, key = window(Client()), Key("k")
+        kept = weakref.ref(key)
+        one.launch(Envelope(b"x", None, key))
+        del key
+        assert (kept(), one._bytes()) == (None, 1)
 
     def test_one_message_is_always_let_through(self):
         client = Client()

@@ -252,6 +252,16 @@ class TestPrefetchByDefault:
         assert consumer.ahead_after(9, waited=True) == [0, 1, 2, 4, 8, 16, 32, 64, 64]
         assert all(message.started for message in consumer.waiting)
 
+    def test_a_message_that_is_delivered_at_once_is_read_by_the_application_and_counted(self):
+        consumer = Consumer(prefetch := Prefetch(None, threads=1))
+        consumer.ahead_after(2, waited=True)
+        consumer.waiting.clear()  # the topic has no more for now
+        prefetch.forget()
+        message = consumer.receive()
+        assert not message.started
+        assert [each.started for each in consumer.waiting] == [True, True]
+        assert prefetch._held == 30
+
     def test_it_goes_no_further_than_the_application_needs(self):
         consumer = Consumer(Prefetch(None, threads=1))
         consumer.ahead_after(3, waited=True)

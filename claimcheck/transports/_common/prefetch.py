@@ -79,14 +79,19 @@ class Prefetch:
         return self._held < self._max_bytes and not self._later
 
     def add(self, message: Fetchable) -> None:
-        """Start reading a payload, now or once there is room for it."""
+        """Start reading a payload, now or once there is room for it.
+
+        By default this does not start with the first one of a receive call, which is delivered at once: a thread would
+        only delay its read.
+        """
         if self.always or self._ahead:
             self._later.append(message)
-            self._begin()
+            if self.always or self._delivered or self._counted or len(self._later) > 1:
+                self._begin()
 
     def begin_receive(self) -> None:
         """The application calls again: it is done with what it received before."""
-        if self._adapts:
+        if self._adapts and (self._delivered or self._delivered_bytes):
             if self._delivered and not self._requested:
                 self._ahead = 0
             self._held -= self._delivered_bytes
@@ -100,6 +105,9 @@ class Prefetch:
             if self._follows_pointer:
                 self._delivered += 1
                 message.watch(self._note_request)
+            if message in self._later:
+                self._later.remove(message)
+                self._count(message)
             if (counted := self._counted.pop(message, None)) is not None:
                 self._delivered_bytes += counted
                 return
@@ -135,10 +143,13 @@ class Prefetch:
     def _begin(self) -> None:
         while self._later and self._held + self._later[0].held_bytes <= self._max_bytes:
             message = self._later.popleft()
-            self._counted[message] = message.held_bytes
-            self._held += message.held_bytes
+            self._count(message)
             if message.stored_bytes:
                 message.fetch(self._executor())
+
+    def _count(self, message: Fetchable) -> None:
+        self._counted[message] = message.held_bytes
+        self._held += message.held_bytes
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._pool is None:

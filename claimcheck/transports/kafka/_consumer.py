@@ -151,6 +151,7 @@ class KafkaConsumer(NativeClient):
                 self._raise_deferred()
             if native is None or self._is_plain(native):
                 return native
+            self._prefetch.begin_receive()
             self._take(native)
         messages = self._receive(1, timeout)
         return messages[0] if messages else None

@@ -206,8 +206,10 @@ class InFlightWindow:
             self.on_finished()
 
     def _launch(self, number: int, envelope: Envelope) -> None:
+        kept = [envelope]  # a full queue is reported before `send` returns; then the next chunk reuses the memory
+
         def callback(result: pulsar.Result, message_id: pulsar.MessageId) -> None:
-            self._record(number, envelope, result, message_id)
+            self._record(number, kept, result, message_id)
 
         with self._changed:
             self._in_flight[number] = self._settings.clock(), len(envelope.data or b"")
@@ -218,14 +220,17 @@ class InFlightWindow:
                 self._in_flight.pop(number, None)
                 self._ledger.failed(number, error)
             raise
+        finally:
+            kept.clear()
 
-    def _record(self, number: int, envelope: Envelope, result: pulsar.Result, message_id: pulsar.MessageId) -> None:
+    def _record(self, number: int, kept: list[Envelope], result: pulsar.Result, message_id: pulsar.MessageId) -> None:
         """Record a result, in the client's thread: an exception here would end the process."""
+        envelope = next(iter(kept), None)
         with self._changed:
             self._in_flight.pop(number, None)
             if result.name == "Ok":  # several times as fast as a comparison of the members
                 self._ledger.acknowledged(number, message_id)
-            elif result.name == _QUEUE_IS_FULL and self._in_flight and not self._closed:
+            elif result.name == _QUEUE_IS_FULL and envelope and self._in_flight and not self._closed:
                 self._again.append((number, envelope, len(self._in_flight)))
                 self._ledger.postponed(number)
             else:
