@@ -13,7 +13,7 @@ from claimcheck._content_header import AEAD, ALGORITHM, Damaged
 from claimcheck._destination import canonical
 from claimcheck._digest import keyed
 from claimcheck._payload import Payload, Source
-from claimcheck._pointer import Pointer
+from claimcheck._pointer import Pointer, changed
 from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
 from claimcheck.errors import KeyTakenError, PayloadTypeError, PointerRejectedError, StoreError
 
@@ -203,20 +203,8 @@ class StoreWrite:
 def _stored(store: Store, draft: Pointer, size: int, *, key: str | None = None, checksum: str | None = None) -> Pointer:
     """Return the pointer to what is stored, as it is stored."""
     piece = store.segment_bytes if store.segment_bytes and size > store.segment_bytes else None
-    return Pointer(  # `replace` takes twice as long
-        key=key or draft.key,
-        store=draft.store,
-        size=size,
-        segments=-(-size // piece) if piece else 1,
-        segment_bytes=piece,
-        checksum=checksum,
-        created_ms=draft.created_ms,
-        expires_ms=draft.expires_ms,
-        codec=draft.codec,
-        encryption=draft.encryption,
-        destination=draft.destination,
-        version=draft.version,
-    )
+    segments = -(-size // piece) if piece else 1
+    return changed(draft, key=key or draft.key, size=size, segments=segments, segment_bytes=piece, checksum=checksum)
 
 
 def _limited(store: Store, payload: Payload, limit: int | None) -> Source:
