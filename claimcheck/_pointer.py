@@ -161,9 +161,11 @@ KEY_PREFIX = Check(
 
 def is_key(key: str) -> bool:
     """Whether a key is printable, has 1 to 1024 bytes of UTF-8, and stays inside the store's folder or bucket."""
-    path = f"/{key}/".replace("\\", "/")
-    safe = not path.startswith("//") and "/./" not in path and "/../" not in path
-    return safe and key.isprintable() and len(key.encode()) <= _MAX_KEY_BYTES
+    if "/" in key or "\\" in key or key in ("", ".", ".."):
+        path = f"/{key}/".replace("\\", "/")
+        if path.startswith("//") or "/./" in path or "/../" in path:
+            return False
+    return key.isprintable() and len(key.encode()) <= _MAX_KEY_BYTES
 
 
 def encode(pointer: Pointer) -> bytes:

@@ -269,7 +269,8 @@ class Store(ABC):
         Raises:
             PointerRejectedError: Its ``reason`` is one word. Also raised for an object that is not a pointer.
         """
-        _check_type(pointer)
+        if type(pointer) is not Pointer:
+            _check_type(pointer)
         if pointer.store is not None and pointer.store != self.context.name:
             self._reject(pointer, "store", f"names the store {pointer.store!r}")
         if pointer.version == 1 and not self.reads_v1:
