@@ -318,8 +318,10 @@ class Store(ABC):
 
         Attempts that encrypt the same payload differently must not mix. Other keys are unique per write.
         """
+        if pointer.encryption is None:
+            return False
         known = self._lifetime_of(pointer.key)
-        return pointer.encryption is not None and (known is None or known.created_ms is None)
+        return known is None or known.created_ms is None
 
     def _max_segments(self, version: int) -> int:
         """Return the most segments of a payload with a pointer of this version."""

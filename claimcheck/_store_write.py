@@ -14,6 +14,7 @@ from claimcheck._destination import canonical
 from claimcheck._digest import keyed
 from claimcheck._payload import Payload, Source
 from claimcheck._pointer import Pointer, changed
+from claimcheck._pointer import created as created_pointer
 from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
 from claimcheck.errors import KeyTakenError, PayloadTypeError, PointerRejectedError, StoreError
 
@@ -84,7 +85,7 @@ class StoreWrite:
         key = store._key(destination, self._unique, created_ms=created, expires_ms=expires, fresh=not self._shared)
         encrypts = encoding is not None and encoding.keys is not None
         bound = self._bound and store.pointer_version != 1 and (encrypts or store.context.binds)
-        return Pointer(
+        return created_pointer(
             key=key,
             store=store.name,
             version=store.pointer_version,
