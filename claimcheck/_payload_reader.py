@@ -30,6 +30,7 @@ __all__ = [
     "PieceReader",
     "pieces_of",
     "read_range",
+    "read_whole",
     "Reader",
     "SeekableReader",
     "STEP_BYTES",
@@ -45,6 +46,7 @@ TRUSTED_BYTES = 64 << 20
 """Declared sizes up to this are allocated at once; for larger ones the medium has to confirm the size first."""
 
 _PIECE_BYTES = 1 << 20
+_WHOLE_BYTES = 1 << 20
 _SEGMENT_BYTES = 1 << 20  # encrypted segments are decrypted into the caller's buffer, if there is enough of it
 _ZEROED_BELOW_BYTES = 256 << 10  # zeroing them takes no longer than the call through ctypes
 _HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
@@ -512,6 +514,28 @@ class SeekableReader(PayloadReader):
         whole = None if self._position else super()._whole()
         self._position += len(whole or b"")
         return whole
+
+
+def read_whole(store: Store, pointer: Pointer) -> bytes | None:
+    """Return a small payload, verified; ``None`` if `PayloadReader` has to read it, which takes longer.
+
+    The store's readers have a method ``whole``, see `PieceReader.whole`, and opening one of a small payload twice
+    requests nothing twice.
+    """
+    size, checksum = pointer.size or 0, pointer.checksum
+    if not 0 < size <= _WHOLE_BYTES or checksum is None or pointer.stored_bytes is not None:
+        return None
+    with store._translated(pointer, "read"), closing(store._open(pointer, 0, size)) as source:
+        find = getattr(source, "whole", None)
+        whole: bytes | None = None if find is None else find(size)
+        if whole is None:
+            return None
+        if source.readinto(_ONE_BYTE):
+            differs(pointer, "size", size, f"at least {size + 1}", store.name)
+    actual = digests.digest_of(whole, algorithm=digests.algorithm_of(checksum) or "crc32")
+    if actual != checksum:
+        differs(pointer, "checksum", checksum, actual, store.name)
+    return whole
 
 
 def read_range(store: Store, pointer: Pointer, start: int, stop: int) -> bytes:

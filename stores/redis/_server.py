@@ -183,7 +183,8 @@ class RedisServer:
         try:
             return kept.pop()
         except IndexError:
-            return Borrowed(self.client.connection_pool, kept)
+            pool = self.client.connection_pool
+            return Borrowed(pool, kept if pool.max_connections >= _MAX_CONNECTIONS else None)
 
     def nodes(self) -> list[tuple[str, Any]]:
         """Return the name and the client of each server that has keys, by name; a single server has no name."""

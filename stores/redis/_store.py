@@ -95,6 +95,8 @@ class RedisStore(Store):
         connect_timeout_seconds: Timeout for a new connection.
     """
 
+    _returns_whole = True
+
     def __init__(
         self,
         *,
