@@ -46,7 +46,6 @@ TRUSTED_BYTES = 64 << 20
 """Declared sizes up to this are allocated at once; for larger ones the medium has to confirm the size first."""
 
 _PIECE_BYTES = 1 << 20
-_WHOLE_BYTES = 1 << 20
 _SEGMENT_BYTES = 1 << 20  # encrypted segments are decrypted into the caller's buffer, if there is enough of it
 _ZEROED_BELOW_BYTES = 256 << 10  # zeroing them takes no longer than the call through ctypes
 _HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
@@ -517,13 +516,16 @@ class SeekableReader(PayloadReader):
 
 
 def read_whole(store: Store, pointer: Pointer) -> bytes | None:
-    """Return a small payload, verified; ``None`` if `PayloadReader` has to read it, which takes longer.
+    """Return a small payload, verified; ``None`` if a `PayloadReader` has to read it, which takes longer.
 
-    The store's readers have a method ``whole``, see `PieceReader.whole`, and opening one of a small payload twice
-    requests nothing twice.
+    For stores whose readers have a method ``whole``, see `PieceReader.whole`, and request nothing before it is called
+    if the payload has one segment of up to ``store._whole_bytes``.
     """
+    store._check_readable(pointer)
     size, checksum = pointer.size or 0, pointer.checksum
-    if not 0 < size <= _WHOLE_BYTES or checksum is None or pointer.stored_bytes is not None:
+    if not 0 < size <= store._whole_bytes or pointer.segments > 1 or store.context.hooks.listeners:
+        return None
+    if checksum is None or pointer.stored_bytes is not None:
         return None
     with store._translated(pointer, "read"), closing(store._open(pointer, 0, size)) as source:
         find = getattr(source, "whole", None)

@@ -105,7 +105,7 @@ class Store(ABC):
     reads_v1: bool = False
     context: StoreContext = StoreContext()
     _seekable: ClassVar[bool] = False
-    _returns_whole: ClassVar[bool] = False  # see `claimcheck._payload_reader.read_whole`
+    _whole_bytes: ClassVar[int] = 0  # see `claimcheck._payload_reader.read_whole`
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -393,11 +393,9 @@ class Store(ABC):
             IntegrityError: Size or checksum differ from the pointer's.
             StoreUnavailableError: The store could not be reached; the same call may succeed later.
         """
-        if self._returns_whole and not self.context.hooks.listeners:
-            self._check_readable(pointer)
-            if (whole := read_whole(self, pointer)) is not None:
-                return whole
-        with self._reader(pointer) as reader:
+        if (whole := read_whole(self, pointer)) is not None:
+            return whole
+        with self._reader(pointer, checked=True) as reader:
             return reader.readall()
 
     def read_into(self, pointer: Pointer, buffer: Buffer) -> int:
@@ -649,8 +647,9 @@ class Store(ABC):
         if pointer.encryption is not None and self.context.content.keys is None:
             self._reject(pointer, "encryption", "is encrypted, but encryption.keys is not set here")
 
-    def _reader(self, pointer: Pointer, *, from_message: bool = False) -> PayloadReader:
-        self._check_readable(pointer)
+    def _reader(self, pointer: Pointer, *, from_message: bool = False, checked: bool = False) -> PayloadReader:
+        if not checked:
+            self._check_readable(pointer)
         reader = SeekableReader if self._seekable and pointer.size is not None else PayloadReader
         return reader(self, pointer, from_message=from_message)
 

@@ -29,6 +29,7 @@ from claimcheck._validation import Check, Seconds, check_arguments
 from claimcheck.errors import KeyTakenError, PointerRejectedError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import bounds, ranges
 from claimcheck.stores._files import (
+    WHOLE_BYTES,
     FileReader,
     fsync_directory,
     is_gone,
@@ -101,7 +102,7 @@ class FilesystemStore(Store):
 
     max_key_bytes = MAX_NAME_BYTES
 
-    _returns_whole = True
+    _whole_bytes = WHOLE_BYTES
 
     def __init__(
         self,

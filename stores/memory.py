@@ -29,7 +29,7 @@ class MemoryStore(Store):
         ttl_seconds: Written into pointers and keys; `claimcheck.ClaimCheck.sweep` deletes payloads by it.
     """
 
-    _returns_whole = True
+    _whole_bytes = 1 << 20
 
     def __init__(self, *, space: str = "default", ttl_seconds: Seconds | None = None) -> None:
         with _LOCK:

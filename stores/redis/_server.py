@@ -183,8 +183,9 @@ class RedisServer:
         try:
             return kept.pop()
         except IndexError:
-            pool = self.client.connection_pool
-            return Borrowed(pool, kept if pool.max_connections >= _MAX_CONNECTIONS else None)
+            pass
+        pool = self.client.connection_pool
+        return Borrowed(pool, kept if pool.max_connections >= _MAX_CONNECTIONS else None)
 
     def nodes(self) -> list[tuple[str, Any]]:
         """Return the name and the client of each server that has keys, by name; a single server has no name."""

@@ -95,7 +95,7 @@ class RedisStore(Store):
         connect_timeout_seconds: Timeout for a new connection.
     """
 
-    _returns_whole = True
+    _whole_bytes = SMALL_BYTES
 
     def __init__(
         self,
