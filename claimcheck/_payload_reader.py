@@ -527,7 +527,7 @@ def read_whole(store: Store, pointer: Pointer) -> bytes | None:
         return None
     if checksum is None or pointer.stored_bytes is not None:
         return None
-    with store._translated(pointer, "read"), closing(store._open(pointer, 0, size)) as source:
+    with store._translated(pointer, "read"), closing(store._content(pointer, 0, size)) as source:
         find = getattr(source, "whole", None)
         whole: bytes | None = None if find is None else find(size)
         if whole is None:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from claimcheck import _pointer as pointers
 from claimcheck._content_encoding import Stream
 from claimcheck._content_header import AEAD, ALGORITHM, Damaged
 from claimcheck._destination import canonical
 from claimcheck._digest import keyed
 from claimcheck._payload import Payload, Source
-from claimcheck._pointer import Pointer, changed
-from claimcheck._pointer import created as created_pointer
+from claimcheck._pointer import Pointer
 from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
 from claimcheck.errors import KeyTakenError, PayloadTypeError, PointerRejectedError, StoreError
 
@@ -85,7 +85,7 @@ class StoreWrite:
         key = store._key(destination, self._unique, created_ms=created, expires_ms=expires, fresh=not self._shared)
         encrypts = encoding is not None and encoding.keys is not None
         bound = self._bound and store.pointer_version != 1 and (encrypts or store.context.binds)
-        return created_pointer(
+        return pointers.created(
             key=key,
             store=store.name,
             version=store.pointer_version,
@@ -205,7 +205,9 @@ def _stored(store: Store, draft: Pointer, size: int, *, key: str | None = None, 
     """Return the pointer to what is stored, as it is stored."""
     piece = store.segment_bytes if store.segment_bytes and size > store.segment_bytes else None
     segments = -(-size // piece) if piece else 1
-    return changed(draft, key=key or draft.key, size=size, segments=segments, segment_bytes=piece, checksum=checksum)
+    return pointers.changed(
+        draft, key=key or draft.key, size=size, segments=segments, segment_bytes=piece, checksum=checksum
+    )
 
 
 def _limited(store: Store, payload: Payload, limit: int | None) -> Source:
