@@ -95,7 +95,7 @@ class Breaker:
 _WHOLE_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots: `of` sets all attributes at once
+@dataclass(frozen=True, kw_only=True)  # without slots: `_of` sets all attributes at once
 class Message:
     """One message that a caller wants to send.
 
@@ -122,7 +122,7 @@ class Message:
     identity: uuid.UUID | None = None
 
     @classmethod
-    def of(cls, **attributes: object) -> Message:
+    def _of(cls, **attributes: object) -> Message:
         """Same as ``Message(...)`` in half the time, for every call of a decorated function. Names are not checked."""
         message = object.__new__(cls)
         vars(message).update(attributes)

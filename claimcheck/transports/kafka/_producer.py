@@ -150,7 +150,7 @@ class KafkaProducer(NativeClient):
             size = len(value) if key is None else len(value) + len(key) if type(key) is bytes else _NOT_PLAIN
             if size <= self._plain_limits.get(topic, -1) and (size <= _SMALL_BYTES or not self._has_admin):
                 produce = self._produce  # called as a local variable, and with no more arguments than needed: faster
-                if callback is None and on_delivery is None and partition == -1 and not timestamp:
+                if callback is None and on_delivery is None and partition == -1 and timestamp == 0:
                     produce(topic, value, key)
                 else:  # the client ignores on_delivery if a callback is passed, even None
                     callback = _checked_callback(callback, on_delivery)

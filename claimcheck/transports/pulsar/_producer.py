@@ -173,10 +173,10 @@ class PulsarProducer(Closing):
         """
         checked, ticket = checked_options(options) if options else {}, Ticket(callback)
         if not checked and (plain := self._plain(content, properties, partition_key)) is not None:
-            if properties or partition_key:
-                self._raw.send_async(plain, ticket, properties, partition_key)
-            else:  # without the client's checks of the arguments that are not there
+            if properties is None and partition_key is None:  # as the client does, without checking ten arguments
                 self._send_message(self._new_message().content(plain).build(), ticket)
+            else:
+                self._raw.send_async(plain, ticket, properties, partition_key)
             self._watch(ticket)
             return
         if self._closed:
