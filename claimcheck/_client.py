@@ -647,7 +647,7 @@ class _Open:
         limit, check = config.chunks.max_payload_bytes, self.seal.check_origin
         self.unpacker = Unpacker(self.content, header=config.header, limit=limit, check_origin=check)
         self.stores: dict[str, Store] = {}
-        self.plans = Plans(config, store=cc.store, seal=self.seal, content=self.content, hooks=cc.hooks)
+        self.plans = Plans(config, store=cc.store, seal=self.seal, content=self.content, hooks=lambda: cc.hooks)
 
 
 def _bound(pointer: Pointer, destination: str) -> Pointer:

@@ -30,11 +30,17 @@ class Plans:
         store: Returns a store by its name.
         seal: Signs pointers and messages.
         content: Compresses and encrypts payloads.
-        hooks: Receive the events of strategies.
+        hooks: Returns what receives the events of strategies.
     """
 
     def __init__(
-        self, config: Config, *, store: Callable[[str], Store], seal: Seal, content: ContentCoder, hooks: Hooks
+        self,
+        config: Config,
+        *,
+        store: Callable[[str], Store],
+        seal: Seal,
+        content: ContentCoder,
+        hooks: Callable[[], Hooks],
     ) -> None:
         self._config = config
         self._store = store
@@ -81,7 +87,7 @@ class Plans:
             signer=self._seal if signs else None,
             breaker=self._breakers.setdefault((name, pause), Breaker(retry_after_seconds=pause)),
             content=self._content,
-            hooks=self._hooks,
+            hooks=self._hooks(),
         )
 
 
