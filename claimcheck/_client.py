@@ -34,26 +34,25 @@ from claimcheck._envelope import (
 )
 from claimcheck._hints import Headers
 from claimcheck._payload import Payload
+from claimcheck._plans import Plans, check_strategies, strategy_class
 from claimcheck._pointer import Pointer
-from claimcheck._registry import STRATEGIES, UNUSABLE, build_store, check_store, load_class, unusable
+from claimcheck._registry import UNUSABLE, build_store, check_store, unusable
 from claimcheck._resolve_many import Message as ManyMessage
 from claimcheck._resolve_many import Resolution, Work, aresolve_many, resolve_many
 from claimcheck._resolver import Resolver
 from claimcheck._sending import Classifier
 from claimcheck._signing import Seal
 from claimcheck._store import Store, StoreContext
-from claimcheck._strategy import Breaker, Message, Strategy, StrategyContext
+from claimcheck._strategy import Message
 from claimcheck._sweep import GRACE_SECONDS, Sweep, SweepReport
 from claimcheck._threads import in_thread
 from claimcheck._validation import Problems, check_int, check_type, fail
-from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
+from claimcheck._wire_size import WireLimit
 from claimcheck.config import Config
 from claimcheck.errors import ChunkError, ConfigError, PointerRejectedError
 from claimcheck.hooks import Hook, Hooks
 
 __all__ = ["ClaimCheck", "from_dict", "load"]
-
-_REMEMBERED_PLANS = 1000
 
 _process = object()  # another one in each forked child: comparing it costs no system call, as a process id does
 _after_fork = threading.Lock()
@@ -121,7 +120,7 @@ class ClaimCheck:
         self._hooks = Hooks(listeners or ())
         self._header = config.header
         self._lock = threading.RLock()
-        self._open = _Open(self.config)
+        self._open = _Open(self)
         self._check_classes()
 
     # Writing ---------------------------------------------------------------------------------------------------
@@ -162,9 +161,11 @@ class ClaimCheck:
             expected = "destination=<name of a parameter>: signatures cover it; or signing.bind_destination: false"
             fail("destination", found="nothing", expected=expected)
         call = ProduceCall(payload=payload, destination=destination, key=key, headers=headers)
+        configs = (self.config, *(override for _, override in self.config.destinations))
+        may_chunk = any(strategy_class(each).may_chunk for each in configs)
 
         def decorator(function: Callable[P, R]) -> Callable[P, R]:
-            return decorate(function, call, self._plan, may_chunk=self._may_chunk, classify=classify)
+            return decorate(function, call, self._plan, may_chunk=may_chunk, classify=classify)
 
         return decorator
 
@@ -226,7 +227,7 @@ class ClaimCheck:
 
     def may_chunk(self, destination: str) -> bool:
         """Whether a payload for this destination can become several messages, which need a key to stay together."""
-        return self._strategy_class(self.config.for_destination(destination)).may_chunk
+        return strategy_class(self.config.for_destination(destination)).may_chunk
 
     @property
     def hooks(self) -> Hooks:
@@ -503,7 +504,7 @@ class ClaimCheck:
         """Close all connections. Payloads are kept, and the next use opens new connections."""
         self._current()  # the connections of a parent process are not closed here
         with self._lock:
-            stores, self._open = list(self._open.stores.values()), _Open(self.config)
+            stores, self._open = list(self._open.stores.values()), _Open(self)
         with ExitStack() as closing:  # closes all of them even if one fails
             for store in stores:
                 closing.callback(store.close)
@@ -522,78 +523,16 @@ class ClaimCheck:
 
     # Internals -------------------------------------------------------------------------------------------------
 
-    @property
-    def _may_chunk(self) -> bool:
-        configs = (self.config, *(override for _, override in self.config.destinations))
-        return any(self._strategy_class(each).may_chunk for each in configs)
-
-    def _strategy_class(self, config: Config, *, path: str = "strategy") -> type[Strategy]:
-        cls = load_class(config.strategy, STRATEGIES, group="claimcheck.strategies", path=path)
-        if not issubclass(cls, Strategy):
-            fail(path, found=repr(config.strategy), expected="a subclass of claimcheck.Strategy")
-        return cls
+    def _plan(self, destination: str, limit: WireLimit | None = None) -> Plan:
+        return self._current().plans.of(destination, limit)
 
     def _check_classes(self) -> None:
         problems = Problems()
-        with problems:
-            self._check_strategy(self.config, "")
-        for pattern, override in self.config.destinations:
-            inherited = override.strategy == self.config.strategy and "strategy" in problems.sections()
-            with problems:
-                if not inherited:
-                    self._check_strategy(override, f"destinations.{pattern}.")
+        check_strategies(self.config, problems)
         for name, store in self.config.stores.items():
             with problems:
                 check_store(store, path=f"stores.{name}")
         problems.raise_all()
-
-    def _check_strategy(self, config: Config, prefix: str) -> None:
-        strategy = self._strategy_class(config, path=f"{prefix}strategy")
-        if strategy.needs_store and config.store is None:
-            expected = f"the name of a store: strategy {config.strategy!r} writes to one"
-            fail(f"{prefix}store", found="nothing", expected=expected)
-
-    def _plan(self, destination: str, limit: WireLimit | None = None) -> Plan:
-        """Return how messages for a destination are sent; cached, since most programs have few topics."""
-        plans = self._current().plans
-        known = plans.get((destination, limit))
-        if known is None:
-            if len(plans) >= _REMEMBERED_PLANS:
-                plans.clear()
-            known = plans[destination, limit] = self._make_plan(destination, limit)
-        return known
-
-    def _make_plan(self, destination: str, limit: WireLimit | None) -> Plan:
-        config = self.config.for_destination(destination)
-        wire, threshold = limit or DEFAULT_LIMIT, config.threshold_bytes
-        if threshold == "auto":
-            threshold = wire.max_message_bytes
-        elif limit is None and threshold > wire.max_message_bytes:  # without a transport, the caller knows the limit
-            wire = WireLimit(threshold, wire.overhead)
-        strategy, most = self._strategy(config), min(threshold, wire.max_message_bytes)
-        encrypts = strategy.context.content.encrypts_inline
-        return Plan(strategy, most, wire, -1 if strategy.escapes_all else 0 if encrypts else most)
-
-    def _strategy(self, config: Config) -> Strategy:
-        strategies = self._current().strategies
-        if id(config) not in strategies:
-            with self._lock:
-                strategies.setdefault(id(config), self._strategy_class(config)(self._context(config)))
-        return strategies[id(config)]
-
-    def _context(self, config: Config) -> StrategyContext:
-        name = config.store
-        breakers = self._current().breakers
-        pause = config.hybrid.retry_store_after_seconds
-        return StrategyContext(
-            config=config,
-            store=functools.partial(self.store, name or ""),
-            seal=self._sign if config.signing.key_id else pointers.encode,
-            signer=self._current().seal if config.signing.key_id else None,
-            breaker=breakers.setdefault((name, pause), Breaker(retry_after_seconds=pause)),
-            content=self._current().content,
-            hooks=self._hooks,
-        )
 
     def _current(self) -> _Open:
         """Return what this process has opened; nothing after a fork, since connections cannot be shared."""
@@ -601,7 +540,7 @@ class ClaimCheck:
             with _after_fork:
                 if self._open.process is not _process:
                     self._lock = threading.RLock()  # the owner of the old one may not exist in this process
-                    self._open = _Open(self.config)
+                    self._open = _Open(self)
         return self._open
 
     def _build_store(self, name: str) -> Store:
@@ -700,16 +639,15 @@ class ClaimCheck:
 class _Open:
     """What one process has opened."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, cc: ClaimCheck) -> None:
+        config = cc.config
         self.process = _process
         self.seal = Seal(config)
         self.content = ContentCoder(config, DataKeys(config.encryption) if config.encryption.keys else None)
         limit, check = config.chunks.max_payload_bytes, self.seal.check_origin
         self.unpacker = Unpacker(self.content, header=config.header, limit=limit, check_origin=check)
         self.stores: dict[str, Store] = {}
-        self.strategies: dict[int, Strategy] = {}
-        self.breakers: dict[tuple[str | None, float], Breaker] = {}
-        self.plans: dict[tuple[str, WireLimit | None], Plan] = {}
+        self.plans = Plans(config, store=cc.store, seal=self.seal, content=self.content, hooks=lambda: cc.hooks)
 
 
 def _bound(pointer: Pointer, destination: str) -> Pointer:

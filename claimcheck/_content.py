@@ -305,6 +305,9 @@ class Unpacker:
 
 def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:
     """Return the reason to reject a pointer, and its description, if its encoding is unknown or cannot be true."""
+    plain = pointer.codec is None and pointer.encryption is None and pointer.stored_bytes is None
+    if plain and algorithm_of(pointer.checksum or "crc32"):
+        return None  # as with most pointers
     size, stored = pointer.size or 0, pointer.stored_bytes
     known = pointer.codec in (None, *compression.CODECS) and pointer.encryption in (None, ALGORITHM)
     encrypted = pointer.encryption is not None

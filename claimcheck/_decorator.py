@@ -249,7 +249,7 @@ class _Sender:
         return self._name if topic is None else str(topic), self._payload.find(args, kwargs), key, headers
 
     def _message(self, topic: str, payload: Any, key: object, headers: Any, plan: Plan) -> Message:
-        return Message(
+        return Message._of(
             payload=payload,
             destination=topic,
             key=key,

@@ -221,6 +221,8 @@ def decode(message: Buffer, *, header: bytes = HEADER) -> Decoded:
     """
     if not is_lookalike(message, header=header):
         return Plain(message)
+    if type(message) is bytes and message[len(header)] == 2:  # the usual envelope, without views
+        return PointerData(message[len(header) + 1 :])
     body = as_view(message)[len(header) :]
     kind, rest = body[0], body[1:]
     if kind == Kind.POINTER:

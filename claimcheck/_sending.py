@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from claimcheck.errors import ConfigError, PartialSendError
 from claimcheck.hooks import SendEvent
@@ -42,8 +41,7 @@ def classify_error(error: BaseException) -> Classification:
     return "unknown" if any(word in name for name in names for word in _UNKNOWN_WORDS) else "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The outcome of the send of one payload.
 
     Attributes:

@@ -43,6 +43,7 @@ from claimcheck._payload_reader import (
     fill,
     pieces_of,
     read_range,
+    read_whole,
     writable_view,
 )
 from claimcheck._pointer import Pointer, is_key, slug
@@ -104,6 +105,7 @@ class Store(ABC):
     reads_v1: bool = False
     context: StoreContext = StoreContext()
     _seekable: ClassVar[bool] = False
+    _whole_bytes: ClassVar[int] = 0  # see `claimcheck._payload_reader.read_whole`
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -269,7 +271,8 @@ class Store(ABC):
         Raises:
             PointerRejectedError: Its ``reason`` is one word. Also raised for an object that is not a pointer.
         """
-        _check_type(pointer)
+        if type(pointer) is not Pointer:
+            _check_type(pointer)
         if pointer.store is not None and pointer.store != self.context.name:
             self._reject(pointer, "store", f"names the store {pointer.store!r}")
         if pointer.version == 1 and not self.reads_v1:
@@ -317,8 +320,10 @@ class Store(ABC):
 
         Attempts that encrypt the same payload differently must not mix. Other keys are unique per write.
         """
+        if pointer.encryption is None:
+            return False
         known = self._lifetime_of(pointer.key)
-        return pointer.encryption is not None and (known is None or known.created_ms is None)
+        return known is None or known.created_ms is None
 
     def _max_segments(self, version: int) -> int:
         """Return the most segments of a payload with a pointer of this version."""
@@ -388,7 +393,9 @@ class Store(ABC):
             IntegrityError: Size or checksum differ from the pointer's.
             StoreUnavailableError: The store could not be reached; the same call may succeed later.
         """
-        with self._reader(pointer) as reader:
+        if (whole := read_whole(self, pointer)) is not None:
+            return whole
+        with self._reader(pointer, checked=True) as reader:
             return reader.readall()
 
     def read_into(self, pointer: Pointer, buffer: Buffer) -> int:
@@ -640,8 +647,9 @@ class Store(ABC):
         if pointer.encryption is not None and self.context.content.keys is None:
             self._reject(pointer, "encryption", "is encrypted, but encryption.keys is not set here")
 
-    def _reader(self, pointer: Pointer, *, from_message: bool = False) -> PayloadReader:
-        self._check_readable(pointer)
+    def _reader(self, pointer: Pointer, *, from_message: bool = False, checked: bool = False) -> PayloadReader:
+        if not checked:
+            self._check_readable(pointer)
         reader = SeekableReader if self._seekable and pointer.size is not None else PayloadReader
         return reader(self, pointer, from_message=from_message)
 

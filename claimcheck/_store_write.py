@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from claimcheck import _pointer as pointers
 from claimcheck._content_encoding import Stream
 from claimcheck._content_header import AEAD, ALGORITHM, Damaged
 from claimcheck._destination import canonical
@@ -84,7 +85,7 @@ class StoreWrite:
         key = store._key(destination, self._unique, created_ms=created, expires_ms=expires, fresh=not self._shared)
         encrypts = encoding is not None and encoding.keys is not None
         bound = self._bound and store.pointer_version != 1 and (encrypts or store.context.binds)
-        return Pointer(
+        return pointers.created(
             key=key,
             store=store.name,
             version=store.pointer_version,
@@ -203,19 +204,9 @@ class StoreWrite:
 def _stored(store: Store, draft: Pointer, size: int, *, key: str | None = None, checksum: str | None = None) -> Pointer:
     """Return the pointer to what is stored, as it is stored."""
     piece = store.segment_bytes if store.segment_bytes and size > store.segment_bytes else None
-    return Pointer(  # `replace` takes twice as long
-        key=key or draft.key,
-        store=draft.store,
-        size=size,
-        segments=-(-size // piece) if piece else 1,
-        segment_bytes=piece,
-        checksum=checksum,
-        created_ms=draft.created_ms,
-        expires_ms=draft.expires_ms,
-        codec=draft.codec,
-        encryption=draft.encryption,
-        destination=draft.destination,
-        version=draft.version,
+    segments = -(-size // piece) if piece else 1
+    return pointers.changed(
+        draft, key=key or draft.key, size=size, segments=segments, segment_bytes=piece, checksum=checksum
     )
 
 

@@ -12,14 +12,24 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["FileReader", "fsync_directory", "is_gone", "is_irregular", "link_new", "open_without_links", "reserve"]
+__all__ = [
+    "WHOLE_BYTES",
+    "FileReader",
+    "fsync_directory",
+    "is_gone",
+    "is_irregular",
+    "link_new",
+    "open_without_links",
+    "reserve",
+]
 
 _OPENAT2 = 437  # the number of the system call on all architectures but alpha
 _RESOLVE_NO_SYMLINKS = 0x04
 _ANY_DIRECTORY = -100  # AT_FDCWD: the path is absolute
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-_WHOLE_BYTES = 1 << 20
+WHOLE_BYTES = 1 << 20
+"""Files up to this size are read by one system call."""
 
 
 def open_without_links(path: str, flags: int, mode: int = 0) -> int | None:
@@ -93,7 +103,7 @@ class FileReader:
 
     def whole(self, size: int) -> bytes | None:
         """Return the file if it has exactly ``size`` bytes, and these are few; otherwise ``None``."""
-        if self._position or size > _WHOLE_BYTES:
+        if self._position or size > WHOLE_BYTES:
             return None
         content = os.pread(self._descriptor, size + 1, 0)
         self._ended = len(content) == size

@@ -29,6 +29,7 @@ from claimcheck._validation import Check, Seconds, check_arguments
 from claimcheck.errors import KeyTakenError, PointerRejectedError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import bounds, ranges
 from claimcheck.stores._files import (
+    WHOLE_BYTES,
     FileReader,
     fsync_directory,
     is_gone,
@@ -58,6 +59,7 @@ _HASH = re.compile(r"[0-9a-f]{2}")
 _THREADS = 8
 _PROBES = 50
 _SLOW_SECONDS = 0.0002  # per deletion: a local disk takes less, a server or a disk that discards blocks takes more
+_TOKEN_CHARACTERS = 8
 _TOKEN = re.compile(r"[0-9a-f]{8}")
 _UUID = 36  # characters
 _FRESH = "."  # before the uuid of a key with a time
@@ -100,6 +102,8 @@ class FilesystemStore(Store):
 
     max_key_bytes = MAX_NAME_BYTES
 
+    _whole_bytes = WHOLE_BYTES
+
     def __init__(
         self,
         *,
@@ -136,8 +140,9 @@ class FilesystemStore(Store):
         return _parse_in(f"{folder}{slash}", name)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
+        token = pointer.key[-_TOKEN_CHARACTERS:] if _is_fresh(pointer.key) else None  # no other write has this key
         try:
-            self._store(pointer, source, link_new if self._is_exclusive(pointer) else os.replace)
+            self._store(pointer, source, link_new if self._is_exclusive(pointer) else os.replace, token)
         except FileExistsError as error:
             text = f"{pointer.key!r} is taken: another attempt has written it"
             raise KeyTakenError(text, key=pointer.key) from error
@@ -145,10 +150,10 @@ class FilesystemStore(Store):
     def _rewrite(self, pointer: Pointer, source: Source) -> None:
         self._store(pointer, source, os.replace)
 
-    def _store(self, pointer: Pointer, source: Source, publish: Callable[..., None]) -> None:
-        """Write a hidden file, and give it its name with ``publish``."""
+    def _store(self, pointer: Pointer, source: Source, publish: Callable[..., None], token: str | None = None) -> None:
+        """Write a hidden file, with a random part in its name by default, and give it its name with ``publish``."""
         folder, name = _split(pointer.key)
-        partial = _partial_name(name)
+        partial = _partial_name(name, token)
         path, directory, descriptor = self._create(folder, partial)
         try:
             try:
@@ -170,7 +175,7 @@ class FilesystemStore(Store):
 
     def _keep_time(self, descriptor: int, pointer: Pointer) -> None:
         """Set the time from which the lifetime counts, if the key does not have it, to that of the pointer."""
-        if pointer.created_ms is not None and pointer.key[-_UUID - 1 : -_UUID] != _FRESH:
+        if pointer.created_ms is not None and not _is_fresh(pointer.key):
             os.utime(descriptor, ns=(pointer.created_ms * 1_000_000, pointer.created_ms * 1_000_000))
 
     def _fill(self, descriptor: int, source: Source) -> None:
@@ -501,8 +506,13 @@ def _split(key: str) -> tuple[str, str]:
     return folder, name
 
 
-def _partial_name(name: str) -> str:
-    return f".{name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
+def _is_fresh(key: str) -> bool:
+    """Whether a key has a uuid of its own, for one write."""
+    return key[-_UUID - 1 : -_UUID] == _FRESH
+
+
+def _partial_name(name: str, token: str | None = None) -> str:
+    return f".{name}.{token or secrets.token_hex(_TOKEN_CHARACTERS // 2)}{PARTIAL_SUFFIX}"
 
 
 def _version(status: os.stat_result) -> str:

@@ -288,7 +288,7 @@ class SegmentReader:
         """
         if not self._is_small or self._server.is_cluster or self._position or not self._stop == self._size == size:
             return None
-        borrowed = self._server.borrow(self._pointer.key)
+        borrowed = self._server.borrow_kept()
         try:
             whole = _small_segment(borrowed, self._key(0), size)
         except BaseException as error:

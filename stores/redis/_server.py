@@ -6,6 +6,7 @@ redis-py makes the connections (addresses, logins, TLS, database, protocol), kee
 from __future__ import annotations
 
 import functools
+import os
 import re
 import socket
 import threading
@@ -29,6 +30,7 @@ _HOST = re.compile(r"(?P<host>\[[^\]\s]+\]|[^:\[\]@,\s]+)(?::(?P<port>\d{1,5}))?
 _DATABASE = re.compile(r"/?\d*/?")
 _SERVICE = re.compile(r"/(?P<service>[^/]+)(?P<database>/\d+)?")
 _PORTS = {"cluster": 6379, "sentinel": 26379}
+_MAX_KEPT = 16
 _MAX_CONNECTIONS = 1 << 16  # the threads of the caller are the limit; redis-py raises an error from 100 on
 _BY_REFERENCE = 6000  # arguments over this size are not copied into a command
 
@@ -145,6 +147,8 @@ class RedisServer:
         self._options = options
         self._lock = threading.Lock()
         self._connected: Any = None
+        self._kept: list[Borrowed] = []
+        self._process = 0  # that opened the kept connections
 
     @property
     def is_cluster(self) -> bool:
@@ -166,6 +170,23 @@ class RedisServer:
             client = client.get_redis_connection(client.get_node_from_key(key))
         return Borrowed(client.connection_pool)
 
+    def borrow_kept(self) -> Borrowed:
+        """Take a connection for one small command, which may have been lost: then repeat the command with `borrow`.
+
+        redis-py's pool takes about as long as such a command. Connections are therefore kept beside it, unchecked.
+        """
+        if self._address.kind != "single":  # elsewhere the pool notices that another server took over
+            return self.borrow("")
+        if self._process != os.getpid():
+            self._kept, self._process = [], os.getpid()
+        kept = self._kept
+        try:
+            return kept.pop()
+        except IndexError:
+            pass
+        pool = self.client.connection_pool
+        return Borrowed(pool, kept if pool.max_connections >= _MAX_CONNECTIONS else None)
+
     def nodes(self) -> list[tuple[str, Any]]:
         """Return the name and the client of each server that has keys, by name; a single server has no name."""
         client = self.client
@@ -177,7 +198,7 @@ class RedisServer:
     def close(self) -> None:
         """Close all connections; the next use makes new ones."""
         with self._lock:
-            client, self._connected = self._connected, None
+            client, self._connected, self._kept = self._connected, None, []
         if client is None:
             return
         for pool in self._pools(client):  # redis-py does not close the pools of a client made from an address
@@ -221,10 +242,16 @@ class RedisServer:
 
 
 class Borrowed:
-    """A connection taken from a pool, for exclusive use until it is returned or discarded."""
+    """A connection taken from a pool, for exclusive use until it is returned or discarded.
 
-    def __init__(self, pool: Any) -> None:
+    Args:
+        pool: The pool.
+        kept: Where it is kept for the next small command, instead of being returned to the pool.
+    """
+
+    def __init__(self, pool: Any, kept: list[Borrowed] | None = None) -> None:
         self._pool = pool
+        self._kept = kept
         self._connection = pool.get_connection()
 
     @property
@@ -246,14 +273,21 @@ class Borrowed:
         return self._connection.read_response()
 
     def give_back(self) -> None:
-        """Return it to its pool; nothing may be left to read."""
-        self._pool.release(self._connection)
+        """Return it to its pool, or keep it; nothing may be left to read."""
+        if self._kept is not None and len(self._kept) < _MAX_KEPT:
+            self._kept.append(self)
+        else:
+            self._pool.release(self._connection)
 
     def discard(self) -> None:
         """Close it, because replies that no longer matter may still arrive."""
         with suppress(Exception):
             self._connection.disconnect()
         self._pool.release(self._connection)
+        while self._kept:  # probably lost, too; the pool checks them
+            with suppress(IndexError):
+                other = self._kept.pop()
+                self._pool.release(other._connection)
 
 
 def packed(command: tuple[object, ...]) -> bytes:

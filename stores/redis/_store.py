@@ -95,6 +95,8 @@ class RedisStore(Store):
         connect_timeout_seconds: Timeout for a new connection.
     """
 
+    _whole_bytes = SMALL_BYTES
+
     def __init__(
         self,
         *,
@@ -166,7 +168,8 @@ class RedisStore(Store):
         if create or self._server.is_cluster:
             self._store_segments(pointer, source.pieces(segment_bytes), None, create=create)
         elif not is_small:
-            self._store_segments(pointer, source.pieces(segment_bytes), self._connection())
+            borrowed = self._connection(lambda: self._server.borrow(""))
+            self._store_segments(pointer, source.pieces(segment_bytes), borrowed)
         elif not self._store_small(pointer, segment := source.take_all()):
             self._store_segments(pointer, [segment], None)
         if not self._policy_known:
@@ -175,7 +178,7 @@ class RedisStore(Store):
 
     def _store_small(self, pointer: Pointer, segment: memoryview) -> bool:
         """Write the only segment, sent with one system call; return whether that worked. Otherwise it is sent again."""
-        borrowed, was_sent = self._connection(), False
+        borrowed, was_sent = self._connection(self._server.borrow_kept), False
         try:
             borrowed.send_small(*_command(pointer, 0, segment))
             was_sent = True
@@ -204,10 +207,10 @@ class RedisStore(Store):
         finally:
             writer.abandon()
 
-    def _connection(self) -> Borrowed:
+    def _connection(self, borrow: Callable[[], Borrowed]) -> Borrowed:
         """Return a connection. If there is none, nothing was written, and `_delete` would only wait again."""
         try:
-            return self._server.borrow("")
+            return borrow()
         except Exception as error:
             setattr(error, _NOT_REACHED, True)
             raise

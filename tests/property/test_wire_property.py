@@ -48,6 +48,15 @@ def test_chunks_come_back(identity, count, data, piece):
     )
 
 
+@given(pointers_v2)
+def test_pointers_are_encoded_as_canonical_json(pointer):
+    for each in (pointer, replace(pointer, extra={})):
+        data = pointers.encode(each)
+
+        assert data[1:] == pointers.canonical_json(json.loads(data[1:]))
+        assert pointers.decode(data) == each
+
+
 @given(st.binary(max_size=200))
 def test_literals_come_back(payload):
     assert decode(envelope.encode_literal(HEADER + payload)) == Literal(memoryview(HEADER + payload))

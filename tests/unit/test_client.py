@@ -12,7 +12,6 @@ import threading
 import pytest
 
 import claimcheck
-from claimcheck import _client as wiring
 from claimcheck._envelope import encode_chunk
 from claimcheck._outbound import Outbound
 from claimcheck._strategy import Strategy
@@ -227,11 +226,11 @@ def test_a_strategy_that_is_unknown_to_one_destination_is_named_there():
 
 
 def test_plans_do_not_pile_up_with_the_destinations(monkeypatch):
-    monkeypatch.setattr(wiring, "_REMEMBERED_PLANS", 10)
+    monkeypatch.setattr("claimcheck._plans._REMEMBERED", 10)
     cc = claimcheck.from_dict(CONFIG)
     for number in range(100):
         cc.outbound(b"x", destination=f"topic-{number}")
-    assert len(cc._current().plans) <= 10
+    assert len(cc._current().plans._known) <= 10
 
 
 def test_an_override_may_pause_longer_for_the_same_store():

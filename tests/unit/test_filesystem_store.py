@@ -330,7 +330,7 @@ def test_a_file_that_grew_after_it_was_opened_is_refused(store, tmp_path, monkey
 
     monkeypatch.setattr(FilesystemStore, "check_size", grow)
 
-    with pytest.raises(IntegrityError, match="at least 8"):
+    with pytest.raises(IntegrityError, match="expected 7"):
         store.read(pointer)
 
 

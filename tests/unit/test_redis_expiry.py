@@ -1,5 +1,7 @@
 """Longer lifetimes in Redis; tests/conformance has the rest."""
 
+from dataclasses import replace
+
 import pytest
 import redis
 
@@ -44,7 +46,7 @@ def test_one_missing_segment_is_an_error(store, server):
 
 def test_an_extended_pointer_has_no_old_signature(store):
     pointer = store.write(b"payload")
-    signed = Pointer(**{**{name: getattr(pointer, name) for name in pointer.__slots__}, "key_id": "a", "mac": "00"})
+    signed = replace(pointer, key_id="a", mac="00")
 
     extended = store.extend(signed, 3600)
 

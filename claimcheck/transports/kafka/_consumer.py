@@ -113,6 +113,7 @@ class KafkaConsumer(NativeClient):
         self._consume: Callable[[int, float], list[Record]] = consumer.consume  # type: ignore[assignment]
         # Records whose values begin like this are decoded and checked before they are delivered.
         self._checked_start = cc.config.header if passes_plain(cc) else b""
+        self._checked_first = self._checked_start[:1] or bytes(range(256))
         self._dead_letters = DeadLetters(cc, dead_letter_producer)
         self._deletion = _deletion(consumer, cc, admin, clock)
         self._assignment = Assignment(
@@ -123,6 +124,7 @@ class KafkaConsumer(NativeClient):
             deletion=self._deletion,
             clock=clock,
         )
+        self._partitions = self._assignment.partitions
         self._paused: set[tuple[str, int]] = set()
         self._ready: deque[ReadyMessage] = deque()  # not delivered: never committed, dropped by a seek or a revocation
         self._errors: list[Exception] = []  # of rebalance callbacks
@@ -144,7 +146,8 @@ class KafkaConsumer(NativeClient):
             KafkaException: An error of the client.
         """
         if not (self._ready or self._in_steps or self._assignment.busy or self._errors):
-            native = self._poll(timeout)
+            poll = self._poll  # called as a local variable: faster
+            native = poll(timeout)
             if self._errors:
                 if native is not None:
                     self._take(native)
@@ -410,9 +413,10 @@ class KafkaConsumer(NativeClient):
     def _is_plain(self, native: Record) -> bool:
         """Whether a record is its own payload, as most are; then it counts as delivered."""
         value = native.value()
-        if native.error() is not None or (value is not None and value.startswith(self._checked_start)):
+        may_be_ours = not value or value[0] in self._checked_first  # rules most records out
+        if (may_be_ours and value is not None and value.startswith(self._checked_start)) or native.error() is not None:
             return False
-        partition, offset = self._assignment.partitions.get((native.topic(), native.partition())), native.offset()
+        partition, offset = self._partitions.get((native.topic(), native.partition())), native.offset()
         if partition is None or partition.start is None:
             partition = self._assignment.of(native)
         if offset < partition.skip_below or partition.went_back:

@@ -31,6 +31,7 @@ _MAX_KNOWN_TOPICS = 10_000
 _MIN_LIMIT_BYTES = 1000
 _SMALL_BYTES = 5000  # a topic hardly ever has a lower limit, and reading the report doubles the cost of a small record
 _MIN_OVERHEAD = kafka_overhead(None, None)
+_NOT_PLAIN = 1 << 62  # larger than every limit
 
 DeliveryCallback = Callable[[Any, Any], object]
 Callback = DeliveryCallback | None
@@ -91,6 +92,7 @@ class KafkaProducer(NativeClient):
         self._has_admin = admin is not None
         self._topics = Topics(admin, max_message_bytes)
         self._header = cc.config.header
+        self._first_byte = self._header[0]
         self._produce: Any = producer.produce  # its type forbids some arguments that it accepts
         self._plain_limits: dict[str, int] = {}  # by topic: bytes of value and key of a plain record without headers
         self._window_bytes = window_bytes
@@ -138,16 +140,17 @@ class KafkaProducer(NativeClient):
                 was deleted.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
-        if on_delivery is not None or not (callback is None or callable(callback)):
-            callback = _checked_callback(callback, on_delivery)
-        if headers is None and type(value) is bytes and (key is None or type(key) is bytes):
-            size = len(value) if key is None else len(value) + len(key)
-            if size <= self._plain_limits.get(topic, -1) and not value.startswith(self._header):
-                if size > _SMALL_BYTES and self._has_admin:
-                    self._produce_plain(topic, value, key, partition, callback, timestamp, None)
+        if headers is None and type(value) is bytes and value and value[0] != self._first_byte:
+            size = len(value) if key is None else len(value) + len(key) if type(key) is bytes else _NOT_PLAIN
+            if size <= self._plain_limits.get(topic, -1) and (size <= _SMALL_BYTES or not self._has_admin):
+                produce = self._produce  # called as a local variable, and with no more arguments than needed: faster
+                if callback is None and on_delivery is None and partition == -1 and timestamp == 0:
+                    produce(topic, value, key)
                 else:  # the client ignores on_delivery if a callback is passed, even None
-                    self._produce(topic, value, key, partition, callback, callback, timestamp)
+                    callback = _checked_callback(callback, on_delivery)
+                    produce(topic, value, key, partition, callback, callback, timestamp)
                 return
+        callback = _checked_callback(callback, on_delivery)
         value = value.encode() if isinstance(value, str) else value
         if self._is_plain(topic, value, key, headers):
             self._produce_plain(topic, value, key, partition, callback, timestamp, headers)

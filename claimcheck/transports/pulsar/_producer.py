@@ -94,6 +94,8 @@ class PulsarProducer(Closing):
         self._cc = cc
         self._raw = without_schema(producer)
         self._schema = producer._schema
+        self._new_message = vendor()._pulsar.MessageBuilder
+        self._send_message = producer._producer.send_async
         self._topic: str = producer.topic()
         # Read once: partitioned producers read it under a lock, with which a router in Python waits for the GIL.
         self._name: str = producer.producer_name()
@@ -171,7 +173,10 @@ class PulsarProducer(Closing):
         """
         checked, ticket = checked_options(options) if options else {}, Ticket(callback)
         if not checked and (plain := self._plain(content, properties, partition_key)) is not None:
-            self._raw.send_async(plain, ticket, properties, partition_key)
+            if properties is None and partition_key is None:  # as the client does, without checking ten arguments
+                self._send_message(self._new_message().content(plain).build(), ticket)
+            else:
+                self._raw.send_async(plain, ticket, properties, partition_key)
             self._watch(ticket)
             return
         if self._closed:
