@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["DeliveryCallback", "KafkaProducer", "ProducerOptions"]
 
+_NOT_PLAIN = 1 << 62  # larger than every limit
 _MAX_KNOWN_TOPICS = 10_000
 _MIN_LIMIT_BYTES = 1000
 _SMALL_BYTES = 5000  # a topic hardly ever has a lower limit, and reading the report doubles the cost of a small record
 _MIN_OVERHEAD = kafka_overhead(None, None)
-_NOT_PLAIN = 1 << 62  # larger than every limit
 
 DeliveryCallback = Callable[[Any, Any], object]
 Callback = DeliveryCallback | None
