@@ -136,10 +136,8 @@ class ResolveStage:
                 del outcome
 
     def _output(self, group: RowGroup[Outcome | Exception]) -> pa.RecordBatch:
-
+        errors = [error_array(group.values)] if self.reading.on_error == "null" else []
         payloads = [None if isinstance(value, Exception) else value for value in group.values]
+        group.values.clear()  # the only references to the payloads are in the list that is emptied now
         kind = group.batch.schema.field(self.index).type  # large_binary where Spark uses it
-        columns = [binary_array(payloads, kind)]
-        if self.reading.on_error == "null":
-            columns.append(error_array(group.values))
-        return group.with_columns(columns)
+        return group.with_columns([binary_array(payloads, kind), *errors])

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from claimcheck._client import ClaimCheck
@@ -273,14 +273,24 @@ def grouped(rows: Iterable[tuple[Row, T, int]], *, max_bytes: int, max_rows: int
     yield from groups
 
 
-def binary_array(values: Sequence[Buffer | None], kind: pa.DataType) -> pa.Array:
-    """Return a ``binary`` or ``large_binary`` column. A single value, which is the largest as a rule, is not copied."""
+def binary_array(values: list[Buffer | None], kind: pa.DataType) -> pa.Array:
+    """Return a ``binary`` or ``large_binary`` column, and empty the list: each value is released when it is copied.
+
+    A single value is not copied.
+    """
     import pyarrow as pa
 
-    if len(values) != 1 or values[0] is None:
-        return pa.array(values, type=kind)
-    ends = array("q" if pa.types.is_large_binary(kind) else "i", [0, len(values[0])])
-    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(ends), pa.py_buffer(values[0])])
+    sizes = [0 if value is None else len(value) for value in values]
+    ends = array("q" if pa.types.is_large_binary(kind) else "i", accumulate(sizes, initial=0))
+    valid = pa.array([value is not None for value in values]).buffers()[1] if None in values else None
+    if len(values) == 1:
+        return pa.Array.from_buffers(kind, 1, [valid, pa.py_buffer(ends), pa.py_buffer(values.pop() or b"")])
+    data = pa.allocate_buffer(ends[-1])
+    view = memoryview(data).cast("B")
+    while values:
+        end = ends[len(values)]
+        view[end - sizes[len(values) - 1] : end] = values.pop() or b""
+    return pa.Array.from_buffers(kind, len(sizes), [valid, pa.py_buffer(ends), data])
 
 
 def error_array(values: Iterable[object]) -> pa.Array:
