@@ -288,8 +288,8 @@ def binary_array(values: list[Buffer | None], kind: pa.DataType) -> pa.Array:
     data = pa.allocate_buffer(ends[-1])
     view = memoryview(data).cast("B")
     while values:
-        end = ends[len(values)]
-        view[end - sizes[len(values) - 1] : end] = values.pop() or b""
+        last = len(values) - 1
+        view[ends[last] : ends[last + 1]] = values.pop() or b""
     return pa.Array.from_buffers(kind, len(sizes), [valid, pa.py_buffer(ends), data])
 
 
