@@ -1,4 +1,4 @@
-"""The peak memory of a worker, as docs/guides/spark-jobs.md states it, in a fresh process that does a worker's work."""
+"""The peak memory of a worker beyond its base, in a fresh process that does a worker's work without Spark."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ print(memory("VmHWM") - before)
         ("resolve", 96, 2 * 96),  # Spark's last batch, and the next payload, which is not copied into its batch
     ],
 )
-def test_the_peak_is_the_documented_one(config, send, way, mib, payloads):
+def test_the_peak_is_what_is_in_flight_and_what_leaves(config, send, way, mib, payloads):
     (small,), (large,) = send(b"x" * 2000), send(b"x" * mib * MIB)
     given = {
         "config": config,
