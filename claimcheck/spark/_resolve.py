@@ -17,6 +17,7 @@ from claimcheck.spark._columns import (
     map_batches,
     require_arrow,
 )
+from claimcheck._envelope import Buffer
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, Outcome, payload_size
 from claimcheck.spark._metrics import Metrics
 from claimcheck.spark._origin import Origin
@@ -137,7 +138,7 @@ class ResolveStage:
 
     def _output(self, group: RowGroup[Outcome | Exception]) -> pa.RecordBatch:
         errors = [error_array(group.values)] if self.reading.on_error == "null" else []
-        payloads = [None if isinstance(value, Exception) else value for value in group.values]
+        payloads: list[Buffer | None] = [value if isinstance(value, bytes) else None for value in group.values]
         group.values.clear()  # the only references to the payloads are in the list that is emptied now
         kind = group.batch.schema.field(self.index).type  # large_binary where Spark uses it
         return group.with_columns([binary_array(payloads, kind), *errors])
