@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from claimcheck._envelope import Buffer
 from claimcheck.spark._columns import (
     check_new,
     error_type,
@@ -17,7 +18,6 @@ from claimcheck.spark._columns import (
     map_batches,
     require_arrow,
 )
-from claimcheck._envelope import Buffer
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, Outcome, payload_size
 from claimcheck.spark._metrics import Metrics
 from claimcheck.spark._origin import Origin
