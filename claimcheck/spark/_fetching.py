@@ -264,6 +264,7 @@ def outcomes(
     try:
         for outcome in executor.run(jobs()):
             yield (*ahead.popleft(), outcome)
+            del outcome  # it would keep the payload alive during the next fetch
     finally:
         executor.close()
         if waited is not None:

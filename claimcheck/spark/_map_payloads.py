@@ -164,6 +164,7 @@ class _MapStage:
         with closing(self.reading.rows(messages, instead=self._opener if self.as_file else None)) as rows:
             for row, _, outcome in rows:
                 result = self._result(row, outcome, reader)
+                del outcome  # it would keep the payload alive during the next fetch
                 if result is not None:
                     yield row, result, sum(map(_size, result.values))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from claimcheck._checksum import content_hash
@@ -193,35 +194,36 @@ class _OffloadStage:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with closing(self._messages(batches)) as messages:
-            for group in grouped(messages, max_bytes=OUT_BATCH_BYTES):
-                yield self._output(group)
+            yield from map(self._output, grouped(messages, max_bytes=OUT_BATCH_BYTES))
 
     def _messages(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Envelope, int]]:
         writer, tally = _Writer(self, *task_id()), Tally(self.metrics)
         concurrency = adaptive_concurrency(self.config, self.concurrency, "write")
         executor = OrderedExecutor[_Offloaded](concurrency, self.max_inflight_bytes, measure=lambda offloaded: 0)
+        inputs = chain.from_iterable(map(self._inputs, batches))  # no loop: its variable would keep the last batch
         try:
-            for item, envelopes in executor.run(writer.job(*each) for each in enumerate(self._inputs(batches))):
+            for item, envelopes in executor.run(writer.job(*each) for each in enumerate(inputs)):
                 tally.row(item.size, store=writer.store if envelopes[0].kind == Kind.POINTER else None)
                 for envelope in envelopes:
                     yield item.row, envelope, len(envelope.data or b"")
+                del item
         finally:
             executor.close()
             tally.close(executor.waited_seconds)
 
-    def _inputs(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Input]:
+    def _inputs(self, batch: pa.RecordBatch) -> Iterator[_Input]:
         columns = self.columns
-        for batch in batches:
-            keys = None if columns.key is None else batch.column(columns.key)
-            headers = None if columns.headers is None else batch.column(columns.headers)
-            for number, payload in enumerate(views(batch.column(columns.payload))):
-                pairs = None if headers is None else headers[number].as_py()
-                yield _Input(
-                    Row(batch, number, columns.all_names),
-                    payload,
-                    None if keys is None else keys[number].as_py(),
-                    None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs],
-                )
+        rest = _without(batch, columns.payload)
+        keys = None if columns.key is None else batch.column(columns.key)
+        headers = None if columns.headers is None else batch.column(columns.headers)
+        for number, payload in enumerate(views(batch.column(columns.payload))):
+            pairs = None if headers is None else headers[number].as_py()
+            yield _Input(
+                Row(rest, number, columns.all_names),
+                payload,
+                None if keys is None else keys[number].as_py(),
+                None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs],
+            )
 
     def _output(self, group: RowGroup[Envelope]) -> pa.RecordBatch:
         import pyarrow as pa
@@ -235,6 +237,14 @@ class _OffloadStage:
             added.append(pa.array([each.key for each in envelopes], type=text if columns.text_key else binary))
         added.append(pa.array([_pairs(each) for each in envelopes], type=pa.list_(pair)))
         return group._replace(batch=batch.select(list(columns.kept))).with_columns(added)
+
+
+def _without(batch: pa.RecordBatch, index: int) -> pa.RecordBatch:
+    """Return a batch with nulls for the payloads, which otherwise would stay in memory until their rows leave."""
+    import pyarrow as pa
+
+    field = batch.schema.field(index)
+    return batch.set_column(index, field, pa.nulls(len(batch), field.type))
 
 
 class _Writer:

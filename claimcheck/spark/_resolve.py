@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from claimcheck._envelope import Buffer
 from claimcheck.spark._columns import (
     check_new,
     error_type,
@@ -26,6 +27,7 @@ from claimcheck.spark._rows import (
     Reading,
     Row,
     RowGroup,
+    binary_array,
     error_array,
     grouped,
     messages_of,
@@ -121,8 +123,8 @@ class ResolveStage:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with closing(self._rows(batches)) as rows:
-            for group in grouped(rows, max_bytes=self.reading.out_batch_bytes):
-                yield self._output(group)
+            # not a loop, whose variable would keep the payloads alive while Spark writes the batch
+            yield from map(self._output, grouped(rows, max_bytes=self.reading.out_batch_bytes))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Outcome | Exception, int]]:
         """Yield every row that stays, its payload or error, and the size of the payload."""
@@ -132,13 +134,11 @@ class ResolveStage:
                     yield row, outcome, payload_size(outcome)
                 elif (error := self.reading.handle(row, outcome)) is not None:
                     yield row, error, 0
+                del outcome
 
     def _output(self, group: RowGroup[Outcome | Exception]) -> pa.RecordBatch:
-        import pyarrow as pa
-
-        payloads = [None if isinstance(value, Exception) else value for value in group.values]
+        errors = [error_array(group.values)] if self.reading.on_error == "null" else []
+        payloads: list[Buffer | None] = [value if isinstance(value, bytes) else None for value in group.values]
+        group.values.clear()  # the only references to the payloads are in the list that is emptied now
         kind = group.batch.schema.field(self.index).type  # large_binary where Spark uses it
-        columns = [pa.array(payloads, type=kind)]
-        if self.reading.on_error == "null":
-            columns.append(error_array(group.values))
-        return group.with_columns(columns)
+        return group.with_columns([binary_array(payloads, kind), *errors])

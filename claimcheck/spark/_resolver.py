@@ -127,6 +127,7 @@ class PartitionResolver:
                     self._handle(outcome)
                 else:
                     yield (key, outcome) if self.keyed else outcome
+                del outcome
 
     def _handle(self, error: ClaimCheckError) -> None:
         if isinstance(error, ChunkError) and not self.reassemble:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from claimcheck._client import ClaimCheck
@@ -221,6 +222,7 @@ def _counted(
                     store=store_of(None if message is None else cc._pointer_from_anywhere(message)),
                 )
             yield row, message, outcome
+            del outcome
 
 
 def messages_of(
@@ -253,21 +255,42 @@ class RowGroup(NamedTuple, Generic[T]):
 def grouped(rows: Iterable[tuple[Row, T, int]], *, max_bytes: int, max_rows: int = 1 << 14) -> Iterator[RowGroup[T]]:
     """Group rows by the bytes of their values; a larger value is a group of its own.
 
-    Spark limits the batches that enter a worker, but not those that leave it.
+    Spark limits the batches that enter a worker, but not those that leave it. A full group is yielded before the next
+    value is requested, and is not referenced here while the caller has it.
     """
-    group, held = RowGroup[T](None, [], []), 0
+    groups, held = list[RowGroup[T]](), 0
     for row, value, size in rows:
-        full = held + size > max_bytes or len(group.numbers) >= max_rows
-        if group.numbers and (row.batch is not group.batch or full):
-            yield group
-            group, held = RowGroup[T](None, [], []), 0
-        if not group.numbers:
-            group = RowGroup[T](row.batch, [], [])
-        group.numbers.append(row.number)
-        group.values.append(value)
+        if groups and (row.batch is not groups[0].batch or held + size > max_bytes):
+            yield groups.pop()
+        if not groups:
+            groups, held = [RowGroup[T](row.batch, [], [])], 0
+        groups[0].numbers.append(row.number)
+        groups[0].values.append(value)
         held += size
-    if group.numbers:
-        yield group
+        del row, value
+        if held >= max_bytes or len(groups[0].numbers) >= max_rows:
+            yield groups.pop()
+    yield from groups
+
+
+def binary_array(values: list[Buffer | None], kind: pa.DataType) -> pa.Array:
+    """Return a ``binary`` or ``large_binary`` column, and empty the list: each value is released when it is copied.
+
+    A single value is not copied.
+    """
+    import pyarrow as pa
+
+    sizes = [0 if value is None else len(value) for value in values]
+    ends = array("q" if pa.types.is_large_binary(kind) else "i", accumulate(sizes, initial=0))
+    valid = pa.array([value is not None for value in values]).buffers()[1] if None in values else None
+    if len(values) == 1:
+        return pa.Array.from_buffers(kind, 1, [valid, pa.py_buffer(ends), pa.py_buffer(values.pop() or b"")])
+    data = pa.allocate_buffer(ends[-1])
+    view = memoryview(data).cast("B")
+    while values:
+        last = len(values) - 1
+        view[ends[last] : ends[last + 1]] = values.pop() or b""
+    return pa.Array.from_buffers(kind, len(sizes), [valid, pa.py_buffer(ends), data])
 
 
 def error_array(values: Iterable[object]) -> pa.Array:

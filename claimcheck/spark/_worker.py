@@ -6,6 +6,7 @@ function (well below 1 KiB); connections, locks and secrets never are.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -32,6 +33,8 @@ _EXPECTED_PATH = (
     "folder"
 )
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?")  # not local-cluster, whose executors have separate folders
+
+_MALLOC_PARAMETERS = {-8: 1, -3: 4 << 20, -1: 8 << 20}  # mallopt(3): arenas, thresholds for mmap and for trimming
 
 _lock = threading.Lock()
 _claim_checks: dict[tuple[int, bytes], ClaimCheck] = {}
@@ -66,8 +69,24 @@ def claim_check(config: Config) -> ClaimCheck:
     with _lock:
         key = _process_key(config)
         if key not in _claim_checks:
+            _return_memory()
             _claim_checks[key] = ClaimCheck(config)
         return _claim_checks[key]
+
+
+def _return_memory() -> None:
+    """Make glibc return the memory of large payloads to the system, and share that of small ones between threads.
+
+    By default each thread keeps what it has freed: with several fetches at once, as much as all payloads in flight.
+    Variables for glibc's allocator take precedence.
+    """
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return
+    with contextlib.suppress(Exception):  # another system, or another allocator
+        import ctypes
+
+        for parameter, value in _MALLOC_PARAMETERS.items():
+            ctypes.CDLL(None).mallopt(parameter, value)
 
 
 def adaptive_concurrency(

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck.spark._rows import views
+from claimcheck.spark._rows import binary_array, views
 
 columns = st.tuples(
     st.lists(st.none() | st.binary(max_size=20)), st.sampled_from([pa.binary(), pa.large_binary()]), st.integers(0, 5)
@@ -33,3 +33,13 @@ def test_a_value_outlives_its_batch():
 
     assert view.format == "B"
     assert bytes(view) == bytes(range(256)) * 10_000
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+@pytest.mark.parametrize(
+    "values", [[b"one"], [None], [b""], [None, b"", b"two", memoryview(b"three"), None], [None] * 9]
+)
+def test_a_column_is_built_as_arrow_builds_it(values, kind):
+    column = binary_array(list(values), kind)
+    column.validate(full=True)
+    assert column.equals(pa.array(values, type=kind))
