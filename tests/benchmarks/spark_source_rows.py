@@ -26,7 +26,7 @@ def steps(effort: Effort) -> list[Step]:
     return [
         _read(count, batched=False, bound=2.0),
         _read(count, batched=True, bound=0.2),
-        _hot(count // 50),
+        _hot(count // 25),
         *_planning(10 if effort.divisor > 1 else 200),
     ]
 
