@@ -36,6 +36,7 @@ _LOCAL_MASTER = re.compile(r"local(\[.*\])?")  # not local-cluster, whose execut
 
 _lock = threading.Lock()
 _claim_checks: dict[tuple[int, bytes], ClaimCheck] = {}
+_frozen_in: set[int] = set()
 _concurrencies: dict[tuple[int, bytes, Concurrency, str], AdaptiveConcurrency] = {}
 
 
@@ -68,18 +69,21 @@ def claim_check(config: Config) -> ClaimCheck:
         key = _process_key(config)
         if key not in _claim_checks:
             _claim_checks[key] = ClaimCheck(config)
-            _freeze_modules()
+        _freeze_modules()
         return _claim_checks[key]
 
 
 def _freeze_modules() -> None:
-    """Exempt everything that a Python worker has imported by now from garbage collection.
+    """Exempt what a Python worker has imported from garbage collection, at the start of its first two tasks.
 
-    Spark collects garbage in its workers after every task. This takes about 50 ms with pandas, most of it for modules.
+    Spark collects garbage in its workers after every task. That takes 50 ms with pandas, nearly all of it for modules.
+    The first task imports most of them, and the second begins when garbage was just collected.
     """
     from pyspark import TaskContext
 
-    if TaskContext.get() is not None and not gc.get_freeze_count():
+    context = TaskContext.get()
+    if context is not None and len(_frozen_in) < 2 and context.taskAttemptId() not in _frozen_in:
+        _frozen_in.add(context.taskAttemptId())
         gc.freeze()
 
 
