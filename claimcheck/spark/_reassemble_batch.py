@@ -242,13 +242,14 @@ class _ReassembleStage:
     def _joined(self, messages: Iterator[_Message]) -> OutputRow | None:
         """Join one payload; its row is that of its first chunk."""
         payload, first, reading = None, None, self.options.reading
+        cc = claim_check(reading.config)
         for each in messages:
             payload = payload or BatchAssembler(
                 str(each.uuid),
                 reading.config,
                 max_bytes=self.options.max_payload_bytes,
-                unpacker=claim_check(reading.config)._unpacker,
-                seal=claim_check(reading.config)._current().seal,
+                unpacker=cc._unpacker,
+                seal=cc._current().seal,
                 destination=reading.origin.destination_of(each.row.batch, each.row.number),
             )
             is_chunk = payload.add(each.message or memoryview(b""), each.declared)

@@ -15,6 +15,7 @@ _OPTIONS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "4g",
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # as the guide recommends
     "spark.sql.execution.arrow.maxBytesPerBatch": "16m",  # as the README recommends; the default is 64m
     "spark.sql.shuffle.partitions": "8",
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import uuid
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import claimcheck
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import Effort, Variant, compare
 from tests.benchmarks.rows import Findings, Step, Target
@@ -24,7 +26,7 @@ def steps(effort: Effort) -> list[Step]:
     return [
         _read(count, batched=False, bound=2.0),
         _read(count, batched=True, bound=0.2),
-        _hot(count),
+        _hot(count // 25),
         *_planning(10 if effort.divisor > 1 else 200),
     ]
 
@@ -60,27 +62,47 @@ def _measure_read(lab: Lab, count: int, *, batched: bool) -> Findings:
 
 
 def _hot(count: int) -> Step:
-    what = f"claimcheck_pulsar, one partition of {count // 2:,} envelopes, unbatched: four tasks against one"
+    what = f"claimcheck_pulsar, one partition of {count:,} pointers, resolved and decoded: four tasks against one"
     return Step((Target("spark-source-hot", what, 1.6),), partial(_measure_hot, count=count))
 
 
 def _measure_hot(lab: Lab, count: int) -> Findings:
+    from claimcheck.spark import map_payloads
     from claimcheck.spark.sources import register
 
     spark, topic = lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
     register(spark)
-    _fill(lab.pulsar_client, topic, count, batched=False)
-    [name, *_] = _partitions(topic)
-    options = {"serviceUrl": lab.pulsar_url, "topic": name}
+    config = _fill_with_pointers(lab, topic, count)
+    decode = map_payloads(_decode, "records int", column="value", config=config)
+    options = {"serviceUrl": lab.pulsar_url, "topic": topic}
 
     def read(tasks: int) -> None:
         df = spark.read.format("claimcheck_pulsar").schema("value binary").options(**options, minPartitions=tasks)
-        noop(df.load())
+        noop(df.load().transform(decode))
 
     effort = lab.effort if lab.effort.divisor > 1 else _EFFORT
     variants = Variant("one task", lambda: read(1)), Variant("four tasks", lambda: read(4))
-    one, four = series = compare(effort, count // _PARTITIONS, *variants, counts="operations")
-    return Findings((times_as_fast(four, one),), series, "minPartitions; two cores, which the broker needs, too")
+    one, four = series = compare(effort, count, *variants, counts="operations")
+    return Findings((times_as_fast(four, one),), series, "minPartitions; JSON of 70 KiB from Redis; two cores for all")
+
+
+def _decode(payload: bytes) -> int:
+    return len(json.loads(payload))
+
+
+def _fill_with_pointers(lab: Lab, topic: str, count: int) -> dict[str, Any]:
+    """Send pointers to a few payloads, again and again; returns the configuration."""
+    store = {"type": "redis", "url": lab.redis, "ttl_seconds": 3600}
+    config = {"strategy": "external", "threshold_bytes": 1000, "stores": {"hot": store}}
+    records = [{"id": n, "name": f"record {n}", "value": n / 7, "tags": ["a", "b"]} for n in range(900)]
+    producer = lab.pulsar_client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
+    with claimcheck.from_dict(config) as cc:
+        messages = [cc.seal(cc.store("hot").write(json.dumps(records).encode())) for _ in range(64)]
+    for n in range(count):
+        producer.send_async(messages[n % len(messages)], lambda result, message_id: None)
+    producer.flush()
+    producer.close()
+    return config
 
 
 # Many partitions ----------------------------------------------------------------------------------------------------

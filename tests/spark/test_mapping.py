@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import shutil
 
@@ -12,6 +13,7 @@ import claimcheck
 from claimcheck.errors import ConfigError
 from claimcheck.spark import DeadLetter, ResultError, map_payloads
 from claimcheck.spark import _map_payloads as mapping
+from claimcheck.spark._worker import as_config, claim_check
 from tests.spark.rig import batch_of, frame, remove_stored
 
 
@@ -55,6 +57,18 @@ def test_places_that_have_names_go_by_these(spark, config, send):
     for fn in (as_row, as_tuple):
         stage = map_payloads(fn, "width int, height int", column="value", config=config)
         assert rows_of(frame(spark, send(b"x" * 3000)).transform(stage), "width", "height") == [(3000, 1)]
+
+
+def test_only_workers_exempt_modules_from_garbage_collection(spark, config):
+    """Spark collects garbage after every task; the process that builds the query is the user's."""
+    before = gc.get_freeze_count()
+    stage = map_payloads(lambda _: gc.get_freeze_count(), "frozen long", column="value", config=config)
+
+    [(frozen,)] = rows_of(frame(spark, [b"x"]).transform(stage), "frozen")
+    claim_check(as_config(config))
+
+    assert frozen > 10_000
+    assert gc.get_freeze_count() == before
 
 
 def test_a_struct_is_one_value_of_one_column(spark, config, send):
