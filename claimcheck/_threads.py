@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
+    import asyncio
     from concurrent.futures import Future
 
 __all__ = [
@@ -30,6 +32,10 @@ IO_THREADS = 96
 
 IO_BYTES = 256 << 20
 """The most bytes of payloads that these calls read at the same time; a larger payload is read while no other is."""
+
+_MOST_JOINED = 32  # calls
+_JOINED_BYTES = 4 << 20
+_JOINED_THREADS = 8  # that share the calls that wait
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,6 +64,42 @@ def interruptible(stop: threading.Event, function: Callable[P, R], *args: P.args
         STOP.reset(token)
 
 
+class Replies(Protocol):
+    """The replies to requests that were sent together.
+
+    Attributes:
+        is_broken: Whether no more of them arrive, and the requests have to be sent again.
+    """
+
+    @property
+    def is_broken(self) -> bool: ...
+
+    def receive(self, number: int) -> bytes | None:
+        """Return the reply with a number, after those before it; ``None`` if it does not arrive any more."""
+
+    def close(self) -> None:
+        """Release the connection."""
+
+
+Join: TypeAlias = Callable[[Sequence[Any]], Replies]
+"""Sends the requests of several calls together, given what they request."""
+
+_joined = threading.local()
+
+
+def joined(item: object) -> bytes | None:
+    """Return the reply to a request that was sent together with others; ``None`` if it was not sent.
+
+    Args:
+        item: The request, as it was passed to `IoThreads.submit` with the call that this thread runs.
+    """
+    if getattr(_joined, "item", None) is not item:
+        return None
+    reply: bytes | None = _joined.receive()
+    _joined.item = None
+    return reply
+
+
 @dataclass(slots=True, eq=False)
 class _Call:
     """A call that waits for a thread."""
@@ -65,15 +107,18 @@ class _Call:
     future: Future[Any]
     run: Callable[[], object]
     size: int
+    join: Join | None
+    item: object
 
 
 class IoThreads:
     """Runs blocking calls in a bounded number of threads, in the order in which they were submitted. Thread-safe.
 
-    Threads start when they are needed, and stay.
+    Threads start when they are needed, and stay. Calls with the same ``join`` that wait at the same time run in one
+    thread, one after the other: their requests are sent together.
 
     Args:
-        threads: Calls that run at the same time.
+        threads: Threads that run at the same time.
         max_bytes: Limit for the sizes of all running calls together; a larger one runs while no other call has a size.
     """
 
@@ -85,47 +130,105 @@ class IoThreads:
         self._lock = threading.Lock()
         self._waiting: deque[_Call] = deque()
         self._running = self._bytes = 0
+        self._is_joining = False  # a thread has been woken, and is about to take calls that join
 
-    def submit(self, function: Callable[[], R], *, size: int = 0) -> Future[R]:
+    def submit(
+        self, function: Callable[[], R], *, size: int = 0, join: Join | None = None, item: object = None
+    ) -> Future[R]:
         """Call a function in a thread. Cancelling the future removes a call that has not started.
 
         Args:
             function: The function to call, in the context of the caller.
             size: Bytes that the call is about to hold in memory.
+            join: Sends the requests of this call and of others together.
+            item: The request, for ``join`` and `joined`.
         """
         from concurrent.futures import Future
 
         context, future = contextvars.copy_context(), Future[R]()
         with self._lock:
-            self._waiting.append(_Call(future, lambda: context.run(function), size))
-            self._begin()
+            self._waiting.append(_Call(future, lambda: context.run(function), size, join, item))
+            self._wake()
         return future
 
-    def _begin(self) -> None:
-        while self._waiting and self._running < self._threads:
-            call = self._waiting[0]
-            is_cancelled = call.future.cancelled()
-            if not is_cancelled and call.size and self._bytes and self._bytes + call.size > self._max_bytes:
-                return
-            self._waiting.popleft()
-            if not is_cancelled:
-                self._running += 1
-                self._bytes += call.size
-                self._executor.submit(self._run, call)
+    def _wake(self) -> None:
+        """Wake threads for the calls that may run. One at a time for calls that join: more of them arrive meanwhile."""
+        while self._running < self._threads and not self._is_joining and self._next_may_run():
+            self._running += 1
+            if self._waiting[0].join is None:
+                self._executor.submit(self._work, self._take())
+            else:
+                self._is_joining = True
+                self._executor.submit(self._work, None)
 
-    def _run(self, call: _Call) -> None:
-        try:
-            if call.future.set_running_or_notify_cancel():
-                _complete(call)
-        finally:
+    def _next_may_run(self) -> bool:
+        while self._waiting and self._waiting[0].future.cancelled():
+            self._waiting.popleft()
+        return bool(self._waiting) and self._has_room(self._waiting[0].size)
+
+    def _has_room(self, size: int) -> bool:
+        return not size or not self._bytes or self._bytes + size <= self._max_bytes
+
+    def _take(self) -> list[_Call]:
+        """Remove the next call from the queue, and those that join it."""
+        if not self._next_may_run():
+            return []
+        join, calls, size = self._waiting[0].join, list[_Call](), 0
+        most = 1 if join is None else min(_MOST_JOINED, -(-len(self._waiting) // _JOINED_THREADS))
+        while len(calls) < most and self._next_may_run() and self._waiting[0].join == join:
+            call = self._waiting.popleft()
+            calls.append(call)
+            self._bytes += call.size
+            size += call.size
+            if size >= _JOINED_BYTES:
+                break
+        return calls
+
+    def _work(self, calls: list[_Call] | None) -> None:
+        """Run calls until there are none for this thread."""
+        while True:
             with self._lock:
-                self._running -= 1
-                self._bytes -= call.size
-                self._begin()
+                if calls is None:
+                    self._is_joining = False
+                    calls = self._take()
+                    self._wake()
+                if not calls:
+                    self._running -= 1
+                    return
+            try:
+                again = _run(calls)
+            finally:
+                with self._lock:
+                    self._bytes -= sum(call.size for call in calls)
+            with self._lock:
+                self._waiting.extendleft(reversed(again))
+            calls = None
+
+
+def _run(calls: list[_Call]) -> list[_Call]:
+    """Run calls, and set their results or errors; returns those whose requests have to be sent again, alone."""
+    join = calls[0].join
+    if join is None or len(calls) == 1:
+        for call in calls:
+            _complete(call)
+        return []
+    replies = join([call.item for call in calls])
+    try:
+        for number, call in enumerate(calls):
+            if replies.is_broken:
+                return [replace(call, join=None) for call in calls[number:]]
+            _joined.item, _joined.receive = call.item, functools.partial(replies.receive, number)
+            _complete(call)
+    finally:
+        _joined.item = _joined.receive = None
+        replies.close()
+    return []
 
 
 def _complete(call: _Call) -> None:
-    """Run a call and set its result or its error."""
+    """Run a call and set its result or its error, unless it was cancelled."""
+    if not call.future.set_running_or_notify_cancel():
+        return
     try:
         result = call.run()
     except BaseException as error:
@@ -163,6 +266,8 @@ async def in_thread(
     size: int = 0,
     undo: Callable[[R], None] = lambda _: None,
     to_the_end: bool = False,
+    join: Join | None = None,
+    item: object = None,
 ) -> R:
     """Call a blocking function in one of the `io_threads`.
 
@@ -176,15 +281,18 @@ async def in_thread(
         undo: Called in a thread with a result that arrived after the cancellation.
         to_the_end: Whether a cancelled task waits until the function has ended, because it uses an object of the
             caller's, such as a file.
+        join: See `IoThreads.submit`.
+        item: See `IoThreads.submit`.
     """
     import asyncio  # a third of the whole import time
     from concurrent.futures import wait
 
     handover = _Handover(function, undo)
-    running = io_threads().submit(handover.run, size=size)
+    running = io_threads().submit(handover.run, size=size, join=join, item=item)
     try:
-        return await asyncio.wrap_future(running)  # its cancellation cancels a call that has not started
+        return await _awaitable(running)
     except asyncio.CancelledError:
+        running.cancel()  # if it has not started
         for result in handover.abandon():
             await asyncio.shield(asyncio.wrap_future(io_threads().submit(functools.partial(undo, result))))
         if not running.done():  # in a thread of the loop, for which `asyncio.run` waits
@@ -192,6 +300,55 @@ async def in_thread(
             if to_the_end:
                 await asyncio.shield(ended)
         raise
+
+
+class _Arrivals:
+    """Passes results from threads to an event loop. It wakes the loop once for all that are there."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._arrived: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
+        self._is_waking = False
+
+    def awaitable(self, running: Future[R]) -> asyncio.Future[R]:
+        """Return a future of the loop with the result of one of a thread."""
+        future: asyncio.Future[R] = self.loop.create_future()
+        running.add_done_callback(lambda done: self._add(future, done))
+        return future
+
+    def _add(self, future: asyncio.Future[Any], done: Future[Any]) -> None:
+        self._arrived.append((future, done))
+        if not self._is_waking:
+            self._is_waking = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_waking = False  # before it looks: what comes later wakes the loop again
+        for _ in range(len(self._arrived)):
+            future, done = self._arrived.popleft()
+            if future.done():
+                continue
+            if done.cancelled():
+                future.cancel()
+            elif (error := done.exception()) is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(done.result())
+
+
+_arrivals = threading.local()  # of the loop that runs in this thread
+
+
+def _awaitable(running: Future[R]) -> asyncio.Future[R]:
+    """Same as `asyncio.wrap_future`, with fewer wake-ups; its cancellation does not cancel ``running``."""
+    import asyncio
+
+    loop, arrivals = asyncio.get_running_loop(), getattr(_arrivals, "of_loop", None)
+    if arrivals is None or arrivals.loop is not loop:
+        arrivals = _arrivals.of_loop = _Arrivals(loop)
+    future: asyncio.Future[R] = arrivals.awaitable(running)
+    return future
 
 
 class _Handover(Generic[R]):

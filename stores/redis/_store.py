@@ -20,12 +20,13 @@ from claimcheck._payload_reader import PieceReader, Reader, too_long
 from claimcheck._pointer import KEY_PREFIX, Pointer, slug
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
+from claimcheck._threads import Replies
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
 from claimcheck.errors import IntegrityError, KeyTakenError, ScanNotSupportedError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import CaFile
 from claimcheck.stores.redis._expiry import extend_segments
 from claimcheck.stores.redis._listing import FirstSegment, Keyspace
-from claimcheck.stores.redis._reader import SegmentReader, unsized_segments
+from claimcheck.stores.redis._reader import SegmentReader, SmallReplies, unsized_segments
 from claimcheck.stores.redis._server import SMALL_BYTES, Address, Borrowed, RedisServer, segment_key, tls_options
 
 __all__ = ["RedisStore"]
@@ -118,6 +119,7 @@ class RedisStore(Store):
             fail("tls_ca_file", found="an address without TLS", expected="one that begins with rediss")
         self._server = RedisServer(self._address, options, name=lambda: self.name)
         self._policy_known = False
+        self.joined_bytes = 0 if self._server.is_cluster else SMALL_BYTES
         self.ttl_seconds = ttl_seconds
         self.segment_bytes = segment_bytes
         self.prefix = key_prefix
@@ -225,6 +227,9 @@ class RedisStore(Store):
         )
         reader.begin()
         return reader
+
+    def _request(self, pointers: Sequence[Pointer]) -> Replies:
+        return SmallReplies(self._server, pointers, missing=lambda pointer: self.missing(pointer, "segment 0 of 1"))
 
     def _segments(self, pointer: Pointer) -> Iterator[bytes]:
         size = pointer.size

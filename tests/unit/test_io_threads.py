@@ -146,7 +146,9 @@ class TestTasks:
     def test_reads_count_the_declared_bytes(self, monkeypatch):
         sizes, pool = [], IoThreads(4)
         submit = pool.submit
-        monkeypatch.setattr(pool, "submit", lambda work, *, size=0: (sizes.append(size), submit(work, size=size))[1])
+        monkeypatch.setattr(
+            pool, "submit", lambda work, *, size=0, **more: (sizes.append(size), submit(work, size=size, **more))[1]
+        )
         monkeypatch.setattr(_threads, "_io", [pool])
         rig = Rig()
         pointer = rig.cc.store("hot").write(BIG)
