@@ -313,7 +313,7 @@ class ClaimCheck:
         work = self._work(message, headers, destination)
         if not work.blocks:
             return work.run()
-        return await in_thread(work.run, size=work.size or 0, join=work.join, item=work.item)
+        return await in_thread(work.run, size=work.size or 0, join=work.join, request=work.request)
 
     def resolve_many(
         self,
@@ -656,7 +656,7 @@ class ClaimCheck:
         if isinstance(envelope, PointerData):
             pointer = self._accept(envelope.data, destination)
             join = self._join(pointer)
-            return Work(lambda: self.read(pointer), blocks=True, size=pointer.size, join=join, item=pointer)
+            return Work(lambda: self.read(pointer), blocks=True, size=pointer.size, join=join, request=pointer)
         blocks = isinstance(envelope, Encoded)
         return Work(lambda: self._payload(envelope, destination), blocks=blocks, size=len(memoryview(message)))
 

@@ -57,14 +57,14 @@ class Work:
         blocks: Whether it waits for a store or a key service.
         size: Bytes of the payload, as declared; ``None`` if unknown.
         join: See `IoThreads.submit`.
-        item: See `IoThreads.submit`.
+        request: See `IoThreads.submit`.
     """
 
     run: Callable[[], Buffer | None]
     blocks: bool = False
     size: int | None = 0
     join: Join | None = None
-    item: object = None
+    request: object = None
 
 
 Prepare: TypeAlias = Callable[[Buffer | None, object], Work]
@@ -206,7 +206,7 @@ class _Window:
                 lambda: interruptible(stop, _resolution, message, work),
                 size=last.size,
                 join=work.join,
-                item=work.item,
+                request=work.request,
             )
             last.is_started = True
             self._bytes += last.size

@@ -102,7 +102,7 @@ class Store(ABC):
     ttl_seconds: float | None = None
     pointer_version: int = 2
     reads_v1: bool = False
-    joined_bytes: int = 0
+    _joined_bytes: int = 0
     context: StoreContext = StoreContext()
     _seekable: ClassVar[bool] = False
 
@@ -149,7 +149,11 @@ class Store(ABC):
         """Delete the payload, complete or partial, and nothing else. A missing payload is not an error."""
 
     def _request(self, pointers: Sequence[Pointer]) -> Replies:
-        """Request several payloads of up to ``joined_bytes`` at once, if the medium can do that in one round trip."""
+        """Request several payloads in one round trip. Called only for payloads of up to ``_joined_bytes``."""
+        raise NotImplementedError
+
+    def _send(self, writes: Sequence[StoreWrite]) -> Replies:
+        """Send several payloads in one round trip, see `_request`. A reply is not ``None`` if its payload is stored."""
         raise NotImplementedError
 
     def _rewrite(self, pointer: Pointer, source: Source) -> str | None:
@@ -569,6 +573,10 @@ class Store(ABC):
 
     async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
         """Same as `write`. After a cancellation, nothing stays in the store, and the file is no longer in use."""
+        if self._joined_bytes and not is_file(payload):
+            write = StoreWrite(self, payload, destination=destination, limit=limit, identity=None, min_ttl_seconds=None)
+            if 0 < (size := write.plain_bytes) <= self._joined_bytes:
+                return await in_thread(write.run, size=size, undo=self.rollback, join=self._send, request=write)
         return await in_thread(
             lambda: self.write(payload, destination=destination, limit=limit),
             undo=self.rollback,
@@ -578,7 +586,7 @@ class Store(ABC):
     async def aread(self, pointer: Pointer) -> bytes:
         """Same as `read`. After a cancellation the read stops soon and closes its connection."""
         size = getattr(pointer, "size", None) or 0
-        return await in_thread(lambda: self.read(pointer), size=size, join=self._join(pointer), item=pointer)
+        return await in_thread(lambda: self.read(pointer), size=size, join=self._join(pointer), request=pointer)
 
     async def aextend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
         """Same as `extend`. After a cancellation no copy stays in the store."""
@@ -607,7 +615,7 @@ class Store(ABC):
     def _join(self, pointer: Pointer) -> Join | None:
         """Return what requests this payload together with others; ``None`` if it is read alone."""
         small = isinstance(pointer, Pointer) and pointer.stored_bytes is None and pointer.segments == 1
-        return self._request if small and 0 < (pointer.size or 0) <= self.joined_bytes else None
+        return self._request if small and 0 < (pointer.size or 0) <= self._joined_bytes else None
 
     def _delete_one(self, pointer: Pointer, operation: Literal["rollback", "delete"]) -> None:
         """Delete one payload; raises as `rollback`."""

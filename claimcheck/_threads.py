@@ -9,7 +9,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ IO_BYTES = 256 << 20
 """The most bytes of payloads that these calls read at the same time; a larger payload is read while no other is."""
 
 _MOST_JOINED = 32  # calls
-_JOINED_BYTES = 4 << 20
-_JOINED_THREADS = 8  # that share the calls that wait
+_JOINED_BYTES = 1 << 20
+_JOINED_THREADS = 2  # that share the calls that wait: with more, most calls run alone, at twice the cost
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,35 +68,35 @@ class Replies(Protocol):
     """The replies to requests that were sent together.
 
     Attributes:
-        is_broken: Whether no more of them arrive, and the requests have to be sent again.
+        is_broken: Whether no more of them arrive; then `receive` does not block.
     """
 
     @property
     def is_broken(self) -> bool: ...
 
     def receive(self, number: int) -> bytes | None:
-        """Return the reply with a number, after those before it; ``None`` if it does not arrive any more."""
+        """Return the reply with a number, after those before it; ``None`` if the request has to be sent again."""
 
     def close(self) -> None:
         """Release the connection."""
 
 
 Join: TypeAlias = Callable[[Sequence[Any]], Replies]
-"""Sends the requests of several calls together, given what they request."""
+"""Sends several requests together."""
 
 _joined = threading.local()
 
 
-def joined(item: object) -> bytes | None:
-    """Return the reply to a request that was sent together with others; ``None`` if it was not sent.
+def joined(request: object) -> bytes | None:
+    """Return the reply to a request that was sent together with others; ``None`` if it has to be sent.
 
     Args:
-        item: The request, as it was passed to `IoThreads.submit` with the call that this thread runs.
+        request: As it was passed to `IoThreads.submit` with the call that this thread runs.
     """
-    if getattr(_joined, "item", None) is not item:
+    if getattr(_joined, "request", None) is not request:
         return None
+    _joined.request = None
     reply: bytes | None = _joined.receive()
-    _joined.item = None
     return reply
 
 
@@ -108,7 +108,8 @@ class _Call:
     run: Callable[[], object]
     size: int
     join: Join | None
-    item: object
+    request: object
+    receive: Callable[[], bytes | None] | None = None
 
 
 class IoThreads:
@@ -133,7 +134,7 @@ class IoThreads:
         self._is_joining = False  # a thread has been woken, and is about to take calls that join
 
     def submit(
-        self, function: Callable[[], R], *, size: int = 0, join: Join | None = None, item: object = None
+        self, function: Callable[[], R], *, size: int = 0, join: Join | None = None, request: object = None
     ) -> Future[R]:
         """Call a function in a thread. Cancelling the future removes a call that has not started.
 
@@ -141,13 +142,13 @@ class IoThreads:
             function: The function to call, in the context of the caller.
             size: Bytes that the call is about to hold in memory.
             join: Sends the requests of this call and of others together.
-            item: The request, for ``join`` and `joined`.
+            request: What ``join`` sends, and for which the function calls `joined`.
         """
         from concurrent.futures import Future
 
         context, future = contextvars.copy_context(), Future[R]()
         with self._lock:
-            self._waiting.append(_Call(future, lambda: context.run(function), size, join, item))
+            self._waiting.append(_Call(future, lambda: context.run(function), size, join, request))
             self._wake()
         return future
 
@@ -195,32 +196,30 @@ class IoThreads:
                 if not calls:
                     self._running -= 1
                     return
+            again = list[_Call]()
             try:
                 again = _run(calls)
             finally:
                 with self._lock:
                     self._bytes -= sum(call.size for call in calls)
-            with self._lock:
-                self._waiting.extendleft(reversed(again))
+                    self._waiting.extendleft(reversed(again))
             calls = None
 
 
 def _run(calls: list[_Call]) -> list[_Call]:
-    """Run calls, and set their results or errors; returns those whose requests have to be sent again, alone."""
+    """Run calls one after the other; returns those for which no reply arrives, which need threads of their own."""
     join = calls[0].join
     if join is None or len(calls) == 1:
-        for call in calls:
-            _complete(call)
+        _complete(calls[0])
         return []
-    replies = join([call.item for call in calls])
+    replies = join([call.request for call in calls])
     try:
         for number, call in enumerate(calls):
+            call.receive, call.join = functools.partial(replies.receive, number), None
             if replies.is_broken:
-                return [replace(call, join=None) for call in calls[number:]]
-            _joined.item, _joined.receive = call.item, functools.partial(replies.receive, number)
+                return calls[number:]
             _complete(call)
     finally:
-        _joined.item = _joined.receive = None
         replies.close()
     return []
 
@@ -229,12 +228,15 @@ def _complete(call: _Call) -> None:
     """Run a call and set its result or its error, unless it was cancelled."""
     if not call.future.set_running_or_notify_cancel():
         return
+    _joined.request, _joined.receive = call.request if call.receive else None, call.receive
     try:
         result = call.run()
     except BaseException as error:
         call.future.set_exception(error)
     else:
         call.future.set_result(result)
+    finally:
+        _joined.request = _joined.receive = None
 
 
 _io: list[IoThreads] = []
@@ -267,7 +269,7 @@ async def in_thread(
     undo: Callable[[R], None] = lambda _: None,
     to_the_end: bool = False,
     join: Join | None = None,
-    item: object = None,
+    request: object = None,
 ) -> R:
     """Call a blocking function in one of the `io_threads`.
 
@@ -282,13 +284,13 @@ async def in_thread(
         to_the_end: Whether a cancelled task waits until the function has ended, because it uses an object of the
             caller's, such as a file.
         join: See `IoThreads.submit`.
-        item: See `IoThreads.submit`.
+        request: See `IoThreads.submit`.
     """
     import asyncio  # a third of the whole import time
     from concurrent.futures import wait
 
     handover = _Handover(function, undo)
-    running = io_threads().submit(handover.run, size=size, join=join, item=item)
+    running = io_threads().submit(handover.run, size=size, join=join, request=request)
     try:
         return await _awaitable(running)
     except asyncio.CancelledError:

@@ -234,34 +234,46 @@ def _completed(sock: socket.socket, reply: bytearray, begin: bytes, size: int) -
 
 
 class SmallReplies:
-    """Payloads of one small segment each, requested together on one connection; see `claimcheck._threads.Replies`.
+    """Replies to commands that were sent together on one connection; see `claimcheck._threads.Replies`.
 
     Args:
         server: One server.
-        pointers: The pointers of the payloads.
-        missing: Returns the error for a payload that does not exist.
+        commands: As they are sent. Each may be sent twice.
+        sizes: Bytes of the values that are requested; empty for commands whose reply is ``OK``.
+        missing: Returns the error for a value that does not exist.
     """
 
     def __init__(
-        self, server: RedisServer, pointers: Sequence[Pointer], *, missing: Callable[[Pointer], Exception]
+        self,
+        server: RedisServer,
+        commands: Sequence[bytes],
+        sizes: Sequence[int] = (),
+        *,
+        missing: Callable[[int], Exception] | None = None,
     ) -> None:
-        self._pointers, self._missing = pointers, missing
+        self._count, self._sizes, self._missing = len(commands), sizes, missing
         self._next = 0
-        self._received = memoryview(bytearray(2 * SMALL_BYTES))
+        self._received = memoryview(bytearray(2 * SMALL_BYTES if sizes else 1024))
         self._begin = self._end = 0  # of what was received and not returned
         self._borrowed: Borrowed | None = None
-        self._too_slow: TimeoutError | None = None
-        with suppress(Exception):  # the connection is not there, and each call finds out why
+        self._timeout = ""
+        with suppress(Exception):  # each call finds out by itself what is wrong
             self._borrowed = server.borrow("")
-            self._send(b"".join(packed(("GET", segment_key(pointer, 0))) for pointer in pointers))
+            self._send(b"".join(commands))
 
     @property
     def is_broken(self) -> bool:
-        """Whether no more replies arrive."""
-        return self._borrowed is None and self._too_slow is None
+        """Whether the connection was lost, was too slow, or had an unexpected reply."""
+        return self._borrowed is None
 
     def receive(self, number: int) -> bytes | None:
-        """Return a payload; ``None`` after an unexpected reply or a lost connection."""
+        """Return a value, or ``b"OK"``; ``None`` if the command has to be sent again.
+
+        Raises:
+            TimeoutError: The server did not answer in time, now or before.
+        """
+        if self._timeout:
+            raise TimeoutError(self._timeout)
         try:
             while self._next < number:  # its call did not need it
                 self._reply()
@@ -269,12 +281,12 @@ class SmallReplies:
         except BaseException as error:
             self._discard()
             if isinstance(error, TimeoutError):
-                self._too_slow = error
+                self._timeout = str(error) or "timed out"
             elif isinstance(error, (OSError, OtherReplyError)):
                 return None
             raise
-        if whole is None:
-            raise self._missing(self._pointers[number])
+        if whole is None and self._missing is not None:
+            raise self._missing(number)
         return whole
 
     def close(self) -> None:
@@ -282,7 +294,7 @@ class SmallReplies:
         borrowed = self._borrowed
         if borrowed is None:
             return
-        if self._next < len(self._pointers) or self._begin < self._end:
+        if self._next < self._count or self._begin < self._end:
             self._discard()
         else:
             borrowed.give_back()
@@ -304,15 +316,16 @@ class SmallReplies:
             borrowed.discard()
 
     def _reply(self) -> bytes | None:
-        """Return the next payload; ``None`` if it does not exist."""
-        if self._too_slow is not None:
-            raise self._too_slow
-        size = self._pointers[self._next].size or 0
-        head, whole = b"$%d\r\n" % size, None
+        """Return the next reply; ``None`` for a value that does not exist."""
+        if not self._sizes:
+            self._take(b"+OK\r\n")
+            self._next += 1
+            return b"OK"
+        size, whole = self._sizes[self._next], None
         self._fill(len(_NULLS[1]))
         null = next((null for null in _NULLS if self._received[self._begin : self._begin + 2] == null[:2]), None)
         if null is None:
-            self._take(head)
+            self._take(b"$%d\r\n" % size)
             self._fill(size + 2)
             whole = bytes(self._received[self._begin : self._begin + size])
             self._begin += size
