@@ -209,13 +209,17 @@ class IoThreads:
 def _run(calls: list[_Call]) -> list[_Call]:
     """Run calls one after the other; returns those for which no reply arrives, which need threads of their own."""
     join = calls[0].join
-    if join is None or len(calls) == 1:
-        _complete(calls[0])
+    # Before anything is sent: what a cancelled call has sent, it has to undo.
+    calls = [call for call in calls if call.receive or call.future.set_running_or_notify_cancel()]
+    if join is None or len(calls) < 2:
+        for call in calls:
+            _complete(call)
         return []
     replies = join([call.request for call in calls])
+    for number, call in enumerate(calls):
+        call.receive, call.join = functools.partial(replies.receive, number), None
     try:
         for number, call in enumerate(calls):
-            call.receive, call.join = functools.partial(replies.receive, number), None
             if replies.is_broken:
                 return calls[number:]
             _complete(call)
@@ -225,9 +229,7 @@ def _run(calls: list[_Call]) -> list[_Call]:
 
 
 def _complete(call: _Call) -> None:
-    """Run a call and set its result or its error, unless it was cancelled."""
-    if not call.future.set_running_or_notify_cancel():
-        return
+    """Run a call and set its result or its error."""
     _joined.request, _joined.receive = call.request if call.receive else None, call.receive
     try:
         result = call.run()

@@ -343,7 +343,7 @@ class SmallReplies:
         """Receive until there are ``count`` bytes, and what comes with them."""
         if self._borrowed is None:
             raise OtherReplyError
-        if self._begin + count > len(self._received):
+        if self._begin == self._end or self._begin + count > len(self._received):
             kept = self._end - self._begin
             self._received[:kept] = self._received[self._begin : self._end]
             self._begin, self._end = 0, kept
