@@ -121,12 +121,13 @@ class IoThreads:
     Args:
         threads: Threads that run at the same time.
         max_bytes: Limit for the sizes of all running calls together; a larger one runs while no other call has a size.
+        name: Of the threads.
     """
 
-    def __init__(self, threads: int = IO_THREADS, max_bytes: int = IO_BYTES) -> None:
+    def __init__(self, threads: int = IO_THREADS, max_bytes: int = IO_BYTES, *, name: str = "claimcheck-io") -> None:
         from concurrent.futures import ThreadPoolExecutor  # as slow to import as asyncio
 
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="claimcheck-io")
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._threads, self._max_bytes = threads, max_bytes
         self._lock = threading.Lock()
         self._waiting: deque[_Call] = deque()
@@ -151,6 +152,14 @@ class IoThreads:
             self._waiting.append(_Call(future, lambda: context.run(function), size, join, request))
             self._wake()
         return future
+
+    def close(self) -> None:
+        """Cancel the calls that wait, and end the threads after those that run."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            call.future.cancel()
+        self._executor.shutdown(wait=False)
 
     def _wake(self) -> None:
         """Wake threads for the calls that may run. One at a time for calls that join: more of them arrive meanwhile."""
@@ -215,7 +224,7 @@ def _run(calls: list[_Call]) -> list[_Call]:
         for call in calls:
             _complete(call)
         return []
-    replies = join([call.request for call in calls])
+    replies = _sent(join, calls)
     for number, call in enumerate(calls):
         call.receive, call.join = functools.partial(replies.receive, number), None
     try:
@@ -226,6 +235,23 @@ def _run(calls: list[_Call]) -> list[_Call]:
     finally:
         replies.close()
     return []
+
+
+def _sent(join: Join, calls: list[_Call]) -> Replies:
+    try:
+        return join([call.request for call in calls])
+    except Exception:  # each call finds out by itself what is wrong
+        return _NoReplies()
+
+
+class _NoReplies:
+    is_broken = True
+
+    def receive(self, number: int) -> bytes | None:
+        return None
+
+    def close(self) -> None:
+        pass
 
 
 def _complete(call: _Call) -> None:
