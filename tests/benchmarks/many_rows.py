@@ -26,6 +26,7 @@ OURS = "claimcheck"
 _TASKS = 1000
 _FAR_MS, _NEAR_MS = 20, 5  # round trips
 _STORED = 20  # payloads, read in turns
+_KAFKA_ROUNDS = 60  # for which there are messages; a consumer that starts again waits for the broker
 _CONNECTIONS = 100  # of the peer, as many as redis-py allows by default
 _THREADS = 32
 _MOVERS = 4  # tasks that move large payloads
@@ -135,14 +136,15 @@ def _kafka(lab: Lab, size: int) -> Findings:
     cc, pointers = _stored(lab, lab.redis_afar(_NEAR_MS), size)
     store, many, topic = cc.store("hot"), pointers * (_TASKS // _STORED), f"many-{uuid.uuid4().hex}"
     producer = confluent_kafka.Producer({"bootstrap.servers": lab.kafka})
-    for pointer in many:
+    for pointer in many * _KAFKA_ROUNDS:
         producer.produce(topic, cc.seal(pointer))
+        producer.poll(0)
     producer.flush()
     options = {"bootstrap.servers": lab.kafka, "group.id": topic, "enable.auto.offset.store": False}
     consumer = KafkaConsumer(confluent_kafka.Consumer({**options, "auto.offset.reset": "earliest"}), cc)
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
 
     def ours() -> None:
-        consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
         for _ in many:
             assert len(consumer.poll(30).value()) == size
 
@@ -155,7 +157,7 @@ def _kafka(lab: Lab, size: int) -> Findings:
             counts="operations",
         )
     return Findings(
-        (times_as_fast(found, base),), (base, found), "a consumer that starts each time; one poll at a time"
+        (times_as_fast(found, base),), (base, found), "one poll at a time; up to 64 payloads are read ahead"
     )
 
 
