@@ -102,8 +102,8 @@ class Store(ABC):
     ttl_seconds: float | None = None
     pointer_version: int = 2
     reads_v1: bool = False
-    _joined_bytes: int = 0
     context: StoreContext = StoreContext()
+    _joined_bytes: int = 0  # the largest payload for `_request` and `_send`; 0 if they are not implemented
     _seekable: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
@@ -576,6 +576,7 @@ class Store(ABC):
         if self._joined_bytes and not is_file(payload):
             write = StoreWrite(self, payload, destination=destination, limit=limit, identity=None, min_ttl_seconds=None)
             if 0 < (size := write.plain_bytes) <= self._joined_bytes:
+                write.check_draft()  # before it is sent
                 return await in_thread(write.run, size=size, undo=self.rollback, join=self._send, request=write)
         return await in_thread(
             lambda: self.write(payload, destination=destination, limit=limit),

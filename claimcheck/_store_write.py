@@ -78,7 +78,7 @@ class StoreWrite:
 
     def run(self) -> Pointer:
         """Write the payload; raises as `Store.write`."""
-        self._check_draft()
+        self.check_draft()
         store = self._store
         try:
             with store._operation("write", self._draft, self._payload.size):
@@ -106,7 +106,7 @@ class StoreWrite:
             encryption=ALGORITHM if encrypts else None,
         )
 
-    def _check_draft(self) -> None:
+    def check_draft(self) -> None:
         """Refuse to write what this store would not read."""
         store, draft = self._store, self._draft
         try:

@@ -132,7 +132,7 @@ class IoThreads:
         self._lock = threading.Lock()
         self._waiting: deque[_Call] = deque()
         self._running = self._bytes = 0
-        self._is_joining = False  # a thread has been woken, and is about to take calls that join
+        self._woken = 0  # threads that run, and have not taken a call yet
 
     def submit(
         self, function: Callable[[], R], *, size: int = 0, join: Join | None = None, request: object = None
@@ -148,28 +148,30 @@ class IoThreads:
         from concurrent.futures import Future
 
         context, future = contextvars.copy_context(), Future[R]()
+        call = _Call(future, lambda: context.run(function), size, join, request)
         with self._lock:
-            self._waiting.append(_Call(future, lambda: context.run(function), size, join, request))
-            self._wake()
+            self._waiting.append(call)
+            try:
+                self._wake()
+            except RuntimeError:  # closed, or the interpreter is shutting down
+                self._waiting.remove(call)
+                raise
         return future
 
     def close(self) -> None:
         """Cancel the calls that wait, and end the threads after those that run."""
         with self._lock:
-            waiting, self._waiting = self._waiting, deque()
-        for call in waiting:
-            call.future.cancel()
+            self._waiting = deque(call for call in self._waiting if not call.future.cancel())
         self._executor.shutdown(wait=False)
 
     def _wake(self) -> None:
         """Wake threads for the calls that may run. One at a time for calls that join: more of them arrive meanwhile."""
-        while self._running < self._threads and not self._is_joining and self._next_may_run():
+        while self._running < self._threads and self._next_may_run():
+            if self._woken >= (len(self._waiting) if self._waiting[0].join is None else 1):
+                break
+            self._executor.submit(self._work)
             self._running += 1
-            if self._waiting[0].join is None:
-                self._executor.submit(self._work, self._take())
-            else:
-                self._is_joining = True
-                self._executor.submit(self._work, None)
+            self._woken += 1
 
     def _next_may_run(self) -> bool:
         while self._waiting and self._waiting[0].future.cancelled():
@@ -194,17 +196,11 @@ class IoThreads:
                 break
         return calls
 
-    def _work(self, calls: list[_Call] | None) -> None:
+    def _work(self) -> None:
         """Run calls until there are none for this thread."""
-        while True:
-            with self._lock:
-                if calls is None:
-                    self._is_joining = False
-                    calls = self._take()
-                    self._wake()
-                if not calls:
-                    self._running -= 1
-                    return
+        with self._lock:
+            self._woken -= 1
+        while calls := self._next():
             again = list[_Call]()
             try:
                 again = _run(calls)
@@ -212,7 +208,15 @@ class IoThreads:
                 with self._lock:
                     self._bytes -= sum(call.size for call in calls)
                     self._waiting.extendleft(reversed(again))
-            calls = None
+
+    def _next(self) -> list[_Call]:
+        """Return the next calls for a thread that has none, which ends if there are none."""
+        with self._lock:
+            calls = self._take()
+            self._running -= not calls
+            with contextlib.suppress(RuntimeError):  # no new threads start: this one goes on
+                self._wake()
+        return calls
 
 
 def _run(calls: list[_Call]) -> list[_Call]:
@@ -355,16 +359,24 @@ class _Arrivals:
 
     def _deliver(self) -> None:
         self._is_waking = False  # before it looks: what comes later wakes the loop again
-        for _ in range(len(self._arrived)):
-            future, done = self._arrived.popleft()
-            if future.done():
-                continue
-            if done.cancelled():
-                future.cancel()
-            elif (error := done.exception()) is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(done.result())
+        try:
+            for _ in range(len(self._arrived)):
+                _copy(*self._arrived.popleft())
+        finally:
+            if self._arrived:
+                self.loop.call_soon(self._deliver)
+
+
+def _copy(future: asyncio.Future[Any], done: Future[Any]) -> None:
+    """Copy a result or an error, unless the task was cancelled."""
+    if future.done():
+        return
+    if done.cancelled():
+        future.cancel()
+    elif (error := done.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())
 
 
 _arrivals = threading.local()  # of the loop that runs in this thread

@@ -1,6 +1,7 @@
 """Calls whose requests are sent together: each has its own result, error and cancellation."""
 
 import asyncio
+import io
 import threading
 import time
 from dataclasses import replace
@@ -12,7 +13,13 @@ from claimcheck._digest import digest_of
 from claimcheck._pointer import Pointer
 from claimcheck._store import StoreContext
 from claimcheck._threads import IoThreads, joined
-from claimcheck.errors import IntegrityError, PayloadNotFoundError, PointerRejectedError, StoreUnavailableError
+from claimcheck.errors import (
+    IntegrityError,
+    PayloadNotFoundError,
+    PointerRejectedError,
+    StoreError,
+    StoreUnavailableError,
+)
 from claimcheck.stores.redis._store import RedisStore
 from tests.unit.scripted_redis import bulk, scripted_redis
 
@@ -278,7 +285,13 @@ class TestWriting:
         assert {f"{key}-0".encode() for key in deleted} == set(medium.written) - names
         assert len(deleted) == 1
 
+    def test_that_its_store_would_not_read_is_not_sent(self, pool, store, server):
+        store.max_key_bytes = 20
+        found = together(pool, store.awrite(PAYLOADS[0]), store.awrite(PAYLOADS[1]))
+        assert {type(each) for each in found} == {StoreError}
+        assert server.asked == []
+
     def test_large_ones_and_files_go_alone(self, pool, store, server, medium):
         large = b"0" * (1 << 20)
-        [pointer, small] = together(pool, store.awrite(large), store.awrite(PAYLOADS[0]))
-        assert (pointer.size, small.size) == (len(large), len(PAYLOADS[0]))
+        found = together(pool, store.awrite(large), store.awrite(PAYLOADS[0]), store.awrite(io.BytesIO(PAYLOADS[1])))
+        assert [pointer.size for pointer in found] == [len(large), len(PAYLOADS[0]), len(PAYLOADS[1])]
