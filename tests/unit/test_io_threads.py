@@ -172,7 +172,6 @@ class TestTasks:
             await asyncio.sleep(0)
             for _ in tasks:
                 assert ended.acquire(timeout=10)
-            assert _threads.io_threads().submit(lambda: None).result(10) is None
             await asyncio.gather(*tasks)
 
         asyncio.run(main())
