@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -171,23 +172,22 @@ def _pauses(lab: Lab, size: int, face: str) -> Findings:
             await asyncio.sleep(0.001)
             late.append(time.perf_counter() - now - 0.001)
 
-    async def repeat(move: Move, end: float) -> int:
-        count = 0
+    moved = itertools.count()
+
+    async def repeat(move: Move, end: float) -> None:
         while time.perf_counter() < end:
             await move()
-            count += 1
-        return count
+            next(moved)
 
-    async def main() -> int:
+    async def main() -> None:
         async with moving(lab, payload) as move:
             await move()  # connections are there before the count begins
             end = time.perf_counter() + lab.effort.seconds
-            _, *counts = await asyncio.gather(tick(end), *(repeat(move, end) for _ in range(_MOVERS)))
-            return sum(counts)
+            await asyncio.gather(tick(end), *(repeat(move, end) for _ in range(_MOVERS)))
 
-    moved = asyncio.run(main())
+    asyncio.run(main())
     late.sort()
-    note = f"{len(late)} ticks, {moved} payloads; the server runs on the same cores"
+    note = f"{len(late)} ticks, {next(moved)} payloads; the server runs on the same cores"
     return Findings((late[int(len(late) * 0.999)] * 1000,), note=note)
 
 
