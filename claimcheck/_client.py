@@ -45,7 +45,7 @@ from claimcheck._signing import Seal
 from claimcheck._store import Store, StoreContext
 from claimcheck._strategy import Message
 from claimcheck._sweep import GRACE_SECONDS, Sweep, SweepReport
-from claimcheck._threads import in_thread
+from claimcheck._threads import Join, in_thread
 from claimcheck._validation import Problems, check_int, check_type, fail
 from claimcheck._wire_size import WireLimit
 from claimcheck.config import Config
@@ -312,7 +312,9 @@ class ClaimCheck:
         A cancelled task ends immediately; the read stops at its next piece and closes its connection.
         """
         work = self._work(message, headers, destination)
-        return await in_thread(work.run, size=work.size or 0) if work.blocks else work.run()
+        if not work.blocks:
+            return work.run()
+        return await in_thread(work.run, size=work.size or 0, join=work.join, request=work.request)
 
     def resolve_many(
         self,
@@ -592,7 +594,8 @@ class ClaimCheck:
         envelope = self._single(message, destination, headers)
         if isinstance(envelope, PointerData):
             pointer = self._accept(envelope.data, destination)
-            return Work(lambda: self.read(pointer), blocks=True, size=pointer.size)
+            join = self._join(pointer)
+            return Work(lambda: self.read(pointer), blocks=True, size=pointer.size, join=join, request=pointer)
         blocks = isinstance(envelope, Encoded)
         return Work(lambda: self._payload(envelope, destination), blocks=blocks, size=len(memoryview(message)))
 
@@ -631,6 +634,11 @@ class ClaimCheck:
 
     def _read(self, data: bytes, destination: str | None = None) -> bytes:
         return self.read(self._accept(data, destination))
+
+    def _join(self, pointer: Pointer) -> Join | None:
+        """Return what reads a payload together with others; ``None`` if it is read alone."""
+        store = self._current().stores.get(self._current().seal.store_name(pointer))
+        return None if store is None else store._join(pointer)
 
     def _open_payload(self, pointer: Pointer) -> BinaryIO:
         return self._store_of(pointer)._file(pointer, from_message=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from claimcheck._envelope import Buffer
-from claimcheck._threads import interruptible, io_threads
+from claimcheck._threads import Join, interruptible, io_threads
 from claimcheck.errors import ClaimCheckError
 
 if TYPE_CHECKING:
@@ -56,11 +56,15 @@ class Work:
         run: Returns the payload, or raises a `ClaimCheckError`.
         blocks: Whether it waits for a store or a key service.
         size: Bytes of the payload, as declared; ``None`` if unknown.
+        join: See `IoThreads.submit`.
+        request: See `IoThreads.submit`.
     """
 
     run: Callable[[], Buffer | None]
     blocks: bool = False
     size: int | None = 0
+    join: Join | None = None
+    request: object = None
 
 
 Prepare: TypeAlias = Callable[[Buffer | None, object], Work]
@@ -198,7 +202,12 @@ class _Window:
             return
         if not self._bytes or self._bytes + last.size <= self._max_bytes:
             message, work, stop = last.message, last.work, self._stop
-            last.future = io_threads().submit(lambda: interruptible(stop, _resolution, message, work), size=last.size)
+            last.future = io_threads().submit(
+                lambda: interruptible(stop, _resolution, message, work),
+                size=last.size,
+                join=work.join,
+                request=work.request,
+            )
             last.is_started = True
             self._bytes += last.size
 

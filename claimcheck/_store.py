@@ -50,7 +50,7 @@ from claimcheck._pointer import Pointer, is_key, slug
 from claimcheck._store_context import StoreContext
 from claimcheck._store_errors import Translated, missing, not_listed, translated
 from claimcheck._store_write import StoreWrite
-from claimcheck._threads import in_thread
+from claimcheck._threads import Join, Replies, in_thread, joined
 from claimcheck._validation import Seconds, check_value
 from claimcheck.errors import (
     ConfigError,
@@ -104,6 +104,7 @@ class Store(ABC):
     pointer_version: int = 2
     reads_v1: bool = False
     context: StoreContext = StoreContext()
+    _joined_bytes: int = 0  # the largest payload for `_request` and `_send`; 0 if they are not implemented
     _seekable: ClassVar[bool] = False
     _whole_bytes: ClassVar[int] = 0  # see `claimcheck._payload_reader.read_whole`
 
@@ -148,6 +149,14 @@ class Store(ABC):
     @abstractmethod
     def _delete(self, pointer: Pointer) -> None:
         """Delete the payload, complete or partial, and nothing else. A missing payload is not an error."""
+
+    def _request(self, pointers: Sequence[Pointer]) -> Replies:
+        """Request several payloads in one round trip. Called only for payloads of up to ``_joined_bytes``."""
+        raise NotImplementedError
+
+    def _send(self, writes: Sequence[StoreWrite]) -> Replies:
+        """Send several payloads in one round trip, see `_request`. A reply is not ``None`` if its payload is stored."""
+        raise NotImplementedError
 
     def _rewrite(self, pointer: Pointer, source: Source) -> str | None:
         """Store a payload with an identity again after `_write` raised a `KeyTakenError`, to renew its lifetime.
@@ -571,6 +580,11 @@ class Store(ABC):
 
     async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
         """Same as `write`. After a cancellation, nothing stays in the store, and the file is no longer in use."""
+        if self._joined_bytes and not is_file(payload):
+            write = StoreWrite(self, payload, destination=destination, limit=limit, identity=None, min_ttl_seconds=None)
+            if 0 < (size := write.plain_bytes) <= self._joined_bytes:
+                write.check_draft()  # before it is sent
+                return await in_thread(write.run, size=size, undo=self.rollback, join=self._send, request=write)
         return await in_thread(
             lambda: self.write(payload, destination=destination, limit=limit),
             undo=self.rollback,
@@ -579,7 +593,8 @@ class Store(ABC):
 
     async def aread(self, pointer: Pointer) -> bytes:
         """Same as `read`. After a cancellation the read stops soon and closes its connection."""
-        return await in_thread(lambda: self.read(pointer), size=getattr(pointer, "size", None) or 0)
+        size = getattr(pointer, "size", None) or 0
+        return await in_thread(lambda: self.read(pointer), size=size, join=self._join(pointer), request=pointer)
 
     async def aextend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
         """Same as `extend`. After a cancellation no copy stays in the store."""
@@ -604,6 +619,11 @@ class Store(ABC):
         return f"<{type(self).__name__} {self.name!r}>"
 
     # Internals -------------------------------------------------------------------------------------------------
+
+    def _join(self, pointer: Pointer) -> Join | None:
+        """Return what requests this payload together with others; ``None`` if it is read alone."""
+        small = isinstance(pointer, Pointer) and pointer.stored_bytes is None and pointer.segments == 1
+        return self._request if small and 0 < (pointer.size or 0) <= self._joined_bytes else None
 
     def _delete_one(self, pointer: Pointer, operation: Literal["rollback", "delete"]) -> None:
         """Delete one payload; raises as `rollback`."""
@@ -670,7 +690,8 @@ class Store(ABC):
     def _content(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
         """Open a range of a payload: that of the stored bytes, if they are not encoded."""
         if pointer.stored_bytes is None:
-            return self._open(pointer, start, stop)
+            reply = joined(pointer)
+            return self._open(pointer, start, stop) if reply is None else PieceReader((reply,))
         stored = replace(pointer, size=pointer.stored_bytes, stored_bytes=None, codec=None, encryption=None)
         return ContentReader(
             lambda first, last: self._open(stored, first, last),

@@ -15,6 +15,7 @@ from claimcheck._destination import canonical
 from claimcheck._digest import keyed
 from claimcheck._payload import Payload, Source
 from claimcheck._pointer import Pointer
+from claimcheck._threads import joined
 from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
 from claimcheck.errors import KeyTakenError, PayloadTypeError, PointerRejectedError, StoreError
 
@@ -66,9 +67,19 @@ class StoreWrite:
         self._draft = self._drafted(destination, min_ttl_seconds)
         self._content = self._payload
 
+    @property
+    def plain_bytes(self) -> int:
+        """Size of a payload that is in memory and is stored as it is; 0 for any other."""
+        return len(self._payload.view) if self._encoding is None and self._payload.view is not None else 0
+
+    def command(self) -> tuple[Pointer, memoryview]:
+        """Return the pointer and the bytes to store, for a store that sends several writes together."""
+        assert self._payload.view is not None
+        return self._draft, self._payload.view
+
     def run(self) -> Pointer:
         """Write the payload; raises as `Store.write`."""
-        self._check_draft()
+        self.check_draft()
         store = self._store
         try:
             with store._operation("write", self._draft, self._payload.size):
@@ -96,7 +107,7 @@ class StoreWrite:
             encryption=ALGORITHM if encrypts else None,
         )
 
-    def _check_draft(self) -> None:
+    def check_draft(self) -> None:
         """Refuse to write what this store would not read."""
         store, draft = self._store, self._draft
         try:
@@ -107,11 +118,18 @@ class StoreWrite:
 
     def _write_or_undo(self) -> Pointer:
         try:
-            return self._pointer(self._written(self._store._write))
+            return self._pointer(self._written(self._write))
         except BaseException as error:
             if not self._store._wrote_nothing(error):
                 self._undo(error)
             raise
+
+    def _write(self, draft: Pointer, content: Source) -> str | None:
+        """Write the payload, unless it was sent together with others, and is stored."""
+        if joined(self) is None:
+            return self._store._write(draft, content)
+        content.take_all()
+        return None
 
     def _write_or_find(self) -> Pointer:
         """Write what another attempt may have written, or may be writing now. Nothing is deleted on failure."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
+    import asyncio
     from concurrent.futures import Future
 
 __all__ = [
@@ -30,6 +32,10 @@ IO_THREADS = 96
 
 IO_BYTES = 256 << 20
 """The most bytes of payloads that these calls read at the same time; a larger payload is read while no other is."""
+
+_MOST_JOINED = 32  # calls
+_JOINED_BYTES = 1 << 20
+_JOINED_THREADS = 2  # that share the calls that wait: with more, most calls run alone, at twice the cost
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,6 +64,42 @@ def interruptible(stop: threading.Event, function: Callable[P, R], *args: P.args
         STOP.reset(token)
 
 
+class Replies(Protocol):
+    """The replies to requests that were sent together.
+
+    Attributes:
+        is_broken: Whether no more of them arrive; then `receive` does not block.
+    """
+
+    @property
+    def is_broken(self) -> bool: ...
+
+    def receive(self, number: int) -> bytes | None:
+        """Return the reply with a number, after those before it; ``None`` if the request has to be sent again."""
+
+    def close(self) -> None:
+        """Release the connection."""
+
+
+Join: TypeAlias = Callable[[Sequence[Any]], Replies]
+"""Sends several requests together."""
+
+_joined = threading.local()
+
+
+def joined(request: object) -> bytes | None:
+    """Return the reply to a request that was sent together with others; ``None`` if it has to be sent.
+
+    Args:
+        request: As it was passed to `IoThreads.submit` with the call that this thread runs.
+    """
+    if getattr(_joined, "request", None) is not request:
+        return None
+    _joined.request = None
+    reply: bytes | None = _joined.receive()
+    return reply
+
+
 @dataclass(slots=True, eq=False)
 class _Call:
     """A call that waits for a thread."""
@@ -65,73 +107,168 @@ class _Call:
     future: Future[Any]
     run: Callable[[], object]
     size: int
+    join: Join | None
+    request: object
+    receive: Callable[[], bytes | None] | None = None
 
 
 class IoThreads:
     """Runs blocking calls in a bounded number of threads, in the order in which they were submitted. Thread-safe.
 
-    Threads start when they are needed, and stay.
+    Threads start when they are needed, and stay. Calls with the same ``join`` that wait at the same time run in one
+    thread, one after the other: their requests are sent together.
 
     Args:
-        threads: Calls that run at the same time.
+        threads: Threads that run at the same time.
         max_bytes: Limit for the sizes of all running calls together; a larger one runs while no other call has a size.
+        name: Of the threads.
     """
 
-    def __init__(self, threads: int = IO_THREADS, max_bytes: int = IO_BYTES) -> None:
+    def __init__(self, threads: int = IO_THREADS, max_bytes: int = IO_BYTES, *, name: str = "claimcheck-io") -> None:
         from concurrent.futures import ThreadPoolExecutor  # as slow to import as asyncio
 
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="claimcheck-io")
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._threads, self._max_bytes = threads, max_bytes
         self._lock = threading.Lock()
         self._waiting: deque[_Call] = deque()
         self._running = self._bytes = 0
+        self._woken = 0  # threads that run, and have not taken a call yet
 
-    def submit(self, function: Callable[[], R], *, size: int = 0) -> Future[R]:
+    def submit(
+        self, function: Callable[[], R], *, size: int = 0, join: Join | None = None, request: object = None
+    ) -> Future[R]:
         """Call a function in a thread. Cancelling the future removes a call that has not started.
 
         Args:
             function: The function to call, in the context of the caller.
             size: Bytes that the call is about to hold in memory.
+            join: Sends the requests of this call and of others together.
+            request: What ``join`` sends, and for which the function calls `joined`.
         """
         from concurrent.futures import Future
 
         context, future = contextvars.copy_context(), Future[R]()
+        call = _Call(future, lambda: context.run(function), size, join, request)
         with self._lock:
-            self._waiting.append(_Call(future, lambda: context.run(function), size))
-            self._begin()
+            self._waiting.append(call)
+            try:
+                self._wake()
+            except RuntimeError:  # closed, or the interpreter is shutting down
+                self._waiting.remove(call)
+                raise
         return future
 
-    def _begin(self) -> None:
-        while self._waiting and self._running < self._threads:
-            call = self._waiting[0]
-            is_cancelled = call.future.cancelled()
-            if not is_cancelled and call.size and self._bytes and self._bytes + call.size > self._max_bytes:
-                return
-            self._waiting.popleft()
-            if not is_cancelled:
-                self._running += 1
-                self._bytes += call.size
-                self._executor.submit(self._run, call)
+    def close(self) -> None:
+        """Cancel the calls that wait, and end the threads after those that run."""
+        with self._lock:
+            self._waiting = deque(call for call in self._waiting if not call.future.cancel())
+        self._executor.shutdown(wait=False)
 
-    def _run(self, call: _Call) -> None:
-        try:
-            if call.future.set_running_or_notify_cancel():
-                _complete(call)
-        finally:
-            with self._lock:
-                self._running -= 1
-                self._bytes -= call.size
-                self._begin()
+    def _wake(self) -> None:
+        """Wake threads for the calls that may run. One at a time for calls that join: more of them arrive meanwhile."""
+        while self._running < self._threads and self._next_may_run():
+            if self._woken >= (len(self._waiting) if self._waiting[0].join is None else 1):
+                break
+            self._executor.submit(self._work)
+            self._running += 1
+            self._woken += 1
+
+    def _next_may_run(self) -> bool:
+        while self._waiting and self._waiting[0].future.cancelled():
+            self._waiting.popleft()
+        return bool(self._waiting) and self._has_room(self._waiting[0].size)
+
+    def _has_room(self, size: int) -> bool:
+        return not size or not self._bytes or self._bytes + size <= self._max_bytes
+
+    def _take(self) -> list[_Call]:
+        """Remove the next call from the queue, and those that join it."""
+        if not self._next_may_run():
+            return []
+        join, calls, size = self._waiting[0].join, list[_Call](), 0
+        most = 1 if join is None else min(_MOST_JOINED, -(-len(self._waiting) // _JOINED_THREADS))
+        while len(calls) < most and self._next_may_run() and self._waiting[0].join == join:
+            call = self._waiting.popleft()
+            calls.append(call)
+            self._bytes += call.size
+            size += call.size
+            if size >= _JOINED_BYTES:
+                break
+        return calls
+
+    def _work(self) -> None:
+        """Run calls until there are none for this thread."""
+        with self._lock:
+            self._woken -= 1
+        while calls := self._next():
+            again = list[_Call]()
+            try:
+                again = _run(calls)
+            finally:
+                with self._lock:
+                    self._bytes -= sum(call.size for call in calls)
+                    self._waiting.extendleft(reversed(again))
+
+    def _next(self) -> list[_Call]:
+        """Return the next calls for a thread that has none, which ends if there are none."""
+        with self._lock:
+            calls = self._take()
+            self._running -= not calls
+            with contextlib.suppress(RuntimeError):  # no new threads start: this one goes on
+                self._wake()
+        return calls
+
+
+def _run(calls: list[_Call]) -> list[_Call]:
+    """Run calls one after the other; returns those for which no reply arrives, which need threads of their own."""
+    join = calls[0].join
+    # Before anything is sent: what a cancelled call has sent, it has to undo.
+    calls = [call for call in calls if call.receive or call.future.set_running_or_notify_cancel()]
+    if join is None or len(calls) < 2:
+        for call in calls:
+            _complete(call)
+        return []
+    replies = _sent(join, calls)
+    for number, call in enumerate(calls):
+        call.receive, call.join = functools.partial(replies.receive, number), None
+    try:
+        for number, call in enumerate(calls):
+            if replies.is_broken:
+                return calls[number:]
+            _complete(call)
+    finally:
+        replies.close()
+    return []
+
+
+def _sent(join: Join, calls: list[_Call]) -> Replies:
+    try:
+        return join([call.request for call in calls])
+    except Exception:  # each call finds out by itself what is wrong
+        return _NoReplies()
+
+
+class _NoReplies:
+    is_broken = True
+
+    def receive(self, number: int) -> bytes | None:
+        return None
+
+    def close(self) -> None:
+        pass
 
 
 def _complete(call: _Call) -> None:
     """Run a call and set its result or its error."""
+    _joined.request, _joined.receive = call.request if call.receive else None, call.receive
     try:
         result = call.run()
     except BaseException as error:
         call.future.set_exception(error)
     else:
         call.future.set_result(result)
+    finally:
+        _joined.request = _joined.receive = None
 
 
 _io: list[IoThreads] = []
@@ -163,6 +300,8 @@ async def in_thread(
     size: int = 0,
     undo: Callable[[R], None] = lambda _: None,
     to_the_end: bool = False,
+    join: Join | None = None,
+    request: object = None,
 ) -> R:
     """Call a blocking function in one of the `io_threads`.
 
@@ -176,15 +315,18 @@ async def in_thread(
         undo: Called in a thread with a result that arrived after the cancellation.
         to_the_end: Whether a cancelled task waits until the function has ended, because it uses an object of the
             caller's, such as a file.
+        join: See `IoThreads.submit`.
+        request: See `IoThreads.submit`.
     """
     import asyncio  # a third of the whole import time
     from concurrent.futures import wait
 
     handover = _Handover(function, undo)
-    running = io_threads().submit(handover.run, size=size)
+    running = io_threads().submit(handover.run, size=size, join=join, request=request)
     try:
-        return await asyncio.wrap_future(running)  # its cancellation cancels a call that has not started
+        return await _awaitable(running)
     except asyncio.CancelledError:
+        running.cancel()  # if it has not started
         for result in handover.abandon():
             await asyncio.shield(asyncio.wrap_future(io_threads().submit(functools.partial(undo, result))))
         if not running.done():  # in a thread of the loop, for which `asyncio.run` waits
@@ -192,6 +334,63 @@ async def in_thread(
             if to_the_end:
                 await asyncio.shield(ended)
         raise
+
+
+class _Arrivals:
+    """Passes results from threads to an event loop. It wakes the loop once for all that are there."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._arrived: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
+        self._is_waking = False
+
+    def awaitable(self, running: Future[R]) -> asyncio.Future[R]:
+        """Return a future of the loop with the result of one of a thread."""
+        future: asyncio.Future[R] = self.loop.create_future()
+        running.add_done_callback(lambda done: self._add(future, done))
+        return future
+
+    def _add(self, future: asyncio.Future[Any], done: Future[Any]) -> None:
+        self._arrived.append((future, done))
+        if not self._is_waking:
+            self._is_waking = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_waking = False  # before it looks: what comes later wakes the loop again
+        try:
+            for _ in range(len(self._arrived)):
+                _copy(*self._arrived.popleft())
+        finally:
+            if self._arrived:
+                self.loop.call_soon(self._deliver)
+
+
+def _copy(future: asyncio.Future[Any], done: Future[Any]) -> None:
+    """Copy a result or an error, unless the task was cancelled."""
+    if future.done():
+        return
+    if done.cancelled():
+        future.cancel()
+    elif (error := done.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())
+
+
+_arrivals = threading.local()  # of the loop that runs in this thread
+
+
+def _awaitable(running: Future[R]) -> asyncio.Future[R]:
+    """Same as `asyncio.wrap_future`, with fewer wake-ups; its cancellation does not cancel ``running``."""
+    import asyncio
+
+    loop, arrivals = asyncio.get_running_loop(), getattr(_arrivals, "of_loop", None)
+    if arrivals is None or arrivals.loop is not loop:
+        arrivals = _arrivals.of_loop = _Arrivals(loop)
+    future: asyncio.Future[R] = arrivals.awaitable(running)
+    return future
 
 
 class _Handover(Generic[R]):

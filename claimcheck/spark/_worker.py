@@ -39,7 +39,7 @@ _MALLOC_PARAMETERS = {-8: 1, -3: 4 << 20, -1: 8 << 20}  # mallopt(3): arenas, th
 
 _lock = threading.Lock()
 _claim_checks: dict[tuple[int, bytes], ClaimCheck] = {}
-_frozen_in: set[int] = set()
+_tuned_in: set[int] = set()
 _concurrencies: dict[tuple[int, bytes, Concurrency, str], AdaptiveConcurrency] = {}
 
 
@@ -71,10 +71,23 @@ def claim_check(config: Config) -> ClaimCheck:
     with _lock:
         key = _process_key(config)
         if key not in _claim_checks:
-            _return_memory()
             _claim_checks[key] = ClaimCheck(config)
-        _freeze_modules()
+        _tune_worker()
         return _claim_checks[key]
+
+
+def _tune_worker() -> None:
+    """Adapt a Python worker of Spark, at the start of its first two tasks; the user's own process stays as it is."""
+    from pyspark import TaskContext
+
+    if (context := TaskContext.get()) is None or len(_tuned_in) == 2 or (task := context.taskAttemptId()) in _tuned_in:
+        return
+    if not _tuned_in:
+        _return_memory()
+    # Spark collects garbage in its workers after every task. That takes 50 ms with pandas, nearly all of it for modules.
+    # The first task imports most of them, and the second begins when garbage was just collected.
+    gc.freeze()
+    _tuned_in.add(task)
 
 
 def _return_memory() -> None:
@@ -90,18 +103,6 @@ def _return_memory() -> None:
 
         for parameter, value in _MALLOC_PARAMETERS.items():
             ctypes.CDLL(None).mallopt(parameter, value)
-def _freeze_modules() -> None:
-    """Exempt what a Python worker has imported from garbage collection, at the start of its first two tasks.
-
-    Spark collects garbage in its workers after every task. That takes 50 ms with pandas, nearly all of it for modules.
-    The first task imports most of them, and the second begins when garbage was just collected.
-    """
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    if context is not None and len(_frozen_in) < 2 and context.taskAttemptId() not in _frozen_in:
-        _frozen_in.add(context.taskAttemptId())
-        gc.freeze()
 
 
 def adaptive_concurrency(

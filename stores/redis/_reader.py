@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
 from claimcheck.stores.redis._server import SMALL_BYTES, Borrowed, RedisServer, packed, segment_key
 
-__all__ = ["SegmentReader", "pipelined", "unsized_segments"]
+__all__ = ["SegmentReader", "SmallReplies", "pipelined", "unsized_segments"]
 
 _SIZES_AT_ONCE = 1000
 _BYTES_AT_ONCE = 4 << 20
@@ -230,6 +231,127 @@ def _completed(sock: socket.socket, reply: bytearray, begin: bytes, size: int) -
             raise ConnectionError("the server closed the connection in the middle of a reply")
         reply += more
     return reply
+
+
+class SmallReplies:
+    """Replies to commands that were sent together on one connection; see `claimcheck._threads.Replies`.
+
+    Args:
+        server: One server.
+        commands: As they are sent. Each may be sent twice.
+        sizes: Bytes of the values that are requested; empty for commands whose reply is ``OK``.
+        missing: Returns the error for a value that does not exist.
+    """
+
+    def __init__(
+        self,
+        server: RedisServer,
+        commands: Sequence[bytes],
+        sizes: Sequence[int] = (),
+        *,
+        missing: Callable[[int], Exception] | None = None,
+    ) -> None:
+        self._count, self._sizes, self._missing = len(commands), sizes, missing
+        self._next = 0
+        self._received = memoryview(bytearray(2 * SMALL_BYTES if sizes else 1024))
+        self._begin = self._end = 0  # of what was received and not returned
+        self._borrowed: Borrowed | None = None
+        self._timeout = ""
+        with suppress(Exception):  # each call finds out by itself what is wrong
+            self._borrowed = server.borrow("")
+            self._send(b"".join(commands))
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the connection was lost, was too slow, or had an unexpected reply."""
+        return self._borrowed is None
+
+    def receive(self, number: int) -> bytes | None:
+        """Return a value, or ``b"OK"``; ``None`` if the command has to be sent again.
+
+        Raises:
+            TimeoutError: The server did not answer in time, now or before.
+        """
+        if self._timeout:
+            raise TimeoutError(self._timeout)
+        try:
+            while self._next < number:  # its call did not need it
+                self._reply()
+            whole = self._reply()
+        except BaseException as error:
+            self._discard()
+            if isinstance(error, TimeoutError):
+                self._timeout = str(error) or "timed out"
+            elif isinstance(error, (OSError, OtherReplyError)):
+                return None
+            raise
+        if whole is None and self._missing is not None:
+            raise self._missing(number)
+        return whole
+
+    def close(self) -> None:
+        """Give the connection back, or discard it if a reply is still to come."""
+        borrowed = self._borrowed
+        if borrowed is None:
+            return
+        if self._next < self._count or self._begin < self._end:
+            self._discard()
+        else:
+            borrowed.give_back()
+
+    def _send(self, commands: bytes) -> None:
+        assert self._borrowed is not None
+        try:
+            if self._borrowed.socket is None:
+                raise OtherReplyError
+            self._socket = self._borrowed.socket
+            self._socket.sendall(commands)
+        except BaseException:
+            self._discard()
+            raise
+
+    def _discard(self) -> None:
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is not None:
+            borrowed.discard()
+
+    def _reply(self) -> bytes | None:
+        """Return the next reply; ``None`` for a value that does not exist."""
+        if not self._sizes:
+            self._take(b"+OK\r\n")
+            self._next += 1
+            return b"OK"
+        size, whole = self._sizes[self._next], None
+        self._fill(len(_NULLS[1]))
+        null = next((null for null in _NULLS if self._received[self._begin : self._begin + 2] == null[:2]), None)
+        if null is None:
+            self._take(b"$%d\r\n" % size)
+            self._fill(size + 2)
+            whole = bytes(self._received[self._begin : self._begin + size])
+            self._begin += size
+        self._take(null or b"\r\n")
+        self._next += 1
+        return whole
+
+    def _take(self, line: bytes) -> None:
+        self._fill(len(line))
+        if self._received[self._begin : self._begin + len(line)] != line:
+            raise OtherReplyError
+        self._begin += len(line)
+
+    def _fill(self, count: int) -> None:
+        """Receive until there are ``count`` bytes, and what comes with them."""
+        if self._borrowed is None:
+            raise OtherReplyError
+        if self._begin == self._end or self._begin + count > len(self._received):
+            kept = self._end - self._begin
+            self._received[:kept] = self._received[self._begin : self._end]
+            self._begin, self._end = 0, kept
+        while self._end - self._begin < count:
+            more = self._socket.recv_into(self._received[self._end :])
+            if not more:
+                raise ConnectionError("the server closed the connection in the middle of a reply")
+            self._end += more
 
 
 class SegmentReader:

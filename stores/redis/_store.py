@@ -20,13 +20,23 @@ from claimcheck._payload_reader import PieceReader, Reader, too_long
 from claimcheck._pointer import KEY_PREFIX, Pointer, slug
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
+from claimcheck._store_write import StoreWrite
+from claimcheck._threads import Replies
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
 from claimcheck.errors import IntegrityError, KeyTakenError, ScanNotSupportedError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import CaFile
 from claimcheck.stores.redis._expiry import extend_segments
 from claimcheck.stores.redis._listing import FirstSegment, Keyspace
-from claimcheck.stores.redis._reader import SegmentReader, unsized_segments
-from claimcheck.stores.redis._server import SMALL_BYTES, Address, Borrowed, RedisServer, segment_key, tls_options
+from claimcheck.stores.redis._reader import SegmentReader, SmallReplies, unsized_segments
+from claimcheck.stores.redis._server import (
+    SMALL_BYTES,
+    Address,
+    Borrowed,
+    RedisServer,
+    packed,
+    segment_key,
+    tls_options,
+)
 
 __all__ = ["RedisStore"]
 
@@ -120,6 +130,7 @@ class RedisStore(Store):
             fail("tls_ca_file", found="an address without TLS", expected="one that begins with rediss")
         self._server = RedisServer(self._address, options, name=lambda: self.name)
         self._policy_known = False
+        self._joined_bytes = 0 if self._server.is_cluster else min(SMALL_BYTES, segment_bytes)
         self.ttl_seconds = ttl_seconds
         self.segment_bytes = segment_bytes
         self.prefix = key_prefix
@@ -228,6 +239,20 @@ class RedisStore(Store):
         )
         reader.begin()
         return reader
+
+    def _request(self, pointers: Sequence[Pointer]) -> Replies:
+        commands = [packed(("GET", segment_key(pointer, 0))) for pointer in pointers]
+        sizes = [pointer.size or 0 for pointer in pointers]
+        return SmallReplies(
+            self._server, commands, sizes, missing=lambda n: self.missing(pointers[n], "segment 0 of 1")
+        )
+
+    def _send(self, writes: Sequence[StoreWrite]) -> Replies:
+        if not self._policy_known:
+            self._policy_known = True
+            self._warn_of_eviction()
+        commands = [packed(_command(pointer, 0, view)) for pointer, view in (write.command() for write in writes)]
+        return SmallReplies(self._server, commands)
 
     def _segments(self, pointer: Pointer) -> Iterator[bytes]:
         size = pointer.size

@@ -137,9 +137,10 @@ async def main(host: str, port: int, milliseconds: float, rate: float) -> None:
     over = loop.run_in_executor(None, sys.stdin.read)
     serving = set[asyncio.Task[None]]()
     while not over.done():
-        with contextlib.suppress(TimeoutError):
-            client, _ = await asyncio.wait_for(loop.sock_accept(listener), 0.5)
-            task = asyncio.ensure_future(_serve(client, (host, port), milliseconds / 1000, rate))
+        accepting = asyncio.ensure_future(loop.sock_accept(listener))
+        await asyncio.wait({accepting, over}, return_when=asyncio.FIRST_COMPLETED)
+        if accepting.done():
+            task = asyncio.ensure_future(_serve(accepting.result()[0], (host, port), milliseconds / 1000, rate))
             serving.add(task)
             task.add_done_callback(serving.discard)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
-from claimcheck import ClaimCheck
+from claimcheck import ClaimCheck, from_dict
 from claimcheck._digest import digest_of
 from claimcheck._pointer import Pointer
 from tests.benchmarks.lab import BUCKET, CREDENTIALS, REGION, Lab
@@ -20,10 +21,13 @@ from tests.benchmarks.rounds import Effort, Variant, compare, payload_of, size_t
 from tests.benchmarks.rows import Findings, Step, Target
 from tests.benchmarks.series import times_as_fast
 
+Move: TypeAlias = Callable[[], Awaitable[object]]
+
 OURS = "claimcheck"
 _TASKS = 1000
 _FAR_MS, _NEAR_MS = 20, 5  # round trips
 _STORED = 20  # payloads, read in turns
+_KAFKA_ROUNDS = 60  # for which there are messages; a consumer that starts again waits for the broker
 _CONNECTIONS = 100  # of the peer, as many as redis-py allows by default
 _THREADS = 32
 _MOVERS = 4  # tasks that move large payloads
@@ -36,8 +40,8 @@ def steps(effort: Effort) -> list[Step]:
     def at_once(key: str, what: str, bound: float, measure: Callable[..., Findings]) -> Step:
         return Step((Target(key, f"{what}, {size_text(small)}", bound),), partial(measure, size=small))
 
-    def pauses(key: str, face: str) -> Step:
-        what = f"longest pause of a loop but for 1 in 1,000, while {_MOVERS} tasks {face} {size_text(large)}"
+    def pauses(key: str, what: str) -> Step:
+        what = f"longest pause of a loop but for 1 in 1,000, while {_MOVERS} tasks {what} {size_text(large)}"
         return Step(
             (Target(f"many-pause-{key}", what, 10, "ms", at_most=True),), partial(_pauses, size=large, face=key)
         )
@@ -51,8 +55,7 @@ def steps(effort: Effort) -> list[Step]:
         at_once(
             "many-kafka", f"{_NEAR_MS} ms: pointers from Kafka one by one, of {_THREADS} threads' rate", 0.9, _kafka
         ),
-        pauses("aread", "read"),
-        pauses("awrite", "write"),
+        *(pauses(key, what) for key, (what, _) in _MOVES.items()),
     ]
 
 
@@ -134,14 +137,15 @@ def _kafka(lab: Lab, size: int) -> Findings:
     cc, pointers = _stored(lab, lab.redis_afar(_NEAR_MS), size)
     store, many, topic = cc.store("hot"), pointers * (_TASKS // _STORED), f"many-{uuid.uuid4().hex}"
     producer = confluent_kafka.Producer({"bootstrap.servers": lab.kafka})
-    for pointer in many:
+    for pointer in many * _KAFKA_ROUNDS:
         producer.produce(topic, cc.seal(pointer))
+        producer.poll(0)
     producer.flush()
     options = {"bootstrap.servers": lab.kafka, "group.id": topic, "enable.auto.offset.store": False}
     consumer = KafkaConsumer(confluent_kafka.Consumer({**options, "auto.offset.reset": "earliest"}), cc)
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
 
     def ours() -> None:
-        consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
         for _ in many:
             assert len(consumer.poll(30).value()) == size
 
@@ -154,40 +158,137 @@ def _kafka(lab: Lab, size: int) -> Findings:
             counts="operations",
         )
     return Findings(
-        (times_as_fast(found, base),), (base, found), "a consumer that starts each time; one poll at a time"
+        (times_as_fast(found, base),), (base, found), "one poll at a time; up to 64 payloads are read ahead"
     )
 
 
 def _pauses(lab: Lab, size: int, face: str) -> Findings:
     """Tick every millisecond, and return how late the latest but one in a thousand was."""
-    store, payload, late = lab.redis_store(), payload_of(size), list[float]()
-    end = time.perf_counter() + lab.effort.seconds
+    payload, late = payload_of(size), list[float]()
+    _, moving = _MOVES[face]
 
-    async def tick() -> None:
+    async def tick(end: float) -> None:
         while (now := time.perf_counter()) < end:
             await asyncio.sleep(0.001)
             late.append(time.perf_counter() - now - 0.001)
 
-    async def move(pointer: Pointer) -> None:
+    moved = itertools.count()
+
+    async def repeat(move: Move, end: float) -> None:
         while time.perf_counter() < end:
-            if face == "aread":
-                await store.aread(pointer)
-            else:
-                await store.arollback(await store.awrite(payload))
+            await move()
+            next(moved)
 
     async def main() -> None:
-        pointer = await store.awrite(payload)
-        await asyncio.gather(tick(), *(move(pointer) for _ in range(_MOVERS)))
-        await store.arollback(pointer)
+        async with moving(lab, payload) as move:
+            await move()  # connections are there before the count begins
+            end = time.perf_counter() + lab.effort.seconds
+            await asyncio.gather(tick(end), *(repeat(move, end) for _ in range(_MOVERS)))
 
     asyncio.run(main())
     late.sort()
-    return Findings(
-        (late[int(len(late) * 0.999)] * 1000,), note=f"{len(late)} ticks; the server runs on the same cores"
-    )
+    note = f"{len(late)} ticks, {next(moved)} payloads; the server runs on the same cores"
+    return Findings((late[int(len(late) * 0.999)] * 1000,), note=note)
+
+
+@contextlib.asynccontextmanager
+async def _read(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
+    store = lab.redis_store()
+    pointer = await store.awrite(payload)
+    yield lambda: store.aread(pointer)
+    await store.arollback(pointer)
+
+
+@contextlib.asynccontextmanager
+async def _write(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
+    store = lab.redis_store()
+
+    async def move() -> None:
+        await store.arollback(await store.awrite(payload))
+
+    yield move
+
+
+@contextlib.asynccontextmanager
+async def _decorated(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
+    cc = _short_lived(lab)
+
+    @cc.offload()
+    async def send(value: bytes) -> bytes:
+        return value
+
+    async def move() -> None:
+        assert len(await cc.aresolve(await send(payload))) == len(payload)
+
+    yield move
+
+
+@contextlib.asynccontextmanager
+async def _through_kafka(lab: Lab, payload: bytes, *, chunks: bool) -> AsyncIterator[Move]:
+    from confluent_kafka.aio import AIOConsumer, AIOProducer
+
+    from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer
+
+    cc, topic, servers = _chunking() if chunks else _short_lived(lab), f"pauses-{uuid.uuid4().hex}", lab.kafka
+    options = {"group.id": topic, "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
+    producer = AsyncKafkaProducer(AIOProducer({"bootstrap.servers": servers, "linger.ms": 0}, buffer_timeout=0), cc)
+    consumer = AsyncKafkaConsumer(AIOConsumer({"bootstrap.servers": servers, **options}), cc)
+
+    async def move() -> None:
+        await (await producer.produce(topic, payload, key=b"k"))
+        while (message := await consumer.poll()).error():  # the topic does not exist yet
+            pass
+        assert len(message.value()) == len(payload)
+
+    async with producer, consumer:
+        await consumer.subscribe([topic])
+        yield move
+
+
+@contextlib.asynccontextmanager
+async def _through_pulsar(lab: Lab, payload: bytes, *, chunks: bool) -> AsyncIterator[Move]:
+    import pulsar
+    import pulsar.asyncio
+
+    from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer
+
+    cc, topic = _chunking() if chunks else _short_lived(lab), f"pauses-{uuid.uuid4().hex}"
+    client = pulsar.asyncio.Client(lab.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    producer = AsyncPulsarProducer(await client.create_producer(topic), cc)
+    consumer = AsyncPulsarConsumer(await client.subscribe(topic, "s"), cc)
+
+    async def move() -> None:
+        await producer.send(payload)
+        message = await consumer.receive()
+        assert len(message.data()) == len(payload)
+        await consumer.acknowledge(message)
+
+    async with producer, consumer:
+        yield move
+    await client.close()
+
+
+_MOVES: dict[str, tuple[str, Callable[[Lab, bytes], contextlib.AbstractAsyncContextManager[Move]]]] = {
+    "aread": ("read", _read),
+    "awrite": ("write", _write),
+    "decorator": ("call a decorated function with, and resolve,", _decorated),
+    "kafka": ("send and receive through Kafka, as pointers,", partial(_through_kafka, chunks=False)),
+    "kafka-chunks": ("send and receive through Kafka, as chunks,", partial(_through_kafka, chunks=True)),
+    "pulsar": ("send and receive through Pulsar, as pointers,", partial(_through_pulsar, chunks=False)),
+    "pulsar-chunks": ("send and receive through Pulsar, as chunks,", partial(_through_pulsar, chunks=True)),
+}
 
 
 # What the rows share ------------------------------------------------------------------------------------------------
+
+
+def _short_lived(lab: Lab) -> ClaimCheck:
+    """Return a configuration with a store that deletes its payloads soon, so that they do not fill the memory."""
+    return lab.cc(type="redis", url=lab.redis, ttl_seconds=10)
+
+
+def _chunking() -> ClaimCheck:
+    return from_dict({"strategy": "chunking"})
 
 
 def _stored(lab: Lab, url: str, size: int) -> tuple[ClaimCheck, list[Pointer]]:

@@ -20,10 +20,6 @@ _GIL = (
     "our some 100 Python calls for each object (key, pointer, check, events) run one at a time: obstore itself, called "
     "by the same threads with no check, made 2.4 times as many"
 )
-_HAND_OVER = (
-    "a task hands each call over to a thread and back, in some 40 us of Python, and the store's own way takes two to "
-    "three times the CPU of a bare GET or SET"
-)
 _MEMORY = "the check reads each byte once more, and the memory here gives little more than the copy itself takes"
 
 _TURNS = "some ten Python calls more for each message: what is it, how large, and who hears when nothing is heard"
@@ -60,8 +56,6 @@ _SHUFFLE = (
 _PLANNED = "the broker took 33 us of CPU for each entry, whoever read; two tasks share two cores with it"
 
 REASONS: dict[str, str] = {
-    "many-redis-read": _HAND_OVER,
-    "many-redis-write": _HAND_OVER,
     "spark-naive-1ms": _SMALL_JOB,
     "spark-hand-64k-5ms": _OBJECTS,
     "spark-offload": _OUT_OF_SPARK,

@@ -16,6 +16,7 @@ INFLIGHT, OUT_BATCH = 64, 16  # MiB, the defaults
 CHILD = """
 import json, sys
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.types import IntegerType, StructField, StructType
 from claimcheck.spark._map_payloads import _MapStage
 from claimcheck.spark._resolve import ResolveStage
@@ -35,6 +36,7 @@ def run(count):
             writer = writer or pa.RecordBatchStreamWriter(sink, batch.schema)
             writer.write_batch(batch)
 
+TaskContext._getOrCreate()  # only workers have one
 given = json.loads(sys.argv[1])
 reading = Reading(
     config=as_config(given["config"]), concurrency=16, max_inflight_bytes=64 << 20, out_batch_bytes=16 << 20

@@ -67,7 +67,7 @@ def passes_plain(cc: ClaimCheck) -> bool:
 
 def _stored(cc: ClaimCheck, envelope: PointerData, headers: object, destination: str) -> StoredPayload:
     read, claims = PointerRead(cc._accept(envelope.data, destination)), hints.declared(headers)
-    return StoredPayload(lambda: _load(cc, read, claims), size=read.pointer.size or 0, origin=read)
+    return StoredPayload(lambda: _load(cc, read, claims), size=read.pointer.size or 0, origin=read, join=cc._join)
 
 
 def _load(cc: ClaimCheck, read: PointerRead, claims: frozenset[tuple[str, str]]) -> bytes:

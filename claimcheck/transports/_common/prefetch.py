@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
 
+from claimcheck._threads import IoThreads
 from claimcheck._validation import check_int
 
 __all__ = ["DEFAULT_BYTES", "DEFAULT_THREADS", "Prefetch"]
@@ -31,7 +31,7 @@ class Fetchable(Protocol):
     def stored_bytes(self) -> int:
         """Bytes that are still to be read from a store; 0 for none."""
 
-    def fetch(self, executor: Executor) -> None:
+    def fetch(self, threads: IoThreads) -> None:
         """Start reading the payload."""
 
     def watch(self, on_get: Callable[[bool], None]) -> None:
@@ -69,7 +69,7 @@ class Prefetch:
         self._held = 0
         self._counted: dict[Fetchable, int] = {}  # as counted: some sizes are known only after the read
         self._later: deque[Fetchable] = deque()  # not started: the limit is reached
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: IoThreads | None = None
 
     @property
     def room(self) -> bool:
@@ -133,7 +133,7 @@ class Prefetch:
         self._counted.clear()
         self._later.clear()
         if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.close()
 
     def _note_request(self, waited: bool) -> None:
         self._requested += 1
@@ -145,13 +145,13 @@ class Prefetch:
             message = self._later.popleft()
             self._count(message)
             if message.stored_bytes:
-                message.fetch(self._executor())
+                message.fetch(self._io_threads())
 
     def _count(self, message: Fetchable) -> None:
         self._counted[message] = message.held_bytes
         self._held += message.held_bytes
 
-    def _executor(self) -> ThreadPoolExecutor:
+    def _io_threads(self) -> IoThreads:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="claimcheck-prefetch")
+            self._pool = IoThreads(self._threads, name="claimcheck-prefetch")
         return self._pool

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
 
 from claimcheck._pointer import Pointer
+from claimcheck._threads import IoThreads, Join
 from claimcheck.errors import ClaimCheckError
 
 __all__ = ["PointerRead", "StoredPayload"]
@@ -31,12 +32,13 @@ class StoredPayload:
     """Reads a payload at the first `get`, and again after a retryable error.
 
     Every later `get` raises an error that is not retryable again. Not thread-safe, except that `prefetch` reads in a
-    thread of its executor.
+    thread.
 
     Args:
         load: Reads and verifies the payload; raises `ClaimCheckError`.
         size: Bytes of the payload, 0 if unknown.
         origin: The pointer, and what became of its reads; ``None`` if it is not needed.
+        join: Returns what requests the payload of a pointer together with others, if anything.
 
     Attributes:
         size: Bytes of the payload, 0 if unknown.
@@ -46,6 +48,7 @@ class StoredPayload:
     __slots__ = (
         "_ahead",
         "_error",
+        "_join",
         "_load",
         "_on_get",
         "_payload",
@@ -55,9 +58,17 @@ class StoredPayload:
         "size",
     )
 
-    def __init__(self, load: Callable[[], bytes], *, size: int = 0, origin: PointerRead | None = None) -> None:
+    def __init__(
+        self,
+        load: Callable[[], bytes],
+        *,
+        size: int = 0,
+        origin: PointerRead | None = None,
+        join: Callable[[Pointer], Join | None] = lambda _: None,
+    ) -> None:
         self.size = size
         self.origin = origin
+        self._join = join
         self._load: Callable[[], bytes] | None = load
         self._ahead: Future[bytes] | None = None
         self._payload: bytes | None = None
@@ -88,10 +99,12 @@ class StoredPayload:
         except ClaimCheckError:
             self._read_for_event_loop = True
 
-    def prefetch(self, executor: Executor) -> None:
-        """Start reading in a thread of ``executor``; `get` waits for the result."""
+    def prefetch(self, threads: IoThreads) -> None:
+        """Start reading in another thread; `get` waits for the result."""
         if not self.is_read and self._load is not None:
-            self._ahead = executor.submit(self._load)
+            pointer = None if self.origin is None else self.origin.pointer
+            join = None if pointer is None else self._join(pointer)
+            self._ahead = threads.submit(self._load, join=join, request=pointer)
 
     def watch(self, on_get: Callable[[bool], None]) -> None:
         """Call a function once the payload is requested, with whether that had to wait for the store."""

@@ -6,13 +6,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Container, Iterable
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from claimcheck._assembler import Identity, Slot
 from claimcheck._envelope import Abort, Chunk
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
+from claimcheck._threads import IoThreads
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports._common.deletion import PayloadDeletion
 from claimcheck.transports._common.dispatch import dispatch
@@ -84,10 +84,10 @@ class ReadyMessage:
         """Bytes that are still to be read from a store."""
         return self.message.stored_bytes if isinstance(self.message, KafkaMessage) else 0
 
-    def fetch(self, executor: Executor) -> None:
+    def fetch(self, threads: IoThreads) -> None:
         """Start reading the payload."""
         if isinstance(self.message, KafkaMessage):
-            self.message.fetch(executor)
+            self.message.fetch(threads)
 
     def watch(self, on_get: Callable[[bool], None]) -> None:
         """Call a function once the payload is requested."""

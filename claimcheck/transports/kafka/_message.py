@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from claimcheck import _hints as hints
 from claimcheck._envelope import Literal, Plain
 from claimcheck._resolver import Outcome, Resolved
+from claimcheck._threads import IoThreads
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka._client import vendor
@@ -94,10 +94,10 @@ class KafkaMessage(Message):
         if self._stored is not None:
             self._stored.read()
 
-    def fetch(self, executor: Executor) -> None:
+    def fetch(self, threads: IoThreads) -> None:
         """Start reading a stored payload in another thread; `value` waits for it."""
         if self._stored is not None:
-            self._stored.prefetch(executor)
+            self._stored.prefetch(threads)
 
     def watch(self, on_get: Callable[[bool], None]) -> None:
         """Call a function once a stored payload is requested, with whether that had to wait for the store."""

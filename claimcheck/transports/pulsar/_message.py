@@ -6,12 +6,12 @@ import functools
 import re
 import struct
 from collections.abc import Callable, Hashable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from claimcheck import _hints as hints
 from claimcheck._resolver import Outcome
+from claimcheck._threads import IoThreads
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
 from claimcheck.transports._common.stored_payload import PointerRead, StoredPayload
 from claimcheck.transports.pulsar._errors import vendor
@@ -395,10 +395,10 @@ class PulsarMessage:
         """Bytes of its payload, in memory now or once it is read."""
         return self.stored_bytes or len(self._payload or b"")
 
-    def fetch(self, executor: Executor) -> None:
+    def fetch(self, threads: IoThreads) -> None:
         """Start reading a stored payload in another thread; `data` waits for the result."""
         if self._stored is not None:
-            self._stored.prefetch(executor)
+            self._stored.prefetch(threads)
 
     def watch(self, on_get: Callable[[bool], None]) -> None:
         """Call a function once a stored payload is requested, with whether that had to wait for the store."""

@@ -1,0 +1,297 @@
+"""Calls whose requests are sent together: each has its own result, error and cancellation."""
+
+import asyncio
+import io
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from claimcheck import _threads
+from claimcheck._digest import digest_of
+from claimcheck._pointer import Pointer
+from claimcheck._store import StoreContext
+from claimcheck._threads import IoThreads, joined
+from claimcheck.errors import (
+    IntegrityError,
+    PayloadNotFoundError,
+    PointerRejectedError,
+    StoreError,
+    StoreUnavailableError,
+)
+from claimcheck.stores.redis._store import RedisStore
+from tests.unit.scripted_redis import bulk, scripted_redis
+
+
+class Server:
+    """Answers with the requests themselves, until a request ``lost`` comes."""
+
+    def __init__(self):
+        self.sent, self.closed = [], 0
+
+    def join(self, requests):
+        self.sent.append(list(requests))
+        return _Echo(self, requests)
+
+
+class _Echo:
+    def __init__(self, server, requests):
+        self._server, self._requests, self.is_broken = server, requests, False
+
+    def receive(self, number):
+        self.is_broken = self.is_broken or self._requests[number] == b"lost"
+        return None if self.is_broken else self._requests[number]
+
+    def close(self):
+        self._server.closed += 1
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    """One thread, which is busy until `go` is called, so that all calls wait at the same time."""
+    pool, busy = IoThreads(1), threading.Event()
+    monkeypatch.setattr(_threads, "_io", [pool])
+    monkeypatch.setattr(_threads, "_JOINED_THREADS", 1)
+    pool.submit(lambda: busy.wait(10))
+    pool.go = busy.set
+    yield pool
+    busy.set()
+    pool._executor.shutdown()
+
+
+def submit(pool, server, *requests, size=1):
+    return [
+        pool.submit(lambda request=request: joined(request), size=size, join=server.join, request=request)
+        for request in requests
+    ]
+
+
+class TestThreads:
+    def test_calls_that_wait_are_sent_together(self, pool):
+        server, requests = Server(), [b"%d" % n for n in range(9)]
+        futures = submit(pool, server, *requests)
+        pool.go()
+        assert [future.result(10) for future in futures] == requests
+        assert server.sent == [requests]
+        pool.submit(lambda: None).result(10)
+        assert server.closed == 1
+
+    def test_a_call_that_does_not_take_its_reply_keeps_it_from_the_next(self, pool):
+        server = Server()
+        first = pool.submit(lambda: "nothing", join=server.join, request=b"first")
+        [second] = submit(pool, server, b"second")
+        pool.go()
+        assert (first.result(10), second.result(10)) == ("nothing", b"second")
+
+    def test_other_calls_between_them_keep_their_turn(self, pool):
+        server, order = Server(), []
+        futures = submit(pool, server, b"a", b"b")
+        futures.append(pool.submit(lambda: order.append(len(server.sent))))
+        futures += submit(pool, server, b"c", b"d")
+        pool.go()
+        assert [future.result(10) for future in futures] == [b"a", b"b", None, b"c", b"d"]
+        assert server.sent == [[b"a", b"b"], [b"c", b"d"]]
+        assert order == [1]
+
+    def test_after_a_lost_connection_the_others_are_not_sent_together_again(self, pool):
+        server = Server()
+        futures = submit(pool, server, b"a", b"lost", b"b", b"c")
+        pool.go()
+        assert [future.result(10) for future in futures] == [b"a", None, None, None]
+        assert len(server.sent) == 1
+
+    def test_a_cancelled_call_is_not_sent(self, pool):
+        server = Server()
+        futures = submit(pool, server, b"a", b"b", b"c")
+        assert futures[1].cancel()
+        pool.go()
+        assert [futures[0].result(10), futures[2].result(10)] == [b"a", b"c"]
+        assert server.sent == [[b"a", b"c"]]
+
+    def test_bytes_are_bounded(self, pool):
+        server = Server()
+        futures = submit(pool, server, *(b"%d" % n for n in range(8)), size=300 << 10)
+        pool.go()
+        assert all(future.result(10) is not None for future in futures[:6])
+        assert max(map(len, server.sent)) == 4
+
+    def test_an_error_of_one_call_is_not_that_of_the_next(self, pool):
+        server, request = Server(), b"fails"
+        failing = pool.submit(lambda: joined(request).nothing, join=server.join, request=request)
+        [good] = submit(pool, server, b"good")
+        pool.go()
+        assert isinstance(failing.exception(10), AttributeError)
+        assert good.result(10) == b"good"
+
+
+PAYLOADS = [b"payload %d" % n for n in range(6)]
+POINTERS = [
+    Pointer(key=f"claimcheck:{n}", store="hot", size=len(payload), checksum=digest_of(payload))
+    for n, payload in enumerate(PAYLOADS)
+]
+
+
+class Redis:
+    """Answers like Redis, unless told otherwise for the payload with a number, once."""
+
+    def __init__(self):
+        self.odd, self.written = {}, {}
+
+    def __call__(self, conversation, command):
+        if command[0] == b"SET":
+            n = int(command[2][-1:] or 0)
+            usual, self.written[command[1]] = b"+OK\r\n", command[2]
+        else:
+            n = int(command[1].split(b"-")[0].rpartition(b":")[2])
+            usual = b":%d\r\n" % len(PAYLOADS[n]) if command[0] == b"STRLEN" else bulk(PAYLOADS[n])
+        odd = self.odd.pop(n, usual)
+        return odd(conversation, usual) if callable(odd) else odd
+
+
+@pytest.fixture
+def medium():
+    return Redis()
+
+
+@pytest.fixture
+def server(medium):
+    with scripted_redis(medium) as server:
+        yield server
+
+
+@pytest.fixture
+def store(server):
+    store = RedisStore(url=server.url, timeout_seconds=0.5)
+    store.context = StoreContext(name="hot")
+    store._policy_known = True
+    yield store
+    store.close()
+
+
+def together(pool, *coroutines, cancel=None):
+    """Run coroutines whose calls wait at the same time; returns their results and errors."""
+
+    async def main():
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+        await asyncio.sleep(0)
+        pool.go()
+        if cancel is not None:
+            await asyncio.to_thread(cancel[1].wait, 10)
+            tasks[cancel[0]].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    return asyncio.run(main())
+
+
+def read_all(pool, store):
+    return together(pool, *map(store.aread, POINTERS))
+
+
+class TestReading:
+    def test_with_one_connection_and_no_request_twice(self, pool, store, server):
+        assert read_all(pool, store) == PAYLOADS
+        assert server.connections == 1
+        assert server.asked == [[b"GET", f"claimcheck:{n}-0".encode()] for n in range(6)]
+        pool.submit(lambda: None).result(10)
+        assert store.read(POINTERS[0]) == PAYLOADS[0]
+        assert server.connections == 1  # it was given back, with nothing to read
+
+    @pytest.mark.parametrize("gone", [b"$-1\r\n", b"_\r\n"])
+    def test_of_one_that_is_gone(self, pool, store, server, medium, gone):
+        medium.odd[2] = gone
+        found = read_all(pool, store)
+        assert isinstance(found.pop(2), PayloadNotFoundError)
+        assert found == PAYLOADS[:2] + PAYLOADS[3:]
+        assert (server.connections, len(server.asked)) == (1, 6)
+
+    def test_of_one_that_is_damaged(self, pool, store, medium):
+        medium.odd[2] = bulk(PAYLOADS[1])
+        found = read_all(pool, store)
+        assert isinstance(found.pop(2), IntegrityError)
+        assert found == PAYLOADS[:2] + PAYLOADS[3:]
+
+    @pytest.mark.parametrize("odd", [None, b"+OK\r\n", b"-LOADING\r\n", b"\0" * 50, bulk(b"short"), b"$9\r\npay"])
+    def test_an_unexpected_reply_never_becomes_payload(self, pool, store, medium, odd):
+        medium.odd[2] = odd
+        assert read_all(pool, store) == PAYLOADS
+
+    def test_of_a_server_that_is_too_slow_waits_once(self, pool, store, server, medium):
+        medium.odd[0] = lambda conversation, usual: time.sleep(2) or usual
+        found = read_all(pool, store)
+        assert {type(each) for each in found} == {StoreUnavailableError}
+        assert len(server.asked) == 1  # the server did not read the others
+
+    def test_without_a_server(self, pool, store, server):
+        store._server._address = replace(store._server._address, url="redis://127.0.0.1:1/0")
+        found = read_all(pool, store)
+        assert [each.key for each in found] == [pointer.key for pointer in POINTERS]
+        assert all(isinstance(each, StoreUnavailableError) for each in found)
+
+    def test_of_one_pointer_by_several_tasks(self, pool, store):
+        assert together(pool, *(store.aread(POINTERS[1]) for _ in range(5))) == [PAYLOADS[1]] * 5
+
+    def test_a_rejected_pointer_takes_no_reply(self, pool, store):
+        bad = replace(POINTERS[0], key="elsewhere:0")
+        found = together(pool, store.aread(bad), store.aread(POINTERS[1]))
+        assert isinstance(found[0], PointerRejectedError)
+        assert found[1] == PAYLOADS[1]
+
+
+class TestWriting:
+    def test_with_one_connection_and_no_payload_twice(self, pool, store, server, medium):
+        pointers = together(pool, *map(store.awrite, PAYLOADS))
+        assert [pointer.checksum for pointer in pointers] == [pointer.checksum for pointer in POINTERS]
+        assert [medium.written[f"{pointer.key}-0".encode()] for pointer in pointers] == PAYLOADS
+        assert (server.connections, len(server.asked)) == (1, 6)
+        assert all(command[3:] == [b"PXAT", str(pointers[0].expires_ms).encode()] for command in server.asked[:1])
+
+    @pytest.mark.parametrize("odd", [None, b"-LOADING\r\n", b"$9\r\npay"])
+    def test_after_an_unexpected_reply_the_rest_is_sent_again(self, pool, store, medium, odd):
+        medium.odd[2] = odd
+        pointers = together(pool, *map(store.awrite, PAYLOADS))
+        assert [medium.written[f"{pointer.key}-0".encode()] for pointer in pointers] == PAYLOADS
+
+    def test_that_timed_out_is_deleted(self, pool, store, medium, monkeypatch):
+        medium.odd[1] = lambda conversation, usual: time.sleep(2) or usual
+        deleted = []
+        monkeypatch.setattr(store, "_delete", lambda pointer: deleted.append(pointer.key))
+        found = together(pool, *map(store.awrite, PAYLOADS))
+        assert not isinstance(found[0], Exception)
+        assert {type(each) for each in found[1:]} == {StoreUnavailableError}
+        assert len(deleted) == 5
+
+    def test_that_is_cancelled_leaves_nothing(self, pool, store, medium, monkeypatch):
+        """Its request was sent: what it stored is deleted after the reply."""
+        asked, go_on, deleted = threading.Event(), threading.Event(), []
+
+        def held(conversation, usual):
+            asked.set()
+            go_on.wait(10)
+            return usual
+
+        medium.odd[0] = held
+        monkeypatch.setattr(store, "_delete", lambda pointer: deleted.append(pointer.key))
+
+        async def release():
+            await asyncio.to_thread(asked.wait, 10)
+            await asyncio.sleep(0.01)
+            go_on.set()
+
+        found = together(pool, *map(store.awrite, PAYLOADS), release(), cancel=(3, asked))
+        pool.submit(lambda: None).result(10)
+        assert isinstance(found[3], asyncio.CancelledError)
+        names = {f"{pointer.key}-0".encode() for n, pointer in enumerate(found[:6]) if n != 3}
+        assert {f"{key}-0".encode() for key in deleted} == set(medium.written) - names
+        assert len(deleted) == 1
+
+    def test_that_its_store_would_not_read_is_not_sent(self, pool, store, server):
+        store.max_key_bytes = 20
+        found = together(pool, store.awrite(PAYLOADS[0]), store.awrite(PAYLOADS[1]))
+        assert {type(each) for each in found} == {StoreError}
+        assert server.asked == []
+
+    def test_large_ones_and_files_go_alone(self, pool, store, server, medium):
+        large = b"0" * (1 << 20)
+        found = together(pool, store.awrite(large), store.awrite(PAYLOADS[0]), store.awrite(io.BytesIO(PAYLOADS[1])))
+        assert [pointer.size for pointer in found] == [len(large), len(PAYLOADS[0]), len(PAYLOADS[1])]
