@@ -84,7 +84,7 @@ def _tune_worker() -> None:
         return
     if not _tuned_in:
         _return_memory()
-    # Spark collects garbage in its workers after every task. That takes 50 ms with pandas, nearly all of it for modules.
+    # Spark collects garbage in its workers after every task. That takes 50 ms with pandas, nearly all for modules.
     # The first task imports most of them, and the second begins when garbage was just collected.
     gc.freeze()
     _tuned_in.add(task)
