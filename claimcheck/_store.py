@@ -16,6 +16,7 @@ a failed write, maps errors and calls the hooks.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import uuid
@@ -622,8 +623,14 @@ class Store(ABC):
 
     def _join(self, pointer: Pointer) -> Join | None:
         """Return what requests this payload together with others; ``None`` if it is read alone."""
-        small = isinstance(pointer, Pointer) and pointer.stored_bytes is None and pointer.segments == 1
-        return self._request if small and 0 < (pointer.size or 0) <= self._joined_bytes else None
+        if not self._joined_bytes or not isinstance(pointer, Pointer):
+            return None
+        is_small = 0 < (pointer.size or 0) <= self._joined_bytes and pointer.segments == 1
+        if is_small and pointer.stored_bytes is None:
+            with contextlib.suppress(PointerRejectedError):  # nothing is requested for it; its own call raises
+                self.check(pointer)
+                return self._request
+        return None
 
     def _delete_one(self, pointer: Pointer, operation: Literal["rollback", "delete"]) -> None:
         """Delete one payload; raises as `rollback`."""

@@ -231,11 +231,12 @@ class TestReading:
     def test_of_one_pointer_by_several_tasks(self, pool, store):
         assert together(pool, *(store.aread(POINTERS[1]) for _ in range(5))) == [PAYLOADS[1]] * 5
 
-    def test_a_rejected_pointer_takes_no_reply(self, pool, store):
+    def test_nothing_is_requested_for_a_rejected_pointer(self, pool, store, server):
         bad = replace(POINTERS[0], key="elsewhere:0")
-        found = together(pool, store.aread(bad), store.aread(POINTERS[1]))
+        found = together(pool, store.aread(bad), store.aread(POINTERS[1]), store.aread(POINTERS[2]))
         assert isinstance(found[0], PointerRejectedError)
-        assert found[1] == PAYLOADS[1]
+        assert found[1:] == PAYLOADS[1:3]
+        assert server.asked == [[b"GET", b"claimcheck:1-0"], [b"GET", b"claimcheck:2-0"]]
 
 
 class TestWriting:
