@@ -321,7 +321,7 @@ class ClaimCheck:
         messages: Iterable[ManyMessage],
         *,
         destination: str | None = None,
-        concurrency: int = 32,
+        concurrency: int = 64,
         max_bytes: int = 64 << 20,
     ) -> Iterator[Resolution]:
         """Resolve messages concurrently, and yield a `Resolution` for each one, in order.
@@ -349,7 +349,7 @@ class ClaimCheck:
         messages: Iterable[ManyMessage] | AsyncIterable[ManyMessage],
         *,
         destination: str | None = None,
-        concurrency: int = 32,
+        concurrency: int = 64,
         max_bytes: int = 64 << 20,
     ) -> AsyncIterator[Resolution]:
         """Same as `resolve_many` for ``async for``. ``messages`` may be an asynchronous iterable.

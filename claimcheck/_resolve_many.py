@@ -158,6 +158,7 @@ class _Window:
         self._concurrency = concurrency
         self._max_bytes = max_bytes
         self._bytes = 0
+        self._is_refilled = True
         self._pending: deque[_Pending] = deque()
         self._stop = threading.Event()
 
@@ -169,7 +170,7 @@ class _Window:
     @property
     def is_full(self) -> bool:
         """Whether the oldest message has to be taken before another one is added."""
-        return bool(self._pending) and (len(self._pending) >= self._concurrency or not self._pending[-1].is_started)
+        return bool(self._pending) and (not self._is_refilled or not self._pending[-1].is_started)
 
     def add(self, message: Message) -> None:
         """Start to resolve a message, now or once there is room for its payload."""
@@ -180,12 +181,16 @@ class _Window:
             pending.is_started = True
             pending.future.set_result(_resolution(message, pending.work))
         self._pending.append(pending)
+        self._is_refilled = self._is_refilled and len(self._pending) < self._concurrency
         self._begin()
 
     def take(self) -> Resolution:
         """Remove the oldest message, which is resolved."""
         taken = self._pending.popleft()
         self._bytes -= taken.size
+        # Those that are requested together are added together, too.
+        least = self._concurrency - 1 if taken.work.join is None else self._concurrency // 2
+        self._is_refilled = self._is_refilled or len(self._pending) <= least
         self._begin()
         return taken.future.result()
 

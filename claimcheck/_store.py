@@ -34,7 +34,7 @@ from claimcheck._content_header import Expected
 from claimcheck._envelope import Buffer
 from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime
 from claimcheck._listing import Deletion, StoreEntry
-from claimcheck._payload import Payload, Source, is_file
+from claimcheck._payload import Payload, Source, as_view, is_file
 from claimcheck._payload_reader import (
     PayloadReader,
     PieceReader,
@@ -581,9 +581,9 @@ class Store(ABC):
 
     async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
         """Same as `write`. After a cancellation, nothing stays in the store, and the file is no longer in use."""
-        if self._joined_bytes and not is_file(payload):
+        if self._joined_bytes and not is_file(payload) and 0 < len(as_view(payload)) <= self._joined_bytes:
             write = StoreWrite(self, payload, destination=destination, limit=limit, identity=None, min_ttl_seconds=None)
-            if 0 < (size := write.plain_bytes) <= self._joined_bytes:
+            if size := write.plain_bytes:
                 write.check_draft()  # before it is sent
                 return await in_thread(write.run, size=size, undo=self.rollback, join=self._send, request=write)
         return await in_thread(

@@ -35,7 +35,7 @@ IO_BYTES = 256 << 20
 
 _MOST_JOINED = 32  # calls
 _JOINED_BYTES = 1 << 20
-_JOINED_THREADS = 2  # that share the calls that wait: with more, most calls run alone, at twice the cost
+_JOINED_THREADS = 4  # that share the calls that wait: with more, most calls run alone, at twice the cost
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -30,7 +30,7 @@ _BASE_PATIENCE = 2  # as many samples, before others are compared with this rate
 _PATIENCE = 4  # as many samples, before more connections are given up
 _ENOUGH = 600e6  # bytes per second of one connection: it is limited by the processor, not by the network
 _SLOW = 150e6  # it is limited by the network
-_RETRY_SECONDS = 10.0  # until the next measurement; doubled while the result stays the same
+_RETRY_SECONDS = 10.0  # of transfers until the next measurement; doubled while the result stays the same
 _MAX_RETRY_SECONDS = 320.0
 _MIN_PUT_PART_BYTES = 5 << 20  # required by S3
 _MIN_PARTS_BYTES = 16 << 20  # smaller payloads are sent in one request: parts take three
@@ -115,6 +115,7 @@ class Transfers:
         self._retry_at: float | None = None  # while it stays
         self._retry_seconds = _RETRY_SECONDS
         self._settled_at = 0
+        self._used_seconds = self._used_since = 0.0
         self._samples: list[float] = []
         self._bytes = self._seconds = self._busy = self._sampled = 0.0
         self._reset()
@@ -128,7 +129,12 @@ class Transfers:
     @property
     def settled(self) -> bool:
         """Whether the number of connections is known to be good."""
-        return self.fixed or (self._retry_at is not None and self.clock() < self._retry_at)
+        return self.fixed or (self._retry_at is not None and self._time < self._retry_at)
+
+    @property
+    def _time(self) -> float:
+        """Seconds in which payloads were transferred: a store that is used now and then keeps what it has learned."""
+        return self._used_seconds + (self.clock() - self._used_since if self._payloads else 0.0)
 
     @property
     def single(self) -> bool:
@@ -149,15 +155,20 @@ class Transfers:
         if self._pid != os.getpid():  # the parent's threads do not exist in a forked process
             self._reset()
         with self._lock:
+            if self._payloads == 0:
+                self._used_since = self.clock()
+                if not self.settled and self._retry_at is not None:
+                    self._rates.clear()
+                    self._measure(self._levels[0])
             self._payloads += 1
-            if self._payloads == 1 and not self.settled and self._retry_at is not None:
-                self._rates.clear()
-                self._measure(self._levels[0])
 
     def end(self) -> None:
         """Count a payload that is done."""
         with self._lock:
+            used = self._time
             self._payloads -= 1
+            if self._payloads == 0:
+                self._used_seconds = used
 
     def connect(self, *, always: bool = False) -> bool:
         """Count one more connection; returns whether it may be used. The first of each payload ``always`` is."""
@@ -247,7 +258,7 @@ class Transfers:
         self._retry_seconds = min(2 * self._retry_seconds, _MAX_RETRY_SECONDS)
         self._retry_seconds = self._retry_seconds if level == self._settled_at else _RETRY_SECONDS
         self._settled_at = level
-        self._retry_at = self.clock() + self._retry_seconds
+        self._retry_at = self._time + self._retry_seconds
 
 
 class TransferPolicy:

@@ -106,6 +106,7 @@ REASONS: dict[str, str] = {
     "kafka-pointers-consume-20": _SENDFILE,
     "kafka-chunks-consume-20": _ONE_EACH,
     "kafka-chunks-consume-100": _ONE_EACH,
+    "many-pause-pulsar-chunks": "the client copies each chunk on its way in and out; with its own chunking: 82 ms",
     "path-64k": _FIXED,
     "path-1024k": _FIXED,
     "path-added-64k": _POINTER,

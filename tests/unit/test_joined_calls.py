@@ -11,6 +11,7 @@ import pytest
 from claimcheck import _threads
 from claimcheck._digest import digest_of
 from claimcheck._pointer import Pointer
+from claimcheck._resolve_many import Work, _Window
 from claimcheck._store import StoreContext
 from claimcheck._threads import IoThreads, joined
 from claimcheck.errors import (
@@ -123,6 +124,26 @@ class TestThreads:
         pool.go()
         assert isinstance(failing.exception(10), AttributeError)
         assert good.result(10) == b"good"
+
+
+@pytest.mark.parametrize(("is_joined", "taken"), [(True, 4), (False, 1)])
+def test_a_full_window_is_refilled_with_as_many_as_are_requested_together(pool, is_joined, taken):
+    server = Server()
+    join = server.join if is_joined else None
+
+    def prepare(value, headers):
+        return Work(lambda: joined(value), blocks=True, size=1, join=join, request=value)
+
+    window = _Window(prepare, 8, 100)
+    pool.go()
+    for n in range(8):
+        assert not window.is_full
+        window.add(b"%d" % n)
+    assert window.is_full
+    for _ in range(taken):
+        assert window.is_full
+        window.take()
+    assert not window.is_full
 
 
 PAYLOADS = [b"payload %d" % n for n in range(6)]

@@ -32,6 +32,11 @@ class Line:
     def rate(self, connections):
         return min(self.each, self.total / connections)
 
+    def use(self, seconds):
+        """Spend time on a payload, without a measurement."""
+        with self.transfers.payload():
+            self.now += seconds
+
     def transfer(self, mebibytes, payloads=1):
         """Move a payload, beside others that have one connection each."""
         for _ in range(payloads):
@@ -144,14 +149,23 @@ def test_a_line_that_changes_is_noticed_later():
     line.total = 700e6
     line.transfer(100)
     assert line.transfers.single, "not before the time has come"
-    line.now += 11
+    line.use(11)
     line.transfer(100)
     assert line.transfers.level == 16
 
     line.total = 90e6
-    line.now += 11
+    line.use(11)
     line.transfer(100)
     assert line.transfers.single
+
+
+def test_a_store_that_is_used_now_and_then_keeps_what_it_has_learned():
+    line = Line(90e6, 700e6)
+    line.transfer(128)
+    for _ in range(10):
+        line.now += 3600
+        line.transfer(16)
+        assert (line.transfers.level, line.transfers.settled) == (16, True)
 
 
 def test_what_stays_the_same_is_measured_less_and_less_often():
@@ -159,9 +173,9 @@ def test_what_stays_the_same_is_measured_less_and_less_often():
     line.transfer(128)
     for pause in (11, 21, 41):
         assert line.transfers.settled
-        line.now += pause - 2
+        line.use(pause - 2)
         assert line.transfers.settled
-        line.now += 2
+        line.use(2)
         assert not line.transfers.settled
         line.transfer(128)
 
@@ -209,7 +223,8 @@ def test_an_upload_in_one_request_that_was_enough_is_measured_again():
     for _ in range(4):
         uploads.send(16)
     uploads.single, uploads.parts = 67e6, 300e6
-    uploads.now += 11
+    with uploads.policy.puts.payload():
+        uploads.now += 11
 
     assert uploads.send(4), "which is slow, and shows it"
     assert not any(uploads.send(16) for _ in range(6))
