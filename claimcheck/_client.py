@@ -49,7 +49,7 @@ from claimcheck._threads import Join, in_thread
 from claimcheck._validation import Problems, check_int, check_type, fail
 from claimcheck._wire_size import WireLimit
 from claimcheck.config import Config
-from claimcheck.errors import ChunkError, ConfigError, PointerRejectedError
+from claimcheck.errors import ChunkError, ConfigError, PayloadTypeError, PointerRejectedError
 from claimcheck.hooks import Hook, Hooks
 
 __all__ = ["ClaimCheck", "from_dict", "load"]
@@ -340,7 +340,7 @@ class ClaimCheck:
         Raises:
             ConfigError: A number is out of range.
         """
-        _check_many(concurrency, max_bytes)
+        _check_many(messages, concurrency, max_bytes)
         prepare = functools.partial(self._work, destination=destination)
         return resolve_many(messages, prepare, concurrency=concurrency, max_bytes=max_bytes)
 
@@ -357,7 +357,7 @@ class ClaimCheck:
         Cancelling the task stops the reads at their next piece. After ``break``, close the iterator, for example with
         `contextlib.aclosing`, to stop them at once.
         """
-        _check_many(concurrency, max_bytes)
+        _check_many(messages, concurrency, max_bytes)
         prepare = functools.partial(self._work, destination=destination)
         return aresolve_many(messages, prepare, concurrency=concurrency, max_bytes=max_bytes)
 
@@ -670,7 +670,9 @@ def _bound(pointer: Pointer, destination: str) -> Pointer:
     return replace(pointer, destination=destination)
 
 
-def _check_many(concurrency: int, max_bytes: int) -> None:
+def _check_many(messages: object, concurrency: int, max_bytes: int) -> None:
+    if isinstance(messages, (bytes, bytearray, memoryview, str)):
+        raise PayloadTypeError(f"messages must be an iterable of messages, not one {type(messages).__name__}")
     check_int("concurrency", concurrency, minimum=1)
     check_int("max_bytes", max_bytes, minimum=1)
 

@@ -6,15 +6,16 @@ import functools
 import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from claimcheck._envelope import Buffer
 from claimcheck._threads import Join, interruptible, io_threads
-from claimcheck.errors import ClaimCheckError
+from claimcheck.errors import ClaimCheckError, PayloadTypeError
 
 if TYPE_CHECKING:
+    import asyncio
     from concurrent.futures import Future
 
 __all__ = ["Message", "Prepare", "Resolution", "Work", "aresolve_many", "resolve_many"]
@@ -75,8 +76,9 @@ def resolve_many(
     messages: Iterable[Message], prepare: Prepare, *, concurrency: int, max_bytes: int
 ) -> Iterator[Resolution]:
     """Yield a resolution for each message, in order; see `ClaimCheck.resolve_many`."""
+    errors: list[Exception] = []
     with closing(_Window(prepare, concurrency, max_bytes)) as window:
-        for message in messages:
+        for message in _until_error(messages, errors):
             window.add(message)
             while (head := window.head) is not None and (window.is_full or head.done()):
                 head.result()
@@ -84,6 +86,8 @@ def resolve_many(
         while (head := window.head) is not None:
             head.result()
             yield window.take()
+    if errors:
+        raise errors[0]
 
 
 async def aresolve_many(
@@ -92,16 +96,17 @@ async def aresolve_many(
     """Same as `resolve_many` on an event loop. A slow source of messages does not hold back payloads."""
     import asyncio
 
-    source: AsyncIterator[Message] | None = _as_async(messages)
-    end, following = object(), None
+    errors: list[Exception] = []
+    source: AsyncIterator[Message] | None = _as_async(messages, errors)
+    end, following, awaited, arrived = object(), None, None, None
     with closing(_Window(prepare, concurrency, max_bytes)) as window:
         try:
             while source is not None or window.head is not None:
                 if source is not None and following is None and not window.is_full:
                     following = asyncio.ensure_future(_next(source, end))
-                waiting: set[asyncio.Future[Any]] = set() if following is None else {following}
-                if (head := window.head) is not None:
-                    waiting.add(asyncio.wrap_future(head))
+                if (head := window.head) is not awaited:
+                    awaited, arrived = head, None if head is None else _arrival(head)
+                waiting = [each for each in (following, arrived) if each is not None]
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if following is not None and following.done():
                     message, following = following.result(), None
@@ -112,21 +117,59 @@ async def aresolve_many(
                 while (head := window.head) is not None and head.done():
                     yield window.take()
         finally:
-            if following is not None and not following.cancel():
-                following.exception()  # marks it as retrieved
+            if following is not None:
+                following.cancel()
+                await asyncio.wait([following])  # until the source is no longer in use
+                if not following.cancelled():
+                    following.exception()  # marks it as retrieved
+    if errors:
+        raise errors[0]
+
+
+def _arrival(head: Future[Resolution]) -> asyncio.Future[None]:
+    """Return a future of the loop that is done when the other one is. It has no error that somebody has to look at."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[None] = loop.create_future()
+
+    def tell(_: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: arrived.done() or arrived.set_result(None))
+
+    head.add_done_callback(tell)
+    return arrived
 
 
 async def _next(source: AsyncIterator[Message], end: object) -> Any:
     return await anext(source, end)
 
 
-async def _as_async(messages: Iterable[Message] | AsyncIterable[Message]) -> AsyncIterator[Message]:
-    if isinstance(messages, AsyncIterable):
+async def _as_async(
+    messages: Iterable[Message] | AsyncIterable[Message], errors: list[Exception]
+) -> AsyncIterator[Message]:
+    if not isinstance(messages, AsyncIterable):
+        for message in _until_error(messages, errors):
+            yield message
+        return
+    try:
         async for message in messages:
             yield message
-    else:
-        for message in messages:
-            yield message
+    except Exception as error:  # raised once the messages before it are resolved
+        errors.append(error)
+
+
+def _until_error(messages: Iterable[Message], errors: list[Exception]) -> Iterator[Message]:
+    source = iter(messages)
+    while True:
+        try:
+            message = next(source)
+        except StopIteration:
+            return
+        except Exception as error:  # raised once the messages before it are resolved
+            errors.append(error)
+            return
+        yield message
 
 
 def _new_future() -> Future[Resolution]:
@@ -170,7 +213,8 @@ class _Window:
     @property
     def is_full(self) -> bool:
         """Whether the oldest message has to be taken before another one is added."""
-        return bool(self._pending) and (not self._is_refilled or not self._pending[-1].is_started)
+        is_large = not self._is_refilled or self._bytes > self._max_bytes
+        return bool(self._pending) and (is_large or not self._pending[-1].is_started)
 
     def add(self, message: Message) -> None:
         """Start to resolve a message, now or once there is room for its payload."""
@@ -178,7 +222,8 @@ class _Window:
         if pending.work.blocks:
             pending.size = self._max_bytes if pending.work.size is None else pending.work.size
         else:
-            pending.is_started = True
+            pending.is_started, pending.size = True, pending.work.size or 0
+            self._bytes += pending.size
             pending.future.set_result(_resolution(message, pending.work))
         self._pending.append(pending)
         self._is_refilled = self._is_refilled and len(self._pending) < self._concurrency
@@ -217,9 +262,13 @@ class _Window:
             self._bytes += last.size
 
     def _work(self, message: Message) -> Work:
-        value, headers = message if isinstance(message, tuple) else (message, None)
         try:
-            return self._prepare(value, headers)
+            if not isinstance(message, tuple):
+                return self._prepare(message, None)
+            if len(message) != 2:
+                found = f"a tuple of {len(message)} elements"
+                raise PayloadTypeError(f"a message must be its value, or a tuple of value and headers, not {found}")
+            return self._prepare(*message)
         except ClaimCheckError as error:
             return Work(functools.partial(_fail, error))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 import uuid
 
@@ -10,7 +11,7 @@ import pytest
 import claimcheck
 from claimcheck import _threads
 from claimcheck._threads import IoThreads
-from claimcheck.errors import ChunkError, ConfigError, IntegrityError, PayloadNotFoundError
+from claimcheck.errors import ChunkError, ConfigError, IntegrityError, PayloadNotFoundError, PayloadTypeError
 from tests.produce_rig import Rig
 
 SIZE = 10_000
@@ -234,6 +235,83 @@ class TestWhenTheCallerStops:
         with pytest.raises(LookupError, match="the source"):
             resolve(rig.cc, source())
 
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_what_came_before_the_error_of_the_source_is_delivered(self, rig, is_async):
+        _, sealed = stored(rig, 10)
+        found = []
+
+        async def asynchronous():
+            for message in source():
+                yield message
+
+        def source():
+            yield from sealed
+            raise LookupError("the source")
+
+        async def main():
+            nonlocal found
+            async for each in rig.cc.aresolve_many(asynchronous()):
+                found += [each]
+
+        with pytest.raises(LookupError):
+            asyncio.run(main()) if is_async else found.extend(rig.cc.resolve_many(source()))
+        assert [each.payload for each in found] == [payload(n) for n in range(10)]
+
+    def test_nothing_is_left_over_on_the_loop(self, rig):
+        """Neither errors that nobody looked at, nor a source that is still in use."""
+        _, sealed = stored(rig, 20)
+        gate, problems = Gate(rig.cc.store("hot")), []
+
+        async def source():
+            for message in sealed:
+                yield message
+                await asyncio.sleep(0)
+            await asyncio.Event().wait()
+
+        async def consume(messages):
+            async with contextlib.aclosing(rig.cc.aresolve_many(messages)) as many:
+                async for _ in many:
+                    pass
+
+        async def main():
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+            messages = source()
+            task = asyncio.create_task(consume(messages))
+            assert await asyncio.to_thread(gate.reached, lambda: len(gate.begun) == 20)
+            task.cancel()
+            await asyncio.wait({task})
+            await messages.aclose()
+            assert await asyncio.to_thread(gate.reached, lambda: not gate.running)
+            del task, messages
+            gc.collect()
+            await asyncio.sleep(0)
+
+        asyncio.run(main())
+        assert problems == []
+
+
+def test_plain_messages_count_as_well(rig):
+    pointers, [sealed] = stored(rig, 1)
+    gate, taken = Gate(rig.cc.store("hot")), []
+
+    def source():
+        yield sealed
+        for n in range(30):
+            taken.append(n)
+            yield bytes(SIZE)
+
+    waiting = threading.Thread(target=lambda: next(rig.cc.resolve_many(source(), max_bytes=3 * SIZE)))
+    waiting.start()
+    assert gate.reached(lambda: gate.begun)
+    gate.allow(*pointers)
+    waiting.join(10)
+    assert len(taken) <= 3
+
+
+def test_a_tuple_of_another_length_is_an_error_of_its_own(rig, resolve):
+    found = resolve(rig.cc, [(b"a", None), (b"a",), (b"a", None, 1)])
+    assert [type(each.error) for each in found] == [type(None), PayloadTypeError, PayloadTypeError]
+
 
 def test_signed_escaped_payloads_need_their_headers(resolve):
     keys = {"k1": "11" * 32}
@@ -251,6 +329,13 @@ def test_bounds_are_checked_at_once(rig, options):
     for call in (rig.cc.resolve_many, rig.cc.aresolve_many):
         with pytest.raises(ConfigError):
             call([], **options)
+
+
+@pytest.mark.parametrize("one", [b"message", "message"])
+def test_one_message_is_not_an_iterable_of_messages(rig, one):
+    for call in (rig.cc.resolve_many, rig.cc.aresolve_many):
+        with pytest.raises(PayloadTypeError, match="not one"):
+            call(one)
 
 
 def test_a_resolution_shows_no_bytes(rig):
