@@ -326,8 +326,9 @@ class ClaimCheck:
     ) -> Iterator[Resolution]:
         """Resolve messages concurrently, and yield a `Resolution` for each one, in order.
 
-        An error about one message is in its resolution, and does not affect the others. Messages are taken from
-        ``messages`` as they are needed. When the caller stops iterating, reads stop at their next piece.
+        An error about one message is in its resolution, and does not affect the others. Up to ``concurrency`` messages
+        are taken from ``messages`` ahead. An error of ``messages`` is raised after the resolutions of those before it.
+        When the caller stops iterating, reads stop at their next piece. A forked child cannot continue the iterator.
 
         Args:
             messages: Values as received from the broker; tuples of value and headers where escaped payloads are signed.
@@ -339,6 +340,7 @@ class ClaimCheck:
 
         Raises:
             ConfigError: A number is out of range.
+            PayloadTypeError: ``messages`` is one message.
         """
         _check_many(messages, concurrency, max_bytes)
         prepare = functools.partial(self._work, destination=destination)

@@ -127,7 +127,7 @@ async def aresolve_many(
 
 
 def _arrival(head: Future[Resolution]) -> asyncio.Future[None]:
-    """Return a future of the loop that is done when the other one is. It has no error that somebody has to look at."""
+    """Return a future of the loop that is done when the other one is. It never has an error."""
     import asyncio
 
     loop = asyncio.get_running_loop()

@@ -580,7 +580,7 @@ class Store(ABC):
     # For event loops -------------------------------------------------------------------------------------------
 
     async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
-        """Same as `write`. After a cancellation, nothing stays in the store, and the file is no longer in use."""
+        """Same as `write`. After a cancellation, what was stored is deleted at once, and the file is not in use."""
         if self._joined_bytes and not is_file(payload) and 0 < len(as_view(payload)) <= self._joined_bytes:
             write = StoreWrite(self, payload, destination=destination, limit=limit, identity=None, min_ttl_seconds=None)
             if size := write.plain_bytes:
