@@ -133,9 +133,13 @@ def _arrival(head: Future[Resolution]) -> asyncio.Future[None]:
     loop = asyncio.get_running_loop()
     arrived: asyncio.Future[None] = loop.create_future()
 
+    def arrive() -> None:
+        if not arrived.done():
+            arrived.set_result(None)
+
     def tell(_: object) -> None:
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(lambda: arrived.done() or arrived.set_result(None))
+            loop.call_soon_threadsafe(arrive)
 
     head.add_done_callback(tell)
     return arrived
@@ -261,7 +265,7 @@ class _Window:
             last.is_started = True
             self._bytes += last.size
 
-    def _work(self, message: Message) -> Work:
+    def _work(self, message: Any) -> Work:
         try:
             if not isinstance(message, tuple):
                 return self._prepare(message, None)
