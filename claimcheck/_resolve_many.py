@@ -6,16 +6,15 @@ import functools
 import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from claimcheck._envelope import Buffer
-from claimcheck._threads import Join, interruptible, io_threads
+from claimcheck._threads import Join, awaitable, interruptible, io_threads
 from claimcheck.errors import ClaimCheckError, PayloadTypeError
 
 if TYPE_CHECKING:
-    import asyncio
     from concurrent.futures import Future
 
 __all__ = ["Message", "Prepare", "Resolution", "Work", "aresolve_many", "resolve_many"]
@@ -105,7 +104,7 @@ async def aresolve_many(
                 if source is not None and following is None and not window.is_full:
                     following = asyncio.ensure_future(_next(source, end))
                 if (head := window.head) is not awaited:
-                    awaited, arrived = head, None if head is None else _arrival(head)
+                    awaited, arrived = head, None if head is None else awaitable(head)
                 waiting = [each for each in (following, arrived) if each is not None]
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if following is not None and following.done():
@@ -124,25 +123,6 @@ async def aresolve_many(
                     following.exception()  # marks it as retrieved
     if errors:
         raise errors[0]
-
-
-def _arrival(head: Future[Resolution]) -> asyncio.Future[None]:
-    """Return a future of the loop that is done when the other one is. It never has an error."""
-    import asyncio
-
-    loop = asyncio.get_running_loop()
-    arrived: asyncio.Future[None] = loop.create_future()
-
-    def arrive() -> None:
-        if not arrived.done():
-            arrived.set_result(None)
-
-    def tell(_: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(arrive)
-
-    head.add_done_callback(tell)
-    return arrived
 
 
 async def _next(source: AsyncIterator[Message], end: object) -> Any:

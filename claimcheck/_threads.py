@@ -21,10 +21,14 @@ __all__ = [
     "STOP",
     "Interrupted",
     "IoThreads",
+    "Join",
+    "Replies",
+    "awaitable",
     "check_interrupt",
     "in_thread",
     "interruptible",
     "io_threads",
+    "joined",
 ]
 
 IO_THREADS = 96
@@ -324,7 +328,7 @@ async def in_thread(
     handover = _Handover(function, undo)
     running = io_threads().submit(handover.run, size=size, join=join, request=request)
     try:
-        return await _awaitable(running)
+        return await awaitable(running)
     except asyncio.CancelledError:
         running.cancel()  # if it has not started
         for result in handover.abandon():
@@ -375,6 +379,7 @@ def _copy(future: asyncio.Future[Any], done: Future[Any]) -> None:
         future.cancel()
     elif (error := done.exception()) is not None:
         future.set_exception(error)
+        future.exception()  # marks it as retrieved: a task that awaits it gets it all the same
     else:
         future.set_result(done.result())
 
@@ -382,8 +387,11 @@ def _copy(future: asyncio.Future[Any], done: Future[Any]) -> None:
 _arrivals = threading.local()  # of the loop that runs in this thread
 
 
-def _awaitable(running: Future[R]) -> asyncio.Future[R]:
-    """Same as `asyncio.wrap_future`, with fewer wake-ups; its cancellation does not cancel ``running``."""
+def awaitable(running: Future[R]) -> asyncio.Future[R]:
+    """Same as `asyncio.wrap_future`, with fewer wake-ups; its cancellation does not cancel ``running``.
+
+    The loop does not report an error of ``running`` if no task awaits it.
+    """
     import asyncio
 
     loop, arrivals = asyncio.get_running_loop(), getattr(_arrivals, "of_loop", None)
