@@ -639,7 +639,8 @@ class ClaimCheck:
 
     def _join(self, pointer: Pointer) -> Join | None:
         """Return what reads a payload together with others; ``None`` if it is read alone."""
-        store = self._current().stores.get(self._current().seal.store_name(pointer))
+        current = self._current()
+        store = current.stores.get(current.seal.store_name(pointer))
         return None if store is None else store._join(pointer)
 
     def _open_payload(self, pointer: Pointer) -> BinaryIO:

@@ -583,9 +583,9 @@ class Store(ABC):
         """Same as `write`. After a cancellation, what was stored is deleted at once, and the file is not in use."""
         if self._joined_bytes and not is_file(payload) and 0 < len(as_view(payload)) <= self._joined_bytes:
             write = StoreWrite(self, payload, destination=destination, limit=limit, identity=None, min_ttl_seconds=None)
-            if size := write.plain_bytes:
-                write.check_draft()  # before it is sent
-                return await in_thread(write.run, size=size, undo=self.rollback, join=self._send, request=write)
+            size = write.plain_bytes
+            join = self._send if size else None
+            return await in_thread(write.run, size=size, undo=self.rollback, join=join, request=write)
         return await in_thread(
             lambda: self.write(payload, destination=destination, limit=limit),
             undo=self.rollback,

@@ -66,6 +66,7 @@ class StoreWrite:
         self._encrypted_as: Stream | None = None
         self._draft = self._drafted(destination, min_ttl_seconds)
         self._content = self._payload
+        self._check_draft()
 
     @property
     def plain_bytes(self) -> int:
@@ -79,7 +80,6 @@ class StoreWrite:
 
     def run(self) -> Pointer:
         """Write the payload; raises as `Store.write`."""
-        self.check_draft()
         store = self._store
         try:
             with store._operation("write", self._draft, self._payload.size):
@@ -107,7 +107,7 @@ class StoreWrite:
             encryption=ALGORITHM if encrypts else None,
         )
 
-    def check_draft(self) -> None:
+    def _check_draft(self) -> None:
         """Refuse to write what this store would not read."""
         store, draft = self._store, self._draft
         try:
