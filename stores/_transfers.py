@@ -165,10 +165,9 @@ class Transfers:
     def end(self) -> None:
         """Count a payload that is done."""
         with self._lock:
-            used = self._time
+            if self._payloads == 1:
+                self._used_seconds = self._time
             self._payloads -= 1
-            if self._payloads == 0:
-                self._used_seconds = used
 
     def connect(self, *, always: bool = False) -> bool:
         """Count one more connection; returns whether it may be used. The first of each payload ``always`` is."""
@@ -255,8 +254,8 @@ class Transfers:
 
     def _settle(self, level: int) -> None:
         self._measure(level)
-        self._retry_seconds = min(2 * self._retry_seconds, _MAX_RETRY_SECONDS)
-        self._retry_seconds = self._retry_seconds if level == self._settled_at else _RETRY_SECONDS
+        is_same = level == self._settled_at
+        self._retry_seconds = min(2 * self._retry_seconds, _MAX_RETRY_SECONDS) if is_same else _RETRY_SECONDS
         self._settled_at = level
         self._retry_at = self._time + self._retry_seconds
 

@@ -183,9 +183,7 @@ class RedisStore(Store):
             self._store_segments(pointer, source.pieces(segment_bytes), borrowed)
         elif not self._store_small(pointer, segment := source.take_all()):
             self._store_segments(pointer, [segment], None)
-        if not self._policy_known:
-            self._policy_known = True
-            self._warn_of_eviction()
+        self._warn_of_eviction()
 
     def _store_small(self, pointer: Pointer, segment: memoryview) -> bool:
         """Write the only segment, sent with one system call; return whether that worked. Otherwise it is sent again."""
@@ -248,9 +246,7 @@ class RedisStore(Store):
         )
 
     def _send(self, writes: Sequence[StoreWrite]) -> Replies:
-        if not self._policy_known:
-            self._policy_known = True
-            self._warn_of_eviction()
+        self._warn_of_eviction()
         commands = [packed(_command(pointer, 0, view)) for pointer, view in (write.command() for write in writes)]
         return SmallReplies(self._server, commands)
 
@@ -373,6 +369,10 @@ class RedisStore(Store):
             self._unlink(names[first : first + _DELETE_KEYS])
 
     def _warn_of_eviction(self) -> None:
+        """Warn once if the server deletes payloads when its memory is full."""
+        if self._policy_known:
+            return
+        self._policy_known = True
         try:
             memory = self._server.client.info("memory")
         except Exception:  # INFO may be forbidden or not supported: some proxies then close the connection

@@ -7,6 +7,9 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterator
 
+from claimcheck._store import StoreContext
+from claimcheck.stores.redis._store import RedisStore
+
 Command = list[bytes]
 Script = Callable[["Conversation", Command], "bytes | None"]
 
@@ -65,6 +68,14 @@ def scripted_redis(script: Script) -> Iterator[ScriptedRedis]:
         yield server
         server.shutdown()
         thread.join()
+
+
+def opened(url: str, *, timeout_seconds: float = 5) -> RedisStore:
+    """Return a store that asks nothing but what the test has it do."""
+    store = RedisStore(url=url, timeout_seconds=timeout_seconds)
+    store.context = StoreContext(name="hot")
+    store._policy_known = True  # otherwise the first write uses another connection to ask for the policy
+    return store
 
 
 def bulk(data: bytes) -> bytes:

@@ -12,7 +12,6 @@ from claimcheck import _threads
 from claimcheck._digest import digest_of
 from claimcheck._pointer import Pointer
 from claimcheck._resolve_many import Work, _Window
-from claimcheck._store import StoreContext
 from claimcheck._threads import IoThreads, joined
 from claimcheck.errors import (
     IntegrityError,
@@ -21,8 +20,7 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.stores.redis._store import RedisStore
-from tests.unit.scripted_redis import bulk, scripted_redis
+from tests.unit.scripted_redis import bulk, opened, scripted_redis
 
 
 class Server:
@@ -183,11 +181,8 @@ def server(medium):
 
 @pytest.fixture
 def store(server):
-    store = RedisStore(url=server.url, timeout_seconds=0.5)
-    store.context = StoreContext(name="hot")
-    store._policy_known = True
-    yield store
-    store.close()
+    with opened(server.url, timeout_seconds=0.5) as store:
+        yield store
 
 
 def together(pool, *coroutines, cancel=None):

@@ -5,9 +5,7 @@ import threading
 
 import pytest
 
-from claimcheck._store import StoreContext
-from claimcheck.stores.redis._store import RedisStore
-from tests.unit.scripted_redis import bulk, scripted_redis
+from tests.unit.scripted_redis import bulk, opened, scripted_redis
 
 PAYLOAD = b"small"
 
@@ -37,13 +35,6 @@ def entries():
 def server(entries):
     with scripted_redis(entries) as server:
         yield server
-
-
-def opened(url):
-    store = RedisStore(url=url, timeout_seconds=5)
-    store.context = StoreContext(name="hot")
-    store._policy_known = True  # otherwise the first write uses another connection to ask for the policy
-    return store
 
 
 @pytest.fixture
