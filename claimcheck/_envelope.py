@@ -53,6 +53,7 @@ HEADER = b"PRF_wdkafcli_header_"
 Buffer = bytes | bytearray | memoryview
 """The bytes-like types of a payload."""
 
+_PAYLOAD = "a payload must be bytes-like or a readable binary file"
 _CHUNK = struct.Struct(">36sii")
 _UUID = re.compile(rb"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
@@ -139,8 +140,12 @@ Decoded = Plain | Literal | Chunk | PointerData | Abort | Encoded
 """A decoded message."""
 
 
-def as_view(payload: object) -> memoryview:
+def as_view(payload: object, *, expected: str = _PAYLOAD) -> memoryview:
     """Return the bytes of a bytes-like object as a flat view; copies only an object that is not contiguous.
+
+    Args:
+        payload: The object.
+        expected: The beginning of the error.
 
     Raises:
         PayloadTypeError: It is not bytes-like. Text must be encoded by the caller.
@@ -156,9 +161,7 @@ def as_view(payload: object) -> memoryview:
         return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
     except (TypeError, ValueError, BufferError) as exc:
         hint = ": encode text first, for example value.encode()" if isinstance(payload, str) else f" ({exc})"
-        raise PayloadTypeError(
-            f"a payload must be bytes-like or a readable binary file, not {type(payload).__name__}{hint}"
-        ) from None
+        raise PayloadTypeError(f"{expected}, not {type(payload).__name__}{hint}") from None
 
 
 def is_lookalike(data: Buffer, *, header: bytes = HEADER) -> bool:
@@ -169,7 +172,7 @@ def is_lookalike(data: Buffer, *, header: bytes = HEADER) -> bool:
     """
     if isinstance(data, (bytes, bytearray)):
         return data.startswith(header) and len(data) > len(header)
-    flat = as_view(data)
+    flat = as_view(data, expected="a message must be bytes-like")
     return len(flat) > len(header) and flat[: len(header)] == header
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import multiprocessing
 import pickle
 import subprocess
@@ -15,7 +16,7 @@ import claimcheck
 from claimcheck._envelope import encode_chunk
 from claimcheck._outbound import Outbound
 from claimcheck._strategy import Strategy
-from claimcheck.errors import ArgumentTypeError, ConfigError, PayloadTooLargeError
+from claimcheck.errors import ArgumentTypeError, ConfigError, PayloadTooLargeError, PayloadTypeError
 from claimcheck.hooks import Hooks, OperationEvent
 
 CONFIG = {"strategy": "external", "threshold_bytes": 100, "stores": {"hot": {"type": "memory", "space": "wiring"}}}
@@ -217,6 +218,13 @@ def test_closing_in_a_child_leaves_the_parents_stores_alone_and_never_hangs(monk
     process.join(10)
     assert process.exitcode == 0
     assert answers.get() == []
+
+
+@pytest.mark.parametrize("message", [io.BytesIO(b"x"), "text", 5])
+@pytest.mark.parametrize("method", ["resolve", "open", "pointer"])
+def test_a_message_that_is_not_bytes_like_is_called_a_message(method, message):
+    with pytest.raises(PayloadTypeError, match=f"^a message must be bytes-like, not {type(message).__name__}"):
+        getattr(claimcheck.from_dict(CONFIG), method)(message)
 
 
 def test_a_strategy_that_is_unknown_to_one_destination_is_named_there():
