@@ -481,7 +481,8 @@ def _describe(value: object, hint: object = Any, *, secret: bool = False) -> str
     if value is None:
         return "nothing"
     if isinstance(value, (int, float)):
-        return "a number" if secret and not {int, float}.issuperset(_leaves(hint)) else repr(value)
+        kinds = set(_leaves(hint))
+        return repr(value) if not secret or (kinds and kinds <= {int, float}) else "a number"
     if isinstance(value, str):
         hidden = secret or "://" in value or "@" in value or len(value) > 40  # may hold a password
         return "text" if hidden else repr(value)
@@ -494,10 +495,10 @@ def _alternatives(hint: object) -> tuple[object, ...]:
 
 
 def _leaves(hint: object) -> Iterator[object]:
-    """The plain types in a hint."""
+    """The plain types in a hint. The texts of a `Literal` do not count: any other value may be text or a number."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        yield from map(type, args)
+        yield from (type(arg) for arg in args if type(arg) is not str)
     elif origin in (Annotated, typing.Union, types.UnionType):
         for arg in args[:1] if origin is Annotated else args:
             yield from _leaves(arg)

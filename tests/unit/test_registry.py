@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -183,14 +184,17 @@ class TestOptions:
 
     def test_are_never_quoted_where_they_may_be_secret(self, use):
         class Its(VendorStore):
-            def __init__(self, *, token: str = "", count: int = 0, both: int | str = 0) -> None: ...
+            def __init__(
+                self, *, token: str = "", count: int = 0, both: int | str = 0, auto: int | Literal["auto"] = 0
+            ) -> None: ...
 
         for options in ({"token": 4711}, {"count": "4711"}, {"both": ["4711"]}, {"token": None}, {"both": 47.11}):
             with pytest.raises(ConfigError) as caught:
                 check_store(use(Its, **options), path="stores.hot")
             assert "4711" not in str(caught.value).replace(".", "")
-        with pytest.raises(ConfigError, match=r"found 1\.5"):
-            check_store(use(Its, count=1.5), path="stores.hot")
+        for options in ({"count": 1.5}, {"auto": 1.5}):
+            with pytest.raises(ConfigError, match=r"found 1\.5"):
+                check_store(use(Its, **options), path="stores.hot")
 
 
 def test_a_missing_vendor_names_its_extra():
