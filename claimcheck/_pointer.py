@@ -116,7 +116,7 @@ class Pointer:
     key_id: str | None = None
     mac: str | None = field(default=None, repr=False)
     version: int = NEWEST_VERSION
-    extra: Mapping[str, object] = field(default_factory=dict, repr=False)
+    extra: Mapping[str, object] = field(default_factory=dict, repr=False, hash=False)
 
     @property
     def size_in_store(self) -> int | None:

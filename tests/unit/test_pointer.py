@@ -188,6 +188,14 @@ def test_repr_shows_no_signature():
     assert "eaa57b" not in repr(pointers.decode(pointer_bytes("pointer_v2_signed")))
 
 
+def test_equal_pointers_have_one_hash():
+    read, other = (pointers.decode(pointers.encode(V2)) for _ in range(2))
+    newer = pointers.decode(v2_text('{"more": [1]}'))
+
+    assert {V2: 1}[read] == 1
+    assert len({read, other, V2, replace(V2, size=10), newer, replace(newer, extra={"unknown": 2})}) == 4
+
+
 class TestSeal:
     """What a whole configuration makes of signatures."""
 
