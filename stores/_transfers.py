@@ -10,16 +10,21 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Literal
 
 from claimcheck._payload_reader import Reader
-from claimcheck._validation import AutoBytes, Count, Range
+from claimcheck._validation import Count, Range
 from claimcheck.stores._parts import MAX_CONNECTIONS, MAX_PART_BYTES, SAMPLE_BYTES, in_parts
 
-__all__ = ["AutoCount", "Memory", "PartBytes", "TransferPolicy", "Transfers"]
+__all__ = ["AutoCount", "Memory", "PartBytes", "SinglePutBytes", "TransferPolicy", "Transfers"]
 
 AutoCount = Count | Literal["auto"]
 """For an option with a number of connections."""
 
-PartBytes = Annotated[int, Range(5 << 20)] | Literal["auto"]
+_MAX_REQUEST_BYTES = 5 << 30  # of S3, for a part and for a whole object
+
+PartBytes = Annotated[int, Range(5 << 20, _MAX_REQUEST_BYTES)] | Literal["auto"]
 """For an option with the size of parts."""
+
+SinglePutBytes = Annotated[int, Range(0, _MAX_REQUEST_BYTES)] | Literal["auto"]
+"""For an option with the largest payload that is sent in one request."""
 
 _LEVELS = (1, 4, MAX_CONNECTIONS)  # few and far apart: what they bring is larger than what else the machine does
 _PUT_LEVELS = (1, MAX_CONNECTIONS)
@@ -274,8 +279,8 @@ class TransferPolicy:
     def __init__(
         self,
         *,
-        part_bytes: AutoBytes,
-        single_put_bytes: AutoBytes,
+        part_bytes: PartBytes,
+        single_put_bytes: SinglePutBytes,
         parallel_parts: AutoCount,
         parallel_gets: AutoCount,
         transfer_bytes: int,

@@ -25,7 +25,7 @@ from claimcheck._payload_reader import PieceReader, Reader
 from claimcheck._pointer import Pointer, is_key_prefix
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
-from claimcheck._validation import AutoBytes, Check, Seconds, Size, Timeout, check_arguments, fail
+from claimcheck._validation import Check, Seconds, Size, Timeout, check_arguments, fail
 from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import (
     ENDPOINT,
@@ -39,7 +39,7 @@ from claimcheck.stores._common import (
     whole,
 )
 from claimcheck.stores._parts import SameVersion
-from claimcheck.stores._transfers import AutoCount, PartBytes, TransferPolicy
+from claimcheck.stores._transfers import AutoCount, PartBytes, SinglePutBytes, TransferPolicy
 from claimcheck.stores.filesystem import MAX_NAME_BYTES, make_directory, not_mounted
 
 __all__ = ["ObstoreStore"]
@@ -283,10 +283,10 @@ class ObstoreStore(Store):
             this server; redirected reads are sent without them.
         region_name: The S3 region, if the environment does not set it.
         ttl_seconds: Written into pointers and keys; a lifecycle rule or ``claimcheck sweep`` deletes objects.
-        part_bytes: The size of each part of a large payload, at least 5 MiB. By default it depends on the size of the
+        part_bytes: The size of each part of a large payload, 5 MiB to 5 GiB. By default it depends on the size of the
             payload and the number of connections.
-        single_put_bytes: Payloads up to this size are sent in one request. By default up to 64 MiB, if one
-            connection is as fast as several, and otherwise below 16 MiB. Files of this size are read into memory.
+        single_put_bytes: Payloads up to this size, at most 5 GiB, are sent in one request. By default up to 64 MiB, if
+            one connection is as fast as several, and otherwise below 16 MiB. Files of this size are read into memory.
         parallel_parts: Parts sent concurrently. By default the store measures how many connections raise the
             throughput, up to 16, and all payloads share them.
         parallel_gets: Parts fetched concurrently; the default is chosen in the same way.
@@ -310,7 +310,7 @@ class ObstoreStore(Store):
         region_name: str | None = None,
         ttl_seconds: Seconds | None = None,
         part_bytes: PartBytes = "auto",
-        single_put_bytes: AutoBytes = "auto",
+        single_put_bytes: SinglePutBytes = "auto",
         parallel_parts: AutoCount = "auto",
         parallel_gets: AutoCount = "auto",
         transfer_bytes: Size = 64 << 20,

@@ -19,6 +19,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
 )
 
+import claimcheck
 from claimcheck._registry import build_store
 from claimcheck._store import StoreContext
 from claimcheck.config import StoreConfig
@@ -34,6 +35,7 @@ from claimcheck.stores.s3 import _client as s3_client
 from claimcheck.stores.s3._store import S3Store
 
 PART = 5 << 20
+GIB5 = 5 << 30
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 NOW = 1_700_000_000.0
 KEY = f"orders-20231114T221320Z-never.{UUID}"
@@ -348,9 +350,16 @@ class TestOptions:
 
         assert "hunter2" not in str(caught.value)
 
-    def test_small_parts_are_refused(self):
-        with pytest.raises(ConfigError, match="part_bytes"):
-            build_store(StoreConfig(type="s3", options={"bucket": "b", "part_bytes": 1}), path="stores.cold")
+    @pytest.mark.parametrize("option", [{"part_bytes": 1}, {"part_bytes": GIB5 + 1}, {"single_put_bytes": GIB5 + 1}])
+    @pytest.mark.parametrize("place", [{"type": "s3", "bucket": "b"}, {"type": "obstore", "url": "s3://b"}])
+    def test_requests_of_a_size_that_s3_refuses(self, place, option):
+        (name, size), stores = *option.items(), {"cold": place | option}
+        with pytest.raises(ConfigError, match=f"{name}: found {size}, expected an integer .*at most {GIB5} or 'auto'"):
+            claimcheck.from_dict({"stores": stores})
+
+    @pytest.mark.parametrize("name", ["part_bytes", "single_put_bytes"])
+    def test_the_largest_requests_of_s3(self, name):
+        assert build_store(StoreConfig(type="s3", options={"bucket": "b", name: GIB5}), path="stores.cold")
 
     def test_empty_endpoint_from_the_environment_is_none(self):
         assert S3Store(bucket="b", endpoint_url="")._place["endpoint_url"] is None
