@@ -34,6 +34,7 @@ from claimcheck._envelope import (
 )
 from claimcheck._hints import Headers
 from claimcheck._payload import Payload
+from claimcheck._payload_reader import open_file
 from claimcheck._plans import Plans, check_strategies, strategy_class
 from claimcheck._pointer import Pointer
 from claimcheck._registry import UNUSABLE, build_store, check_store, unusable
@@ -644,7 +645,7 @@ class ClaimCheck:
         return None if store is None else store._join(pointer)
 
     def _open_payload(self, pointer: Pointer) -> BinaryIO:
-        return self._store_of(pointer)._file(pointer, from_message=True)
+        return open_file(self._store_of(pointer), pointer, from_message=True)
 
 
 class _Open:

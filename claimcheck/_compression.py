@@ -18,7 +18,7 @@ from claimcheck._envelope import Buffer, as_view
 from claimcheck._registry import import_vendor
 
 if TYPE_CHECKING:
-    from claimcheck._payload_reader import Reader
+    from claimcheck._reader import Reader
 
 __all__ = ["CODECS", "Damaged", "DecompressingReader", "compress", "fingerprint", "sample_of", "shrinks"]
 

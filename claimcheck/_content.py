@@ -25,8 +25,8 @@ from claimcheck._destination import canonical
 from claimcheck._digest import KEYED, algorithm_of, keyed
 from claimcheck._envelope import HEADER, Buffer, encoded_start
 from claimcheck._payload import Source
-from claimcheck._payload_reader import PieceReader, Reader, fill, pieces_of
 from claimcheck._pointer import Pointer
+from claimcheck._reader import PieceReader, Reader, fill, pieces_of
 from claimcheck.config import CompressionConfig, Config, EncryptionConfig
 from claimcheck.errors import IntegrityError, PayloadTooLargeError
 

@@ -14,7 +14,7 @@ from claimcheck import _streaming_aead as aead
 from claimcheck._content_header import ALGORITHM, ContentHeader, Damaged
 from claimcheck._envelope import Buffer
 from claimcheck._payload import Source
-from claimcheck._payload_reader import Reader, pieces_of
+from claimcheck._reader import Reader, pieces_of
 from claimcheck.config import CompressionConfig
 
 if TYPE_CHECKING:

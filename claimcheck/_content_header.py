@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from claimcheck import _pointer as pointers
 from claimcheck import _streaming_aead as aead
 from claimcheck._digest import KEYED
-from claimcheck._payload_reader import Reader, fill
 from claimcheck._pointer import Pointer
+from claimcheck._reader import Reader, fill
 from claimcheck.errors import EnvelopeError
 
 __all__ = [

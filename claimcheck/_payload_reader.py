@@ -2,244 +2,85 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hmac
 import io
-import mmap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from claimcheck import _digest as digests
-from claimcheck._envelope import Buffer, as_view
+from claimcheck._content import ContentReader
+from claimcheck._content_header import Expected
+from claimcheck._envelope import Buffer
+from claimcheck._fresh_bytes import FreshBytes
 from claimcheck._pointer import Pointer
+from claimcheck._pointer_check import check_readable
+from claimcheck._reader import STEP_BYTES, PieceReader, Reader, fill, lend_to, writable_view
 from claimcheck._registry import UNUSABLE, unusable
-from claimcheck._threads import check_interrupt
-from claimcheck.errors import IntegrityError, PayloadTooLargeError, PayloadTypeError, clear_frames
+from claimcheck._store_errors import differs, too_long, too_small, untrusted
+from claimcheck._threads import check_interrupt, joined
+from claimcheck.errors import clear_frames
 
 if TYPE_CHECKING:
-    from claimcheck._content import ContentReader
     from claimcheck._store import Store
 
-__all__ = [
-    "differs",
-    "fill",
-    "FreshBytes",
-    "PayloadReader",
-    "PieceReader",
-    "pieces_of",
-    "read_range",
-    "read_whole",
-    "Reader",
-    "SeekableReader",
-    "STEP_BYTES",
-    "too_long",
-    "TRUSTED_BYTES",
-    "writable_view",
-]
-
-STEP_BYTES = 256 << 10
-"""Bytes per read: few enough to be in the processor's cache still when they are checksummed."""
+__all__ = ["PayloadReader", "SeekableReader", "open_file", "read", "read_into", "read_range"]
 
 TRUSTED_BYTES = 64 << 20
 """Declared sizes up to this are allocated at once; for larger ones the medium has to confirm the size first."""
 
-_PIECE_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 17  # of files: larger reads bypass the buffer
 _SEGMENT_BYTES = 1 << 20  # encrypted segments are decrypted into the caller's buffer, if there is enough of it
-_ZEROED_BELOW_BYTES = 256 << 10  # zeroing them takes no longer than the call through ctypes
-_HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
 _GROWTH = 4
 _MAX_RUN_BYTES = 64 << 20
+_NOTHING: Reader = PieceReader(())
+_ONE_BYTE = memoryview(bytearray(1))  # to read what should not be there; never looked at
 
 T = TypeVar("T")
 
 
-class FreshBytes:
-    """Preallocated memory for exactly one payload; a context manager around filling it.
-
-    `io.BytesIO` adopts new ``bytes`` because it has the only reference, and returns them uncopied: the peak memory is
-    one payload, and it is written once. The memory is not zeroed first: fill all of it.
-
-    Attributes:
-        view: The memory to fill; released when the block is left.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._box = io.BytesIO(bytes(size) if size < _ZEROED_BELOW_BYTES else _allocator()(None, size))
-        self.view = self._box.getbuffer()
-        if size >= _HUGE_FROM_BYTES:
-            _advise_huge_pages(self.view)
-
-    @property
-    def payload(self) -> bytes:
-        """The filled bytes; only after the block."""
-        return self._box.getvalue()
-
-    def __enter__(self) -> FreshBytes:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.view.release()
-        if error is not None:  # its traceback refers to this object, and may live long
-            self._box = io.BytesIO()
+def read(store: Store, pointer: Pointer) -> bytes:
+    """Return a payload; see `Store.read`."""
+    check_readable(store, pointer)
+    if (whole := _small(store, pointer)) is not None:
+        return whole
+    with _reader(store, pointer) as reader:
+        return reader.readall()
 
 
-@functools.cache
-def _allocator() -> Callable[[None, int], bytes]:
-    """Return the interpreter's function for new bytes; ``bytes(n)`` zeroes memory that the process has used before."""
-    import ctypes
-
-    create = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)
-    try:
-        allocate: Any = create(("PyBytes_FromStringAndSize", ctypes.pythonapi))
-    except AttributeError:  # not CPython
-        return lambda _, size: bytes(size)
-    return allocate  # type: ignore[no-any-return]
-
-
-def _advise_huge_pages(view: memoryview) -> None:
-    """Make touching new memory two to three times as fast, in steps of 2 MiB instead of pages; see madvise(2)."""
-    with contextlib.suppress(Exception):  # only an optimization: not on every system or interpreter
-        import ctypes
-
-        first = ctypes.addressof(ctypes.c_char.from_buffer(view))
-        begin = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
-        _madvise()(begin, (first + len(view) - begin) // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
-
-
-@functools.cache
-def _madvise() -> Callable[[int, int, int], int]:
-    import ctypes
-
-    call = ctypes.CDLL(None).madvise
-    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    madvise: Callable[[int, int, int], int] = call
-    return madvise
-
-
-class Reader(Protocol):
-    """The methods of a raw binary file that are needed to read a payload.
-
-    A reader may also have a method ``whole``, see `PieceReader.whole`, which is called before anything is read.
-    """
-
-    def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill the beginning of a buffer, which is never empty; returns the number of bytes, 0 only at the end."""
-
-    def close(self) -> None:
-        """Release all resources. May be called at any time, and twice."""
-
-
-class PieceReader:
-    """A `Reader` of the pieces that a store yields.
-
-    Args:
-        pieces: A piece may be reused once the next one is requested.
-        start: Number of bytes to skip.
-    """
-
-    def __init__(self, pieces: Iterable[Buffer], *, start: int = 0) -> None:
-        self._pieces = iter(pieces)
-        self._piece: Buffer = b""
-        self._rest = memoryview(b"")
-        self._skip = start
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        """Copy from the current piece, or from the next one."""
-        while not len(self._rest):
-            if not self._next():
-                return 0
-        count = min(len(buffer), len(self._rest))
-        buffer[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
+def read_into(store: Store, pointer: Pointer, buffer: Buffer) -> int:
+    """Read a payload into a buffer; see `Store.read_into`."""
+    view = writable_view(buffer)
+    check_readable(store, pointer)
+    if (pointer.size or 0) > len(view):
+        raise too_small(store, pointer, len(view))
+    with _reader(store, pointer) as reader:
+        count = reader.fill(view)
+        if reader.readinto(_ONE_BYTE):
+            raise too_small(store, pointer, len(view))
         return count
 
-    def whole(self, size: int) -> bytes | None:
-        """Return the first piece, uncopied, if it has exactly ``size`` bytes."""
-        if not self._next() or type(self._piece) is not bytes or not len(self._rest) == len(self._piece) == size:
-            return None
-        self._rest = memoryview(b"")
-        return self._piece
 
-    def close(self) -> None:
-        """End the iteration, which releases the store's resources."""
-        self._piece, self._rest = b"", memoryview(b"")
-        close = getattr(self._pieces, "close", None)
-        self._pieces = iter(())
-        if close is not None:
-            close()
-
-    def _next(self) -> bool:
-        for piece in self._pieces:
-            view = as_view(piece)
-            skipped = min(self._skip, len(view))
-            self._skip -= skipped
-            self._piece, self._rest = piece, view[skipped:]
-            return True
-        return False
+def read_range(store: Store, pointer: Pointer, start: int, length: int) -> bytes:
+    """Read one part of a payload, whose size is verified; its checksum cannot be. See `Store.read_range`."""
+    size = pointer.size
+    if start < 0 or length < 0 or size is None:
+        raise ValueError(f"cannot read {length} bytes from {start} of a payload of {size} bytes")
+    check_readable(store, pointer)
+    start, stop = min(start, size), min(start + length, size)
+    operation, translated = store._operation("read", pointer, size), store._translated(pointer, "read")
+    with FreshBytes(stop - start) as fresh, operation, translated:
+        if len(fresh.view) or pointer.encryption is not None:  # a pointer may declare too small a size
+            with closing(_content(store, pointer, start, stop)) as source:
+                _fill_all(source, fresh.view, pointer, store.name)
+    return fresh.payload
 
 
-_NOTHING: Reader = PieceReader(())
-_ONE_BYTE = memoryview(bytearray(1))  # to read what should not be there; never looked at
-
-
-def fill(source: Reader, view: memoryview) -> int:
-    """Read until the buffer is full or the source ends; returns the number of bytes."""
-    if len(view) > STEP_BYTES:
-        lend_to(source, view)
-    done = 0
-    while done < len(view) and (count := source.readinto(view[done : done + STEP_BYTES])):
-        done += count
-    return done
-
-
-def lend_to(source: Reader, view: memoryview) -> None:
-    """Let a source that reads ahead do so into the memory that the next reads pass, from its start to its end."""
-    lend = getattr(source, "lend", None)
-    if lend is not None:
-        lend(view)
-
-
-def pieces_of(source: Reader) -> Iterator[memoryview]:
-    """Yield what a source reads, in pieces of up to 1 MiB; each is reused once the next one is requested."""
-    buffer = memoryview(bytearray(_PIECE_BYTES))
-    while count := source.readinto(buffer):
-        yield buffer[:count]
-
-
-def writable_view(buffer: Buffer) -> memoryview:
-    """Return a flat view of a writable buffer.
-
-    Raises:
-        PayloadTypeError: It is not a buffer, is read-only, or is not contiguous.
-    """
-    try:
-        view = memoryview(buffer)
-        if not view.readonly:
-            return view.cast("B") if view.nbytes else memoryview(bytearray())
-        why = "it is read-only"
-    except TypeError as error:
-        why = str(error)
-    raise PayloadTypeError(f"cannot read into {type(buffer).__name__}: {why}")
-
-
-def differs(pointer: Pointer, what: str, expected: int | str, actual: int | str, store: str) -> NoReturn:
-    """Raise the error for a payload that differs from its pointer."""
-    raise IntegrityError(
-        f"store {store!r}: the {what} of {pointer.key!r} differs from its pointer: expected {expected}, found {actual}",
-        store=store,
-        key=pointer.key,
-        expected=expected,
-        actual=actual,
-    )
-
-
-def too_long(store: Store, pointer: Pointer, size: int) -> PayloadTooLargeError:
-    """Return the error for a payload of unknown size that turned out to be over the limit after ``size`` bytes."""
-    limit = store.context.max_payload_bytes
-    text = f"store {store.name!r}: {pointer.key!r} is longer than limits.max_payload_bytes ({limit})"
-    return PayloadTooLargeError(text, store=store.name, key=pointer.key, size=size, limit=limit)
+def open_file(store: Store, pointer: Pointer, *, from_message: bool = False) -> io.BufferedReader:
+    """Return a payload as a file; see `Store.open`, and `PayloadReader` for ``from_message``."""
+    check_readable(store, pointer)
+    return io.BufferedReader(_reader(store, pointer, from_message=from_message), buffer_size=_BUFFER_BYTES)
 
 
 class PayloadReader(io.RawIOBase):
@@ -348,7 +189,7 @@ class PayloadReader(io.RawIOBase):
             operation = self._store._operation("read", self._pointer, self._size)
             operation.__enter__()
             self._operation = operation
-            self._source = self._store._content(self._pointer, 0, self._size)
+            self._source = _content(self._store, self._pointer, 0, self._size)
             self._begin_digest()
         return self._source
 
@@ -481,7 +322,7 @@ class SeekableReader(PayloadReader):
         check_interrupt()
         if not len(view):
             if self._pointer.encryption is not None and self._run_end < 0:  # the size is not authenticated yet
-                self._store._content(self._pointer, self._size or 0, self._size).close()
+                _content(self._store, self._pointer, self._size or 0, self._size).close()
                 self._run_end = self._size or 0
             return 0
         if self._position != self._run_at or self._run_at == self._run_end:
@@ -500,7 +341,7 @@ class SeekableReader(PayloadReader):
         self._run_bytes = min(self._run_bytes * _GROWTH, _MAX_RUN_BYTES) if goes_on else requested
         self._run_at = self._position
         self._run_end = min(self._position + max(requested, self._run_bytes), self._size or 0)
-        self._run = self._store._content(self._pointer, self._run_at, self._run_end)
+        self._run = _content(self._store, self._pointer, self._run_at, self._run_end)
 
     def _end_run(self) -> None:
         run, self._run = self._run, _NOTHING
@@ -515,19 +356,24 @@ class SeekableReader(PayloadReader):
         return whole
 
 
-def read_whole(store: Store, pointer: Pointer) -> bytes | None:
+def _reader(store: Store, pointer: Pointer, *, from_message: bool = False) -> PayloadReader:
+    """Return the reader of a payload; it can seek if the store can read from any position."""
+    kind = SeekableReader if store._seekable and pointer.size is not None else PayloadReader
+    return kind(store, pointer, from_message=from_message)
+
+
+def _small(store: Store, pointer: Pointer) -> bytes | None:
     """Return a small payload, verified; ``None`` if a `PayloadReader` has to read it, which takes longer.
 
     For stores whose readers have a method ``whole``, see `PieceReader.whole`, and request nothing before it is called
     if the payload has one segment of up to ``store._whole_bytes``.
     """
-    store._check_readable(pointer)
     size, checksum = pointer.size or 0, pointer.checksum
     if not 0 < size <= store._whole_bytes or pointer.segments > 1 or store.context.hooks.listeners:
         return None
     if checksum is None or pointer.stored_bytes is not None:
         return None
-    with store._translated(pointer, "read"), closing(store._content(pointer, 0, size)) as source:
+    with store._translated(pointer, "read"), closing(_content(store, pointer, 0, size)) as source:
         find = getattr(source, "whole", None)
         whole: bytes | None = None if find is None else find(size)
         if whole is None:
@@ -540,15 +386,20 @@ def read_whole(store: Store, pointer: Pointer) -> bytes | None:
     return whole
 
 
-def read_range(store: Store, pointer: Pointer, start: int, stop: int) -> bytes:
-    """Read one part of a payload. Its size is verified; its checksum cannot be."""
-    start = min(start, stop)
-    operation, translated = store._operation("read", pointer, pointer.size), store._translated(pointer, "read")
-    with FreshBytes(max(0, stop - start)) as fresh, operation, translated:
-        if len(fresh.view) or pointer.encryption is not None:  # a pointer may declare too small a size
-            with closing(store._content(pointer, start, stop)) as source:
-                _fill_all(source, fresh.view, pointer, store.name)
-    return fresh.payload
+def _content(store: Store, pointer: Pointer, start: int, stop: int | None) -> Reader:
+    """Open a range of a payload: that of the stored bytes, if they are not encoded."""
+    if pointer.stored_bytes is None:
+        reply = joined(pointer)
+        return store._open(pointer, start, stop) if reply is None else PieceReader((reply,))
+    stored = replace(pointer, size=pointer.stored_bytes, stored_bytes=None, codec=None, encryption=None)
+    return ContentReader(
+        lambda first, last: store._open(stored, first, last),
+        Expected.by(pointer),
+        store.context.content.keys,
+        fail=lambda why: untrusted(store, pointer, why),
+        start=start,
+        stop=stop,
+    )
 
 
 def _fill_all(source: Reader, view: memoryview, pointer: Pointer, store: str) -> None:

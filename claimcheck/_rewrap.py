@@ -16,9 +16,10 @@ from itertools import islice
 from claimcheck._content_header import MAX_HEADER_BYTES, ContentHeader, Damaged, NotContent, read_header
 from claimcheck._data_keys import DataKeys
 from claimcheck._listing import StoreEntry
-from claimcheck._payload_reader import PieceReader
 from claimcheck._pointer import Pointer
+from claimcheck._reader import PieceReader
 from claimcheck._store import Store
+from claimcheck._store_errors import untrusted
 from claimcheck.errors import ConfigError, IntegrityError, PayloadNotFoundError, StoreError
 
 __all__ = ["RewrapReport", "rewrap"]
@@ -137,18 +138,18 @@ class _Run:
                 except NotContent:
                     return None
                 except Damaged as error:
-                    raise store._broken(pointer, str(error)) from error
+                    raise untrusted(store, pointer, str(error)) from error
         if header.encryption is None:
             return None
         if header.key_id is None or header.wrapped_key is None:
-            raise store._broken(pointer, "its header has no data key")
+            raise untrusted(store, pointer, "its header has no data key")
         return header, pointer, size
 
     def _check_known(self, pointer: Pointer, key_id: str | None) -> None:
         try:
             self._keys.check_known(key_id or "")
         except IntegrityError as error:  # name the payload
-            raise self._store._broken(pointer, str(error)) from error
+            raise untrusted(self._store, pointer, str(error)) from error
 
     def _replace(self, pointer: Pointer, size: int) -> None:
         with self._store._translated(pointer, "write"):
@@ -159,13 +160,13 @@ class _Run:
         try:
             header, size = read_header(PieceReader([start]))
         except Damaged as error:
-            raise self._store._broken(pointer, f"it was replaced: {error}") from error
+            raise untrusted(self._store, pointer, f"it was replaced: {error}") from error
         if header.key_id is None or header.wrapped_key is None:
-            raise self._store._broken(pointer, "its header has no data key")
+            raise untrusted(self._store, pointer, "its header has no data key")
         try:
             new = self._keys.rewrap(header.key_id, header.wrapped_key)
         except IntegrityError as error:  # name the payload
-            raise self._store._broken(pointer, str(error)) from error
+            raise untrusted(self._store, pointer, str(error)) from error
         changed = replace(header, key_id=new.key_id, wrapped_key=new.wrapped).encode(at_least=size)
         if len(changed) != len(start):
             text = f"store {self._store.name!r}: the header of {pointer.key!r} is too short for the new data key"

@@ -23,43 +23,27 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
 from itertools import islice
 from typing import ClassVar, Literal, NoReturn
 
-from claimcheck import _copying
-from claimcheck._content import ContentReader, encoding_problem
+from claimcheck import _copying, _payload_reader, _pointer_check
 from claimcheck._content_encoding import with_start
-from claimcheck._content_header import Expected
 from claimcheck._envelope import Buffer
 from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime
 from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Payload, Source, as_view, is_file
-from claimcheck._payload_reader import (
-    PayloadReader,
-    PieceReader,
-    Reader,
-    SeekableReader,
-    differs,
-    fill,
-    pieces_of,
-    read_range,
-    read_whole,
-    writable_view,
-)
 from claimcheck._pointer import Pointer, is_key, slug
+from claimcheck._reader import PieceReader, Reader, fill, pieces_of
 from claimcheck._store_context import StoreContext
-from claimcheck._store_errors import Translated, missing, not_listed, translated
+from claimcheck._store_errors import Translated, differs, missing, not_listed, reject, translated
 from claimcheck._store_write import StoreWrite
-from claimcheck._threads import Join, Replies, in_thread, joined
+from claimcheck._threads import Join, Replies, in_thread
 from claimcheck._validation import Seconds, check_value
 from claimcheck.errors import (
     ConfigError,
-    IntegrityError,
     KeyTakenError,
     MissingDependencyError,
     PayloadNotFoundError,
-    PayloadTooLargeError,
     PointerRejectedError,
     StoreError,
     StoreUnavailableError,
@@ -76,7 +60,6 @@ MAX_SEGMENTS = 1_000_000
 """The most segments that a payload may have."""
 
 _log = logging.getLogger(__name__)
-_BUFFER_BYTES = 1 << 17  # of files: larger reads bypass the buffer
 _DELETE_BATCH = 1000  # as in S3's DeleteObjects
 _MAX_KEY_BYTES = 1024
 _UNWATCHED = nullcontext()
@@ -107,7 +90,7 @@ class Store(ABC):
     context: StoreContext = StoreContext()
     _joined_bytes: int = 0  # the largest payload for `_request` and `_send`; 0 if they are not implemented
     _seekable: ClassVar[bool] = False
-    _whole_bytes: ClassVar[int] = 0  # see `claimcheck._payload_reader.read_whole`
+    _whole_bytes: ClassVar[int] = 0  # the largest payload that readers return with `PieceReader.whole`
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -281,26 +264,7 @@ class Store(ABC):
         Raises:
             PointerRejectedError: Its ``reason`` is one word. Also raised for an object that is not a pointer.
         """
-        if type(pointer) is not Pointer:
-            _check_type(pointer)
-        if pointer.store is not None and pointer.store != self.context.name:
-            self._reject(pointer, "store", f"names the store {pointer.store!r}")
-        if pointer.version == 1 and not self.reads_v1:
-            self._reject(pointer, "version", "is of version 1, which this store does not read")
-        if not is_key(pointer.key) or not pointer.key.startswith(self._scope(pointer)):
-            self._reject(pointer, "scope", "has a key outside this store's prefix")
-        if len(pointer.key.encode()) > self.max_key_bytes:
-            self._reject(pointer, "scope", f"has a key of more than {self.max_key_bytes} bytes")
-        if (pointer.size or 0) > self.context.max_payload_bytes:
-            self._reject(
-                pointer,
-                "size",
-                f"declares {pointer.size} bytes, but limits.max_payload_bytes is {self.context.max_payload_bytes}",
-            )
-        if pointer.segments > self._max_segments(pointer.version) or pointer.segments != _segments_of(pointer):
-            self._reject(pointer, "size", f"declares {pointer.segments} segments for {pointer.size} bytes")
-        if (problem := encoding_problem(pointer)) is not None:
-            self._reject(pointer, *problem)
+        _pointer_check.check(self, pointer)
 
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
         return f"{self.prefix}{slug(destination)}-{unique}"
@@ -403,10 +367,7 @@ class Store(ABC):
             IntegrityError: Size or checksum differ from the pointer's.
             StoreUnavailableError: The store could not be reached; the same call may succeed later.
         """
-        if (whole := read_whole(self, pointer)) is not None:
-            return whole
-        with self._reader(pointer, checked=True) as reader:
-            return reader.readall()
+        return _payload_reader.read(self, pointer)
 
     def read_into(self, pointer: Pointer, buffer: Buffer) -> int:
         """Read the payload, complete and verified, into the beginning of a writable buffer.
@@ -419,15 +380,7 @@ class Store(ABC):
             PayloadTooLargeError: The payload is larger than the buffer; if its size is known, nothing was read.
             StoreError: See `read`; the buffer's content is undefined then.
         """
-        view = writable_view(buffer)
-        self._check_readable(pointer)
-        if (pointer.size or 0) > len(view):
-            self._too_small(pointer, len(view))
-        with self._reader(pointer) as reader:
-            count = reader.fill(view)
-            if reader.readinto(bytearray(1)):
-                self._too_small(pointer, len(view))
-            return count
+        return _payload_reader.read_into(self, pointer, buffer)
 
     def read_range(self, pointer: Pointer, start: int, length: int) -> bytes:
         """Return ``payload[start : start + length]`` without reading the rest.
@@ -445,10 +398,7 @@ class Store(ABC):
             ValueError: A negative number, or a pointer of version 1, which has no size.
             StoreError: See `read`.
         """
-        if start < 0 or length < 0 or pointer.size is None:
-            raise ValueError(f"cannot read {length} bytes from {start} of a payload of {pointer.size} bytes")
-        self._check_readable(pointer)
-        return read_range(self, pointer, start, min(start + length, pointer.size))
+        return _payload_reader.read_range(self, pointer, start, length)
 
     def open(self, pointer: Pointer) -> io.BufferedReader:
         """Return the payload as a binary file, read piece by piece and verified before its last byte is returned.
@@ -459,7 +409,7 @@ class Store(ABC):
         Raises:
             PointerRejectedError: Not a pointer of this store; no I/O was done. Reading raises the errors of `read`.
         """
-        return self._file(pointer)
+        return _payload_reader.open_file(self, pointer)
 
     def rollback(self, pointer: Pointer) -> None:
         """Delete the payload of exactly one write; a second call has no effect.
@@ -666,23 +616,6 @@ class Store(ABC):
             raise ours from error
         return Deletion(entry, "failed", ours)
 
-    def _check_readable(self, pointer: Pointer) -> None:
-        """Reject what `check` rejects, and what the configuration of encryption does not allow to read."""
-        self.check(pointer)
-        if pointer.encryption is None and self.context.content.requires_encryption:
-            self._reject(pointer, "encryption", "is not encrypted, but encryption.require is true")
-        if pointer.encryption is not None and self.context.content.keys is None:
-            self._reject(pointer, "encryption", "is encrypted, but encryption.keys is not set here")
-
-    def _reader(self, pointer: Pointer, *, from_message: bool = False, checked: bool = False) -> PayloadReader:
-        if not checked:
-            self._check_readable(pointer)
-        reader = SeekableReader if self._seekable and pointer.size is not None else PayloadReader
-        return reader(self, pointer, from_message=from_message)
-
-    def _file(self, pointer: Pointer, *, from_message: bool = False) -> io.BufferedReader:
-        return io.BufferedReader(self._reader(pointer, from_message=from_message), buffer_size=_BUFFER_BYTES)
-
     def _operation(self, operation: Operation, pointer: Pointer, size: int | None) -> AbstractContextManager[None]:
         """Emit the events of an operation, if there are hooks."""
         hooks = self.context.hooks
@@ -694,54 +627,8 @@ class Store(ABC):
         """Translate the medium's errors in a block that accesses it."""
         return Translated(self, pointer, operation)
 
-    def _content(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
-        """Open a range of a payload: that of the stored bytes, if they are not encoded."""
-        if pointer.stored_bytes is None:
-            reply = joined(pointer)
-            return self._open(pointer, start, stop) if reply is None else PieceReader((reply,))
-        stored = replace(pointer, size=pointer.stored_bytes, stored_bytes=None, codec=None, encryption=None)
-        return ContentReader(
-            lambda first, last: self._open(stored, first, last),
-            Expected.by(pointer),
-            self.context.content.keys,
-            fail=lambda why: self._broken(pointer, why),
-            start=start,
-            stop=stop,
-        )
-
-    def _broken(self, pointer: Pointer, why: str) -> IntegrityError:
-        text = f"store {self.name!r}: the content of {pointer.key!r} cannot be trusted: {why}"
-        return IntegrityError(text, store=self.name, key=pointer.key)
-
-    def _too_small(self, pointer: Pointer, size: int) -> NoReturn:
-        raise PayloadTooLargeError(
-            f"store {self.name!r}: {pointer.key!r} does not fit into a buffer of {size} bytes",
-            store=self.name,
-            key=pointer.key,
-            size=pointer.size,
-            limit=size,
-        )
-
     def _reject(self, pointer: Pointer, reason: str, why: str) -> NoReturn:
-        raise PointerRejectedError(
-            f"store {self.name!r} rejected the pointer to {pointer.key[:200]!r}: it {why}",
-            reason=reason,
-            store=pointer.store,
-            key=pointer.key,
-        )
-
-
-def _check_type(pointer: object) -> None:
-    if not isinstance(pointer, Pointer):
-        text = f"expected a claimcheck.Pointer, got {type(pointer).__name__}; ClaimCheck.resolve takes envelopes"
-        raise PointerRejectedError(text, reason="type")
-
-
-def _segments_of(pointer: Pointer) -> int:
-    if pointer.version == 1 and pointer.size is None:
-        return pointer.segments
-    size = pointer.size_in_store
-    return -(-size // pointer.segment_bytes) if pointer.segment_bytes and size else 1
+        reject(self, pointer, reason, why)
 
 
 @abstractmethod  # type: ignore[misc]

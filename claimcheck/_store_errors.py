@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from claimcheck._validation import without_secrets
 from claimcheck.errors import (
@@ -11,6 +11,7 @@ from claimcheck.errors import (
     IntegrityError,
     PayloadNotFoundError,
     PayloadTooLargeError,
+    PointerRejectedError,
     ScanNotSupportedError,
     StoreError,
 )
@@ -19,7 +20,17 @@ if TYPE_CHECKING:
     from claimcheck._pointer import Pointer
     from claimcheck._store import Store
 
-__all__ = ["Translated", "missing", "not_listed", "translated"]
+__all__ = [
+    "Translated",
+    "differs",
+    "missing",
+    "not_listed",
+    "reject",
+    "too_long",
+    "too_small",
+    "translated",
+    "untrusted",
+]
 
 
 def missing(store: str, pointer: Pointer, what: str) -> PayloadNotFoundError:
@@ -32,6 +43,53 @@ def missing(store: str, pointer: Pointer, what: str) -> PayloadNotFoundError:
         key=pointer.key,
         created_ms=pointer.created_ms,
         expires_ms=pointer.expires_ms,
+    )
+
+
+def differs(pointer: Pointer, what: str, expected: int | str, actual: int | str, store: str) -> NoReturn:
+    """Raise the error for a payload that differs from its pointer."""
+    raise IntegrityError(
+        f"store {store!r}: the {what} of {pointer.key!r} differs from its pointer: expected {expected}, found {actual}",
+        store=store,
+        key=pointer.key,
+        expected=expected,
+        actual=actual,
+    )
+
+
+def too_long(store: Store, pointer: Pointer, size: int) -> PayloadTooLargeError:
+    """Return the error for a payload of unknown size that turned out to be over the limit after ``size`` bytes."""
+    limit = store.context.max_payload_bytes
+    text = f"store {store.name!r}: {pointer.key!r} is longer than limits.max_payload_bytes ({limit})"
+    return PayloadTooLargeError(text, store=store.name, key=pointer.key, size=size, limit=limit)
+
+
+def too_small(store: Store, pointer: Pointer, size: int) -> PayloadTooLargeError:
+    """Return the error for a payload that is larger than a buffer of ``size`` bytes."""
+    text = f"store {store.name!r}: {pointer.key!r} does not fit into a buffer of {size} bytes"
+    return PayloadTooLargeError(text, store=store.name, key=pointer.key, size=pointer.size, limit=size)
+
+
+def untrusted(store: Store, pointer: Pointer, why: str) -> IntegrityError:
+    """Return the error for content that is damaged, or not authentic."""
+    text = f"store {store.name!r}: the content of {pointer.key!r} cannot be trusted: {why}"
+    return IntegrityError(text, store=store.name, key=pointer.key)
+
+
+def reject(store: Store, pointer: Pointer, reason: str, why: str) -> NoReturn:
+    """Raise the error for a pointer that is not followed.
+
+    Args:
+        store: The store.
+        pointer: The pointer.
+        reason: One word.
+        why: Continues a sentence about the pointer: "it ...".
+    """
+    raise PointerRejectedError(
+        f"store {store.name!r} rejected the pointer to {pointer.key[:200]!r}: it {why}",
+        reason=reason,
+        store=pointer.store,
+        key=pointer.key,
     )
 
 

@@ -15,6 +15,7 @@ from claimcheck._destination import canonical
 from claimcheck._digest import keyed
 from claimcheck._payload import Payload, Source
 from claimcheck._pointer import Pointer
+from claimcheck._store_errors import untrusted
 from claimcheck._threads import joined
 from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
 from claimcheck.errors import KeyTakenError, PayloadTypeError, PointerRejectedError, StoreError
@@ -155,7 +156,7 @@ class StoreWrite:
             try:
                 return store.context.content.stream_of(lambda start, stop: store._open(stored, start, stop), size)
             except ValueError as error:
-                raise store._broken(draft, str(error)) from error
+                raise untrusted(store, draft, str(error)) from error
 
     def _written(self, write: Callable[[Pointer, Source], str | None], *, like: Stream | None = None) -> str:
         store, draft = self._store, self._draft
@@ -163,7 +164,7 @@ class StoreWrite:
             try:
                 content = self._content = self._encoded(like)
             except Damaged as error:
-                raise store._broken(draft, str(error)) from error
+                raise untrusted(store, draft, str(error)) from error
             key = write(draft, content)
             if content.taken != content.size:
                 text = f"{type(store).__name__}._write is broken: it read {content.taken} of {content.size} bytes"

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from claimcheck._payload_reader import STEP_BYTES, Reader
+from claimcheck._reader import STEP_BYTES, Reader
 from claimcheck._threads import STOP, check_interrupt
 from claimcheck.errors import StoreUnavailableError
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Literal
 
-from claimcheck._payload_reader import Reader
+from claimcheck._reader import Reader
 from claimcheck._validation import Count, Range
 from claimcheck.stores._parts import MAX_CONNECTIONS, MAX_PART_BYTES, SAMPLE_BYTES, in_parts
 

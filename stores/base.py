@@ -6,8 +6,8 @@ Subclass `Store` and name the class in the configuration: ``type: "mypackage:Tap
 
 from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Payload, Source
-from claimcheck._payload_reader import PieceReader, Reader
 from claimcheck._pointer import Pointer
+from claimcheck._reader import PieceReader, Reader
 from claimcheck._store import RangeStore, Store, StoreContext
 
 __all__ = [

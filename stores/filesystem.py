@@ -22,11 +22,11 @@ from typing import Annotated, NoReturn
 from claimcheck._key_lifetime import KeyLifetime, parse_name
 from claimcheck._listing import Deletion, IncompleteScanError, StoreEntry
 from claimcheck._payload import Source
-from claimcheck._payload_reader import Reader
 from claimcheck._pointer import Pointer
+from claimcheck._reader import Reader
 from claimcheck._store import Store
 from claimcheck._validation import Check, Seconds, check_arguments
-from claimcheck.errors import KeyTakenError, PointerRejectedError, StoreError, StoreUnavailableError
+from claimcheck.errors import KeyTakenError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import bounds, ranges
 from claimcheck.stores._files import (
     WHOLE_BYTES,
@@ -482,12 +482,7 @@ class FilesystemStore(Store):
             raise not_mounted(self._root, store=self.name) from error
 
     def _not_a_payload(self, pointer: Pointer) -> NoReturn:
-        raise PointerRejectedError(
-            f"store {self.name!r} rejected the pointer to {pointer.key!r}: it does not name a regular file",
-            reason="scope",
-            store=pointer.store,
-            key=pointer.key,
-        )
+        self._reject(pointer, "scope", "does not name a regular file")
 
 
 def _is_between(start: str, folder: str, stop: str) -> bool:

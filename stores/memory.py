@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Source
-from claimcheck._payload_reader import PieceReader, Reader
 from claimcheck._pointer import Pointer
+from claimcheck._reader import PieceReader, Reader
 from claimcheck._store import Store
 from claimcheck._validation import Seconds
 from claimcheck.errors import KeyTakenError

@@ -21,8 +21,8 @@ from claimcheck._envelope import Buffer
 from claimcheck._key_lifetime import KeyLifetime
 from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Source
-from claimcheck._payload_reader import PieceReader, Reader
 from claimcheck._pointer import Pointer, is_key_prefix
+from claimcheck._reader import PieceReader, Reader
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._validation import Check, Seconds, Size, Timeout, check_arguments, fail

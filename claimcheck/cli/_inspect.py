@@ -10,8 +10,8 @@ from claimcheck import _pointer as pointers
 from claimcheck._client import ClaimCheck
 from claimcheck._content_header import Damaged, read_header
 from claimcheck._envelope import HEADER, Abort, Buffer, Chunk, Encoded, Literal, PointerData, decode
-from claimcheck._payload_reader import PieceReader
 from claimcheck._pointer import Pointer
+from claimcheck._reader import PieceReader
 from claimcheck._texts import size_text
 from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError
 

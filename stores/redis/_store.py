@@ -16,10 +16,11 @@ from typing import Annotated, Literal
 
 from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Source
-from claimcheck._payload_reader import PieceReader, Reader, too_long
 from claimcheck._pointer import KEY_PREFIX, Pointer, slug
+from claimcheck._reader import PieceReader, Reader
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
+from claimcheck._store_errors import too_long
 from claimcheck._store_write import StoreWrite
 from claimcheck._threads import Replies
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail

@@ -16,10 +16,11 @@ from typing import Annotated, Any, NamedTuple
 
 from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Source
-from claimcheck._payload_reader import Reader, differs
 from claimcheck._pointer import Pointer
+from claimcheck._reader import Reader
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
+from claimcheck._store_errors import differs
 from claimcheck._validation import Check, Seconds, Size, Timeout, check_arguments
 from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import (

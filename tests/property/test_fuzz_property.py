@@ -20,7 +20,7 @@ from claimcheck import ClaimCheckError, Failed, Resolved
 from claimcheck import _envelope as envelopes
 from claimcheck import _pointer as pointers
 from claimcheck._content_header import ContentHeader, Damaged, read_header
-from claimcheck._payload_reader import PieceReader
+from claimcheck._reader import PieceReader
 from claimcheck._signing import Seal
 from claimcheck.errors import EnvelopeError
 from tests.content_oracle import HEADER, PAYLOAD, VECTORS

@@ -15,7 +15,7 @@ import claimcheck
 from claimcheck import MissingDependencyError, _compression
 from claimcheck._compression import CODECS, Damaged, DecompressingReader, compress, sample_of, shrinks
 from claimcheck._digest import digest_of
-from claimcheck._payload_reader import PieceReader
+from claimcheck._reader import PieceReader
 from claimcheck.errors import IntegrityError
 
 zstandard = pytest.importorskip("zstandard")

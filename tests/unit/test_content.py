@@ -23,8 +23,8 @@ from claimcheck._content_encoding import Encoding, Stream
 from claimcheck._content_header import AEAD, ContentHeader, Damaged, Expected, NotContent, read_header
 from claimcheck._envelope import encode_chunk
 from claimcheck._payload import Source
-from claimcheck._payload_reader import PieceReader
 from claimcheck._pointer import Pointer
+from claimcheck._reader import PieceReader
 from claimcheck._store import StoreContext
 from claimcheck.config import CompressionConfig
 from claimcheck.errors import (

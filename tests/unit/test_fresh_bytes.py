@@ -3,8 +3,8 @@ import tracemalloc
 
 import pytest
 
-from claimcheck import _payload_reader as fresh
-from claimcheck._payload_reader import FreshBytes
+from claimcheck import _fresh_bytes as fresh
+from claimcheck._fresh_bytes import FreshBytes
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 import claimcheck
 from claimcheck._content_header import read_header
-from claimcheck._payload_reader import PieceReader
+from claimcheck._reader import PieceReader
 from claimcheck._rewrap import rewrap
 from claimcheck._store import Store
 from claimcheck.errors import (

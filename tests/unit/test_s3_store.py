@@ -353,9 +353,9 @@ class TestOptions:
     @pytest.mark.parametrize("option", [{"part_bytes": 1}, {"part_bytes": GIB5 + 1}, {"single_put_bytes": GIB5 + 1}])
     @pytest.mark.parametrize("place", [{"type": "s3", "bucket": "b"}, {"type": "obstore", "url": "s3://b"}])
     def test_requests_of_a_size_that_s3_refuses(self, place, option):
-        (name, size), stores = *option.items(), {"cold": place | option}
+        [(name, size)] = option.items()
         with pytest.raises(ConfigError, match=f"{name}: found {size}, expected an integer .*at most {GIB5} or 'auto'"):
-            claimcheck.from_dict({"stores": stores})
+            claimcheck.from_dict({"stores": {"cold": place | option}})
 
     @pytest.mark.parametrize("name", ["part_bytes", "single_put_bytes"])
     def test_the_largest_requests_of_s3(self, name):

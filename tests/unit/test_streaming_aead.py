@@ -11,7 +11,7 @@ import tracemalloc
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from claimcheck._payload_reader import PieceReader
+from claimcheck._reader import PieceReader
 from claimcheck._streaming_aead import (
     HEADER_BYTES,
     DecryptingReader,

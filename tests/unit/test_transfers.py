@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from claimcheck._payload_reader import fill, lend_to
+from claimcheck._reader import fill, lend_to
 from claimcheck._threads import Interrupted, interruptible
 from claimcheck.errors import StoreUnavailableError
 from claimcheck.stores._parts import MAX_CONNECTIONS, PartsReader, SameVersion, in_parts
