@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import os
 import threading
 import time
@@ -13,60 +12,34 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, BinaryIO, ParamSpec, TypeVar, overload
 
+from claimcheck import _opened as opened
 from claimcheck import _pointer as pointers
 from claimcheck import config as configuration
 from claimcheck._check import CheckReport, check
-from claimcheck._content import ContentCoder, Unpacker
-from claimcheck._data_keys import DataKeys
 from claimcheck._decorator import OutboundBlock, Plan, ProduceCall, decorate
-from claimcheck._destination import canonical
-from claimcheck._envelope import (
-    Abort,
-    Buffer,
-    Chunk,
-    Encoded,
-    Envelope,
-    Literal,
-    Plain,
-    PointerData,
-    decode,
-    encode_pointer,
-)
+from claimcheck._envelope import Buffer, Envelope, encode_pointer
 from claimcheck._hints import Headers
+from claimcheck._message_reader import MessageReader
+from claimcheck._opened import Opened
 from claimcheck._payload import Payload
-from claimcheck._payload_reader import open_file
-from claimcheck._plans import Plans, check_strategies, strategy_class
+from claimcheck._plans import check_strategies, strategy_class
 from claimcheck._pointer import Pointer
-from claimcheck._registry import UNUSABLE, build_store, check_store, unusable
+from claimcheck._registry import check_store
 from claimcheck._resolve_many import Message as ManyMessage
-from claimcheck._resolve_many import Resolution, Work, aresolve_many, resolve_many
+from claimcheck._resolve_many import Resolution, aresolve_many, resolve_many
 from claimcheck._resolver import Resolver
 from claimcheck._sending import Classifier
-from claimcheck._signing import Seal
-from claimcheck._store import Store, StoreContext
+from claimcheck._store import Store
 from claimcheck._strategy import Message
 from claimcheck._sweep import GRACE_SECONDS, Sweep, SweepReport
-from claimcheck._threads import Join, in_thread
+from claimcheck._threads import in_thread
 from claimcheck._validation import Problems, check_int, check_type, fail
 from claimcheck._wire_size import WireLimit
 from claimcheck.config import Config
-from claimcheck.errors import ChunkError, ConfigError, PayloadTypeError, PointerRejectedError
+from claimcheck.errors import PayloadTypeError
 from claimcheck.hooks import Hook, Hooks
 
 __all__ = ["ClaimCheck", "from_dict", "load"]
-
-_process = object()  # another one in each forked child: comparing it costs no system call, as a process id does
-_after_fork = threading.Lock()
-
-
-def _begin_process() -> None:
-    """Called in a forked child, where the lock's owner at the time of the fork does not exist."""
-    global _process, _after_fork
-    _process, _after_fork = object(), threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_process)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -121,7 +94,7 @@ class ClaimCheck:
         self._hooks = Hooks(listeners or ())
         self._header = config.header
         self._lock = threading.RLock()
-        self._open = _Open(self)
+        self._open = self._new()
         self._check_classes()
 
     # Writing ---------------------------------------------------------------------------------------------------
@@ -248,9 +221,10 @@ class ClaimCheck:
         Raises:
             PointerRejectedError: The payload is encrypted for another destination.
         """
-        if destination is not None and self._current().seal.signs:
-            pointer = _bound(pointer, canonical(destination))
-        return encode_pointer(self._sign(pointer), header=self._header)
+        seal = self._current().seal
+        if destination is not None and seal.signs:
+            pointer = seal.bound(pointer, destination)
+        return encode_pointer(seal.sign(pointer), header=self._header)
 
     # Reading ---------------------------------------------------------------------------------------------------
 
@@ -289,7 +263,7 @@ class ClaimCheck:
         """
         if message is None:
             return None
-        return self._payload(self._single(message, destination, headers), destination)
+        return self._messages.payload(message, headers, destination)
 
     @overload
     async def aresolve(self, message: bytes, *, destination: str | None = ..., headers: object = ...) -> bytes: ...
@@ -312,7 +286,7 @@ class ClaimCheck:
 
         A cancelled task ends immediately; the read stops at its next piece and closes its connection.
         """
-        work = self._work(message, headers, destination)
+        work = self._messages.work(message, headers, destination)
         if not work.blocks:
             return work.run()
         return await in_thread(work.run, size=work.size or 0, join=work.join, request=work.request)
@@ -344,7 +318,7 @@ class ClaimCheck:
             PayloadTypeError: ``messages`` is one message.
         """
         _check_many(messages, concurrency, max_bytes)
-        prepare = functools.partial(self._work, destination=destination)
+        prepare = functools.partial(self._messages.work, destination=destination)
         return resolve_many(messages, prepare, concurrency=concurrency, max_bytes=max_bytes)
 
     def aresolve_many(
@@ -361,7 +335,7 @@ class ClaimCheck:
         `contextlib.aclosing`, to stop them at once.
         """
         _check_many(messages, concurrency, max_bytes)
-        prepare = functools.partial(self._work, destination=destination)
+        prepare = functools.partial(self._messages.work, destination=destination)
         return aresolve_many(messages, prepare, concurrency=concurrency, max_bytes=max_bytes)
 
     def open(self, message: Buffer, *, destination: str | None = None, headers: object = None) -> BinaryIO:
@@ -375,10 +349,7 @@ class ClaimCheck:
         Raises:
             ChunkError: A chunk. Other errors are those of `resolve`; a store's errors are raised while reading.
         """
-        envelope = self._single(message, destination, headers)
-        if isinstance(envelope, PointerData):
-            return self._open_payload(self._accept(envelope.data, destination))
-        return io.BytesIO(self._payload(envelope, destination))
+        return self._messages.file(message, headers, destination)
 
     def pointer(self, message: Buffer, *, destination: str | None = None) -> Pointer | None:
         """Return the pointer of a message without any I/O; ``None`` for any other message.
@@ -392,8 +363,7 @@ class ClaimCheck:
             PointerRejectedError: Too long, its signature is missing or wrong, or it was sent to another destination.
             ConfigError: A signature is required, and this process has no keys to check it.
         """
-        envelope = decode(message, header=self._header)
-        return self._accept(envelope.data, destination) if isinstance(envelope, PointerData) else None
+        return self._messages.pointer(message, destination)
 
     def read(self, pointer: Pointer) -> bytes:
         """Return the payload of a pointer that `pointer` returned. Its signature is not checked again.
@@ -404,11 +374,7 @@ class ClaimCheck:
                 `MissingDependencyError`).
             StoreError: The payload is missing, damaged or unavailable; see its subclasses.
         """
-        name = self._current().seal.store_name(pointer)
-        try:
-            return self.store(name).read(pointer)
-        except UNUSABLE as error:
-            raise unusable(name, pointer, error) from error
+        return self._messages.read(pointer)
 
     def resolver(self, *, clock: Callable[[], float] = time.monotonic, max_redeliveries: int | None = None) -> Resolver:
         """Return a resolver for a stream of messages, chunks included. Create one per consumer.
@@ -425,14 +391,15 @@ class ClaimCheck:
         if max_redeliveries is not None:
             check_int("max_redeliveries", max_redeliveries, minimum=0)
             chunking = replace(chunking, max_redeliveries=max_redeliveries)
+        current = self._current()
         return Resolver(
-            self._read,
+            current.messages.read_data,
             chunking=chunking,
-            unpacker=self._unpacker,
+            unpacker=current.unpacker,
             header=self._header,
             clock=clock,
             hooks=self._hooks,
-            seal=self._current().seal,
+            seal=current.seal,
         )
 
     # Stores ----------------------------------------------------------------------------------------------------
@@ -448,10 +415,7 @@ class ClaimCheck:
         if store is not None:
             return store
         with self._lock:
-            stores = self._open.stores  # read again: it may have been closed, or opened by another thread
-            if name not in stores:
-                stores[name] = self._build_store(name)
-            return stores[name]
+            return self._open.open(name)  # read again: it may have been closed, or opened by another thread
 
     def check(self, *, open: bool = False) -> CheckReport:  # noqa: A002 - short for a keyword
         """Return what is insecure or unwise in the configuration and, with ``open``, whether its stores work.
@@ -509,7 +473,7 @@ class ClaimCheck:
         """Close all connections. Payloads are kept, and the next use opens new connections."""
         self._current()  # the connections of a parent process are not closed here
         with self._lock:
-            stores, self._open = list(self._open.stores.values()), _Open(self)
+            stores, self._open = list(self._open.stores.values()), self._new()
         with ExitStack() as closing:  # closes all of them even if one fails
             for store in stores:
                 closing.callback(store.close)
@@ -539,139 +503,29 @@ class ClaimCheck:
                 check_store(store, path=f"stores.{name}")
         problems.raise_all()
 
-    def _current(self) -> _Open:
-        """Return what this process has opened; nothing after a fork, since connections cannot be shared."""
-        if self._open.process is not _process:
-            with _after_fork:
-                if self._open.process is not _process:
+    def _current(self) -> Opened:
+        """Return what this process has opened; nothing after a fork."""
+        if self._open.process is not opened.process:
+            with opened.after_fork:
+                if self._open.process is not opened.process:
                     self._lock = threading.RLock()  # the owner of the old one may not exist in this process
-                    self._open = _Open(self)
+                    self._open = self._new()
         return self._open
 
-    def _build_store(self, name: str) -> Store:
-        if name not in self.config.stores:
-            known = ", ".join(sorted(self.config.stores)) or "none"
-            text = f"no store is called {name!r}; configured: {known}"
-            raise ConfigError(text, path="stores", found=name, expected=known)
-        store = build_store(self.config.stores[name], path=f"stores.{name}")
-        limit = self.config.limits.max_payload_bytes
-        opened = self._current()
-        store.context = StoreContext(
-            name=name,
-            max_payload_bytes=limit,
-            checksum=self.config.content_checksum,
-            content=opened.content,
-            hooks=self._hooks,
-            binds=opened.seal.signs,
-        )
-        return store
+    @property
+    def _messages(self) -> MessageReader:
+        return self._current().messages
 
-    def _single(
-        self, message: Buffer, destination: str | None, headers: object
-    ) -> Plain | Literal | PointerData | Encoded:
-        """Decode a message that is a whole payload, and check its signature, except for that of a pointer."""
-        envelope = decode(message, header=self._header)
-        if isinstance(envelope, (Chunk, Abort)):
-            raise ChunkError(
-                f"one message of the chunked payload {envelope.uuid} cannot be resolved alone: feed all messages to "
-                "ClaimCheck.resolver(), or wrap the consumer",
-                uuid=envelope.uuid,
-                total=envelope.count if isinstance(envelope, Chunk) else None,
-            )
-        if not isinstance(envelope, PointerData):  # a pointer is checked when it is decoded
-            self._current().seal.check_whole(envelope, headers, destination)
-        return envelope
-
-    def _payload(self, envelope: Plain | Literal | PointerData | Encoded, destination: str | None) -> Buffer:
-        """Return the payload of an envelope that `_single` returned."""
-        if isinstance(envelope, PointerData):
-            return self._read(envelope.data, destination)
-        if isinstance(envelope, Encoded):
-            return self._unpacker.content(envelope.content, destination=destination)
-        return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)
-
-    def _work(self, message: Buffer | None, headers: object, destination: str | None) -> Work:
-        """Return what resolves a message; raises as `resolve` if it is bad or not trusted."""
-        if message is None:
-            return Work(lambda: None)
-        envelope = self._single(message, destination, headers)
-        if isinstance(envelope, PointerData):
-            pointer = self._accept(envelope.data, destination)
-            join = self._join(pointer)
-            return Work(lambda: self.read(pointer), blocks=True, size=pointer.size, join=join, request=pointer)
-        blocks = isinstance(envelope, Encoded)
-        return Work(lambda: self._payload(envelope, destination), blocks=blocks, size=len(memoryview(message)))
-
-    def _sign(self, pointer: Pointer) -> bytes:
-        return self._current().seal.sign(pointer)
+    def _new(self) -> Opened:
+        return Opened(self.config, store=self.store, hooks=lambda: self._hooks)
 
     def _reseal(self, pointer: Pointer, *, original: Pointer) -> bytes:
         """Return the message of a pointer that replaces an accepted one. It is signed only if that one was.
 
         Otherwise an unsigned pointer, of which anybody can be the author, would get a signature here.
         """
-        data = pointers.encode(pointer) if original.mac is None else self._sign(pointer)
+        data = pointers.encode(pointer) if original.mac is None else self._current().seal.sign(pointer)
         return encode_pointer(data, header=self._header)
-
-    def _accept(self, data: bytes, destination: str | None = None) -> Pointer:
-        return self._current().seal.accept(data, destination=destination)
-
-    def _pointer_from_anywhere(self, message: Buffer) -> Pointer | None:
-        """Same as `pointer`, whatever destination the pointer is bound to: for callers that deliver no payload."""
-        envelope = decode(message, header=self._header)
-        if not isinstance(envelope, PointerData):
-            return None
-        return self._current().seal.accept(envelope.data, anywhere=True)
-
-    @property
-    def _unpacker(self) -> Unpacker:
-        return self._current().unpacker
-
-    def _store_of(self, pointer: Pointer) -> Store:
-        """Return the store that a pointer names; raises `PointerRejectedError` as `read` does."""
-        name = self._current().seal.store_name(pointer)
-        try:
-            return self.store(name)
-        except UNUSABLE as error:
-            raise unusable(name, pointer, error) from error
-
-    def _read(self, data: bytes, destination: str | None = None) -> bytes:
-        return self.read(self._accept(data, destination))
-
-    def _join(self, pointer: Pointer) -> Join | None:
-        """Return what reads a payload together with others; ``None`` if it is read alone."""
-        current = self._current()
-        store = current.stores.get(current.seal.store_name(pointer))
-        return None if store is None else store._join(pointer)
-
-    def _open_payload(self, pointer: Pointer) -> BinaryIO:
-        return open_file(self._store_of(pointer), pointer, from_message=True)
-
-
-class _Open:
-    """What one process has opened."""
-
-    def __init__(self, cc: ClaimCheck) -> None:
-        config = cc.config
-        self.process = _process
-        self.seal = Seal(config)
-        self.content = ContentCoder(config, DataKeys(config.encryption) if config.encryption.keys else None)
-        limit, check = config.chunks.max_payload_bytes, self.seal.check_origin
-        self.unpacker = Unpacker(self.content, header=config.header, limit=limit, check_origin=check)
-        self.stores: dict[str, Store] = {}
-        self.plans = Plans(config, store=cc.store, seal=self.seal, content=self.content, hooks=lambda: cc.hooks)
-
-
-def _bound(pointer: Pointer, destination: str) -> Pointer:
-    """Return a pointer for another destination; an encrypted payload cannot have another one."""
-    if pointer.encryption is not None and pointer.destination != destination:
-        written = f"for {pointer.destination!r}" if pointer.destination else "without a destination"
-        text = f"the payload {pointer.key!r} was encrypted {written}, so no reader could decrypt it as one of"
-        fix = "write it again, or list the topics in signing.accept_from and seal it without destination"
-        raise PointerRejectedError(
-            f"{text} {destination!r}: {fix}", reason="destination", store=pointer.store, key=pointer.key
-        )
-    return replace(pointer, destination=destination)
 
 
 def _check_many(messages: object, concurrency: int, max_bytes: int) -> None:

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NoReturn
 
@@ -64,6 +65,22 @@ class Seal:
         if key_id is not None and pointer.version != 1:
             return pointers.encode_signed(pointer, key_id=key_id, secret=self._secrets[key_id])
         return pointers.encode(pointer)
+
+    def bound(self, pointer: Pointer, destination: str) -> Pointer:
+        """Return a pointer for another destination.
+
+        Raises:
+            PointerRejectedError: Its payload is encrypted for the one that it has.
+        """
+        name = canonical(destination)
+        if pointer.encryption is not None and pointer.destination != name:
+            written = f"for {pointer.destination!r}" if pointer.destination else "without a destination"
+            text = f"the payload {pointer.key!r} was encrypted {written}, so no reader could decrypt it as one of"
+            fix = "write it again, or list the topics in signing.accept_from and seal it without destination"
+            raise PointerRejectedError(
+                f"{text} {name!r}: {fix}", reason="destination", store=pointer.store, key=pointer.key
+            )
+        return replace(pointer, destination=name)
 
     def statement(self, kind: StatementKind, destination: str, **facts: str | int) -> str:
         """Return a signed statement about a message without a pointer; needs ``signing.key_id``.

@@ -90,7 +90,7 @@ class GroupReader:
 
     def _pointer(self, message: Any) -> Pointer | None:
         with suppress(ClaimCheckError):  # a consumer reports it
-            return self.cc._pointer_from_anywhere(message.value() or b"")
+            return self.cc._messages.pointer_from_anywhere(message.value() or b"")
         return None
 
     def _watermarks(self, offsets: dict[int, int], which: str) -> dict[int, int]:

@@ -301,7 +301,7 @@ def get(
 
 
 def _opened(message: bytes, pointer: Pointer | None, cc: ClaimCheck, destination: str | None) -> BinaryIO:
-    return cc._open_payload(pointer) if pointer is not None else cc.open(message, destination=destination)
+    return cc._messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
 
 
 def _standard_output() -> str:

@@ -100,7 +100,11 @@ def _content_facts(content: Buffer) -> Facts:
 
 def accepted(message: bytes, cc: ClaimCheck, destination: str | None) -> Pointer | None:
     """Return the pointer of a message, if it is one and readers accept it: from a topic, or from any without one."""
-    return cc._pointer_from_anywhere(message) if destination is None else cc.pointer(message, destination=destination)
+    return (
+        cc._messages.pointer_from_anywhere(message)
+        if destination is None
+        else cc.pointer(message, destination=destination)
+    )
 
 
 def _signature(

@@ -286,7 +286,7 @@ def _job(
         return Job(partial(_same, None), 0, waits=False)
     try:
         if origin.is_internal:
-            pointer = cc._pointer_from_anywhere(message)
+            pointer = cc._messages.pointer_from_anywhere(message)
         else:
             pointer = cc.pointer(message, destination=origin.destination)
         result = instead(message, pointer) if pointer is not None and instead is not None else None

@@ -171,7 +171,7 @@ class _MapStage:
     def _opener(self, message: Buffer, pointer: Pointer) -> Callable[[], BinaryIO] | None:
         """Return a function that opens a payload that is too large to fetch ahead."""
         small = pointer.size is not None and pointer.size <= self.reading.max_inflight_bytes
-        return None if small else partial(claim_check(self.reading.config)._open_payload, pointer)
+        return None if small else partial(claim_check(self.reading.config)._messages.open, pointer)
 
     def _result(self, row: Row, outcome: Outcome, reader: RowReader) -> _Result | None:
         if outcome is None:

@@ -174,8 +174,8 @@ class _Copier:
     def job(self, message: bytes | None) -> tuple[Job[_Pinned], int]:
         """Return the job that returns the new message, and the bytes that it copies."""
         try:
-            pointer = None if message is None else self._cc._pointer_from_anywhere(message)
-            source = None if pointer is None else self._cc._store_of(pointer)
+            pointer = None if message is None else self._cc._messages.pointer_from_anywhere(message)
+            source = None if pointer is None else self._cc._messages.store_of(pointer)
         except ClaimCheckError as error:
             return Job(partial(_same, error), 0, waits=False), 0
         if pointer is None or source is None or source.name == self._target:

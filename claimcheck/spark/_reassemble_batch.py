@@ -248,7 +248,7 @@ class _ReassembleStage:
                 str(each.uuid),
                 reading.config,
                 max_bytes=self.options.max_payload_bytes,
-                unpacker=cc._unpacker,
+                unpacker=cc._current().unpacker,
                 seal=cc._current().seal,
                 destination=reading.origin.destination_of(each.row.batch, each.row.number),
             )

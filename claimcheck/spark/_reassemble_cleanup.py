@@ -45,7 +45,7 @@ class ChunkCleanup:
         by_store: dict[str, dict[str, Pointer]] = {}
         for reference in references:
             try:
-                pointer = self._cc._pointer_from_anywhere(reference)
+                pointer = self._cc._messages.pointer_from_anywhere(reference)
             except ClaimCheckError as error:  # for example, its signing key was removed from the configuration
                 _log_once("", error)
                 continue

@@ -321,8 +321,10 @@ class _FetchedPayload:
 
     def finish(self, cc: ClaimCheck, origin: Origin) -> OutputRow:
         if self.error is None:
-            destination, seal = origin.destination_of(self.row, 0), cc._current().seal
-            payload = decoded(seal, cc._unpacker, self.declared, self.pieces, uuid=self.uuid, destination=destination)
+            destination, current = origin.destination_of(self.row, 0), cc._current()
+            payload = decoded(
+                current.seal, current.unpacker, self.declared, self.pieces, uuid=self.uuid, destination=destination
+            )
             if isinstance(payload, ClaimCheckError):
                 self.error, self.pieces = error_value(payload), []
             else:

@@ -219,7 +219,7 @@ def _counted(
             else:
                 tally.row(
                     payload_size(outcome),
-                    store=store_of(None if message is None else cc._pointer_from_anywhere(message)),
+                    store=store_of(None if message is None else cc._messages.pointer_from_anywhere(message)),
                 )
             yield row, message, outcome
             del outcome

@@ -451,7 +451,7 @@ def _delete(db: sqlite3.Connection, stages: Sequence[str]) -> None:
 def _roll_back(config: Config, messages: Iterable[Buffer | None]) -> None:
     cc = claim_check(config)
     for message in messages:
-        pointer = None if message is None else cc._pointer_from_anywhere(message)
+        pointer = None if message is None else cc._messages.pointer_from_anywhere(message)
         if pointer is not None and pointer.store is not None:
             with suppress(ClaimCheckError):  # it expires
                 cc.store(pointer.store).rollback(pointer)

@@ -80,7 +80,7 @@ def _extended(cc: ClaimCheck, config: Config, message: bytes, topic: str, dead_l
         return message
     pointer = cc.pointer(message, destination=topic)
     assert pointer is not None
-    store = cc._store_of(pointer)
+    store = cc._messages.store_of(pointer)
     if config.delete_after_ack:
         extended = store.copy(pointer, to=store, destination=dead_letter_topic, min_ttl_seconds=seconds)
     else:

@@ -44,7 +44,7 @@ def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object], *, d
             signed = headers() if isinstance(envelope, Literal | Encoded) else None
             cc._current().seal.check_whole(envelope, signed, destination)
         if isinstance(envelope, Encoded):
-            return _decoded(lambda: cc._unpacker.content(envelope.content, destination=destination))
+            return _decoded(lambda: cc._current().unpacker.content(envelope.content, destination=destination))
         return envelope
     except ClaimCheckError as error:
         return error
@@ -66,8 +66,9 @@ def passes_plain(cc: ClaimCheck) -> bool:
 
 
 def _stored(cc: ClaimCheck, envelope: PointerData, headers: object, destination: str) -> StoredPayload:
-    read, claims = PointerRead(cc._accept(envelope.data, destination)), hints.declared(headers)
-    return StoredPayload(lambda: _load(cc, read, claims), size=read.pointer.size or 0, origin=read, join=cc._join)
+    read = PointerRead(cc._current().seal.accept(envelope.data, destination=destination))
+    size, claims = read.pointer.size or 0, hints.declared(headers)
+    return StoredPayload(lambda: _load(cc, read, claims), size=size, origin=read, join=lambda p: cc._messages.join(p))
 
 
 def _load(cc: ClaimCheck, read: PointerRead, claims: frozenset[tuple[str, str]]) -> bytes:

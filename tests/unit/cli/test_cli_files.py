@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 import claimcheck
+from claimcheck._message_reader import MessageReader
 from tests.unit.cli.rig import (
     PAYLOAD,
     claims,
@@ -38,13 +39,13 @@ def test_nothing_is_replaced_without_force(here):
 
 def test_a_file_that_comes_up_meanwhile_is_not_replaced(here, monkeypatch):
     envelope = put()
-    read = claimcheck.ClaimCheck._open_payload
+    read = MessageReader.open
 
     def slow(self, message):
         (here / "back").write_text("precious")
         return read(self, message)
 
-    monkeypatch.setattr(claimcheck.ClaimCheck, "_open_payload", slow)
+    monkeypatch.setattr(MessageReader, "open", slow)
     result = run("get", "-", "-o", "back", stdin=envelope)
     assert result.exit_code == 1
     assert (here / "back").read_text() == "precious"
@@ -122,7 +123,7 @@ def test_a_symbolic_link_is_never_followed(here, target, force):
 def test_a_symbolic_link_that_comes_up_meanwhile_is_not_followed(here, monkeypatch, force, links):
     envelope = put()
     (here / "there").write_text("precious")
-    read = claimcheck.ClaimCheck._open_payload
+    read = MessageReader.open
 
     def slow(self, message):
         (here / "back").symlink_to("there")
@@ -131,7 +132,7 @@ def test_a_symbolic_link_that_comes_up_meanwhile_is_not_followed(here, monkeypat
     def link(*args: object) -> None:
         raise OSError("not supported")
 
-    monkeypatch.setattr(claimcheck.ClaimCheck, "_open_payload", slow)
+    monkeypatch.setattr(MessageReader, "open", slow)
     if not links:
         monkeypatch.setattr(os, "link", link)
     assert run("get", "-", "-o", "back", *force, stdin=envelope).exit_code == 1

@@ -1,0 +1,89 @@
+"""What one process has opened of a configuration. A forked child opens its own: connections cannot be shared."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from claimcheck._content import ContentCoder, Unpacker
+from claimcheck._data_keys import DataKeys
+from claimcheck._message_reader import MessageReader
+from claimcheck._plans import Plans
+from claimcheck._registry import build_store
+from claimcheck._signing import Seal
+from claimcheck._store import Store, StoreContext
+from claimcheck.config import Config
+from claimcheck.errors import ConfigError
+from claimcheck.hooks import Hooks
+
+__all__ = ["Opened"]
+
+process = object()
+"""This process: another object in each forked child. Comparing it costs no system call, as a process id does."""
+
+after_fork = threading.Lock()
+"""For what several threads of a forked child may begin at once."""
+
+
+def _begin_process() -> None:
+    """Called in a forked child, where the lock's owner at the time of the fork does not exist."""
+    global process, after_fork
+    process, after_fork = object(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_process)
+
+
+class Opened:
+    """The stores of one process, and what holds keys or refers to these stores.
+
+    Args:
+        config: The configuration.
+        store: Returns a store by its name, open or not.
+        hooks: Returns what receives events.
+
+    Attributes:
+        process: The process that this belongs to.
+        seal: Signs and verifies.
+        content: Encodes payloads.
+        unpacker: Decodes encoded messages.
+        stores: The open stores by name.
+        plans: How messages are sent.
+        messages: How messages are read.
+    """
+
+    def __init__(self, config: Config, *, store: Callable[[str], Store], hooks: Callable[[], Hooks]) -> None:
+        self.process = process
+        self.seal = Seal(config)
+        self.content = ContentCoder(config, DataKeys(config.encryption) if config.encryption.keys else None)
+        limit, check = config.chunks.max_payload_bytes, self.seal.check_origin
+        self.unpacker = Unpacker(self.content, header=config.header, limit=limit, check_origin=check)
+        self.stores: dict[str, Store] = {}
+        self.plans = Plans(config, store=store, seal=self.seal, content=self.content, hooks=hooks)
+        self.messages = MessageReader(config.header, self.seal, self.unpacker, store=store, opened=self.stores)
+        self._config = config
+        self._hooks = hooks
+
+    def open(self, name: str) -> Store:
+        """Return a store by its name, opened by the first call; see `ClaimCheck.store`. One thread at a time."""
+        if name not in self.stores:
+            self.stores[name] = self._build(name)
+        return self.stores[name]
+
+    def _build(self, name: str) -> Store:
+        if name not in self._config.stores:
+            known = ", ".join(sorted(self._config.stores)) or "none"
+            text = f"no store is called {name!r}; configured: {known}"
+            raise ConfigError(text, path="stores", found=name, expected=known)
+        store = build_store(self._config.stores[name], path=f"stores.{name}")
+        store.context = StoreContext(
+            name=name,
+            max_payload_bytes=self._config.limits.max_payload_bytes,
+            checksum=self._config.content_checksum,
+            content=self.content,
+            hooks=self._hooks(),
+            binds=self.seal.signs,
+        )
+        return store
