@@ -8,7 +8,6 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, BinaryIO, ParamSpec, TypeVar, overload
 
@@ -473,10 +472,8 @@ class ClaimCheck:
         """Close all connections. Payloads are kept, and the next use opens new connections."""
         self._current()  # the connections of a parent process are not closed here
         with self._lock:
-            stores, self._open = list(self._open.stores.values()), self._new()
-        with ExitStack() as closing:  # closes all of them even if one fails
-            for store in stores:
-                closing.callback(store.close)
+            closing, self._open = self._open, self._new()
+        closing.close()
 
     def __enter__(self) -> ClaimCheck:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable, Mapping
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from claimcheck._content import Unpacker
 from claimcheck._envelope import Abort, Buffer, Chunk, Encoded, Literal, Plain, PointerData, decode
@@ -19,6 +19,8 @@ from claimcheck._threads import Join
 from claimcheck.errors import ChunkError
 
 __all__ = ["MessageReader"]
+
+T = TypeVar("T")
 
 Whole = Plain | Literal | PointerData | Encoded
 
@@ -88,11 +90,7 @@ class MessageReader:
 
     def read(self, pointer: Pointer) -> bytes:
         """Return the payload of an accepted pointer; see `ClaimCheck.read`."""
-        name = self._seal.store_name(pointer)
-        try:
-            return self._store(name).read(pointer)
-        except UNUSABLE as error:
-            raise unusable(name, pointer, error) from error
+        return self._in_store(pointer, lambda store: store.read(pointer))
 
     def open(self, pointer: Pointer) -> BinaryIO:
         """Return the payload of an accepted pointer as a file."""
@@ -100,16 +98,19 @@ class MessageReader:
 
     def store_of(self, pointer: Pointer) -> Store:
         """Return the store that an accepted pointer names; raises `PointerRejectedError` as `read` does."""
-        name = self._seal.store_name(pointer)
-        try:
-            return self._store(name)
-        except UNUSABLE as error:
-            raise unusable(name, pointer, error) from error
+        return self._in_store(pointer, lambda store: store)
 
     def join(self, pointer: Pointer) -> Join | None:
         """Return what reads a payload together with others; ``None`` if it is read alone."""
         store = self._opened.get(self._seal.store_name(pointer))
         return None if store is None else store._join(pointer)
+
+    def _in_store(self, pointer: Pointer, use: Callable[[Store], T]) -> T:
+        name = self._seal.store_name(pointer)
+        try:
+            return use(self._store(name))
+        except UNUSABLE as error:
+            raise unusable(name, pointer, error) from error
 
     def _whole(self, message: Buffer, headers: object, destination: str | None) -> Whole:
         """Decode a message that is a whole payload, and check its signature, except for that of a pointer."""

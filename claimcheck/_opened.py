@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from claimcheck._content import ContentCoder, Unpacker
 from claimcheck._data_keys import DataKeys
@@ -43,15 +44,6 @@ class Opened:
         config: The configuration.
         store: Returns a store by its name, open or not.
         hooks: Returns what receives events.
-
-    Attributes:
-        process: The process that this belongs to.
-        seal: Signs and verifies.
-        content: Encodes payloads.
-        unpacker: Decodes encoded messages.
-        stores: The open stores by name.
-        plans: How messages are sent.
-        messages: How messages are read.
     """
 
     def __init__(self, config: Config, *, store: Callable[[str], Store], hooks: Callable[[], Hooks]) -> None:
@@ -71,6 +63,14 @@ class Opened:
         if name not in self.stores:
             self.stores[name] = self._build(name)
         return self.stores[name]
+
+    def close(self) -> None:
+        """Close all stores, and forget them: who still has this object must not use them."""
+        stores = list(self.stores.values())
+        self.stores.clear()
+        with ExitStack() as closing:  # closes all of them even if one fails
+            for store in stores:
+                closing.callback(store.close)
 
     def _build(self, name: str) -> Store:
         if name not in self._config.stores:

@@ -18,7 +18,7 @@ from claimcheck._pointer import Pointer
 from claimcheck._pointer_check import check_readable
 from claimcheck._reader import STEP_BYTES, PieceReader, Reader, fill, lend_to, writable_view
 from claimcheck._registry import UNUSABLE, unusable
-from claimcheck._store_errors import differs, too_long, too_small, untrusted
+from claimcheck._store_errors import Translated, differs, too_long, too_small, untrusted
 from claimcheck._threads import check_interrupt, joined
 from claimcheck.errors import clear_frames
 
@@ -69,7 +69,7 @@ def read_range(store: Store, pointer: Pointer, start: int, length: int) -> bytes
         raise ValueError(f"cannot read {length} bytes from {start} of a payload of {size} bytes")
     check_readable(store, pointer)
     start, stop = min(start, size), min(start + length, size)
-    operation, translated = store._operation("read", pointer, size), store._translated(pointer, "read")
+    operation, translated = store._operation("read", pointer, size), Translated(store, pointer, "read")
     with FreshBytes(stop - start) as fresh, operation, translated:
         if len(fresh.view) or pointer.encryption is not None:  # a pointer may declare too small a size
             with closing(_content(store, pointer, start, stop)) as source:
@@ -148,7 +148,7 @@ class PayloadReader(io.RawIOBase):
         if self._error is not None:
             raise self._error
         try:
-            with self._store._translated(self._pointer, "read"):
+            with Translated(self._store, self._pointer, "read"):
                 return read()
         except BaseException as error:
             self._error = error
@@ -373,7 +373,7 @@ def _small(store: Store, pointer: Pointer) -> bytes | None:
         return None
     if checksum is None or pointer.stored_bytes is not None:
         return None
-    with store._translated(pointer, "read"), closing(_content(store, pointer, 0, size)) as source:
+    with Translated(store, pointer, "read"), closing(_content(store, pointer, 0, size)) as source:
         find = getattr(source, "whole", None)
         whole: bytes | None = None if find is None else find(size)
         if whole is None:

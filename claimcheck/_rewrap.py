@@ -19,7 +19,7 @@ from claimcheck._listing import StoreEntry
 from claimcheck._pointer import Pointer
 from claimcheck._reader import PieceReader
 from claimcheck._store import Store
-from claimcheck._store_errors import untrusted
+from claimcheck._store_errors import Translated, untrusted
 from claimcheck.errors import ConfigError, IntegrityError, PayloadNotFoundError, StoreError
 
 __all__ = ["RewrapReport", "rewrap"]
@@ -130,7 +130,7 @@ class _Run:
     def _header(self, entry: StoreEntry) -> tuple[ContentHeader, Pointer, int] | None:
         """Read the header of a payload's content; returns ``None`` if the payload is not encrypted."""
         store = self._store
-        with store._translated(Pointer(key=entry.key), "read"):
+        with Translated(store, Pointer(key=entry.key), "read"):
             pointer = store._stored_pointer(entry)
             with closing(store._open(pointer, 0, min(pointer.size or 0, MAX_HEADER_BYTES))) as source:
                 try:
@@ -152,7 +152,7 @@ class _Run:
             raise untrusted(self._store, pointer, str(error)) from error
 
     def _replace(self, pointer: Pointer, size: int) -> None:
-        with self._store._translated(pointer, "write"):
+        with Translated(self._store, pointer, "write"):
             self._store._replace_start(pointer, size, lambda start: self._rewrapped(pointer, start))
 
     def _rewrapped(self, pointer: Pointer, start: bytes) -> bytes:

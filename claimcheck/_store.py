@@ -172,10 +172,10 @@ class Store(ABC):
         """
         write = self._write if type(self)._rewrite is Store._rewrite else self._rewrite
         start = bytearray(size)
-        with self._translated(pointer, "read"):  # it may be gone
+        with Translated(self, pointer, "read"):  # it may be gone
             opened = self._open(pointer, 0, pointer.size)
         with closing(opened) as content:
-            with self._translated(pointer, "read"):
+            with Translated(self, pointer, "read"):
                 fill(content, memoryview(start))
             write(pointer, with_start(change(bytes(start)), content, size=pointer.size or 0))
 
@@ -492,7 +492,7 @@ class Store(ABC):
             StoreUnavailableError: The store could not be reached; the listing can be continued.
             StoreError: Any other failure, such as a missing permission.
         """
-        with self._translated(Pointer(key=self.prefix), "scan"):
+        with Translated(self, Pointer(key=self.prefix), "scan"):
             yield from self._scan(after) if partition is None else self._scan_partition(partition)
 
     def partitions(self, count: int) -> list[str]:
@@ -506,7 +506,7 @@ class Store(ABC):
         Raises:
             StoreError: As `scan` does.
         """
-        with self._translated(Pointer(key=self.prefix), "scan"):
+        with Translated(self, Pointer(key=self.prefix), "scan"):
             return list(self._scan_partitions(count))
 
     def delete(self, entries: Iterable[StoreEntry]) -> list[Deletion]:
@@ -585,7 +585,7 @@ class Store(ABC):
     def _delete_one(self, pointer: Pointer, operation: Literal["rollback", "delete"]) -> None:
         """Delete one payload; raises as `rollback`."""
         self.check(pointer)
-        with self._operation(operation, pointer, pointer.size), self._translated(pointer, operation):
+        with self._operation(operation, pointer, pointer.size), Translated(self, pointer, operation):
             self._delete(pointer)
 
     def _check_entry(self, entry: StoreEntry) -> None:
@@ -597,7 +597,7 @@ class Store(ABC):
 
     def _delete_unchanged(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         unchanged = []
-        with self._translated(Pointer(key=self.prefix), "delete"):
+        with Translated(self, Pointer(key=self.prefix), "delete"):
             for entry, now in self._now(entries):
                 if now is not None and now.version == entry.version:
                     unchanged.append(entry)
@@ -622,10 +622,6 @@ class Store(ABC):
         if not hooks.listeners:
             return _UNWATCHED
         return hooks.operation(operation, store=self.name, key=pointer.key, size=size)
-
-    def _translated(self, pointer: Pointer, operation: Operation | Literal["scan", "delete", "extend"]) -> Translated:
-        """Translate the medium's errors in a block that accesses it."""
-        return Translated(self, pointer, operation)
 
     def _reject(self, pointer: Pointer, reason: str, why: str) -> NoReturn:
         reject(self, pointer, reason, why)

@@ -77,14 +77,7 @@ def untrusted(store: Store, pointer: Pointer, why: str) -> IntegrityError:
 
 
 def reject(store: Store, pointer: Pointer, reason: str, why: str) -> NoReturn:
-    """Raise the error for a pointer that is not followed.
-
-    Args:
-        store: The store.
-        pointer: The pointer.
-        reason: One word.
-        why: Continues a sentence about the pointer: "it ...".
-    """
+    """Raise the error for a pointer that is not followed; ``why`` continues a sentence about it."""
     raise PointerRejectedError(
         f"store {store.name!r} rejected the pointer to {pointer.key[:200]!r}: it {why}",
         reason=reason,

@@ -15,7 +15,7 @@ from claimcheck._destination import canonical
 from claimcheck._digest import keyed
 from claimcheck._payload import Payload, Source
 from claimcheck._pointer import Pointer
-from claimcheck._store_errors import untrusted
+from claimcheck._store_errors import Translated, untrusted
 from claimcheck._threads import joined
 from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
 from claimcheck.errors import KeyTakenError, PayloadTypeError, PointerRejectedError, StoreError
@@ -84,7 +84,7 @@ class StoreWrite:
         store = self._store
         try:
             with store._operation("write", self._draft, self._payload.size):
-                with store._translated(self._draft, "write"):
+                with Translated(store, self._draft, "write"):
                     store._reach()
                 return self._write_or_find() if self._shared else self._write_or_undo()
         finally:
@@ -152,7 +152,7 @@ class StoreWrite:
         if draft.encryption is None:
             return None
         stored = _stored(store, draft, size)
-        with store._translated(draft, "read"):
+        with Translated(store, draft, "read"):
             try:
                 return store.context.content.stream_of(lambda start, stop: store._open(stored, start, stop), size)
             except ValueError as error:
@@ -160,7 +160,7 @@ class StoreWrite:
 
     def _written(self, write: Callable[[Pointer, Source], str | None], *, like: Stream | None = None) -> str:
         store, draft = self._store, self._draft
-        with store._translated(draft, "write"):
+        with Translated(store, draft, "write"):
             try:
                 content = self._content = self._encoded(like)
             except Damaged as error:

@@ -20,7 +20,7 @@ from claimcheck._pointer import KEY_PREFIX, Pointer, slug
 from claimcheck._reader import PieceReader, Reader
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
-from claimcheck._store_errors import too_long
+from claimcheck._store_errors import Translated, too_long
 from claimcheck._store_write import StoreWrite
 from claimcheck._threads import Replies
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
@@ -274,7 +274,7 @@ class RedisStore(Store):
         """
         now_ms = int(self.context.clock() * 1000)
         expires_ms = now_ms + int(ttl_seconds * 1000)
-        with self._translated(pointer, "extend"):
+        with Translated(self, pointer, "extend"):
             all_expire = extend_segments(
                 self._server, pointer, expires_ms, now_ms=now_ms, missing=lambda what: self.missing(pointer, what)
             )
