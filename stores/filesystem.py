@@ -152,7 +152,7 @@ class FilesystemStore(Store):
 
     def _store(self, pointer: Pointer, source: Source, publish: Callable[..., None], token: str | None = None) -> None:
         """Write a hidden file, with a random part in its name by default, and give it its name with ``publish``."""
-        folder, name = _split(pointer.key)
+        folder, name = pointer.key.rpartition("/")[::2]
         partial = _partial_name(name, token)
         path, directory, descriptor = self._create(folder, partial)
         try:
@@ -203,7 +203,7 @@ class FilesystemStore(Store):
             raise
 
     def _delete(self, pointer: Pointer) -> None:
-        folder, name = _split(pointer.key)
+        folder, name = pointer.key.rpartition("/")[::2]
         try:
             with self._directory(folder) as directory:
                 os.unlink(name, dir_fd=directory)
@@ -308,7 +308,7 @@ class FilesystemStore(Store):
         descriptor = open_without_links(f"{self._root}/{pointer.key}", _READ)
         if descriptor is not None:
             return descriptor
-        folder, name = _split(pointer.key)
+        folder, name = pointer.key.rpartition("/")[::2]
         try:
             with self._directory(folder) as directory:
                 return os.open(name, _READ, dir_fd=directory)
@@ -496,11 +496,6 @@ def _folder_of(key: str) -> str:
     return "" if match is None else match[0]
 
 
-def _split(key: str) -> tuple[str, str]:
-    folder, _, name = key.rpartition("/")
-    return folder, name
-
-
 def _is_fresh(key: str) -> bool:
     """Whether a key has a uuid of its own, for one write."""
     return key[-_UUID - 1 : -_UUID] == _FRESH
@@ -537,7 +532,7 @@ def _parse_in(folder: str, name: str) -> KeyLifetime | None:
 
 def _is_partial(key: str) -> bool:
     """Whether this is a file that an interrupted write left behind."""
-    folder, name = _split(key)
+    folder, name = key.rpartition("/")[::2]
     if not (name.startswith(".") and name.endswith(PARTIAL_SUFFIX)):
         return False
     final, _, token = name[1 : -len(PARTIAL_SUFFIX)].rpartition(".")
