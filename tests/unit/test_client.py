@@ -108,6 +108,19 @@ def test_closing_keeps_payloads_and_opens_again():
     assert cc.store("hot").read(pointer) == BIG
 
 
+def test_what_was_prepared_before_closing_does_not_use_a_closed_store():
+    cc = claimcheck.from_dict(CONFIG)
+    pointer, store, messages = cc.store("hot").write(BIG), cc.store("hot"), cc._messages
+    store._joined_bytes = len(BIG)
+    assert messages.join(pointer) == store._request
+
+    cc.close()
+
+    assert messages.join(pointer) is None
+    assert messages.read(pointer) == BIG
+    assert cc.store("hot") is not store
+
+
 def test_an_unknown_store_is_named():
     with pytest.raises(ConfigError, match="'cold'.*hot"):
         claimcheck.from_dict(CONFIG).store("cold")
