@@ -41,13 +41,7 @@ def copy(
         """Write the copy, bound to the same destination."""
         bound = pointer.destination or ""
         write = StoreWrite(
-            to,
-            payload,
-            destination=name,
-            bound=bound,
-            limit=None,
-            identity=identity,
-            min_ttl_seconds=min_ttl_seconds,
+            to, payload, destination=name, bound=bound, identity=identity, min_ttl_seconds=min_ttl_seconds
         )
         return replace(write.run(), destination=pointer.destination)
 

@@ -209,6 +209,10 @@ class Store(ABC):
         """
         return entry
 
+    def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
+        """Yield each entry, and the same one as it is now."""
+        return ((entry, entry if entry.is_immutable else self._stat(entry)) for entry in entries)
+
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterable[Deletion]:
         """Delete up to 1,000 entries that are as they were listed, and yield the result of each.
 
@@ -318,6 +322,16 @@ class Store(ABC):
         """
         if pointer.size is not None and pointer.size != actual:
             differs(pointer, "size", pointer.size, actual, self.name)
+
+    def _failed(self, entry: StoreEntry, error: Exception) -> Deletion:
+        """Return the result for an error about one entry; raises the error of a store that cannot be reached."""
+        ours = error if isinstance(error, StoreError) else translated(self, error, Pointer(key=entry.key), "delete")
+        if isinstance(ours, StoreUnavailableError):
+            raise ours from error
+        return Deletion(entry, "failed", ours)
+
+    def _reject(self, pointer: Pointer, reason: str, why: str) -> NoReturn:
+        reject(self, pointer, reason, why)
 
     # For callers -----------------------------------------------------------------------------------------------
 
@@ -532,7 +546,7 @@ class Store(ABC):
     async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
         """Same as `write`. After a cancellation, what was stored is deleted at once, and the file is not in use."""
         if self._joined_bytes and not is_file(payload) and 0 < len(as_view(payload)) <= self._joined_bytes:
-            write = StoreWrite(self, payload, destination=destination, limit=limit, identity=None, min_ttl_seconds=None)
+            write = StoreWrite(self, payload, destination=destination, limit=limit)
             size = write.plain_bytes
             join = self._send if size else None
             return await in_thread(write.run, size=size, undo=self.rollback, join=join, request=write)
@@ -573,10 +587,8 @@ class Store(ABC):
 
     def _join(self, pointer: Pointer) -> Join | None:
         """Return what requests this payload together with others; ``None`` if it is read alone."""
-        if not self._joined_bytes or not isinstance(pointer, Pointer):
-            return None
-        is_small = 0 < (pointer.size or 0) <= self._joined_bytes and pointer.segments == 1
-        if is_small and pointer.stored_bytes is None:
+        is_small = isinstance(pointer, Pointer) and 0 < (pointer.size or 0) <= self._joined_bytes
+        if is_small and pointer.segments == 1 and pointer.stored_bytes is None:
             with contextlib.suppress(PointerRejectedError):  # nothing is requested for it; its own call raises
                 self.check(pointer)
                 return self._request
@@ -605,26 +617,12 @@ class Store(ABC):
                     yield Deletion(entry, "gone" if now is None else "changed")
             yield from self._discard(unchanged)
 
-    def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
-        """Yield each entry, and the same one as it is now."""
-        return ((entry, entry if entry.is_immutable else self._stat(entry)) for entry in entries)
-
-    def _failed(self, entry: StoreEntry, error: Exception) -> Deletion:
-        """Return the result for an error about one entry; raises the error of a store that cannot be reached."""
-        ours = error if isinstance(error, StoreError) else translated(self, error, Pointer(key=entry.key), "delete")
-        if isinstance(ours, StoreUnavailableError):
-            raise ours from error
-        return Deletion(entry, "failed", ours)
-
     def _operation(self, operation: Operation, pointer: Pointer, size: int | None) -> AbstractContextManager[None]:
         """Emit the events of an operation, if there are hooks."""
         hooks = self.context.hooks
         if not hooks.listeners:
             return _UNWATCHED
         return hooks.operation(operation, store=self.name, key=pointer.key, size=size)
-
-    def _reject(self, pointer: Pointer, reason: str, why: str) -> NoReturn:
-        reject(self, pointer, reason, why)
 
 
 @abstractmethod  # type: ignore[misc]

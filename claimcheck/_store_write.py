@@ -48,9 +48,9 @@ class StoreWrite:
         payload: Payload,
         *,
         destination: str,
-        limit: int | None,
-        identity: uuid.UUID | None,
-        min_ttl_seconds: float | None,
+        limit: int | None = None,
+        identity: uuid.UUID | None = None,
+        min_ttl_seconds: float | None = None,
         bound: str | None = None,
     ) -> None:
         self._store = store
