@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import BinaryIO, TypeVar
 
 from claimcheck._content import Unpacker
@@ -25,10 +26,11 @@ T = TypeVar("T")
 Whole = Plain | Literal | PointerData | Encoded
 
 
+@dataclass(frozen=True, slots=True)
 class MessageReader:
     """Reads the payloads of messages in one process; see `ClaimCheck` for the errors. Thread-safe.
 
-    Args:
+    Attributes:
         header: The bytes that envelopes begin with.
         seal: Decides which messages are accepted.
         unpacker: Decodes encoded messages.
@@ -36,20 +38,11 @@ class MessageReader:
         opened: The stores that are open already, by name.
     """
 
-    def __init__(
-        self,
-        header: bytes,
-        seal: Seal,
-        unpacker: Unpacker,
-        *,
-        store: Callable[[str], Store],
-        opened: Mapping[str, Store],
-    ) -> None:
-        self._header = header
-        self._seal = seal
-        self._unpacker = unpacker
-        self._store = store
-        self._opened = opened
+    header: bytes
+    seal: Seal
+    unpacker: Unpacker
+    store: Callable[[str], Store]
+    opened: Mapping[str, Store]
 
     def payload(self, message: Buffer, headers: object, destination: str | None) -> Buffer:
         """Return the payload of a message; see `ClaimCheck.resolve`."""
@@ -59,7 +52,7 @@ class MessageReader:
         """Return the payload of a message as a file; see `ClaimCheck.open`."""
         envelope = self._whole(message, headers, destination)
         if isinstance(envelope, PointerData):
-            return self.open(self._seal.accept(envelope.data, destination=destination))
+            return self.open(self.seal.accept(envelope.data, destination=destination))
         return io.BytesIO(self._payload(envelope, destination))
 
     def work(self, message: Buffer | None, headers: object, destination: str | None) -> Work:
@@ -68,7 +61,7 @@ class MessageReader:
             return Work(lambda: None)
         envelope = self._whole(message, headers, destination)
         if isinstance(envelope, PointerData):
-            pointer = self._seal.accept(envelope.data, destination=destination)
+            pointer = self.seal.accept(envelope.data, destination=destination)
             run = functools.partial(self.read, pointer)
             return Work(run, blocks=True, size=pointer.size, join=self.join(pointer), request=pointer)
         blocks = isinstance(envelope, Encoded)
@@ -76,17 +69,17 @@ class MessageReader:
 
     def pointer(self, message: Buffer, destination: str | None) -> Pointer | None:
         """Return the pointer of a message, if it has one; see `ClaimCheck.pointer`."""
-        envelope = decode(message, header=self._header)
-        return self._seal.accept(envelope.data, destination=destination) if isinstance(envelope, PointerData) else None
+        envelope = decode(message, header=self.header)
+        return self.seal.accept(envelope.data, destination=destination) if isinstance(envelope, PointerData) else None
 
     def pointer_from_anywhere(self, message: Buffer) -> Pointer | None:
         """Same as `pointer`, whatever destination the pointer is bound to: for callers that deliver no payload."""
-        envelope = decode(message, header=self._header)
-        return self._seal.accept(envelope.data, anywhere=True) if isinstance(envelope, PointerData) else None
+        envelope = decode(message, header=self.header)
+        return self.seal.accept(envelope.data, anywhere=True) if isinstance(envelope, PointerData) else None
 
     def read_data(self, data: bytes, destination: str | None = None) -> bytes:
         """Return the payload of the pointer in a message."""
-        return self.read(self._seal.accept(data, destination=destination))
+        return self.read(self.seal.accept(data, destination=destination))
 
     def read(self, pointer: Pointer) -> bytes:
         """Return the payload of an accepted pointer; see `ClaimCheck.read`."""
@@ -102,19 +95,19 @@ class MessageReader:
 
     def join(self, pointer: Pointer) -> Join | None:
         """Return what reads a payload together with others; ``None`` if it is read alone."""
-        store = self._opened.get(self._seal.store_name(pointer))
+        store = self.opened.get(self.seal.store_name(pointer))
         return None if store is None else store._join(pointer)
 
     def _in_store(self, pointer: Pointer, use: Callable[[Store], T]) -> T:
-        name = self._seal.store_name(pointer)
+        name = self.seal.store_name(pointer)
         try:
-            return use(self._store(name))
+            return use(self.store(name))
         except UNUSABLE as error:
             raise unusable(name, pointer, error) from error
 
     def _whole(self, message: Buffer, headers: object, destination: str | None) -> Whole:
         """Decode a message that is a whole payload, and check its signature, except for that of a pointer."""
-        envelope = decode(message, header=self._header)
+        envelope = decode(message, header=self.header)
         if isinstance(envelope, (Chunk, Abort)):
             raise ChunkError(
                 f"one message of the chunked payload {envelope.uuid} cannot be resolved alone: feed all messages to "
@@ -123,12 +116,12 @@ class MessageReader:
                 total=envelope.count if isinstance(envelope, Chunk) else None,
             )
         if not isinstance(envelope, PointerData):  # a pointer is checked when it is decoded
-            self._seal.check_whole(envelope, headers, destination)
+            self.seal.check_whole(envelope, headers, destination)
         return envelope
 
     def _payload(self, envelope: Whole, destination: str | None) -> Buffer:
         if isinstance(envelope, PointerData):
             return self.read_data(envelope.data, destination)
         if isinstance(envelope, Encoded):
-            return self._unpacker.content(envelope.content, destination=destination)
+            return self.unpacker.content(envelope.content, destination=destination)
         return envelope.payload if isinstance(envelope, Plain) else bytes(envelope.payload)

@@ -54,25 +54,14 @@ class Opened:
         self.unpacker = Unpacker(self.content, header=config.header, limit=limit, check_origin=check)
         self.stores: dict[str, Store] = {}
         self.plans = Plans(config, store=store, seal=self.seal, content=self.content, hooks=hooks)
-        self.messages = MessageReader(config.header, self.seal, self.unpacker, store=store, opened=self.stores)
+        self.messages = MessageReader(config.header, self.seal, self.unpacker, store, self.stores)
         self._config = config
         self._hooks = hooks
 
     def open(self, name: str) -> Store:
         """Return a store by its name, opened by the first call; see `ClaimCheck.store`. One thread at a time."""
-        if name not in self.stores:
-            self.stores[name] = self._build(name)
-        return self.stores[name]
-
-    def close(self) -> None:
-        """Close all stores, and forget them: who still has this object must not use them."""
-        stores = list(self.stores.values())
-        self.stores.clear()
-        with ExitStack() as closing:  # closes all of them even if one fails
-            for store in stores:
-                closing.callback(store.close)
-
-    def _build(self, name: str) -> Store:
+        if name in self.stores:
+            return self.stores[name]
         if name not in self._config.stores:
             known = ", ".join(sorted(self._config.stores)) or "none"
             text = f"no store is called {name!r}; configured: {known}"
@@ -86,4 +75,13 @@ class Opened:
             hooks=self._hooks(),
             binds=self.seal.signs,
         )
+        self.stores[name] = store
         return store
+
+    def close(self) -> None:
+        """Close all stores, and forget them: who still has this object must not use them."""
+        stores = list(self.stores.values())
+        self.stores.clear()
+        with ExitStack() as closing:  # closes all of them even if one fails
+            for store in stores:
+                closing.callback(store.close)

@@ -16,9 +16,11 @@ __all__ = ["check", "check_readable"]
 
 
 def check(store: Store, pointer: Pointer) -> None:
-    """Reject a pointer that no store of this configuration would have written; see `Store.check`."""
-    if type(pointer) is not Pointer:
-        _check_type(pointer)
+    """Reject a pointer that a store must not follow; see `Store.check`."""
+    if not isinstance(pointer, Pointer):
+        found = type(pointer).__name__  # type: ignore[unreachable]  # callers may have no type checker
+        text = f"expected a claimcheck.Pointer, got {found}; ClaimCheck.resolve takes envelopes"
+        raise PointerRejectedError(text, reason="type")
     limit = store.context.max_payload_bytes
     if pointer.store is not None and pointer.store != store.context.name:
         reject(store, pointer, "store", f"names the store {pointer.store!r}")
@@ -44,12 +46,6 @@ def check_readable(store: Store, pointer: Pointer) -> None:
         reject(store, pointer, "encryption", "is not encrypted, but encryption.require is true")
     if pointer.encryption is not None and content.keys is None:
         reject(store, pointer, "encryption", "is encrypted, but encryption.keys is not set here")
-
-
-def _check_type(pointer: object) -> None:
-    if not isinstance(pointer, Pointer):
-        text = f"expected a claimcheck.Pointer, got {type(pointer).__name__}; ClaimCheck.resolve takes envelopes"
-        raise PointerRejectedError(text, reason="type")
 
 
 def _segments_of(pointer: Pointer) -> int:
