@@ -12,6 +12,7 @@ def advised(monkeypatch):
     """What the system is asked, as (address, size) pairs; the same question is put to it then."""
     calls, ask = [], fresh._madvise()
     monkeypatch.setattr(fresh, "_HUGE_FROM_BYTES", 100_000)
+    monkeypatch.setattr(fresh, "_HUGE_UP_TO_BYTES", 1_000_000)
     monkeypatch.setattr(fresh, "_madvise", lambda: lambda *call: calls.append(call) or ask(*call))
     return calls
 
@@ -43,6 +44,7 @@ def test_is_never_copied():
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="only Linux has huge pages on demand")
 def test_large_room_asks_for_huge_pages_within_itself(advised):
     FreshBytes(99_999)
+    FreshBytes(1_000_001)
     with FreshBytes(1_000_000):
         [(address, size, advice)] = advised
 
