@@ -1,27 +1,24 @@
-"""Many payloads at once: tasks, iterators and consumers at the end of a line, and what an event loop notices of it."""
+"""Many payloads at once: tasks, iterators and consumers at the end of a line."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
-from claimcheck import ClaimCheck, from_dict
+from claimcheck import ClaimCheck
 from claimcheck._digest import digest_of
 from claimcheck._pointer import Pointer
+from tests.benchmarks import pause_rows
 from tests.benchmarks.lab import BUCKET, CREDENTIALS, REGION, Lab
 from tests.benchmarks.rounds import Effort, Variant, compare, payload_of, size_text
 from tests.benchmarks.rows import Findings, Step, Target
 from tests.benchmarks.series import times_as_fast
-
-Move: TypeAlias = Callable[[], Awaitable[object]]
 
 OURS = "claimcheck"
 _TASKS = 1000
@@ -30,21 +27,14 @@ _STORED = 20  # payloads, read in turns
 _KAFKA_ROUNDS = 60  # for which there are messages; a consumer that starts again waits for the broker
 _CONNECTIONS = 100  # of the peer, as many as redis-py allows by default
 _THREADS = 32
-_MOVERS = 4  # tasks that move large payloads
 
 
 def steps(effort: Effort) -> list[Step]:
     """List the runs."""
-    small, large = effort.size(1 / 16), effort.size(20)
+    small = effort.size(1 / 16)
 
     def at_once(key: str, what: str, bound: float, measure: Callable[..., Findings]) -> Step:
         return Step((Target(key, f"{what}, {size_text(small)}", bound),), partial(measure, size=small))
-
-    def pauses(key: str, what: str) -> Step:
-        what = f"longest pause of a loop but for 1 in 1,000, while {_MOVERS} tasks {what} {size_text(large)}"
-        return Step(
-            (Target(f"many-pause-{key}", what, 10, "ms", at_most=True),), partial(_pauses, size=large, face=key)
-        )
 
     tasks = f"{_TASKS} tasks, {_FAR_MS} ms"
     return [
@@ -55,7 +45,7 @@ def steps(effort: Effort) -> list[Step]:
         at_once(
             "many-kafka", f"{_NEAR_MS} ms: pointers from Kafka one by one, of {_THREADS} threads' rate", 0.9, _kafka
         ),
-        *(pauses(key, what) for key, (what, _) in _MOVES.items()),
+        *pause_rows.steps(effort),
     ]
 
 
@@ -162,133 +152,7 @@ def _kafka(lab: Lab, size: int) -> Findings:
     )
 
 
-def _pauses(lab: Lab, size: int, face: str) -> Findings:
-    """Tick every millisecond, and return how late the latest but one in a thousand was."""
-    payload, late = payload_of(size), list[float]()
-    _, moving = _MOVES[face]
-
-    async def tick(end: float) -> None:
-        while (now := time.perf_counter()) < end:
-            await asyncio.sleep(0.001)
-            late.append(time.perf_counter() - now - 0.001)
-
-    moved = itertools.count()
-
-    async def repeat(move: Move, end: float) -> None:
-        while time.perf_counter() < end:
-            await move()
-            next(moved)
-
-    async def main() -> None:
-        async with moving(lab, payload) as move:
-            await move()  # connections are there before the count begins
-            end = time.perf_counter() + lab.effort.seconds
-            await asyncio.gather(tick(end), *(repeat(move, end) for _ in range(_MOVERS)))
-
-    asyncio.run(main())
-    late.sort()
-    note = f"{len(late)} ticks, {next(moved)} payloads; the server runs on the same cores"
-    return Findings((late[int(len(late) * 0.999)] * 1000,), note=note)
-
-
-@contextlib.asynccontextmanager
-async def _read(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
-    store = lab.redis_store()
-    pointer = await store.awrite(payload)
-    yield lambda: store.aread(pointer)
-    await store.arollback(pointer)
-
-
-@contextlib.asynccontextmanager
-async def _write(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
-    store = lab.redis_store()
-
-    async def move() -> None:
-        await store.arollback(await store.awrite(payload))
-
-    yield move
-
-
-@contextlib.asynccontextmanager
-async def _decorated(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
-    cc = _short_lived(lab)
-
-    @cc.offload()
-    async def send(value: bytes) -> bytes:
-        return value
-
-    async def move() -> None:
-        assert len(await cc.aresolve(await send(payload))) == len(payload)
-
-    yield move
-
-
-@contextlib.asynccontextmanager
-async def _through_kafka(lab: Lab, payload: bytes, *, chunks: bool) -> AsyncIterator[Move]:
-    from confluent_kafka.aio import AIOConsumer, AIOProducer
-
-    from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer
-
-    cc, topic, servers = _chunking() if chunks else _short_lived(lab), f"pauses-{uuid.uuid4().hex}", lab.kafka
-    options = {"group.id": topic, "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
-    producer = AsyncKafkaProducer(AIOProducer({"bootstrap.servers": servers, "linger.ms": 0}, buffer_timeout=0), cc)
-    consumer = AsyncKafkaConsumer(AIOConsumer({"bootstrap.servers": servers, **options}), cc)
-
-    async def move() -> None:
-        await (await producer.produce(topic, payload, key=b"k"))
-        while (message := await consumer.poll()).error():  # the topic does not exist yet
-            pass
-        assert len(message.value()) == len(payload)
-
-    async with producer, consumer:
-        await consumer.subscribe([topic])
-        yield move
-
-
-@contextlib.asynccontextmanager
-async def _through_pulsar(lab: Lab, payload: bytes, *, chunks: bool) -> AsyncIterator[Move]:
-    import pulsar
-    import pulsar.asyncio
-
-    from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer
-
-    cc, topic = _chunking() if chunks else _short_lived(lab), f"pauses-{uuid.uuid4().hex}"
-    client = pulsar.asyncio.Client(lab.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    producer = AsyncPulsarProducer(await client.create_producer(topic), cc)
-    consumer = AsyncPulsarConsumer(await client.subscribe(topic, "s"), cc)
-
-    async def move() -> None:
-        await producer.send(payload)
-        message = await consumer.receive()
-        assert len(message.data()) == len(payload)
-        await consumer.acknowledge(message)
-
-    async with producer, consumer:
-        yield move
-    await client.close()
-
-
-_MOVES: dict[str, tuple[str, Callable[[Lab, bytes], contextlib.AbstractAsyncContextManager[Move]]]] = {
-    "aread": ("read", _read),
-    "awrite": ("write", _write),
-    "decorator": ("call a decorated function with, and resolve,", _decorated),
-    "kafka": ("send and receive through Kafka, as pointers,", partial(_through_kafka, chunks=False)),
-    "kafka-chunks": ("send and receive through Kafka, as chunks,", partial(_through_kafka, chunks=True)),
-    "pulsar": ("send and receive through Pulsar, as pointers,", partial(_through_pulsar, chunks=False)),
-    "pulsar-chunks": ("send and receive through Pulsar, as chunks,", partial(_through_pulsar, chunks=True)),
-}
-
-
 # What the rows share ------------------------------------------------------------------------------------------------
-
-
-def _short_lived(lab: Lab) -> ClaimCheck:
-    """Return a configuration with a store that deletes its payloads soon, so that they do not fill the memory."""
-    return lab.cc(type="redis", url=lab.redis, ttl_seconds=10)
-
-
-def _chunking() -> ClaimCheck:
-    return from_dict({"strategy": "chunking"})
 
 
 def _stored(lab: Lab, url: str, size: int) -> tuple[ClaimCheck, list[Pointer]]:

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import claimcheck
 from claimcheck._envelope import Envelope
 from claimcheck.errors import TransportError
 from claimcheck.transports.pulsar._consumer import RedeliveryTracker
 from claimcheck.transports.pulsar._deadlines import BoundedProducer, Ticket
 from claimcheck.transports.pulsar._errors import SendDeadlineError, classify, error_of
+from claimcheck.transports.pulsar._inbox import Inbox
 from claimcheck.transports.pulsar._message import WholeMessageId, before, deserialize, natives, position_of
 from claimcheck.transports.pulsar._receiver import Receiver
 from claimcheck.transports.pulsar._send import InFlightWindow, SendSettings, checked_options, metadata_bytes, wire_limit
@@ -353,3 +355,16 @@ def test_messages_that_make_no_payload_do_not_keep_a_receiver_for_ever():
     with pytest.raises(pulsar.Timeout):
         busy._wait(500)
     assert 5 <= busy.taken <= 20
+
+
+class TestInbox:
+    @pytest.mark.parametrize(("size", "is_taken"), [(0, True), (1 << 17, True), (1 << 20, False)])
+    def test_an_event_loop_copies_only_small_messages(self, size, is_taken):
+        native = pulsar.Message()
+        native._message = pulsar._pulsar.MessageBuilder().content(b"x" * size).build()
+        inbox = Inbox(claimcheck.from_dict({"strategy": "chunking"}), pulsar.schema.BytesSchema())
+
+        message = inbox.plain(native)
+
+        assert (message is not None) == is_taken
+        assert message is None or message.data() == b"x" * size

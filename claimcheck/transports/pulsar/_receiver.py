@@ -116,7 +116,7 @@ class Receiver(Closing, ABC):
             self.tick()
 
     def take_plain(self, native: pulsar.Message) -> bool:
-        """Take a native message if it is its own payload, without any I/O; the caller calls `tick` when it is due."""
+        """Take a small native message that is its own payload, without I/O; the caller calls `tick` when it is due."""
         plain = self._inbox.plain(native)
         if plain is not None:
             self._act((plain,))
