@@ -24,12 +24,15 @@ class Effort:
         least: Rounds in any case.
         most: Rounds at most.
         divisor: Of all sizes.
+        warm_up: Rounds before the count begins: connections, caches and the server's memory are there then, and a
+            server in Java has compiled what it needs.
     """
 
     seconds: float
     least: int
     most: int
     divisor: int = 1
+    warm_up: int = 1
 
     def size(self, mib: float) -> int:
         """Bytes of a payload that is ``mib`` MiB large in a full run."""
@@ -73,8 +76,8 @@ def compare(effort: Effort, amount: int, *variants: Variant, counts: str = "byte
         counts: What the amount counts.
     """
     taken: dict[str, list[Sample]] = {variant.name: [] for variant in variants}
-    for variant in variants:
-        _once(variant)  # connections, caches and the server's memory are there before the count begins
+    for variant in variants * effort.warm_up:
+        _once(variant)
     begin = time.perf_counter()
     for number in itertools.count():
         if effort.enough(number, time.perf_counter() - begin):

@@ -18,6 +18,7 @@ from tests.benchmarks.spark_rows import OURS, noop
 
 _PARTITIONS = 2
 _EFFORT = Effort(seconds=5, least=3, most=5)
+_PLANNING = Effort(seconds=5, least=7, most=7, warm_up=4)  # a young broker needs several times as long
 
 
 def steps(effort: Effort) -> list[Step]:
@@ -127,9 +128,9 @@ def _planning(partitions: int) -> list[Step]:
 
 def _measure_first(lab: Lab, partitions: int) -> Findings:
     """Use a new topic for each round: the broker opens its ledgers then, which costs most of the time."""
-    effort = lab.effort if lab.effort.divisor > 1 else _EFFORT
-    topics = iter([_partitioned(lab, partitions) for _ in range(2 * effort.most + 2)])
-    native = Variant("subscribe", lambda: _subscribe(lab, next(topics), "native"))
+    effort = lab.effort if lab.effort.divisor > 1 else _PLANNING
+    topics = iter([_partitioned(lab, partitions) for _ in range(2 * (effort.most + effort.warm_up))])
+    native = Variant("subscribe", lambda: _subscribe(lab, next(topics), "native"), _close)
 
     def first() -> Any:
         reader = _stream(lab, next(topics), "ours")
@@ -157,9 +158,9 @@ def _measure_planning(lab: Lab, partitions: int) -> Findings:
     limited = _stream(lab, topic, "limited", maxRowsPerTrigger=rows)
     start = limited.initialOffset()
     native, batch, again, trigger = series = compare(
-        lab.effort if lab.effort.divisor > 1 else _EFFORT,
+        lab.effort if lab.effort.divisor > 1 else _PLANNING,
         partitions,
-        Variant("subscribe", lambda: _subscribe(lab, topic, f"native-{next(names)}")),
+        Variant("subscribe", lambda: _subscribe(lab, topic, f"native-{next(names)}"), _close),
         Variant(f"{OURS}, batch", lambda: _source(lab, topic).reader(_schema()).partitions()),
         Variant(f"{OURS}, restart", restart, lambda reader: reader.stop()),
         Variant(f"{OURS}, limited", lambda: limited.latestOffset(start, limited.getDefaultReadLimit())),
@@ -193,11 +194,15 @@ def _schema() -> Any:
     return StructType([StructField("value", BinaryType())])
 
 
-def _subscribe(lab: Lab, topic: str, subscription: str) -> None:
+def _subscribe(lab: Lab, topic: str, subscription: str) -> Any:
     import pulsar
 
     client = pulsar.Client(lab.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     client.subscribe(topic, subscription, initial_position=pulsar.InitialPosition.Earliest)
+    return client
+
+
+def _close(client: Any) -> None:
     client.close()
 
 

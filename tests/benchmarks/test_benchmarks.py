@@ -80,9 +80,9 @@ def test_variants_take_turns_and_each_begins_in_its_turn():
     ran, cleaned = [], []
     variants = [Variant(name, lambda name=name: ran.append(name) or name, cleaned.append) for name in "abc"]
 
-    found = compare(Effort(seconds=0, least=3, most=9), 1, *variants)
+    found = compare(Effort(seconds=0, least=3, most=9, warm_up=2), 1, *variants)
 
-    assert "".join(ran) == "abc" + "abc" + "bca" + "cab"  # the first three warm up
+    assert "".join(ran) == 2 * "abc" + "abc" + "bca" + "cab"  # the first six warm up
     assert cleaned == ran
     assert [(one.name, len(one.samples)) for one in found] == [("a", 3), ("b", 3), ("c", 3)]
 

@@ -113,6 +113,19 @@ def test_a_new_stream_at_the_end_of_many_partitions(many, opened):
     check_rows(reader, reader.partitions(start, reader.latestOffset(start, ReadAllAvailable())), later)
 
 
+def test_a_subscription_that_is_moved_in_a_new_topic_is_noticed(spark_topic, opened):
+    reader = opened()
+    start = reader.initialOffset()
+    spark_topic.send(range(3))
+    second = {"ledgerId": spark_topic.ledgers()[-1], "entryId": 1, "partitionIndex": -1}
+
+    path = f"persistent/public/default/{spark_topic.name}/subscription/spark/resetcursor"
+    spark_topic.broker.request("POST", path, second)
+
+    with pytest.raises(DataLossError, match="nothing of it was read yet"):
+        reader.latestOffset(start, ReadAllAvailable())
+
+
 def test_an_error_names_the_one_partition_that_fails(many, opened):
     busy = f"{many.full}-partition-{MANY - 1}"
     holder = many.client.subscribe(busy, "spark", consumer_type=pulsar.ConsumerType.Exclusive)

@@ -51,7 +51,7 @@ __all__ = [
 K = TypeVar("K")
 T = TypeVar("T")
 
-IN_PARALLEL = 100  # requests of one client: they wait for the broker, a `seek` for 100 ms
+IN_PARALLEL = 256  # requests of one client: they wait for the broker, and after a `seek` 100 ms to connect again
 _PARTITION = re.compile(r"-partition-\d+$")
 _PAUSE_SECONDS = 0.5
 _PROBE_SECONDS = 5.0  # for each step; a slower broker is left to the client
@@ -110,7 +110,7 @@ def retry(call: Callable[[], T], *, transient: Callable[[Exception], bool], seco
 
 
 def in_parallel(call: Callable[[K], T], items: Iterable[K]) -> list[T]:
-    """Call for every item, for up to a hundred of them at once, and return the results in order.
+    """Call for every item, for up to `IN_PARALLEL` of them at once, and return the results in order.
 
     Raises the first error of a call. Calls that have not begun by then are skipped; the others are waited for.
     """

@@ -231,11 +231,13 @@ class Subscriptions:
     def begin(self, *, at_end: bool) -> Offsets:
         """Move the subscription to the topics' beginning or end, and return that position. Raises as `last` does.
 
-        The broker keeps all messages after it.
+        The broker keeps all messages after it. Empty partitions need no `seek`, which makes the client connect again:
+        their beginning is their end. A subscription that is beyond an open transaction is noticed by `was_moved`, once
+        there are messages.
         """
-        offsets = self.last() if at_end else dict.fromkeys(self._partitions(), NOTHING)
-        in_parallel(lambda each: self._seek(*each), offsets.items())
-        return {name: position for name, position in offsets.items() if position != NOTHING}
+        ends = {name: end for name, end in self.last().items() if end != NOTHING}
+        in_parallel(lambda name: self._seek(name, ends[name] if at_end else NOTHING), ends)
+        return ends if at_end else {}
 
     def was_moved(self, name: str) -> bool:
         """Whether the subscription was moved in a partition of which this query has read nothing.
