@@ -42,7 +42,7 @@ test: lint
 
 # A test whose server is missing is skipped; with CLAIMCHECK_REQUIRE_SERVERS=1 it fails. A part runs without lint.
 test-all: $(if $(SELECT),$(VENV)/.test,lint)
-	exec $(BIN)/python tests/servers.py $(PYTEST) -n 3 $(if $(SELECT),-m "$(SELECT)") $(PYTEST_ARGS)
+	exec $(BIN)/python tests/servers.py $(PYTEST) -n 4 $(if $(SELECT),-m "$(SELECT)") $(PYTEST_ARGS)
 
 # Spark has its own environments: see spark-versions.
 test-oldest: $(VENV)/.oldest/oldest.txt
