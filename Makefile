@@ -19,6 +19,8 @@
 PYTHON      ?= python3
 PYTEST_ARGS ?= -q --instafail --maxfail=12 --durations=20 --durations-min=3
 BENCH_ARGS  ?=
+# Of Hypothesis, see tests/conftest.py: with `full`, `make test` runs all examples.
+PROFILE     ?= fast
 COMPARE_ARGS ?=
 VENV        := .venv
 BIN         := $(VENV)/bin
@@ -27,7 +29,7 @@ BIN         := $(VENV)/bin
 PYTEST      := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 
 # Touch every dependency: stores, brokers' clients, encryption, compression, checksums, command line, configuration.
-OLDEST      := tests/unit tests/conformance
+OLDEST      := tests/unit $(wildcard $(addprefix tests/conformance/test_,obstore.py redis_*.py s3_*.py))
 
 .PHONY: demo test test-all test-oldest lint docs structure spark-versions bench bench-peers bench-line bench-many bench-pulsar bench-kafka bench-spark compare clean
 .DELETE_ON_ERROR:
@@ -36,11 +38,11 @@ demo: $(VENV)/.demo
 	$(BIN)/claimcheck demo $(if $(DIR),--dir "$(DIR)")
 
 test: lint
-	$(PYTEST) -n 2 -m fast --hypothesis-profile=fast $(PYTEST_ARGS)
+	$(PYTEST) -n 2 -m fast --hypothesis-profile=$(PROFILE) $(PYTEST_ARGS)
 
 # A test whose server is missing is skipped; with CLAIMCHECK_REQUIRE_SERVERS=1 it fails. A part runs without lint.
 test-all: $(if $(SELECT),$(VENV)/.test,lint)
-	exec $(BIN)/python tests/servers.py $(PYTEST) -n 3 $(if $(SELECT),-m "$(SELECT)") $(PYTEST_ARGS)
+	exec $(BIN)/python tests/servers.py $(PYTEST) -n 4 $(if $(SELECT),-m "$(SELECT)") $(PYTEST_ARGS)
 
 # Spark has its own environments: see spark-versions.
 test-oldest: $(VENV)/.oldest/oldest.txt

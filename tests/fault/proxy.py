@@ -20,6 +20,12 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: what is closed forgets what it ha
 class Proxy:
     """Passes bytes on, both ways, until it is told otherwise; a context manager.
 
+    Args:
+        host: Of the server.
+        port: Of the server.
+        resets_server: End the connections to the server with a reset, always: for a server that takes a request which
+            ends early for complete.
+
     Attributes:
         port: Where it listens, on the loopback interface, while it is alive.
         connections: How many there were.
@@ -27,8 +33,9 @@ class Proxy:
         answers: The lane back.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, resets_server: bool = False) -> None:
         self._target = (host, port)
+        self._resets_server = resets_server
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._listener: socket.socket | None = None
@@ -113,7 +120,7 @@ class Proxy:
     def _accept(self) -> None:
         assert self._listener is not None
         with contextlib.suppress(OSError):  # it changed its mind
-            link = _Link(self._listener.accept()[0])
+            link = _Link(self._listener.accept()[0], self._resets_server)
             self.connections += 1
             task = self._loop.create_task(link.run(self._target, self.requests, self.answers))
             self._links[task] = link
@@ -128,9 +135,10 @@ class Proxy:
 class _Link:
     """One client's connection and ours to the server; whole, or none."""
 
-    def __init__(self, client: socket.socket) -> None:
+    def __init__(self, client: socket.socket, resets_server: bool) -> None:
         self._client = client
         self._server = socket.socket()
+        self._resets_server = resets_server
         self.resets = False
         for end in (self._client, self._server):
             end.setblocking(False)
@@ -153,8 +161,8 @@ class _Link:
             self.resets = self.resets or any(isinstance(end, BrokenLineError) and end.reset for end in ends)
 
     def close(self) -> None:
-        for end in (self._client, self._server):
-            if self.resets:
+        for end, resets in ((self._client, self.resets), (self._server, self.resets or self._resets_server)):
+            if resets:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             end.close()
 

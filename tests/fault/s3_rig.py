@@ -17,7 +17,7 @@ from claimcheck.stores.s3._store import S3Store
 from tests.fault.http_proxy import HttpProxy
 from tests.fault.proxy import Proxy
 from tests.fault.rig import MIB, READINGS, assert_healthy, assert_unavailable, content
-from tests.real.process import wait_until
+from tests.real.process import ServerError, wait_until
 
 PART = 5 * MIB
 SMALL = content(3 * MIB)  # goes in one request
@@ -66,19 +66,25 @@ class S3Line:
         assert_healthy(store)
         assert proxy.live <= 8, "one, and a few for parts that were sent side by side"
         store.close()
+        if not hung_up(proxy, within=0.05):
+            gc.collect()  # a vendor's pool leaves when it is known no more, even to an error's traceback
         # If a client leaves in the middle of a part, the proxy may notice only after its timeout of a minute.
-        wait_until(lambda: hung_up(proxy), "closing leaves no connection", within=150)
+        assert hung_up(proxy, within=150), "closing leaves no connection"
 
 
 class BareLine(S3Line):
-    """Fixtures for a store behind a proxy that knows nothing of requests; ``far_options`` are added to its options."""
+    """Fixtures for a store behind a proxy that knows nothing of requests; ``far_options`` are added to its options.
+
+    The server's side of a broken line is reset: versitygw 1.8.0 takes a part that ends early without a reset for
+    complete, and may store it, with zeros at its end, in place of the one that was sent again.
+    """
 
     far_options: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture
     def line(self, s3_server):
         place = urlsplit(s3_server.endpoint_url)
-        with Proxy(place.hostname, place.port) as line:
+        with Proxy(place.hostname, place.port, resets_server=True) as line:
             yield line
 
     @pytest.fixture
@@ -141,11 +147,21 @@ class DamagedReads(Reads):
                 assert got + file.read() == self.payload
 
 
-def hung_up(proxy):
-    """Whether nobody is on the line: a vendor's pool leaves when it is known no more, even to an error's traceback."""
-    if proxy.live:
-        gc.collect()
+def hung_up(proxy, within):
+    """Whether all clients leave the line in time."""
+    with contextlib.suppress(ServerError):
+        wait_until(lambda: proxy.live == 0, "all clients have left", within)
     return proxy.live == 0
+
+
+def written(store, payload, bucket):
+    """Write a payload, and check that the server holds the same bytes: then an error of a reader is its own."""
+    pointer = store.write(payload)
+    held, step = bucket.Object(pointer.key).get()["Body"].read(), 1 << 16
+    places = range(0, max(len(held), len(payload)), step)
+    wrong = [place for place in places if held[place : place + step] != payload[place : place + step]]
+    assert not wrong, f"the server holds {len(held)} bytes; they differ from the payload in the 64 KiB from {wrong}"
+    return pointer
 
 
 def left(bucket):

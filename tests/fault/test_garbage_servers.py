@@ -34,8 +34,8 @@ from tests.unit.cli.rig import command
 
 PAYLOADS, WRITERS = int(os.environ.get("CLAIMCHECK_TEST_GARBAGE_PAYLOADS", "1000")), 4
 PAUSE = 0.02  # seconds between the sends of a writer
-GRACE = 30  # longer than a producer waits for store and broker
-TIMEOUT_MS = 10_000
+GRACE = 15  # longer than a producer waits for store and broker
+TIMEOUT_MS = 5_000
 LIMIT = 100_000
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,7 @@ class Lab:
 
 def configured(folder: Path, store: dict[str, Any]) -> Path:
     path = folder / "claimcheck.yaml"
-    stores = {"hot": {"ttl_seconds": 86_400, **store}}
+    stores = {"hot": {"ttl_seconds": 86_400, "timeout_seconds": 2, **store}}
     path.write_text(yaml.safe_dump({"strategy": "external", "threshold_bytes": 100, "stores": stores}))
     return path
 
@@ -137,7 +137,7 @@ def pulsar_and_s3(pulsar_jars, s3_programs, topic, tmp_path):
         target = PulsarTarget(broker.service_url, broker.admin_url, (topic,))
         store = {"type": "s3", "bucket": bucket, "prefix": "claims", "endpoint_url": gateway.endpoint_url}
         yield Lab(
-            config=configured(tmp_path, {**store, "timeout_seconds": 5}),
+            config=configured(tmp_path, store),
             broker=("--pulsar", broker.service_url, "--admin-url", broker.admin_url, "--topic", topic),
             sender=sender,
             topics=lambda: PulsarTopics(target),

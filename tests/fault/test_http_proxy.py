@@ -21,7 +21,8 @@ def proxy(s3_server):
 @pytest.fixture
 def s3(proxy):
     """A client that tries once only."""
-    settings = {"request_checksum_calculation": "when_required", "s3": {"payload_signing_enabled": False}}
+    checksums = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
+    settings = {**checksums, "s3": {"payload_signing_enabled": False}}
     config = Config(retries={"total_max_attempts": 1}, **settings)
     client = boto3.client("s3", endpoint_url=proxy.url, config=config)
     yield client

@@ -8,7 +8,7 @@ import pytest
 from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
 from claimcheck.stores.obstore import ObstoreStore
 from tests.fault.rig import MIB, TriggerFile, assert_unavailable, content
-from tests.fault.s3_rig import ALL_READINGS, LARGE, NOTHING, PART, SMALL, BareLine, DamagedReads, S3Line, left
+from tests.fault.s3_rig import ALL_READINGS, LARGE, NOTHING, PART, SMALL, BareLine, DamagedReads, S3Line, left, written
 
 REQUESTS = {"put": SMALL, "begin": LARGE, "part": LARGE, "complete": LARGE}
 ALL_REQUESTS = pytest.mark.parametrize(("request_", "payload"), REQUESTS.items(), ids=REQUESTS)
@@ -46,17 +46,17 @@ class TestWriting(Line):
         assert left(bucket) == NOTHING
 
     @pytest.mark.parametrize("reset", [False, True], ids=["cut", "reset"])
-    def test_a_part_torn_once_is_sent_again(self, store, proxy, reset):
+    def test_a_part_torn_once_is_sent_again(self, store, proxy, bucket, reset):
         proxy.fail("part", break_request=MIB, reset=reset)
 
-        assert store.read(store.write(LARGE)) == LARGE
+        assert store.read(written(store, LARGE, bucket)) == LARGE
 
     @pytest.mark.parametrize("reset", [False, True], ids=["cut", "reset"])
     def test_an_object_torn_once_is_true_whatever_is_said(self, store, proxy, bucket, reset):
         """It does not repeat what has a condition."""
         proxy.fail("put", break_request=MIB, reset=reset)
         try:
-            assert store.read(store.write(SMALL)) == SMALL
+            assert store.read(written(store, SMALL, bucket)) == SMALL
         except StoreUnavailableError:
             assert left(bucket) == NOTHING
 
@@ -179,11 +179,11 @@ class TestBareLine(Line, BareLine):
         assert_unavailable(lambda: far.write(SMALL))
         assert left(bucket) == NOTHING
 
-    def test_dead_during_the_write(self, far, line):
+    def test_dead_during_the_write(self, far, line, bucket):
         assert_unavailable(lambda: far.write(TriggerFile(content(40 * MIB), line.die)))
 
         line.revive()
-        assert far.read(far.write(LARGE)) == LARGE
+        assert far.read(written(far, LARGE, bucket)) == LARGE
 
     @ALL_READINGS
     def test_dead_before_and_during_the_read(self, far, line, read):
@@ -196,10 +196,10 @@ class TestBareLine(Line, BareLine):
             assert read(far, pointer) == LARGE
 
     @pytest.mark.parametrize("place", [1000, 2 * MIB, 7 * MIB, 11 * MIB])
-    def test_cut_at_any_byte_of_a_write_is_made_again(self, far, line, place):
+    def test_cut_at_any_byte_of_a_write_is_made_again(self, far, line, bucket, place):
         line.requests.break_after(place)
 
-        assert far.read(far.write(LARGE)) == LARGE
+        assert far.read(written(far, LARGE, bucket)) == LARGE
 
     def test_slower_than_the_timeout_in_all_but_never_silent_is_whole(self, far, line):
         pointer = far.write(content(6 * MIB))

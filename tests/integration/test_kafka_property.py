@@ -29,7 +29,7 @@ def logs(draw):
     return records, [content(40 + n, n) for n in range(len(counts))], counts
 
 
-@settings(max_examples=60, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck))
 @given(
     log=logs(), sessions=st.lists(st.integers(1, 3), max_size=4), most=st.sampled_from([1, 2, 100]), batch=st.booleans()
 )

@@ -104,7 +104,8 @@ def test_the_doctor_needs_no_group_of_its_own(broker, lab, admin, topic):
 
 
 @pytest.mark.slow
-def test_the_doctor_names_a_refused_password(broker, topic):
+def test_the_doctor_names_a_refused_password(broker, topic, monkeypatch):
+    monkeypatch.setattr("claimcheck._doctor._kafka._SECONDS", 2.0)
     target = KafkaTarget(broker.bootstrap_servers, (topic,), options=settings(broker, password="wrong-horse"))
     said = text(diagnosed(configuration({"type": "memory"}), kafka=target), "kafka-unreachable")
     assert "(_AUTHENTICATION): it refuses the user name or the password" in said

@@ -14,16 +14,22 @@ from tests.spark.sources_rig import stream, values
 ROWS = 30_000
 
 
-@pytest.fixture
-def own_topic(pulsar_jars, topic):
+@pytest.fixture(scope="module")
+def broker(pulsar_jars):
+    """One of our own, to be killed."""
     if servers.PULSAR_JARS not in os.environ:
         pytest.skip("no jars to start a broker of one's own")
+    with servers.pulsar(durable=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+def own_topic(broker, topic):
     logger = logging.getLogger("pulsar-client-of-a-killed-broker")
     logger.setLevel(logging.CRITICAL)
-    with servers.pulsar(durable=True) as broker:
-        client = pulsar.Client(broker.service_url, logger=logger)
-        yield Topic(broker, client, topic)
-        client.close()
+    client = pulsar.Client(broker.service_url, logger=logger)
+    yield Topic(broker, client, topic)
+    client.close()
 
 
 @pytest.mark.parametrize("trigger", [{"availableNow": True}, {"processingTime": "0 seconds"}], ids=["now", "for ever"])

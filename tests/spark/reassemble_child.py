@@ -1,9 +1,9 @@
 """A driver that is killed; test_reassemble_stream.py runs ``reassemble_child.py PACKAGE JOB``.
 
 The package comes as a zip, for the workers. The job is a JSON file: ``config``, ``input``, ``checkpoint``, ``output``
-(folders), ``expire``, and ``die``, one of ``["before", batch]`` (all is computed, nothing is put out), ``["after",
-batch]`` (put out, but Spark has not noted it), ``["within", batch, seconds]`` (so long after it began, perhaps in a
-later one) and null.
+(folders), and ``die``, one of ``["before", batch]`` (all is computed, nothing is put out), ``["after", batch]`` (put
+out, but Spark has not noted it), ``["within", batch, seconds]`` (so long after it began, perhaps in a later one) and
+null.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ messages = (
     .option("maxFilesPerTrigger", 1)
     .parquet(job["input"])
 )
-payloads = messages.transform(
-    reassemble("value", config=job["config"], expire_by="data", expire_after_seconds=job["expire"])
-)
+payloads = messages.transform(reassemble("value", config=job["config"], expire_by="data", expire_after_seconds=3_600))
 query = (
     payloads.writeStream.foreachBatch(put_out)
     .option("checkpointLocation", job["checkpoint"])

@@ -297,7 +297,7 @@ def test_two_in_one_query_do_not_delete_the_chunks_of_each_other(stateful, store
 # Killed drivers -------------------------------------------------------------------------------------------------
 
 
-def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_path):
+def test_killed_drivers_lose_nothing_and_leave_nothing_over(run, stored, topic, tmp_path):
     """``kill -9`` before and after the output of a batch; the process that plans the operator has no claimcheck."""
     rng = random.Random(23)
     payloads = [rng.randbytes(4_000) for _ in range(12)]
@@ -307,19 +307,18 @@ def test_killed_drivers_lose_nothing_and_leave_nothing_over(stored, topic, tmp_p
     everything = [*sent, *rng.sample(sent, 20), b"plain"]
     rng.shuffle(everything)
     topic.put(*orders(lost))
-    job = Job(stored, topic, tmp_path)
-    assert job.run(expire=0.01) == 0  # applies to the chunks of batch 0
-    before = job.batches()
+    assert run(expire_after_seconds=0.01) == []  # applies to the chunks of batch 0
+    last = max(int(path.name) for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*"))
     for n in range(3):
         topic.put(*orders(everything[n::3]))
-    last = max(before)
+    job = Job(stored, topic, tmp_path)
 
     assert job.run(die=["before", last + 1]) == -signal.SIGKILL
-    assert job.batches() == before
+    assert job.batches() == {}
     assert job.run(die=["after", last + 2]) == -signal.SIGKILL
-    assert job.batches() == before | {last + 1: 1, last + 2: 1}
+    assert job.batches() == {last + 1: 1, last + 2: 1}
     assert job.run() == 0
-    assert job.batches() == before | {last + 1: 1, last + 2: 2, last + 3: 1} | {
+    assert job.batches() == {last + 1: 1, last + 2: 2, last + 3: 1} | {
         number: 1 for number in job.batches() if number > last + 3
     }
     first, again = job.attempts(last + 2)
@@ -388,8 +387,8 @@ class Job:
             "output": str(self._output),
         }
 
-    def run(self, die: list[object] | None = None, expire: float = 3_600) -> int:
-        self._path.write_text(json.dumps(self._job | {"die": die, "expire": expire}))
+    def run(self, die: list[object] | None = None) -> int:
+        self._path.write_text(json.dumps(self._job | {"die": die}))
         program = Path(__file__).with_name("reassemble_child.py")
         environ = os.environ | {"PYTHONPATH": str(self._shadow)}
         environ.pop("PYTHONSAFEPATH", None)  # Spark inserts the zip after the first entry of sys.path
