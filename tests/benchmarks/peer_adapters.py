@@ -38,6 +38,26 @@ class Boto3:
         return self.client.get_object(Bucket=BUCKET, Key=token)["Body"].read()
 
 
+class Obstore:
+    """The same through obstore, in Rust."""
+
+    package, text = "obstore", False
+
+    def __init__(self) -> None:
+        from obstore.store import S3Store
+
+        config: Any = {"endpoint": S3, "virtual_hosted_style_request": False}
+        self.store = S3Store(BUCKET, config=config, client_options={"allow_http": True})
+
+    def put(self, data: Any) -> Any:
+        key = uuid.uuid4().hex
+        self.store.put(key, data)
+        return key
+
+    def get(self, token: Any) -> Any:
+        return self.store.get(token).bytes().to_bytes()
+
+
 class RedisPy:
     """The floor of what goes to Redis: one SET and one GET."""
 
@@ -250,6 +270,7 @@ class ProxyStoreFile(ProxyStore):
 
 ADAPTERS: dict[str, type[Any]] = {
     "boto3": Boto3,
+    "obstore": Obstore,
     "redis-py": RedisPy,
     "claimcheck redis": ClaimCheckRedis,
     "claimcheck s3": ClaimCheckS3,

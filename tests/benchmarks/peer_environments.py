@@ -39,6 +39,7 @@ PEERS = (
     Peer("claimcheck file", "file"),
     Peer("redis-py", "redis"),
     Peer("boto3", "s3"),
+    Peer("obstore", "s3"),
     Peer("proxystore redis", "redis", _PROXYSTORE),
     Peer("proxystore file", "file", _PROXYSTORE),
     Peer("amazon-sqs-extended-client", "s3", ("amazon-sqs-extended-client==1.0.1", _BOTO3)),
@@ -48,7 +49,7 @@ PEERS = (
     Peer("kaf-s3-connector", "s3", ("kaf-s3-connector==2.0.1", "confluent-kafka==2.16.1", _BOTO3)),
     Peer("temporalio", "s3", ("temporalio[aioboto3]==1.35.0", "aioboto3==15.5.0")),
 )
-"""All that could be found and installed, with two floors: what the vendors' drivers do by themselves."""
+"""All that could be found and installed, with three floors: what the vendors' drivers do by themselves."""
 
 
 def prepare(peers: Sequence[Peer], root: Path) -> dict[str, str]:
