@@ -22,14 +22,18 @@ class FreshBytes:
     `io.BytesIO` adopts new ``bytes`` because it has the only reference, and returns them uncopied: the peak memory is
     one payload, and it is written once. The memory is not zeroed first: fill all of it.
 
+    Args:
+        size: Bytes.
+        huge_pages: Whether huge pages may help: not if several threads touch the pages at the same time.
+
     Attributes:
         view: The memory to fill; released when the block is left.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, huge_pages: bool = True) -> None:
         self._box = io.BytesIO(bytes(size) if size < _ZEROED_BELOW_BYTES else _allocator()(None, size))
         self.view = self._box.getbuffer()
-        if _HUGE_FROM_BYTES <= size <= _HUGE_UP_TO_BYTES:
+        if huge_pages and _HUGE_FROM_BYTES <= size <= _HUGE_UP_TO_BYTES:
             _advise_huge_pages(self.view)
 
     @property

@@ -131,7 +131,7 @@ class PayloadReader(io.RawIOBase):
         whole = self._guarded(self._whole)
         if whole is not None:
             return whole
-        with FreshBytes(left) as fresh:
+        with FreshBytes(left, huge_pages=not hasattr(self._source, "lend")) as fresh:
             self.fill(fresh.view)
         return fresh.payload
 

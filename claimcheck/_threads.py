@@ -31,7 +31,7 @@ __all__ = [
     "joined",
 ]
 
-IO_THREADS = 96
+IO_THREADS = 128
 """Blocking calls that run at the same time in one process, on behalf of tasks and of `ClaimCheck.resolve_many`."""
 
 IO_BYTES = 256 << 20

@@ -45,6 +45,7 @@ def test_is_never_copied():
 def test_large_room_asks_for_huge_pages_within_itself(advised):
     FreshBytes(99_999)
     FreshBytes(1_000_001)
+    FreshBytes(1_000_000, huge_pages=False)
     with FreshBytes(1_000_000):
         [(address, size, advice)] = advised
 
