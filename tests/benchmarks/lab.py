@@ -213,6 +213,13 @@ class Lab:
         options = {"endpoint_url": self.cloud_s3, "region_name": REGION}
         return self.store(type="obstore", url=f"s3://{BUCKET}/claims", **options)
 
+    def bare_obstore(self, url: str) -> Any:
+        """Open the bucket of an S3 server with obstore alone."""
+        from obstore.store import S3Store
+
+        config: Any = {"endpoint": url, "virtual_hosted_style_request": False}
+        return S3Store(BUCKET, config=config, client_options={"allow_http": True})
+
     def s3_store(self, **more: Any) -> Store:
         """Open an S3 store."""
         return self.store(**self.s3_options(**more))

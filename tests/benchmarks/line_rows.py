@@ -136,10 +136,8 @@ def _crt(lab: Lab) -> Peer:
 
 def _obstore(lab: Lab) -> Peer:
     import obstore
-    from obstore.store import S3Store
 
-    config: Any = {"endpoint": lab.cloud_s3, "virtual_hosted_style_request": False}
-    there = S3Store(BUCKET, config=config, client_options={"allow_http": True})
+    there = lab.bare_obstore(lab.cloud_s3)
     return Peer(
         "obstore",
         lambda payload: obstore.put(there, KEY, payload),

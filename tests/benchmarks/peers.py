@@ -98,7 +98,7 @@ class _Ground:
             stack.enter_context(_moto()),
         )
         self._bucket = _bucket(self._s3.endpoint_url)
-        self.clear()
+        self.folder.mkdir()
 
     def process(self, peer: Peer, root: Path) -> PeerProcess:
         """Start a library."""
@@ -108,14 +108,15 @@ class _Ground:
         return PeerProcess(python_of(peer, root), peer.name, {**os.environ, **CREDENTIALS, **ours, **theirs}, log)
 
     def clear(self) -> None:
-        """Remove every payload, so that neither memory nor disk fill up."""
+        """Remove every payload, so that neither memory nor disk fill up; folders stay, as in a store that is in use."""
         import redis
 
         with contextlib.closing(redis.Redis.from_url(self._redis)) as client:
             client.flushdb()
         self._bucket.objects.all().delete()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
+        for path in self.folder.rglob("*"):
+            if path.is_file():
+                path.unlink()
 
 
 def _bucket(url: str) -> Any:

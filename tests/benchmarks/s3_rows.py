@@ -23,12 +23,13 @@ from tests.benchmarks.series import times_as_fast
 PATTERN = "the server gives a pattern; the pointer has the pattern's checksum, so that every byte is still checked"
 _THREADS = 8
 _OBJECTS = 160
+_SMALL_AT_ONCE = 20
 _RAW = "raw http.client"
 
 
 def steps(effort: Effort) -> list[Step]:
     """List the runs."""
-    return [*_puts_of_one(effort), *_gets_of_one(effort), *_many(effort)]
+    return [*_puts_of_one(effort), *_gets_of_one(effort), _small(effort), *_many(effort)]
 
 
 def _puts_of_one(effort: Effort) -> list[Step]:
@@ -54,6 +55,16 @@ def _gets_of_one(effort: Effort) -> list[Step]:
         return Step((target,), partial(_get, size=effort.size(mib)))
 
     return [get(64), get(256)]
+
+
+def _small(effort: Effort) -> Step:
+    size = effort.size(1 / 16)
+    what = f"S3 put and get {size_text(size)}, one thread"
+    targets = (
+        Target("s3-small", f"{what}, of boto3's rate", 1.15),
+        Target("s3-small-obstore", f"{what}, through obstore, of bare obstore's rate", 0.7),
+    )
+    return Step(targets, partial(_puts_and_gets, size=size))
 
 
 def _many(effort: Effort) -> list[Step]:
@@ -99,6 +110,37 @@ def _get(lab: Lab, size: int) -> Findings:
             Variant(OURS, lambda: store.read_into(pointer, room)),
         )
     return Findings((times_as_fast(ours, base),), (base, ours), PATTERN)
+
+
+def _puts_and_gets(lab: Lab, size: int) -> Findings:
+    payload, client, bare = payload_of(size), lab.boto3(), lab.bare_obstore(lab.s3)
+
+    def by_boto3() -> None:
+        for _ in range(_SMALL_AT_ONCE):
+            client.put_object(Bucket=BUCKET, Key="small", Body=payload)
+            client.get_object(Bucket=BUCKET, Key="small")["Body"].read()
+
+    def by_obstore() -> None:
+        for _ in range(_SMALL_AT_ONCE):
+            bare.put("small", payload)
+            bare.get("small").bytes().to_bytes()
+
+    def ours(name: str, store: Store, pointer: Pointer) -> Variant:
+        def run() -> list[Pointer]:
+            written = []
+            for _ in range(_SMALL_AT_ONCE):
+                written.append(store.write(payload))
+                store.read(pointer)
+            return written
+
+        return Variant(name, run, lambda written: list(map(store.rollback, written)))
+
+    s3, engine = lab.s3_store(), _obstore(lab)
+    with patterned(lab, s3, size) as pointer, patterned(lab, engine, size) as other:
+        peers = Variant("boto3", by_boto3), Variant("obstore", by_obstore)
+        found = ours(OURS, s3, pointer), ours(f"{OURS} obstore", engine, other)
+        series = compare(lab.effort, 2 * _SMALL_AT_ONCE, *peers, *found, counts="operations")
+    return Findings((times_as_fast(series[2], series[0]), times_as_fast(series[3], series[1])), series, PATTERN)
 
 
 def _puts(lab: Lab, size: int) -> Findings:
