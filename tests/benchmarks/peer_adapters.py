@@ -109,7 +109,14 @@ class ClaimCheckObstore(ClaimCheck):
 
 
 class ClaimCheckFile(ClaimCheck):
+    """It divides the payloads of a day among 256 folders, which exist soon after midnight."""
+
     store = {"type": "filesystem", "path": FOLDER, "create": True}
+
+    def __init__(self) -> None:
+        super().__init__()
+        for _ in range(2000):
+            self.put(value=bytes(2000))
 
 
 class AmazonSqs:

@@ -26,7 +26,7 @@ from peer_adapters import ADAPTERS
 FOR_MEMORY = 0
 """The round of this number is one for memory; its seconds say less, because all memory is new to it."""
 
-_IN_A_ROW_BYTES = 1 << 20
+_SMALL_BYTES, _IN_A_ROW = 1 << 20, 8
 
 
 def status(key: str) -> int:
@@ -50,7 +50,7 @@ def give_back() -> None:
 
 def one_round(adapter: Any, size: int, number: int) -> dict[str, Any]:
     """Put a payload and get it back, several times in a row if it is small; returns the mean of each."""
-    several = [_once(adapter, size, number) for _ in range(max(1, _IN_A_ROW_BYTES // size))]
+    several = [_once(adapter, size, number) for _ in range(_IN_A_ROW if size <= _SMALL_BYTES else 1)]
     return {name: statistics.fmean(one[name] for one in several) for name in several[0]}
 
 

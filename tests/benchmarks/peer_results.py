@@ -13,9 +13,9 @@ from tests.benchmarks.rounds import MIB, size_text
 
 METHOD = (
     "Every library puts a payload and gets it back, in turns with all others, and what came back is compared. Seconds "
-    "are the median over the rounds of put and get together; a round has 16 payloads of 64 KiB. Extra memory is the "
-    "peak of the library's process beyond what it had before, in a first round that counts for nothing else; the "
-    "payload that is put is not in it, the one that comes back is."
+    "are the median over the rounds of put and get together; up to 1 MiB, a round has 8 payloads in a row. Extra "
+    "memory is the peak of the library's process beyond what it had before, in a first round that counts for nothing "
+    "else; the payload that is put is not in it, the one that comes back is."
 )
 
 
