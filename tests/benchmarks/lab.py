@@ -87,14 +87,19 @@ class Lab:
         return f"redis://127.0.0.1:{self._afar(self.redis, milliseconds, megabytes)}/0"
 
     @cached_property
-    def cloud_s3(self) -> str:
-        """URL of an S3 server that keeps what it gets, at the end of a line like a cloud's."""
+    def near_s3(self) -> str:
+        """URL of an S3 server that keeps what it gets."""
         import boto3
 
         needed("versitygw")
         near = self._stack.enter_context(servers.s3(keep_alive=True)).endpoint_url
         boto3.client("s3", endpoint_url=near).create_bucket(Bucket=BUCKET)
-        return f"http://127.0.0.1:{self._afar(near, 16, 90)}"
+        return near
+
+    @cached_property
+    def cloud_s3(self) -> str:
+        """URL of the same one at the end of a line like a cloud's."""
+        return f"http://127.0.0.1:{self._afar(self.near_s3, 16, 90)}"
 
     def s3_afar(self, milliseconds: float) -> str:
         """URL of the S3 server that keeps nothing, at the end of a line with that round trip."""
@@ -203,10 +208,9 @@ class Lab:
         """Name the S3 server and its bucket."""
         return {"type": "s3", "bucket": BUCKET, "endpoint_url": self.s3, "region_name": REGION, **more}
 
-    def s3_store_afar(self, **more: Any) -> Store:
-        """Open a store on the S3 server at the end of a line."""
-        place = {"bucket": BUCKET, "endpoint_url": self.cloud_s3, "region_name": REGION}
-        return self.store(type="s3", **place, **more)
+    def s3_store_at(self, url: str, **more: Any) -> Store:
+        """Open a store on an S3 server."""
+        return self.store(type="s3", bucket=BUCKET, endpoint_url=url, region_name=REGION, **more)
 
     def obstore_afar(self) -> Store:
         """Open a store on the same server through obstore."""

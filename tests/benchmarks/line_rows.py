@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from claimcheck import Store
-from tests.benchmarks.lab import BUCKET, Lab
+from tests.benchmarks.lab import BUCKET, Lab, stored
 from tests.benchmarks.redis_rows import OURS
 from tests.benchmarks.rounds import Effort, Variant, compare, payload_of, size_text
 from tests.benchmarks.rows import Findings, Step, Target
@@ -25,6 +25,7 @@ REDIS_LINE = (1.0, 600.0)  # milliseconds, MB/s of each connection
 KEY = "line"
 _SIZES = (1, 4, 16, 32, 64, 256)
 _STREAM_BYTES = 64 << 10
+_NEAR_SIZES = (32, 64, 256)
 _ENGINE = "claimcheck obstore"
 _BEFORE = "claimcheck, one connection"
 
@@ -36,6 +37,7 @@ def steps(effort: Effort) -> list[Step]:
         *(_step(effort, "get", mib, _get, 1.0) for mib in _SIZES),
         _stream_step(effort),
         _range_step(effort),
+        *(_near_step(effort, way, mib) for way in ("put", "get") for mib in _NEAR_SIZES),
         *(_redis_step(effort, way) for way in ("put", "get")),
     ]
 
@@ -61,6 +63,12 @@ def _stream_step(effort: Effort) -> Step:
 def _range_step(effort: Effort) -> Step:
     what = f"S3 range of {size_text(effort.size(32))} over a line, of the fastest peer's rate"
     return Step((Target("line-s3-range", what, 1),), partial(_range, size=effort.size(64)))
+
+
+def _near_step(effort: Effort, way: str, mib: int) -> Step:
+    what = f"S3 {way} {size_text(effort.size(mib))} on loopback, of one connection's rate"
+    measure = partial(_near, size=effort.size(mib), way=way)
+    return Step((Target(f"line-s3-near-{way}-{mib}", what, 0.97),), measure)
 
 
 def _redis_step(effort: Effort, way: str) -> Step:
@@ -180,7 +188,7 @@ def _count(file: Any, count: int) -> int:
 @functools.cache
 def _stores(lab: Lab) -> list[tuple[str, Store]]:
     """Return our stores, which remember how many connections are good."""
-    return [(OURS, lab.s3_store_afar()), (_ENGINE, lab.obstore_afar())]
+    return [(OURS, lab.s3_store_at(lab.cloud_s3)), (_ENGINE, lab.obstore_afar())]
 
 
 def _put(lab: Lab, size: int) -> Findings:
@@ -204,7 +212,7 @@ def _stream(lab: Lab, size: int) -> Findings:
             with store.open(pointer) as file:
                 return _count(file, _STREAM_BYTES)
 
-        one = lab.s3_store_afar(parallel_gets=1)
+        one = lab.s3_store_at(lab.cloud_s3, parallel_gets=1)
         ours = [Variant(OURS, partial(stream, store)), Variant(_BEFORE, partial(stream, one))]
         theirs = [Variant(peer.name, partial(peer.stream, _STREAM_BYTES)) for peer in peers if peer.stream]
         series = compare(lab.effort, size, *ours, *theirs)
@@ -232,6 +240,21 @@ def _written(lab: Lab, size: int) -> Iterator[tuple[list[tuple[str, Store, Any]]
     finally:
         for _, store, pointer in stores:
             store.rollback(pointer)
+
+
+def _near(lab: Lab, size: int, way: str) -> Findings:
+    """Compare new stores, so that the rounds include the search for the number of connections."""
+    payload = payload_of(size)
+    one = lab.s3_store_at(lab.near_s3, parallel_gets=1, parallel_parts=1)
+    stores = (_BEFORE, one), (OURS, lab.s3_store_at(lab.near_s3))
+    if way == "put":
+        series = compare(
+            lab.effort, size, *(Variant(name, partial(s.write, payload), s.rollback) for name, s in stores)
+        )
+    else:
+        with stored(one, payload) as pointer:
+            series = compare(lab.effort, size, *(Variant(name, partial(s.read, pointer)) for name, s in stores))
+    return Findings((times_as_fast(series[1], series[0]),), series)
 
 
 def _of_best(series: tuple[Series, ...], ours: int) -> Findings:
