@@ -95,7 +95,7 @@ def _panel(axes: Any, title: str, lines: Sequence[Line]) -> None:
                   linewidth=2.8 if line.is_ours else 1.3)  # fmt: skip
         ends.append((line.rates[max(line.rates)], line, color))
     axes.set_yscale("log")
-    axes.set(ylim=(4, 3000), xlim=(-0.2, len(sizes) + 1.9))
+    axes.set(ylim=(4, 5000), xlim=(-0.2, len(sizes) + 1.9))
     axes.set_xticks(range(len(sizes)), [size_text(size) for size in sizes], fontsize=8.5)
     axes.set_yticks([5, 10, 20, 50, 100, 200, 500, 1000, 2000], [5, 10, 20, 50, 100, 200, 500, "1,000", "2,000"])
     axes.minorticks_off()

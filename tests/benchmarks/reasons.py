@@ -52,8 +52,8 @@ _LOCK = (
 )
 
 _OUT_OF_SPARK = (
-    "taking values out of Spark and dropping them was no more than 3.9 times as fast as that UDF; writing them to Redis "
-    "by hand, with no check, 1.9 times"
+    "taking values out of Spark and dropping them was no more than 3.9 times as fast as that UDF; writing them by "
+    "hand, with no check, 1.9 times"
 )
 _SMALL_JOB = "by a hair, with 512 payloads; 2.8 with 128 of them, where starting the job weighs more"
 _OBJECTS = "each of some 2,000 payloads costs 50 to 100 us of Python for pointer, check and events, in both workers"
