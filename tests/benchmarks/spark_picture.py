@@ -35,14 +35,14 @@ def draw_lines(ways: Mapping[str, Mapping[int, float]], path: Path) -> None:
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(8.6, 4.4), layout="constrained")
     latencies = sorted({at for points in ways.values() for at in points})
-    place = float("-inf")
+    place, apart = float("-inf"), max(rate for points in ways.values() for rate in points.values()) / 20
     for name, points in sorted(ways.items(), key=lambda way: way[1][max(way[1])]):
         ours = name == _OURS
         color = BLUES[0] if ours else GRAY
         at = sorted(points)
         axes.plot([latencies.index(each) for each in at], [points[each] for each in at], marker="o", color=color,
                   markersize=6 if ours else 4, linewidth=3 if ours else 1.4, zorder=3 if ours else 2)  # fmt: skip
-        place = max(points[at[-1]], place + 30)
+        place = max(points[at[-1]], place + apart)
         axes.text(len(latencies) - 0.92, place, name, va="center", fontsize=9.5, color=color if ours else "#5f6368",
                   fontweight="bold" if ours else "normal")  # fmt: skip
     axes.set_xticks(range(len(latencies)), [f"{at} ms" for at in latencies])
