@@ -13,7 +13,7 @@ __all__ = ["FreshBytes"]
 
 _ZEROED_BELOW_BYTES = 256 << 10  # zeroing them takes no longer than the call through ctypes
 _HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
-_HUGE_UP_TO_BYTES = 64 << 20  # a virtual machine may have to ask its host for more, which 2 MiB at a time make slower
+_HUGE_UP_TO_BYTES = 128 << 20  # a virtual machine may have to ask its host for more, which 2 MiB at a time make slower
 
 
 class FreshBytes:
