@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.real.certificates import make_certificate
-from tests.real.process import Location, Server, accepts_connections, java, running
+from tests.real.process import Location, Server, accepts_connections, java, running, wait_until
 
 JARS = "CLAIMCHECK_TEST_KAFKA_JARS"
 """Variable that names the folder with the jars listed in tests/real/kafka.xml."""
 
 _READY_WITHIN_SECONDS = 60.0
+_GROUPS = 8  # enough to find every partition of the topic for offsets
 _CLUSTER_ID = "Y2xhaW1jaGVjay10ZXN0cw"  # any 16 bytes in base64
 _CONFIGURATION = """\
 process.roles=broker,controller
@@ -86,7 +87,7 @@ class KafkaBroker:
 def kafka(
     *, max_message_bytes: int | None = None, heap: str = "512m", password: str | None = None
 ) -> Iterator[KafkaBroker]:
-    """Run a broker, which is ready when it accepts connections: its last step.
+    """Run a broker, which is ready when it accepts connections, and without a password when groups can use it.
 
     Args:
         max_message_bytes: Size limit of a record. Default: the broker's own, 1,048,588.
@@ -112,7 +113,26 @@ def kafka(
         return _java("kafka.Kafka", str(configuration), heap=heap)
 
     with running(command, accepts_connections, ready_within=_READY_WITHIN_SECONDS) as server:
-        yield KafkaBroker(f"127.0.0.1:{server.port}", server)
+        broker = KafkaBroker(f"127.0.0.1:{server.port}", server)
+        if password is None:
+            wait_until(lambda: _has_coordinators(broker), "the broker returns committed offsets", _READY_WITHIN_SECONDS)
+        yield broker
+
+
+def _has_coordinators(broker: KafkaBroker) -> bool:
+    """Whether committed offsets can be read: the broker creates the topic for them at the first request."""
+    import confluent_kafka
+
+    for number in range(_GROUPS):
+        options = {"bootstrap.servers": broker.bootstrap_servers, "group.id": f"ready-{number}", "log_level": 0}
+        consumer = confluent_kafka.Consumer(options)
+        try:
+            consumer.committed([confluent_kafka.TopicPartition("ready", 0)], timeout=5)
+        except confluent_kafka.KafkaException:
+            return False
+        finally:
+            consumer.close()
+    return True
 
 
 def _format(configuration: Path) -> None:
