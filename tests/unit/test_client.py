@@ -93,10 +93,10 @@ def test_one_store_per_name_whatever_the_threads_do():
 
 def test_a_fork_opens_its_own_stores():
     cc = claimcheck.from_dict(CONFIG)
-    mine = id(cc.store("hot"))
+    mine = cc.store("hot")
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
-    child = context.Process(target=lambda: answers.put(id(cc.store("hot")) == mine))
+    child = context.Process(target=lambda: answers.put(cc.store("hot") is mine))
     child.start()
     assert answers.get() is False
     child.join()
