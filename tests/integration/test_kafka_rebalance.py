@@ -256,3 +256,23 @@ class TestHandover:
         finally:
             done.set()
             other.join()
+
+
+def test_records_that_come_in_the_call_in_which_a_callback_raised_wait_for_the_next_one(lab, monkeypatch):
+    """The client may rebalance and fetch again within one call."""
+    lab.send_raw(b"one", b"two")
+    consumer = lab.consumer()
+    fetch, fetched = consumer._records, []
+
+    def fetch_one(count, seconds):
+        fetched.extend(found := fetch(1, seconds))
+        if found and len(fetched) == 2:
+            consumer._errors.append(RuntimeError("revoked"))
+        return found
+
+    monkeypatch.setattr(consumer, "_records", fetch_one)
+
+    assert values(consumer.consume(10, timeout=30)) == [b"one"]
+    with pytest.raises(RuntimeError, match="revoked"):
+        consumer.poll(30)
+    assert values(receive(consumer, 1)) == [b"two"]

@@ -367,7 +367,8 @@ class KafkaConsumer(NativeClient):
             if not messages:  # otherwise offsets of messages that the caller does not have yet would be stored
                 self._before_next()
             self._tick()
-            while len(messages) < count and (message := self._next()) is not None:
+            failed = messages and self._errors  # what came after the exception is for the next call
+            while len(messages) < count and not failed and (message := self._next()) is not None:
                 messages.append(message)
             left = max(0.0, end - self._clock())
             if len(messages) >= count or (messages and (left == 0 or self._errors)):
