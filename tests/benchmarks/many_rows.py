@@ -16,11 +16,11 @@ from claimcheck._digest import digest_of
 from claimcheck._pointer import Pointer
 from tests.benchmarks import pause_rows
 from tests.benchmarks.lab import BUCKET, CREDENTIALS, REGION, Lab
+from tests.benchmarks.redis_rows import OURS
 from tests.benchmarks.rounds import Effort, Variant, compare, payload_of, size_text
 from tests.benchmarks.rows import Findings, Step, Target
 from tests.benchmarks.series import times_as_fast
 
-OURS = "claimcheck"
 _TASKS = 1000
 _FAR_MS, _NEAR_MS = 20, 5  # round trips
 _STORED = 20  # payloads, read in turns

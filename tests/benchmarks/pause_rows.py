@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from claimcheck import ClaimCheck, from_dict
 from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
+from tests.benchmarks.redis_rows import OURS
 from tests.benchmarks.rounds import Effort, payload_of, size_text
 from tests.benchmarks.rows import Findings, Step, Target
 from tests.benchmarks.series import Sample, Series
@@ -20,7 +21,6 @@ from tests.benchmarks.series import Sample, Series
 Move: TypeAlias = Callable[[], Awaitable[object]]
 Moving: TypeAlias = Callable[[Lab, bytes], contextlib.AbstractAsyncContextManager[Move]]
 
-OURS = "claimcheck"
 _MOVERS = 4  # tasks
 _ROUNDS = 3
 _CHUNK_BYTES = 999_000  # by hand, in Kafka

@@ -89,7 +89,7 @@ class Inbox:
 
     def plain(self, native: pulsar.Message) -> PulsarMessage | None:
         """Take a small message that is its own payload; ``None`` for any other, which is left to `take`."""
-        if native._message.length() > _SMALL_BYTES:  # a thread copies it meanwhile
+        if native._message.length() > _SMALL_BYTES:  # not copied twice if it is a chunk, nor on an event loop
             return None
         data = native.data()
         if data.startswith(self._header) or not self._is_accepted(native):
