@@ -119,8 +119,8 @@ class ClaimCheck:
             key: The parameter for the message key; required if the configuration may send chunks.
             headers: The parameter for the headers, a mapping or a list of pairs.
             classify: Classifies an error of the function as ``"failed"`` (definitely not sent: the stored payload is
-                deleted) or ``"unknown"`` (it is kept until it expires). By default timeouts and lost connections are
-                unknown.
+                deleted) or ``"unknown"`` (it is kept until it expires). By default only a message that is too large or
+                invalid, a failed serializer and a full queue count as failed.
 
         Raises:
             ConfigError: At decoration: a parameter does not exist, chunks need a key parameter, or signatures or

@@ -18,7 +18,7 @@ from claimcheck import _hints as hints
 from claimcheck._envelope import Envelope
 from claimcheck._outbound import Outbound, in_background, is_future
 from claimcheck._payload import is_file
-from claimcheck._sending import Classifier
+from claimcheck._sending import Classifier, NotSentError
 from claimcheck._strategy import Message, Strategy
 from claimcheck._threads import in_thread
 from claimcheck._wire_size import WireLimit
@@ -275,7 +275,7 @@ class _Sender:
         result = self._produce(args, kwargs, envelope)
         if inspect.iscoroutine(result):
             result.close()  # none of it has run
-            raise ConfigError(f"{self._name} returns a coroutine: decorate an 'async def' instead")
+            raise NotSentError(f"{self._name} returns a coroutine: decorate an 'async def' instead")
         return result
 
     def _produce(self, args: _Args, kwargs: _Kwargs, envelope: Envelope) -> Any:

@@ -6,14 +6,25 @@ and knows no broker: the decorator, `outbound` blocks and the producers of all t
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from claimcheck.errors import ConfigError, PartialSendError
 from claimcheck.hooks import SendEvent
 
-__all__ = ["Classification", "Classifier", "SendLedger", "Verdict", "classify_error"]
+__all__ = [
+    "NEVER",
+    "Classification",
+    "Classifier",
+    "Definite",
+    "NotSentError",
+    "SendLedger",
+    "Verdict",
+    "classifier",
+    "classify_error",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -25,20 +36,87 @@ SendOutcome = Literal["sent", "failed", "unknown", "partial"]
 
 Classifier = Callable[[BaseException], Classification]
 
-_UNKNOWN = (TimeoutError, ConnectionError, EOFError)
-_UNKNOWN_WORDS = ("timeout", "timedout", "connect", "cancelled")
+Definite = Mapping[tuple[str, str], frozenset[str]]
+"""Errors after which the message is definitely not in the topic: package and class to codes; no codes mean any.
+
+The first listed class of an error and its base classes decides; `NEVER` excepts a class from its base class.
+"""
+
+NEVER = frozenset({"never"})
+
+# Each of these is about the message itself, so that no other call that the same function makes can raise it. The key
+# names the package and the class of the error, or of one of its base classes; nothing has to be imported.
+_DEFINITE: Definite = {
+    (package, name): frozenset(codes)
+    for package, name, *codes in (
+        ("claimcheck", "MessageTooLargeError"),
+        ("claimcheck", "NotSentError"),
+        ("claimcheck", "UnknownPartitionError"),
+        ("claimcheck", "UnknownTopicError"),
+        ("builtins", "BufferError", "Local: Queue full"),  # confluent-kafka
+        ("cimpl", "KafkaException", "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD", "_QUEUE_FULL",
+         "_KEY_SERIALIZATION", "_VALUE_SERIALIZATION"),
+        ("confluent_kafka", "ConsumeError", *NEVER),
+        ("confluent_kafka", "SerializationError"),
+        ("kafka", "InvalidRecordError"),
+        ("kafka", "MessageSizeTooLargeError"),
+        ("kafka", "RecordListTooLargeError"),
+        ("aiokafka", "MessageSizeTooLargeError"),
+        ("aiokafka", "RecordListTooLargeError"),
+        ("aiokafka", "RecordTooLargeError"),
+        ("_pulsar", "InvalidMessage"),
+        ("_pulsar", "MemoryBufferIsFull"),
+        ("_pulsar", "MessageTooBig"),
+        ("_pulsar", "ProducerQueueIsFull"),
+        ("pulsar", "PulsarException", "InvalidMessage", "MemoryBufferIsFull", "MessageTooBig", "ProducerQueueIsFull"),
+        ("pika", "BodyTooLongError"),
+        ("pika", "UnroutableError"),
+        ("aiormq", "PublishError"),
+        ("botocore", "ClientError", "InvalidMessageContents"),  # of SQS
+        ("google", "MessageTooLargeError"),
+        ("azure", "MessageSizeExceededError"),
+        ("nats", "MaxPayloadError"),
+    )
+}  # fmt: skip
+
+# Where clients keep the code of an error.
+_CODES: tuple[Callable[[Any], object], ...] = (
+    lambda error: error.args[0].name(),  # confluent-kafka
+    lambda error: error.error().name,  # pulsar.asyncio
+    lambda error: error.response["Error"]["Code"],  # botocore
+    str,
+)
 
 
-def classify_error(error: BaseException) -> Classification:
-    """The default classifier: timeouts, lost connections and anything that is not an `Exception` are ``unknown``.
+class NotSentError(ConfigError):
+    """Raised by claimcheck in place of a message that it did not send; definite whatever the classifier says."""
 
-    An error counts as one if ``Timeout``, ``Connection`` or ``Cancelled`` is in the name of its class or of a base
-    class: most drivers do not derive their errors from Python's.
+
+def classifier(more: Definite) -> Classifier:
+    """Return a classifier that calls an error ``failed`` if the table or ``more`` lists it, else ``unknown``.
+
+    Codes in ``more`` are added to those of the table.
     """
-    if not isinstance(error, Exception) or isinstance(error, _UNKNOWN):
+    table = {**_DEFINITE, **{key: codes and codes | _DEFINITE.get(key, codes) for key, codes in more.items()}}
+
+    def classify(error: BaseException) -> Classification:
+        for cls in type(error).__mro__:
+            codes = table.get((cls.__module__.partition(".")[0], cls.__name__))
+            if codes is not None:
+                return "unknown" if codes and codes.isdisjoint(_codes_of(error)) else "failed"
         return "unknown"
-    names = [cls.__name__.lower() for cls in type(error).__mro__]
-    return "unknown" if any(word in name for name in names for word in _UNKNOWN_WORDS) else "failed"
+
+    return classify
+
+
+def _codes_of(error: BaseException) -> Iterator[str]:
+    for read in _CODES:
+        with contextlib.suppress(Exception):
+            yield str(read(error))
+
+
+classify_error = classifier({})
+"""The default classifier."""
 
 
 class Verdict(NamedTuple):
@@ -192,7 +270,7 @@ class SendLedger:
 
 
 def _judge(error: BaseException, classify: Classifier) -> Classification:
-    if isinstance(error, ConfigError):  # raised by claimcheck, before anything was sent
+    if isinstance(error, NotSentError):
         return "failed"
     if not isinstance(error, Exception) or type(error).__name__ == "CancelledError":
         return "unknown"

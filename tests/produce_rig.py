@@ -63,8 +63,11 @@ class Unseekable(io.RawIOBase):
         return self.data.readinto(memoryview(buffer)[:777])
 
 
-class QueueFullError(Exception):
-    pass
+class QueueFullError(BufferError):
+    """What confluent-kafka raises when its queue is full: the message is definitely not in the topic."""
+
+    def __init__(self, *_):
+        super().__init__("Local: Queue full")
 
 
 class BrokerTimeoutError(Exception):

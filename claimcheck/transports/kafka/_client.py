@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from claimcheck._registry import import_vendor
-from claimcheck._sending import Classification
+from claimcheck._sending import classifier
 from claimcheck._validation import check_type
 from claimcheck.errors import ChunkError, TransportError
 from claimcheck.transports._common.delegation import Closing
@@ -33,13 +33,6 @@ __all__ = [
     "native_client",
     "vendor",
 ]
-
-# The broker or the client rejected the record before storing it; observed on a broker of version 4.2 with librdkafka
-# 2.16. Timeouts, lost connections and purges of records in flight are not in the list: the record may be in the topic.
-_REJECTIONS = {
-    "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD", "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION",
-    "_FATAL", "_INVALID_ARG", "_PURGE_QUEUE", "_QUEUE_FULL", "_STATE", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC",
-}  # fmt: skip
 
 
 class CompactedTopicError(TransportError):
@@ -87,15 +80,21 @@ def native_client(wrapper: object, kind: str) -> Any:
     return getattr(wrapper, f"_{kind.lower()}")
 
 
-def classify(error: BaseException) -> Classification:
-    """Return ``failed`` for an error that means the record is definitely not in the topic, else ``unknown``."""
-    if isinstance(error, MissingReportError):
-        return "unknown"
-    if isinstance(error, BufferError | TransportError | TypeError | ValueError | RuntimeError):
-        return "failed"  # raised by the call itself, before the client accepted the record
-    cause = error.args[0] if error.args else None
-    name = cause.name() if isinstance(cause, vendor().KafkaError) else ""
-    return "failed" if name in _REJECTIONS else "unknown"
+# The producer's own calls and reports, where other codes are definite as well: the broker or the client rejected the
+# record before storing it, observed on a broker of version 4.2 with librdkafka 2.16. Timeouts, lost connections and
+# purges of records in flight are not in the list: the record may be in the topic.
+_REJECTIONS = {
+    "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION", "_FATAL", "_INVALID_ARG", "_PURGE_QUEUE", "_STATE",
+    "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC",
+}  # fmt: skip
+_REFUSED_CALLS = ("BufferError", "RuntimeError", "TypeError", "ValueError")
+
+classify = classifier(
+    {
+        ("cimpl", "KafkaException"): frozenset(_REJECTIONS),
+        **{("builtins", name): frozenset() for name in _REFUSED_CALLS},
+    }
+)
 
 
 def exception_of(error: KafkaError) -> Exception:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from claimcheck import _hints as hints
 from claimcheck._envelope import Buffer, Envelope
 from claimcheck._payload import Payload
-from claimcheck._sending import Classification, classify_error
+from claimcheck._sending import NEVER, classifier
 from claimcheck._validation import check_cc, check_type
 from claimcheck._wire_size import WireLimit, byte_length
-from claimcheck.errors import TransportError
 from claimcheck.transports.local._broker import (
     MESSAGE_OVERHEAD_BYTES,
     Headers,
@@ -18,7 +17,6 @@ from claimcheck.transports.local._broker import (
     MessageId,
     encode_message,
 )
-from claimcheck.transports.local._errors import BrokerCommitError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -104,11 +102,7 @@ class LocalProducer:
         return f"<LocalProducer on {self._broker!r}>"
 
 
-def classify(error: BaseException) -> Classification:
-    """Return whether the message is certainly not in the topic: true for the broker's errors, except one."""
-    if isinstance(error, BrokerCommitError):
-        return "unknown"
-    return "failed" if isinstance(error, TransportError) else classify_error(error)
+classify = classifier({("claimcheck", "TransportError"): frozenset(), ("claimcheck", "BrokerCommitError"): NEVER})
 
 
 def outbound(

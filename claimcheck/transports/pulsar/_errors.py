@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from claimcheck._registry import import_vendor
-from claimcheck._sending import Classification
+from claimcheck._sending import classifier
 from claimcheck.errors import TransportError
 
 if TYPE_CHECKING:
@@ -22,6 +22,14 @@ _REFUSALS = {
     "OperationNotSupported", "ProducerBlockedQuotaExceededError", "ProducerBlockedQuotaExceededException",
     "ProducerNotInitialized", "ProducerQueueIsFull", "TopicNotFound", "TopicTerminated", "UnsupportedVersionError",
 }  # fmt: skip
+
+classify = classifier(
+    {
+        ("pulsar", "PulsarException"): frozenset(_REFUSALS),
+        **{("_pulsar", name): frozenset() for name in _REFUSALS},
+        **{("builtins", name): frozenset() for name in ("TypeError", "ValueError")},  # about the arguments
+    }
+)
 
 
 class SendDeadlineError(TransportError):
@@ -50,15 +58,6 @@ def vendor() -> ModuleType:
         MissingDependencyError: It is not installed.
     """
     return import_vendor("pulsar", extra="pulsar")
-
-
-def classify(error: BaseException) -> Classification:
-    """Return whether an error of a send means that the message is definitely not in the topic."""
-    if isinstance(error, ValueError | TypeError):  # about the arguments, before anything was sent
-        return "failed"
-    result = getattr(error, "error", None)  # the asyncio client has one class for all results
-    name = result().name if callable(result) else type(error).__name__
-    return "failed" if name in _REFUSALS else "unknown"
 
 
 def error_of(result: pulsar.Result) -> Exception:
