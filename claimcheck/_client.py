@@ -154,6 +154,7 @@ class ClaimCheck:
         text_key: bool = False,
         classify: Classifier | None = None,
         identity: uuid.UUID | None = None,
+        delay_seconds: float = 0,
     ) -> OutboundBlock:
         """Offload one payload by hand, in a ``with`` or ``async with`` block that yields an `Outbound`.
 
@@ -174,6 +175,8 @@ class ClaimCheck:
             identity: A uuid that identifies this bytes-like payload alone. Several attempts to send it, sequential or
                 concurrent, pass the same uuid, so that all of them use the same key or the same chunks. Nothing is ever
                 deleted then, because it may belong to another attempt. Encrypted chunks differ in each attempt.
+            delay_seconds: How long the broker holds the message back before it delivers it. The lifetime of a stored
+                payload begins after that.
         """
         _check_callable("classify", classify)
         plan = self._plan(destination, limit)
@@ -187,6 +190,7 @@ class ClaimCheck:
             takes_headers=takes_headers,
             text_key=text_key,
             identity=identity,
+            delay_seconds=delay_seconds,
         )
         return OutboundBlock(plan.strategy, message, classify)
 

@@ -33,6 +33,7 @@ __all__ = [
     "Decoded",
     "Encoded",
     "Envelope",
+    "FailedEnvelope",
     "Kind",
     "Literal",
     "Plain",
@@ -89,6 +90,10 @@ class Envelope:
     headers: Any = None
     key: Any = None
     kind: Kind | None = None
+
+
+class FailedEnvelope(bytes):
+    """The value of a message whose send failed, in its delivery report. The payload that it stands for may be gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class Outbound:
         self._taken: deque[int] = deque()  # by hand, and not reported as sent
         self._undo = undo
         self._blocking = blocking
-        self._as_is = as_is
+        self.as_is = as_is
         self._rewind: Callable[[], None] | None = None
         self._hooks = _NO_HOOKS
         self._destination = ""
@@ -172,7 +172,7 @@ class Outbound:
     @property
     def awaits_outcome(self) -> bool:
         """Whether the outcome matters, to a stored payload or to a hook."""
-        return self.undoable or (bool(self._hooks) and not self._as_is)
+        return self.undoable or (bool(self._hooks) and not self.as_is)
 
     def release_undo(self) -> Callable[[], None] | None:
         """Return the function that deletes the stored payload, if any. After this only the caller can delete it."""
@@ -243,7 +243,7 @@ class Outbound:
             else:
                 self._undo = None
         finally:
-            if self._hooks.listeners and not self._as_is:
+            if self._hooks.listeners and not self.as_is:
                 self._hooks.emit(self.ledger.event(self._destination))
             self.ledger.forget_errors()
         return verdict

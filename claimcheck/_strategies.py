@@ -41,7 +41,14 @@ class ExternalStrategy(Strategy):
     def _offload(self, message: Message) -> Outbound:
         store = self.context.store()
         limit = self.context.config.limits.max_payload_bytes
-        pointer = store.write(message.payload, destination=message.destination, limit=limit, identity=message.identity)
+        delayed = store.ttl_seconds is not None and message.delay_seconds > 0
+        pointer = store.write(
+            message.payload,
+            destination=message.destination,
+            limit=limit,
+            identity=message.identity,
+            min_ttl_seconds=(store.ttl_seconds or 0) + message.delay_seconds if delayed else None,
+        )
         undo = None if message.identity else functools.partial(store.rollback, pointer)
         try:
             envelope = self._envelope(message, self.context.seal(pointer), pointer.size or 0)

@@ -22,7 +22,7 @@ from claimcheck import _hints as hints
 from claimcheck._content import ContentCoder
 from claimcheck._content_encoding import Encoding
 from claimcheck._destination import canonical
-from claimcheck._envelope import Buffer, Envelope, Kind, encode_literal, encoded_start, is_lookalike
+from claimcheck._envelope import Buffer, Envelope, FailedEnvelope, Kind, encode_literal, encoded_start, is_lookalike
 from claimcheck._hints import Headers
 from claimcheck._outbound import Outbound
 from claimcheck._payload import Payload, Readable, Source, as_view, is_file, remaining_bytes
@@ -31,7 +31,7 @@ from claimcheck._signing import Seal, StatementKind, sha256_of
 from claimcheck._store import Store, StoreContext
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config
-from claimcheck.errors import ConfigError
+from claimcheck.errors import ConfigError, PayloadError
 from claimcheck.hooks import Hooks
 
 __all__ = [
@@ -109,6 +109,7 @@ class Message:
         takes_headers: Whether the produce call takes headers, so that hints can be added.
         text_key: Whether a generated key is ``str``; otherwise it is ``bytes``.
         identity: A uuid for this payload that all attempts to send it share; by default each attempt has a new one.
+        delay_seconds: How long the broker holds the message back; a stored payload lives that much longer.
     """
 
     payload: Any = field(repr=False)
@@ -120,6 +121,7 @@ class Message:
     takes_headers: bool = True
     text_key: bool = False
     identity: uuid.UUID | None = None
+    delay_seconds: float = 0
 
     @classmethod
     def _of(cls, **attributes: object) -> Message:
@@ -215,6 +217,7 @@ class Strategy(ABC):
 
         Raises:
             PayloadTypeError: The payload is neither bytes-like nor a binary file.
+            PayloadError: The payload is the envelope of a failed send.
         """
         payload = message.payload
         if isinstance(payload, Envelope):
@@ -223,6 +226,11 @@ class Strategy(ABC):
             return Outbound([replace(payload, key=key, headers=headers)], as_is=True)
         if payload is None:
             return Outbound([Envelope(None, message.headers, message.key)], as_is=True)
+        if isinstance(payload, FailedEnvelope):
+            raise PayloadError(
+                "this value comes from the report of a failed send: an envelope whose stored payload was deleted or "
+                "will expire; send the payload itself again"
+            )
         if is_file(payload):
             return None
         if message.headers is not None and hints.is_ours(message.headers):

@@ -268,6 +268,21 @@ class TestRefused:
         producer.send(content(10), **option)
 
 
+class TestDeliveryTimes:
+    @pytest.mark.parametrize("asynchronously", [False, True])
+    def test_the_lifetime_of_the_payload_begins_at_the_delivery(self, lab, asynchronously):
+        stores = {"m": {"type": "memory", "space": lab.topic, "ttl_seconds": 60}}
+        with claimcheck.from_dict({"strategy": "external", "stores": stores}) as cc:
+            producer = PulsarProducer(lab.client.create_producer(lab.topic), cc, max_message_bytes=LIMIT)
+            if asynchronously:
+                producer.send_async(content(2 * LIMIT), heard := Heard(), deliver_after=timedelta(hours=1))
+                heard.wait()
+            else:
+                producer.send(content(2 * LIMIT), deliver_after=timedelta(hours=1))
+            (entry,) = cc.store("m").scan()
+            assert entry.expires_ms - entry.created_ms == pytest.approx(3_660_000, abs=1000)
+
+
 class TestDeduplication:
     @pytest.fixture
     def once(self, lab):

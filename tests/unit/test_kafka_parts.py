@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import claimcheck
 from claimcheck import _envelope, _pointer
-from claimcheck.errors import TransportError
+from claimcheck.errors import PayloadError, TransportError
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer
 from claimcheck.transports.kafka._client import classify
@@ -156,6 +156,24 @@ def test_round_trip_on_the_mock_cluster(strategy, servers):
             message = consumer.poll(30)
             assert (len(message.value()), message.key()) == (3_000_000, b"k")
             consumer.commit(message=message, asynchronous=False)
+
+
+@pytest.mark.parametrize("strategy", ["external", "inline"])
+def test_the_envelope_in_the_report_of_a_failed_send_is_not_taken_for_a_payload(strategy, servers):
+    """Applications often retry with what the report has."""
+    payload = b"PRF_wdkafcli_header_" * (5 if strategy == "inline" else 100_000)
+    reports = []
+    with claimcheck.from_dict({"strategy": strategy, "stores": {"m": {"type": "memory"}}}) as cc:
+        producer = KafkaProducer(kafka.Producer(servers | {"linger.ms": 20_000, "delivery.timeout.ms": 21_000}), cc)
+        producer.produce("t", payload, b"k", on_delivery=lambda error, report: reports.append(report))
+        producer.purge(in_flight=False)
+        producer.flush(10)
+        (report,) = reports
+        with pytest.raises(PayloadError, match="send the payload itself again"):
+            producer.produce("t", report.value(), b"k")
+        with pytest.raises(PayloadError, match="send the payload itself again"):
+            producer.produce("t", report.value(), b"k", headers=report.headers())
+        producer.close()
 
 
 def test_plain_records_take_no_more_than_one_or_two_calls(servers):

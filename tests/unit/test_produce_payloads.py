@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import io
 import mmap
+import uuid
 
 import pytest
 
@@ -195,3 +196,13 @@ def test_an_empty_file_stays_empty_however_large_its_headers(strategy):
     rig = Rig(strategy)
     rig.publisher()("orders", io.BytesIO(b""), headers={"h": "x" * 3000})
     assert [sent[1] for sent in rig.sent] == [b""]
+
+
+@pytest.mark.parametrize("strategy", ["external", "hybrid"])
+def test_the_lifetime_of_a_stored_payload_begins_when_a_delayed_message_is_delivered(strategy):
+    rig = Rig(strategy, stores={"hot": {"type": "memory", "space": str(uuid.uuid4()), "ttl_seconds": 60}})
+    for delay, lifetime in ((0, 60), (3600, 3660)):
+        with rig.cc.outbound(BIG, destination="orders", key=b"k", delay_seconds=delay) as out:
+            (envelope,) = out.envelopes
+        pointer = rig.cc.pointer(envelope.data)
+        assert pointer.expires_ms - pointer.created_ms == lifetime * 1000

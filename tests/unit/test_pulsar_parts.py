@@ -3,6 +3,7 @@
 import pickle
 import threading
 import weakref
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pulsar
@@ -19,7 +20,14 @@ from claimcheck.transports.pulsar._errors import SendDeadlineError, classify, er
 from claimcheck.transports.pulsar._inbox import Inbox
 from claimcheck.transports.pulsar._message import WholeMessageId, before, deserialize, natives, position_of
 from claimcheck.transports.pulsar._receiver import Receiver
-from claimcheck.transports.pulsar._send import InFlightWindow, SendSettings, checked_options, metadata_bytes, wire_limit
+from claimcheck.transports.pulsar._send import (
+    InFlightWindow,
+    SendSettings,
+    checked_options,
+    delay_seconds,
+    metadata_bytes,
+    wire_limit,
+)
 from tests.clocks import Clock
 
 OK = pulsar.Result.Ok
@@ -85,6 +93,21 @@ class TestLimit:
         rich = wire_limit(1000, producer_name="p", options={"ordering_key": "o" * 10, "event_timestamp": 5})
         assert bare.max_message_bytes - rich.max_message_bytes == 13 + 12
         assert wire_limit(1000, producer_name="p" * 20, options={}).max_message_bytes < bare.max_message_bytes
+
+
+class TestDelay:
+    @pytest.mark.parametrize(
+        ("options", "seconds"),
+        [
+            ({}, 0),
+            ({"deliver_after": timedelta(hours=2)}, 7200),
+            ({"deliver_at": 1_000_030_500}, 30.5),
+            ({"deliver_at": 5}, 0),
+            ({"deliver_after": timedelta(seconds=-1)}, 0),
+        ],
+    )
+    def test_is_how_long_the_broker_holds_a_message_back(self, options, seconds):
+        assert delay_seconds(options, clock=lambda: 1_000_000) == seconds
 
 
 class TestOptions:

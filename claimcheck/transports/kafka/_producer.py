@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck import _hints as hints
-from claimcheck._envelope import Envelope
+from claimcheck._envelope import Envelope, FailedEnvelope
 from claimcheck._outbound import Outbound
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type
 from claimcheck._wire_size import kafka_overhead
@@ -337,6 +337,8 @@ class KafkaProducer(NativeClient):
             self._learn_limit(window.topic, window.error)
             self._rollbacks.submit(lambda: self._failed(out, window))
             report = window.failed
+            if report is not None and not out.as_is and (value := report.value()) is not None:
+                report.set_value(FailedEnvelope(value))  # an application that sends it again gets an error
         if callback is not None:
             callback(window.error, report)
 

@@ -21,6 +21,7 @@ from claimcheck.transports.pulsar._send import (
     SendOptions,
     SendSettings,
     checked_options,
+    delay_seconds,
     wire_limit,
     without_schema,
 )
@@ -128,8 +129,9 @@ class PulsarProducer(Closing):
             properties: Names beginning with ``claimcheck-`` are reserved.
             partition_key: Chunks of a payload without one have its uuid as their key, which readers remove.
             options: ``ordering_key``, ``sequence_id``, ``replication_clusters``, ``disable_replication``,
-                ``event_timestamp``, ``deliver_at`` and ``deliver_after``, by name. Chunks cannot have a delivery time,
-                or a sequence id: the broker would filter out all but one.
+                ``event_timestamp``, ``deliver_at`` and ``deliver_after``, by name. The lifetime of a stored payload
+                begins at its delivery. Chunks cannot have a delivery time, or a sequence id: the broker would filter
+                out all but one.
 
         Returns:
             A native id; a `WholeMessageId` for chunks.
@@ -199,6 +201,7 @@ class PulsarProducer(Closing):
             limit=self._limit_for(options) if options else self._limit,
             text_key=True,
             classify=classify,
+            delay_seconds=delay_seconds(options),
         )
         return PayloadSend(self._settings, self._rollbacks, block.__enter__(), options)
 

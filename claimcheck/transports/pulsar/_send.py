@@ -75,6 +75,14 @@ def checked_options(options: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in options.items() if value}
 
 
+def delay_seconds(options: Mapping[str, object], *, clock: Callable[[], float] = time.time) -> float:
+    """Return how long the broker will hold a message with these options back."""
+    after, at = options.get("deliver_after"), options.get("deliver_at")
+    if isinstance(after, timedelta):
+        return max(0.0, after.total_seconds())
+    return max(0.0, at / 1000 - clock()) if isinstance(at, int) else 0.0
+
+
 def metadata_bytes(key: object, properties: object) -> int:
     """Return the bytes beside the payload, without the producer's name and the rarer options; at most 30 too many."""
     size = _FIXED_BYTES + (_field(byte_length(key)) if key else 0)
