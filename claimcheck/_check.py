@@ -124,7 +124,10 @@ def _general(config: Config) -> Iterator[Finding]:
     yield from _dead_letters("", config)
     if config.strategy == "hybrid":
         message = f"while the store {config.store!r} fails, payloads go through the broker as chunks"
-        fix = "Give messages a key, and size the broker for this load."
+        fix = (
+            "Read with a wrapped consumer, ClaimCheck.resolver() or Spark's reassemble: ClaimCheck.resolve cannot read "
+            "chunks. Give messages a key, and size the broker for this load."
+        )
         yield Finding("info", "strategy", message, fix, id="strategy-hybrid")
     if config.reads_from is not None and config.store is not None and config.store not in config.reads_from:
         fix = f"Add {config.store!r} to reads_from, unless this process only writes."

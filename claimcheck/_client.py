@@ -100,6 +100,8 @@ class ClaimCheck:
 
     def offload(
         self,
+        parentheses: None = None,
+        /,
         *,
         payload: str = "value",
         destination: str | None = None,
@@ -107,13 +109,14 @@ class ClaimCheck:
         headers: str | None = None,
         classify: Classifier | None = None,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Decorate a function that sends messages, so that it accepts payloads of any size.
+        """Decorate a function that sends messages, so that it accepts payloads of any size: ``@cc.offload(...)``.
 
         ``payload``, ``destination``, ``key`` and ``headers`` are names of the function's parameters. The function may
         be a method, a coroutine function, or return a future. It is called with an envelope in place of the payload,
         once for a pointer and once per chunk otherwise; the first call's result is returned.
 
         Args:
+            parentheses: Nothing; it catches ``@cc.offload`` without parentheses.
             payload: The parameter for the message's value.
             destination: The parameter for the topic. Without it, the function's name serves as its only destination.
             key: The parameter for the message key; required if the configuration may send chunks.
@@ -126,6 +129,8 @@ class ClaimCheck:
             ConfigError: At decoration: a parameter does not exist, chunks need a key parameter, or signatures or
                 encryption need a destination parameter.
         """
+        expected = "the names of the function's parameters: @cc.offload(payload=..., destination=...)"
+        check_type("offload", parentheses, valid=parentheses is None, expected=expected)
         _check_callable("classify", classify)
         if destination is None and self.config.encryption.key_id:
             expected = "destination=<name of a parameter>: payloads are encrypted for it"

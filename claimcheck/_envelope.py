@@ -93,7 +93,7 @@ class Envelope:
 
 
 class FailedEnvelope(bytes):
-    """The value of a message whose send failed, in its delivery report. The payload that it stands for may be gone."""
+    """The value of a message whose send failed, in its delivery report. Its stored payload may be gone."""
 
 
 @dataclass(frozen=True, slots=True)

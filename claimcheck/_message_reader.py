@@ -110,8 +110,9 @@ class MessageReader:
         envelope = decode(message, header=self.header)
         if isinstance(envelope, (Chunk, Abort)):
             raise ChunkError(
-                f"one message of the chunked payload {envelope.uuid} cannot be resolved alone: feed all messages to "
-                "ClaimCheck.resolver(), or wrap the consumer",
+                f"one message of the chunked payload {envelope.uuid} cannot be resolved alone: its writer has strategy "
+                "'chunking' or 'hybrid'; read the whole topic with a wrapped consumer, ClaimCheck.resolver() or "
+                "claimcheck.spark.reassemble, or set strategy 'external' for the writer",
                 uuid=envelope.uuid,
                 total=envelope.count if isinstance(envelope, Chunk) else None,
             )

@@ -291,7 +291,7 @@ class Config:
         destinations: Overrides by destination pattern, in the order of the file; the first match applies.
     """
 
-    strategy: str = "hybrid"
+    strategy: str = "external"
     threshold_bytes: AutoBytes = "auto"
     store: str | None = None
     stores: Mapping[str, StoreConfig] = field(default_factory=dict)

@@ -146,7 +146,7 @@ def demo(directory: Path | None) -> None:
 def init(strategy: str | None, store: str | None, broker: str | None, target: str, force: bool) -> None:
     """Write a commented configuration file.
 
-    Asks for each choice that no option makes; without a terminal it uses hybrid, redis and kafka.
+    Asks for each choice that no option makes; without a terminal it uses external, redis and kafka.
     """
     check_output(target, force=force)
     answers = ask(strategy, store, broker)

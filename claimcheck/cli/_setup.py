@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 STRATEGIES = {
-    "hybrid": "A large payload goes to the store. While the store is down, it is sent as chunks through the broker.",
     "external": "A large payload goes to the store. While the store is down, sending fails.",
+    "hybrid": "A large payload goes to the store. While the store is down, wrapped consumers get chunks.",
     "chunking": "A large payload is sent as chunks through the broker. No store is needed.",
 }
 

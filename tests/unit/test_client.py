@@ -16,7 +16,14 @@ import claimcheck
 from claimcheck._envelope import encode_chunk
 from claimcheck._outbound import Outbound
 from claimcheck._strategy import Strategy
-from claimcheck.errors import ArgumentTypeError, ConfigError, PayloadTooLargeError, PayloadTypeError
+from claimcheck.errors import (
+    ArgumentTypeError,
+    ChunkError,
+    ConfigError,
+    PayloadTooLargeError,
+    PayloadTypeError,
+    StoreUnavailableError,
+)
 from claimcheck.hooks import Hooks, OperationEvent
 
 CONFIG = {"strategy": "external", "threshold_bytes": 100, "stores": {"hot": {"type": "memory", "space": "wiring"}}}
@@ -274,3 +281,32 @@ def test_closing_reaches_every_store_even_if_one_fails(monkeypatch):
     with pytest.raises(OSError, match="cannot"):
         cc.close()
     assert sorted(closed) == ["a", "c"]
+
+
+def test_the_decorator_without_parentheses_says_what_to_write():
+    cc = claimcheck.from_dict(CONFIG)
+    with pytest.raises(ArgumentTypeError, match=r"@cc\.offload\(payload=\.\.\., destination=\.\.\.\)"):
+
+        @cc.offload
+        def publish(value):
+            pass
+
+
+def test_by_default_every_reader_can_follow_what_is_sent():
+    """A reader that sees one message at a time cannot join chunks, so no outage of a store makes any by default."""
+    stores = {"m": {"type": "claimcheck.testing:FaultyStore", "store": {"type": "memory"}}}
+    with claimcheck.from_dict({"stores": stores, "threshold_bytes": 300}) as cc:
+        cc.store("m").fail("write", times=1)
+        with pytest.raises(StoreUnavailableError):
+            cc.outbound(BIG, destination="t").__enter__()
+        with cc.outbound(BIG, destination="t") as out:
+            (envelope,) = out.envelopes
+        assert cc.resolve(envelope.data) == BIG
+
+
+def test_a_chunk_that_is_resolved_alone_says_who_sends_chunks_and_what_reads_them():
+    with claimcheck.from_dict({"strategy": "chunking", "threshold_bytes": 900}) as cc:
+        with cc.outbound(BIG, destination="t") as out:
+            chunk = next(out.envelopes)
+        with pytest.raises(ChunkError, match="strategy 'chunking' or 'hybrid'.*resolver.*reassemble.*'external'"):
+            cc.resolve(chunk.data)

@@ -53,7 +53,7 @@ def test_the_next_command_can_be_pasted_into_a_shell(here):
 def test_without_a_terminal_there_are_defaults_and_no_questions(here):
     text = ok("init", "-o", "-").stdout
     raw = yaml.safe_load(text)
-    assert (raw["strategy"], list(raw["stores"])) == ("hybrid", ["redis"])
+    assert (raw["strategy"], list(raw["stores"])) == ("external", ["redis"])
     assert "stores" not in yaml.safe_load(ok("init", "--strategy", "chunking", "-o", "-").stdout)
 
 
