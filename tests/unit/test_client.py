@@ -295,7 +295,7 @@ def test_the_decorator_without_parentheses_says_what_to_write():
 def test_by_default_every_reader_can_follow_what_is_sent():
     """A reader that sees one message at a time cannot join chunks, so no outage of a store makes any by default."""
     stores = {"m": {"type": "claimcheck.testing:FaultyStore", "store": {"type": "memory"}}}
-    with claimcheck.from_dict({"stores": stores, "threshold_bytes": 300}) as cc:
+    with claimcheck.from_dict({"stores": stores, "threshold_bytes": 900}) as cc:
         cc.store("m").fail("write", times=1)
         with pytest.raises(StoreUnavailableError):
             cc.outbound(BIG, destination="t").__enter__()
