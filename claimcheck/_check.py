@@ -17,6 +17,7 @@ from claimcheck._data_keys import DataKeys
 from claimcheck._digest import CRYPTOGRAPHIC, begin
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
+from claimcheck._texts import split_url
 from claimcheck._validation import is_placeholder, without_secrets
 from claimcheck.config import Config, StoreConfig, encryption_key, expand, signing_key
 from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError
@@ -296,7 +297,7 @@ def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
 
 
 def _password(path: str, url: str) -> Iterator[Finding]:
-    if not is_placeholder(url) and (urlsplit(url).password or "password=" in url):
+    if not is_placeholder(url) and (split_url(url).password or "password=" in url):
         fix = "Put it into an environment variable and write ${NAME}."
         yield Finding("warning", path, "the password is in the configuration itself", fix, id="secret-in-file")
 
@@ -304,7 +305,7 @@ def _password(path: str, url: str) -> Iterator[Finding]:
 def check_address(path: str, url: str) -> Iterator[Finding]:
     """Yield what is insecure about a connection to an address; it may have ``${NAME}`` in it."""
     try:
-        parts = urlsplit(expand(url, path=path))
+        parts = split_url(expand(url, path=path))
     except (ConfigError, ValueError):  # the variable is not set here, which `open` reports
         return
     remote = remote_hosts(parts.netloc)

@@ -1,10 +1,17 @@
-"""Numbers and foreign texts as short texts for people."""
+"""Numbers and foreign texts as short texts for people, and the parts of URLs."""
 
 from __future__ import annotations
 
 import math
+import re
+from urllib.parse import SplitResult
 
-__all__ = ["number_text", "printable", "size_text"]
+__all__ = ["number_text", "printable", "size_text", "split_url"]
+
+# The expression of RFC 3986, appendix B.
+_URL = re.compile(
+    r"(?:([^:/?#]+):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.DOTALL
+)  # RFC 3986, appendix B
 
 
 def size_text(size: float, *, digits: int = 4) -> str:
@@ -27,3 +34,11 @@ def number_text(value: float) -> str:
 def printable(text: str, *, keep: str = "") -> str:
     """Return the text with a space for each character that a terminal would interpret, except those to keep."""
     return "".join(ch if ch.isprintable() or ch in keep else " " for ch in text)
+
+
+def split_url(text: str) -> SplitResult:
+    """Split a URL as `urlsplit` does, but accept several hosts: newer Pythons refuse such lists if one is ``[::1]``."""
+    match = _URL.match(text)
+    assert match is not None, "it matches every text"
+    scheme, *rest = match.groups("")
+    return SplitResult(scheme.lower(), *rest)

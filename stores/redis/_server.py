@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from claimcheck._envelope import Buffer
 from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
+from claimcheck._texts import split_url
 from claimcheck.errors import ConfigError
 from claimcheck.stores._common import check_ca_file
 
@@ -68,7 +69,7 @@ class Address:
         Raises:
             ValueError: Not an address of Redis; the text is not quoted, because it may hold a password.
         """
-        parts = urlsplit(text)
+        parts = split_url(text)
         if parts.fragment or not text.startswith(f"{parts.scheme}://"):
             raise ValueError("not a Redis address")
         if parts.scheme == "unix" and parts.path:

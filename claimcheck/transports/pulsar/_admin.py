@@ -63,7 +63,10 @@ class AdminClient:
         trust: ssl.SSLContext | None = None,
         timeout_seconds: float = _SECONDS,
     ) -> None:
-        parts = urllib.parse.urlsplit(url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+        except ValueError as error:
+            raise AdminError(f"admin_url is not a URL: {error}") from error
         if parts.scheme not in ("http", "https"):
             raise AdminError("admin_url must begin with http:// or https://")
         if "@" in parts.netloc:  # urllib takes them for a host, and its errors quote them
