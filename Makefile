@@ -110,10 +110,10 @@ $(VENV)/.oldest/oldest.txt: pyproject.toml tests/oldest.py | $(VENV)/.test
 
 # One stamp file per extra. The installation is editable, so a change of the sources does not repeat it.
 $(VENV)/.demo $(VENV)/.test $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/python
-	@if [ -e $@ ]; then echo "pyproject.toml has changed: updating claimcheck[$*] ..."; \
-	 elif [ $* = docs ]; then echo "Installing claimcheck[docs] (about 100 MB) ..."; \
-	 elif [ $* = bench ]; then echo "Installing claimcheck[bench] (about 500 MB) ..."; \
-	 elif [ -e $(BIN)/claimcheck ]; then echo "Installing claimcheck[$*] (about 500 MB) ..."; \
-	 else echo "Installing claimcheck[$*] into $(VENV) (about 1 GB with Spark and a Java; takes some minutes) ..."; fi
+	@if [ -e $@ ]; then echo "pyproject.toml has changed: updating claimcheck-messaging[$*] ..."; \
+	 elif [ $* = docs ]; then echo "Installing claimcheck-messaging[docs] (about 100 MB) ..."; \
+	 elif [ $* = bench ]; then echo "Installing claimcheck-messaging[bench] (about 500 MB) ..."; \
+	 elif [ -e $(BIN)/claimcheck ]; then echo "Installing claimcheck-messaging[$*] (about 500 MB) ..."; \
+	 else echo "Installing claimcheck-messaging[$*] into $(VENV) (about 1 GB with Spark and a Java; takes some minutes) ..."; fi
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

@@ -210,8 +210,22 @@ def import_vendor(module: str, *, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as exc:
         package = module.partition(".")[0]
-        text = f"this needs the package {package}: pip install 'claimcheck[{extra}]'"
+        text = f"this needs the package {package}: {pip_install(extra)}"
         raise MissingDependencyError(text, package=package, extra=extra) from exc
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs an extra of this distribution, whose name is not that of its modules."""
+    return f"pip install '{distribution_name()}[{extra}]'"
+
+
+def distribution_name() -> str:
+    """Return the name of the installed distribution; from a zip without metadata, the published name."""
+    from importlib.metadata import entry_points  # slow to import
+
+    scripts = entry_points(group="console_scripts", name="claimcheck")
+    ours = (script.dist.name for script in scripts if script.dist and script.value == "claimcheck.cli:main")
+    return next(ours, "claimcheck-messaging")
 
 
 def _is_template(value: object) -> bool:

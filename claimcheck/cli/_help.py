@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from importlib import metadata
 
+from claimcheck._registry import distribution_name
+
 __all__ = ["COMMANDS", "COMPLETION", "EXIT_CODES", "SUMMARY", "plain_help", "version"]
 
 SUMMARY = "Send payloads of any size through Kafka and Pulsar."
@@ -49,7 +51,7 @@ COMPLETION = """Shell completion:
 def version() -> str:
     """Return the installed version."""
     with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version("claimcheck")
+        return metadata.version(distribution_name())
     return "unknown (not installed)"
 
 

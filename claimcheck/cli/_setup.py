@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import click
 
 from claimcheck._check import CheckReport, Finding
+from claimcheck._registry import pip_install
 from claimcheck.cli._files import is_terminal, printable
 
 __all__ = [
@@ -140,7 +141,7 @@ def as_yaml(answers: Answers) -> str:
 def next_steps(answers: Answers, path: str) -> str:
     """Return what to do after the file was written."""
     extras = [each for each in (answers.store, answers.broker) if each in ("redis", "s3", "kafka", "pulsar")]
-    install = f"\n  pip install 'claimcheck[{','.join(extras)}]'" if extras else ""
+    install = f"\n  {pip_install(','.join(extras))}" if extras else ""
     return f"Wrote {path}. Next:{install}\n  claimcheck check {shlex.quote(path)} --open"
 
 

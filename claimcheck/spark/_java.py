@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from pathlib import Path
 
-from claimcheck._registry import import_vendor
+from claimcheck._registry import import_vendor, pip_install
 from claimcheck.errors import MissingDependencyError
 
 __all__ = ["ensure_java"]
@@ -98,7 +98,7 @@ def _bundled(version: int) -> str:
     except MissingDependencyError as error:
         have = f"the installed Java is version {version}" if version else "no working Java was found"
         raise MissingDependencyError(
-            f"Spark needs Java {_minimum_version()} or newer, but {have}: pip install 'claimcheck[java]', "
+            f"Spark needs Java {_minimum_version()} or newer, but {have}: {pip_install('java')}, "
             "or install one and set JAVA_HOME",
             package=error.package,
             extra="java",

@@ -1,6 +1,6 @@
 """A key provider on the secrets engine Transit of HashiCorp Vault or OpenBao: the keys never leave the server.
 
-    pip install 'claimcheck[encryption]' hvac
+    pip install 'claimcheck-messaging[encryption]' hvac
 
     encryption:
       provider: "vault_transit:VaultTransit"     # this module is on the PYTHONPATH

@@ -100,7 +100,7 @@ def _write_down(rows: Sequence[Row], document: dict[str, object], folder: Path) 
         if draw_ways(rows, folder / "ways.png"):
             print(f"Drawn: {folder / 'ways.png'}")
     except ImportError as error:
-        print(f"No picture: {error}; pip install 'claimcheck[bench]'")
+        print(f"No picture: {error}; pip install 'claimcheck-messaging[bench]'")
     else:
         print(f"Drawn: {folder / 'bench.png'}")
 

@@ -284,7 +284,7 @@ def test_modes_can_be_told_apart_with_any_color_vision(page, scheme, vision):
 @pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
 def test_a_missing_package_names_the_extra(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingDependencyError, match=re.escape("claimcheck[compare]")) as caught:
+    with pytest.raises(MissingDependencyError, match=re.escape("claimcheck-messaging[compare]")) as caught:
         check_packages()
     assert caught.value.extra == "compare"
 
@@ -299,7 +299,7 @@ def test_the_command_checks_the_packages_before_the_run(monkeypatch, tmp_path):
     monkeypatch.setattr(_runner, "compare", lambda *_, **__: pytest.fail("the run has begun"))
     result = CliRunner().invoke(commands, ["compare", "--html", str(tmp_path / "report.html")])
     assert result.exit_code != 0
-    assert isinstance(result.exception, MissingDependencyError) or "claimcheck[compare]" in result.output
+    assert isinstance(result.exception, MissingDependencyError) or "claimcheck-messaging[compare]" in result.output
 
 
 def test_a_report_that_cannot_be_written_is_an_error(tmp_path):

@@ -116,16 +116,16 @@ try:
 except claimcheck.MissingDependencyError as error:
     print(error)
 """
-    assert f"claimcheck[{extra}]" in _python(clean_python, code)
+    assert f"claimcheck-messaging[{extra}]" in _python(clean_python, code)
 
 
 def test_the_command_line_without_its_extra_names_the_extra(clean_python):
     command = clean_python.parent / "claimcheck"
     assert "claimcheck, version" in _run(command, "--version")
-    assert "claimcheck[cli]" in _run(command, "--help")
+    assert "claimcheck-messaging[cli]" in _run(command, "--help")
     result = subprocess.run([command, "put", "x"], capture_output=True, text=True, env=_environment(), check=False)
     assert result.returncode == 3
-    assert "claimcheck[cli]" in result.stderr
+    assert "claimcheck-messaging[cli]" in result.stderr
     assert "Traceback" not in result.stderr
 
 

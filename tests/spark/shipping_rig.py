@@ -59,7 +59,7 @@ class Ground:
 
     def wheel(self) -> Path:
         """Return the archive under the name of a wheel."""
-        return Path(shutil.copy(self.archive, self.folder / "claimcheck-0.1.0-py3-none-any.whl"))
+        return Path(shutil.copy(self.archive, self.folder / "claimcheck_messaging-0.2.0-py3-none-any.whl"))
 
     def executor_logs(self) -> list[Path]:
         """Return the logs of executors in all jobs so far."""

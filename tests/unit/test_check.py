@@ -255,7 +255,7 @@ def test_a_missing_driver_or_variable_is_an_error(monkeypatch):
     errors = {each.path: each for each in report.findings if each.severity == "error"}
     assert set(errors) == {"stores.r", "stores.e.url", "signing.keys.k"}
     assert isinstance(errors["stores.r"].error, MissingDependencyError)
-    assert "claimcheck[redis]" in errors["stores.r"].message
+    assert "claimcheck-messaging[redis]" in errors["stores.r"].message
     assert "NOT_SET" in errors["stores.e.url"].message
 
 
@@ -272,7 +272,7 @@ def test_open_finds_a_missing_package_of_a_setting(monkeypatch, package, change,
     monkeypatch.setitem(sys.modules, package, None)
     raw = {"strategy": "chunking"} | change
     report = check(raw, open=True)
-    assert f"claimcheck[{extra}]" in found(report, "error")[path]
+    assert f"claimcheck-messaging[{extra}]" in found(report, "error")[path]
     assert all(isinstance(each.error, MissingDependencyError) for each in report.findings if each.severity == "error")
     monkeypatch.undo()
     assert check(raw, open=True).ok

@@ -210,9 +210,9 @@ def test_the_fingerprint_names_what_the_stream_depends_on(codec):
 def test_a_missing_library_names_the_extra(codec, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     monkeypatch.setitem(sys.modules, "lz4.frame", None)
-    with pytest.raises(MissingDependencyError, match=r"claimcheck\[compression\]"):
+    with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[compression\]"):
         list(compress([b"x"], codec=codec, level=None, size=1))
-    with pytest.raises(MissingDependencyError, match=r"claimcheck\[compression\]"):
+    with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[compression\]"):
         DecompressingReader(PieceReader([b"x"]), codec=codec, size=1)
 
 

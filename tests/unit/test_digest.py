@@ -145,7 +145,7 @@ def test_without_xxhash_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "xxhash", None)
     store = MemoryStore(space="digest")
     store.context = StoreContext(checksum="xxh3-128")
-    with pytest.raises(MissingDependencyError, match=r"claimcheck\[fast\]"):
+    with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[fast\]"):
         store.write(b"payload")
 
 

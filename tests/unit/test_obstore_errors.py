@@ -167,7 +167,7 @@ class TestErrors:
         for name in ("obstore", "obstore.store"):
             monkeypatch.setitem(sys.modules, name, None)
 
-        with pytest.raises(MissingDependencyError, match=r"claimcheck\[obstore\]") as caught:
+        with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[obstore\]") as caught:
             ObstoreStore(url="s3://b").write(b"payload")
 
         assert not hasattr(caught.value, "__notes__")

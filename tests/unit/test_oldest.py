@@ -10,11 +10,11 @@ from packaging.version import Version
 from tests.oldest import ROOT, lower_bounds, not_installable
 
 PROJECT = {
-    "name": "claimcheck",
+    "name": "other",
     "dependencies": ["PyYAML>=6.0.1"],
     "optional-dependencies": {
         "s3": ["boto3>=1.30"],
-        "aws-kms": ["claimcheck[s3]", "Boto3>=1.36,<2"],
+        "aws-kms": ["other[s3]", "Boto3>=1.36,<2"],
         "test": ["x~=1.2"],
     },
 }

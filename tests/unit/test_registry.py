@@ -198,7 +198,7 @@ class TestOptions:
 
 
 def test_a_missing_vendor_names_its_extra():
-    with pytest.raises(MissingDependencyError, match=r"claimcheck\[s3\]") as caught:
+    with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[s3\]") as caught:
         import_vendor("no_such_vendor.errors", extra="s3")
 
     assert (caught.value.package, caught.value.extra) == ("no_such_vendor", "s3")

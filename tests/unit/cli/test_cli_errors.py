@@ -176,7 +176,7 @@ def test_files_that_cannot_be_read_are_named():
 def test_a_missing_package_is_named_with_its_extra(package):
     done = start("put", "payload", code=f"import sys\nsys.modules[{package!r}] = None\n{CODE}")
     assert done.returncode == 3
-    assert f"needs the package {package}: pip install 'claimcheck[cli]'" in done.stderr.decode()
+    assert f"needs the package {package}: pip install 'claimcheck-messaging[cli]'" in done.stderr.decode()
     assert b"Traceback" not in done.stderr
 
 
@@ -189,7 +189,7 @@ def test_version_and_help_work_without_any_package(package):
         text = done.stdout.decode()
         assert all(f"\n  {name} " in text for name in COMMANDS)
         assert "Exit codes:" in text
-        assert "pip install 'claimcheck[cli]'" in text
+        assert "pip install 'claimcheck-messaging[cli]'" in text
     done = start("--version", code=code)
     assert (done.returncode, done.stderr, done.stdout.decode()) == (0, b"", ok("--version").stdout)
 
