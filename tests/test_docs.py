@@ -92,7 +92,7 @@ def test_commands_exist(page):
         if program == "make":
             assert {word for word in words if "=" not in word} <= targets, where
         elif program == "pip":
-            named = re.findall(r"(?:claimcheck|\.)\[([\w,]+)\]", " ".join(words))
+            named = re.findall(r"(?:claimcheck-messaging|\.)\[([\w,]+)\]", " ".join(words))
             assert set(",".join(named).split(",")) - {""} <= extras, where
         elif program == "claimcheck":
             _check_options(words, where)

@@ -39,7 +39,7 @@ def _without_packages(arguments: Sequence[str], error: MissingDependencyError) -
     if option == "--version":
         text, code = f"claimcheck, version {version()}\n", 0
     elif option in ("-h", "--help"):
-        text, code = f"{plain_help()}\nThe commands need another package: {pip_install(error.extra or "cli")}\n", 0
+        text, code = f"{plain_help()}\nThe commands need another package: {pip_install(error.extra or 'cli')}\n", 0
     else:
         text, code = f"claimcheck: {error}\n", _MISSING_PACKAGE
     stream = sys.stderr if code else sys.stdout
