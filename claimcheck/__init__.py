@@ -4,7 +4,8 @@ claimcheck stores a large payload (Redis, S3, or a filesystem) and sends a point
 broker. The consumer gets the original bytes back, verified. Start with `load`.
 """
 
-from claimcheck._check import CheckReport, Finding
+from typing import TYPE_CHECKING
+
 from claimcheck._client import ClaimCheck, from_dict, load
 from claimcheck._data_keys import KeyProvider
 from claimcheck._envelope import HEADER, Envelope
@@ -16,7 +17,6 @@ from claimcheck._resolve_many import Resolution
 from claimcheck._resolver import Dropped, Failed, Resolved, Resolver
 from claimcheck._store import RangeStore, Store
 from claimcheck._strategy import Strategy
-from claimcheck._sweep import SweepReport
 from claimcheck._wire_size import WireLimit
 from claimcheck.config import Config
 from claimcheck.errors import (
@@ -41,6 +41,10 @@ from claimcheck.errors import (
     TransportError,
     UnknownVersionError,
 )
+
+if TYPE_CHECKING:
+    from claimcheck._check import CheckReport, Finding
+    from claimcheck._sweep import SweepReport
 
 __all__ = [
     # entry points
@@ -92,3 +96,18 @@ __all__ = [
     "TransportError",
     "UnknownVersionError",
 ]
+
+_LAZY = {
+    "CheckReport": "_check",
+    "Finding": "_check",
+    "SweepReport": "_sweep",
+}  # half of what an import would take more
+
+
+def __getattr__(name: str) -> object:
+    """Import what only operators use at its first use: `import claimcheck` is faster without it."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

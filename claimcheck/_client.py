@@ -9,12 +9,11 @@ import time
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, BinaryIO, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar, overload
 
 from claimcheck import _opened as opened
 from claimcheck import _pointer as pointers
 from claimcheck import config as configuration
-from claimcheck._check import CheckReport, check
 from claimcheck._decorator import OutboundBlock, Plan, ProduceCall, decorate
 from claimcheck._envelope import Buffer, Envelope, encode_pointer
 from claimcheck._hints import Headers
@@ -30,13 +29,16 @@ from claimcheck._resolver import Resolver
 from claimcheck._sending import Classifier
 from claimcheck._store import Store
 from claimcheck._strategy import Message
-from claimcheck._sweep import GRACE_SECONDS, Sweep, SweepReport
 from claimcheck._threads import in_thread
 from claimcheck._validation import Problems, check_int, check_type, fail
 from claimcheck._wire_size import WireLimit
 from claimcheck.config import Config
 from claimcheck.errors import PayloadTypeError
 from claimcheck.hooks import Hook, Hooks
+
+if TYPE_CHECKING:
+    from claimcheck._check import CheckReport
+    from claimcheck._sweep import SweepReport
 
 __all__ = ["ClaimCheck", "from_dict", "load"]
 
@@ -433,6 +435,8 @@ class ClaimCheck:
         Args:
             open: Whether to resolve the signing keys, and to write, read and delete a small payload in every store.
         """
+        from claimcheck._check import check  # this and sweep, below, would make every import slower
+
         return check(self, open=open)
 
     def sweep(
@@ -440,7 +444,7 @@ class ClaimCheck:
         store: str,
         *,
         dry_run: bool = True,
-        grace_seconds: float = GRACE_SECONDS,
+        grace_seconds: float = 3600.0,
         limit: int | None = None,
         rate: float | None = None,
         unmarked_lifetime_seconds: float | None = None,
@@ -468,6 +472,8 @@ class ClaimCheck:
             ScanNotSupportedError: The store cannot list its payloads.
             StoreError: The store failed. Everything that was deleted had expired; the sweep can be repeated.
         """
+        from claimcheck._sweep import Sweep
+
         options = Sweep(
             grace_seconds=grace_seconds,
             dry_run=dry_run,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import shutil
-import tempfile
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -63,6 +61,9 @@ def _verified(source: Store, pointer: Pointer) -> Buffer:
     """
     if pointer.size is not None and pointer.size <= _IN_MEMORY_BYTES:
         return source.read(pointer)
+    import shutil
+    import tempfile  # both are slow to import
+
     with tempfile.TemporaryFile() as temporary:
         with source.open(pointer) as file:
             shutil.copyfileobj(file, temporary, _COPY_BYTES)

@@ -7,7 +7,6 @@ metadata (a zip on a Spark worker). Third parties register an entry point in the
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -82,6 +81,8 @@ def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) 
     target = builtin.get(name) or _entry_point(name, group)
     module, _, attribute = target.partition(":")
     if not attribute or not module or module.startswith("."):
+        import difflib  # slow to import
+
         near = difflib.get_close_matches(name, builtin, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         expected = f"one of {', '.join(sorted(builtin))}, an entry point of {group}, or module:Class{hint}"

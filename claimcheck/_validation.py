@@ -8,7 +8,6 @@ nothing else. Errors never quote a value that may be a secret; they name its key
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import math
@@ -352,6 +351,8 @@ def _option(options: Mapping[str, Option], name: object, path: str) -> Option:
 
 
 def _similar(name: object, known: Iterable[str]) -> list[str]:
+    import difflib  # slow to import
+
     return difflib.get_close_matches(str(name), list(known), n=1)
 
 

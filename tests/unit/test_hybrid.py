@@ -27,7 +27,12 @@ class Rig:
         self.asked = 0
         self.now = self.delay = 0.0
         self.cc = claimcheck.from_dict(
-            {"threshold_bytes": 2000, "stores": {"hot": {"type": "memory", "space": str(uuid.uuid4())}}} | config,
+            {
+                "strategy": "hybrid",
+                "threshold_bytes": 2000,
+                "stores": {"hot": {"type": "memory", "space": str(uuid.uuid4())}},
+            }
+            | config,
             hooks=[self.events.append],
         )
         self.store = self.cc.store("hot")
