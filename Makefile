@@ -33,6 +33,8 @@ OLDEST      := tests/unit $(wildcard $(addprefix tests/conformance/test_,obstore
 
 .PHONY: demo test test-all test-oldest lint docs structure spark-versions bench bench-peers bench-line bench-many bench-pulsar bench-kafka bench-spark compare clean
 .DELETE_ON_ERROR:
+SHELL       := bash
+.SHELLFLAGS := -o pipefail -c
 
 demo: $(VENV)/.demo
 	$(BIN)/claimcheck demo $(if $(DIR),--dir "$(DIR)")
@@ -115,5 +117,6 @@ $(VENV)/.demo $(VENV)/.test $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.
 	 elif [ $* = bench ]; then echo "Installing claimcheck-messaging[bench] (about 500 MB) ..."; \
 	 elif [ -e $(BIN)/claimcheck ]; then echo "Installing claimcheck-messaging[$*] (about 500 MB) ..."; \
 	 else echo "Installing claimcheck-messaging[$*] into $(VENV) (about 1 GB with Spark and a Java; takes some minutes) ..."; fi
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable '.[$*]' | \
+	  awk '/^Collecting|^Installing|^Successfully/ { print "  " substr($$0, 1, 90); fflush() }'
 	@touch $@

@@ -15,7 +15,7 @@ __all__ = ["read_yaml"]
 
 _MAX_FILE_BYTES = 256 << 10
 _MAX_VALUES = 100_000  # after the expansion of aliases and merge keys
-_QUOTED = re.compile(r"'(?!<)[^']{2,}'")  # a tag or an alias; the parser puts its own words in <>
+_QUOTED = re.compile(r"'[^'\s]+'")
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
@@ -56,10 +56,19 @@ def _why(error: Exception) -> str:
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if problem is None:
         return f"it cannot be read ({type(error).__name__})"
-    if problem.startswith("but "):  # the end of a sentence
-        problem = f"{getattr(error, 'context', None)}, {problem}"
+    context, begin = getattr(error, "context", None), getattr(error, "context_mark", None)
+    if context is not None:
+        start = f" that begins at line {begin.line + 1}" if begin is not None and context.startswith("while") else ""
+        problem = f"{context}{start}, {problem}"
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-    return where + _QUOTED.sub("...", problem)
+    return where + _QUOTED.sub(_unless_text, problem)
+
+
+def _unless_text(quoted: re.Match[str]) -> str:
+    """Return a quoted token or sign of YAML's syntax; anything else may be a secret of the file."""
+    if quoted[0] == r"'\t'":
+        return r"'\t' (a tab)"
+    return quoted[0] if re.fullmatch(r"'(<[a-z ]+>|\W)'", quoted[0]) else "..."
 
 
 @functools.cache

@@ -410,6 +410,25 @@ def test_a_file_that_is_not_one_document_of_text(tmp_path, data, why):
         configuration.load(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a:\n\tb: x\n", r"line 2, .*found character '\\t' \(a tab\) that cannot start any token"),
+        (
+            "a:\nb: {c: {d: e}\nf: {}\n",
+            "line 3, .*a flow mapping that begins at line 2, expected ',' or '}', but got '<scalar>'",
+        ),
+        ('a: 1\nb: "x\nc: [\n', "a quoted scalar that begins at line 2, found unexpected end of stream"),
+        ("a: *hunter2\n", r"line 1, column 4: found undefined alias \.\.\.$"),
+    ],
+)
+def test_a_syntax_error_says_what_is_wrong_and_where_it_began(tmp_path, text, why):
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        configuration.load(path)
+
+
 @pytest.mark.parametrize("path", [None, 5, "nul\0nul"])
 def test_what_is_no_path(path):
     with pytest.raises(ConfigError):
