@@ -1,5 +1,6 @@
 # make demo [DIR=folder]   sends every file of a folder through a small broker and reads them back with Spark
 # make test                lint, types and the fast tests, in about three minutes; needs no server
+# make test-fast           the fast tests alone
 # make test-all            all tests, with every server that this machine has; SELECT="kafka or pulsar" runs a part
 # make test-oldest         the fast tests with the oldest dependencies that pyproject.toml allows
 # make docs                builds the documentation site into site/
@@ -22,16 +23,18 @@ BENCH_ARGS  ?=
 # Of Hypothesis, see tests/conftest.py: with `full`, `make test` runs all examples.
 PROFILE     ?= fast
 COMPARE_ARGS ?=
-VENV        := .venv
+VENV        ?= .venv
 BIN         := $(VENV)/bin
 
 # Files keep their order: tests/conftest.py puts the longest first. Tests with servers wait half of their time.
 PYTEST      := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 
+FAST        := $(PYTEST) -n 2 -m fast --hypothesis-profile=$(PROFILE) $(PYTEST_ARGS)
+
 # Touch every dependency: stores, brokers' clients, encryption, compression, checksums, command line, configuration.
 OLDEST      := tests/unit $(wildcard $(addprefix tests/conformance/test_,obstore.py redis_*.py s3_*.py))
 
-.PHONY: demo test test-all test-oldest lint docs structure spark-versions bench bench-peers bench-line bench-many bench-pulsar bench-kafka bench-spark compare clean
+.PHONY: demo test test-fast test-all test-oldest lint docs structure spark-versions bench bench-peers bench-line bench-many bench-pulsar bench-kafka bench-spark compare clean
 .DELETE_ON_ERROR:
 SHELL       := bash
 .SHELLFLAGS := -o pipefail -c
@@ -40,7 +43,11 @@ demo: $(VENV)/.demo
 	$(BIN)/claimcheck demo $(if $(DIR),--dir "$(DIR)")
 
 test: lint
-	$(PYTEST) -n 2 -m fast --hypothesis-profile=$(PROFILE) $(PYTEST_ARGS)
+	$(FAST)
+
+# The same without lint. On another Python: make test-fast VENV=.venv/.other PYTHON=python3.13
+test-fast: $(VENV)/.test
+	$(FAST)
 
 # A test whose server is missing is skipped; with CLAIMCHECK_REQUIRE_SERVERS=1 it fails. A part runs without lint.
 test-all: $(if $(SELECT),$(VENV)/.test,lint)
