@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from claimcheck import _compression as compression
 from claimcheck import _streaming_aead as aead
-from claimcheck._content_encoding import Encoding, Stream
+from claimcheck._content_encoding import Encoding, Stream, keyed_checksum
 from claimcheck._content_header import (
     AEAD,
     ALGORITHM,
-    HEADER_STEP,
     ContentHeader,
     Damaged,
     Expected,
@@ -22,7 +21,7 @@ from claimcheck._content_header import (
     read_header,
 )
 from claimcheck._destination import canonical
-from claimcheck._digest import KEYED, algorithm_of, keyed
+from claimcheck._digest import KEYED, algorithm_of
 from claimcheck._envelope import HEADER, Buffer, encoded_start
 from claimcheck._payload import Source
 from claimcheck._pointer import Pointer
@@ -40,6 +39,7 @@ T = TypeVar("T")
 OpenRange = Callable[[int, int], Reader]
 """Opens a range of the content: its first byte, and the one after its last."""
 
+_HEADER_BYTES = 1024  # of most headers, and of the first range that is read for one
 _SAMPLE_BYTES = 64 << 10
 _SPARE_BYTES = 128 << 10  # content may be larger than its payload by this and by
 _SPARE_FRACTION = 128  # this fraction: header, tags, incompressible blocks
@@ -86,7 +86,7 @@ class ContentReader:
 
     def keyed(self, sha256: str) -> str:
         """Return the keyed checksum of an encrypted payload, from its SHA-256."""
-        return keyed(sha256, key=self._key, associated_data=self.header.associated_data)
+        return keyed_checksum(sha256, self._key, self.header)
 
     def close(self) -> None:
         """Release all resources, also buffers: those of many bad messages would add up until the next collection."""
@@ -106,7 +106,7 @@ class ContentReader:
 
     def _begin(self, start: int) -> Reader:
         size = self._expected.bytes
-        first, begin = self._read_header([size] if start == 0 else [min(size, HEADER_STEP), size])
+        first, begin = self._read_header([size] if start == 0 else [min(size, _HEADER_BYTES), size])
         self._expected.check(self.header, body=size - begin)
         body = first if start == 0 else None
         if self.header.encryption is not None:
@@ -139,7 +139,7 @@ class ContentReader:
         if self._keys is None:
             raise Damaged(f"it is encrypted with the key {header.key_id!r}, but encryption.keys is not set here")
         try:
-            self._key = self._keys.open(header.key_id, header.wrapped_key)
+            self._key = self._keys.open(header.key_id, header.wrapped_key, header.key_context)
         except IntegrityError as error:  # name the payload
             raise Damaged(str(error)) from error
 
@@ -241,11 +241,12 @@ class ContentCoder:
         """
         salt = bytearray(aead.HEADER_BYTES)
         with closing(open_range(0, size)) as content:
-            header, begin = read_header(content)
+            header, _ = read_header(content)
             if header.key_id is None or header.wrapped_key is None or fill(content, memoryview(salt)) < len(salt):
                 raise Damaged("it is not encrypted")
         assert self.keys is not None
-        return Stream(header, self.keys.open(header.key_id, header.wrapped_key), bytes(salt), begin)
+        key = self.keys.open(header.key_id, header.wrapped_key, header.key_context)
+        return Stream(header, key, bytes(salt))
 
 
 class Unpacker:

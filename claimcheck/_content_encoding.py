@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from claimcheck import _compression as compression
 from claimcheck import _streaming_aead as aead
 from claimcheck._content_header import ALGORITHM, ContentHeader, Damaged
+from claimcheck._digest import keyed
 from claimcheck._envelope import Buffer
 from claimcheck._payload import Source
-from claimcheck._reader import Reader, pieces_of
 from claimcheck.config import CompressionConfig
 
 if TYPE_CHECKING:
     from claimcheck._data_keys import DataKeys
 
-__all__ = ["Encoding", "PieceSource", "Stream", "with_start"]
+__all__ = ["Encoding", "PieceSource", "Stream", "keyed_checksum"]
 
 _IN_MEMORY_BYTES = 4 << 20  # payloads up to this size are encoded at once, so that their stored size is known
 
@@ -33,13 +33,11 @@ class Stream:
         header: Its header.
         key: The data key.
         salt: The header of the encrypted stream; ``None`` for a new one.
-        size: Bytes of the content's header.
     """
 
     header: ContentHeader
     key: bytes = field(repr=False)
     salt: bytes | None = field(default=None, repr=False)
-    size: int = 0
 
 
 class PieceSource(Source):
@@ -145,20 +143,20 @@ class Encoding:
             stored_as=stored_as,
             codec=codec,
         )
-        plain, size, stream = self._compressed(payload), 0, like
+        plain, stream = self._compressed(payload), like
         if self.keys is not None:
             stream = stream or _new_stream(header, self.keys)
             if digests is not None:
                 plain = list(plain)
                 is_constant = payload.view is not None and isinstance(payload.view.obj, bytes)
                 stream = _same_stream(header, stream, plain, digests if is_constant else {})
-            header, size = stream.header, stream.size
+            header = stream.header
             body: Iterable[Buffer] = aead.encrypt(
                 plain, key=stream.key, associated_data=header.associated_data, stream_header=stream.salt
             )
         else:
             body = plain
-        start = before + header.encode(at_least=size)
+        start = before + header.encode()
         pieces = _with_header(start, body)
         is_small = payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES
         if is_small or (digests is not None and codec is not None):
@@ -179,7 +177,7 @@ class Encoding:
 
 
 def _new_stream(header: ContentHeader, keys: DataKeys) -> Stream:
-    new = keys.new(header.size)
+    new = keys.new(header.key_context)
     return Stream(replace(header, encryption=ALGORITHM, key_id=new.key_id, wrapped_key=new.wrapped), new.key)
 
 
@@ -199,7 +197,7 @@ def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer],
         for piece in plain:
             digest.update(piece)
         digests[start] = digest.digest()
-    salt = hmac.digest(stream.key, b"claimcheck stream\x00" + digests[start], "sha512")
+    salt = hmac.digest(aead.sub_key(stream.key, b"claimcheck stream"), digests[start], "sha512")
     known = bytes([aead.HEADER_BYTES]) + salt[: aead.HEADER_BYTES - 1]
     if stream.salt not in (None, known):
         raise Damaged("it is the content of another payload with the same identity")
@@ -211,6 +209,7 @@ def _with_header(header: bytes, body: Iterable[Buffer]) -> Iterator[Buffer]:
     yield from body
 
 
-def with_start(start: bytes, rest: Reader, *, size: int) -> PieceSource:
-    """Return the source of content whose first bytes were replaced."""
-    return PieceSource(_with_header(start, pieces_of(rest)), size=size)
+def keyed_checksum(sha256: str, data_key: bytes, header: ContentHeader) -> str:
+    """Return the checksum of an encrypted payload from its SHA-256; see `claimcheck._digest.keyed`."""
+    key = aead.sub_key(data_key, b"claimcheck checksum")
+    return keyed(sha256, key=key, associated_data=header.associated_data)

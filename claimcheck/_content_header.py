@@ -3,12 +3,12 @@
 Encoded content is what is stored, or split into chunks, in place of a payload that is compressed, encrypted, or both.
 It describes itself. All integers are big-endian::
 
-    content   [b"CCE1"][size of the header:uint32][header][body]
+    content   [b"CCE2"][size of the header:uint32][header][body]
 
-The header is canonical JSON. In stores it is padded with spaces to a multiple of 1,024 bytes, so that
-`claimcheck rewrap` can replace it in place. Its fields, all but the wrapped key and that key's id, are the associated
-data of the encryption: content that was moved to another key, store, destination or payload cannot be decrypted. The
-body is the payload, compressed with ``codec`` and then encrypted as `claimcheck._streaming_aead` describes.
+The header is canonical JSON. Its fields, all but the wrapped key and that key's id, are the associated data of the
+encryption: content that was moved to another key, store, destination or payload cannot be decrypted. The destination
+and the store are also in the context of the wrapped key, which therefore encrypts for no other topic. The body is the
+payload, compressed with ``codec`` and then encrypted as `claimcheck._streaming_aead` describes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from claimcheck.errors import EnvelopeError
 __all__ = [
     "AEAD",
     "ALGORITHM",
-    "HEADER_STEP",
     "MAX_HEADER_BYTES",
     "ContentHeader",
     "Damaged",
@@ -46,13 +45,11 @@ AEAD = "aead:"
 Writers that sign add a `claimcheck._digest.keyed` one instead.
 """
 
-HEADER_STEP = 1024
-"""The size of a header in a store is a multiple of this."""
-
 MAX_HEADER_BYTES = 64 << 10
 """A longer header is not read."""
 
-_MAGIC = b"CCE1"
+_MAGIC = b"CCE2"
+_FIRST_MAGIC = b"CCE1"  # of content that was written before version 0.2
 _PREFIX = struct.Struct(">4sI")
 _FIELDS: dict[str, type[object]] = {
     "codec": str,
@@ -106,15 +103,19 @@ class ContentHeader:
         """What the encryption authenticates besides the payload."""
         return _MAGIC + pointers.canonical_json(self._bound())
 
-    def encode(self, *, at_least: int = 0) -> bytes:
-        """Return the bytes in front of the body, at least as many as requested; in stores a multiple of 1,024."""
+    @property
+    def key_context(self) -> dict[str, str]:
+        """What the wrapped data key is bound to."""
+        fields = {"claimcheck": "2", "destination": self.destination, "store": self.store}
+        return {name: value for name, value in fields.items() if value}
+
+    def encode(self) -> bytes:
+        """Return the bytes in front of the body."""
         fields = self._bound()
         if self.wrapped_key is not None:
             fields |= {"key": base64.b64encode(self.wrapped_key).decode(), "key_id": self.key_id}
         text = pointers.canonical_json(fields)
-        step = HEADER_STEP if self.store else 1
-        total = max(at_least, -(-(_PREFIX.size + len(text)) // step) * step)
-        return _PREFIX.pack(_MAGIC, total - _PREFIX.size) + text.ljust(total - _PREFIX.size)
+        return _PREFIX.pack(_MAGIC, len(text)) + text
 
     @classmethod
     def parse(cls, data: bytes) -> ContentHeader:
@@ -158,6 +159,8 @@ def read_header(source: Reader) -> tuple[ContentHeader, int]:
     if fill(source, memoryview(start)) < len(start):
         raise NotContent("it does not begin with the header of encoded content")
     magic, size = _PREFIX.unpack(start)
+    if magic == _FIRST_MAGIC:
+        raise NotContent("it was compressed or encrypted before claimcheck 0.2, which this version does not read")
     if magic != _MAGIC or not 0 < size <= MAX_HEADER_BYTES:
         raise NotContent("it does not begin with the header of encoded content")
     data = bytearray(size)
@@ -191,8 +194,8 @@ class Expected:
     stored_as: str = ""
 
     @classmethod
-    def by(cls, pointer: Pointer) -> Expected:
-        """Return what a pointer says."""
+    def by(cls, pointer: Pointer, *, stored_as: str) -> Expected:
+        """Return what a pointer says; ``stored_as`` is its key, without what a log appended to it."""
         encrypted, declared = pointer.encryption is not None, pointer.checksum or ""
         return cls(
             bytes=pointer.stored_bytes or 0,
@@ -202,12 +205,11 @@ class Expected:
             codec=pointer.codec,
             encryption=pointer.encryption,
             store=pointer.store or "",
-            stored_as=pointer.key,
+            stored_as=stored_as,
         )
 
     def check(self, header: ContentHeader, *, body: int) -> None:
         """Compare them with a header and with the size of the body; raises ``ValueError``."""
-        same_key = header.stored_as == self.stored_as or self.stored_as.startswith(f"{header.stored_as}@")
         agrees = {
             "id": self.id in (None, header.id),
             "size": header.size in (None, self.size) or self.size is None,
@@ -216,7 +218,7 @@ class Expected:
             "codec": self.codec in ("", header.codec),
             "encryption": self.encryption in ("", header.encryption),
             "store": self.store == header.store,
-            "key": same_key,  # a log appends its position to the key
+            "key": self.stored_as == header.stored_as,
         }
         wrong = [name for name, same in agrees.items() if not same]
         if wrong:

@@ -1,7 +1,7 @@
 """Data keys: each encrypts payloads, and is itself stored encrypted ("wrapped") with a key of the configuration.
 
 A `KeyProvider` wraps and unwraps data keys: `LocalKeys` in this process, others in a key service. `DataKeys` makes new
-data keys for writers, and keeps unwrapped ones in memory for as long as the configuration allows.
+data key for each payload, and keeps unwrapped ones in memory for a few minutes.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, cast, runtime_checkable
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
 from claimcheck._registry import KEY_PROVIDERS, check_unresolved, import_vendor, load_class, resolved_options
 from claimcheck._validation import Option, fail, options_of
 from claimcheck.config import ENCRYPTION_KEY_BYTES, EncryptionConfig, encryption_key, expand
 from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError, StoreUnavailableError
 
-__all__ = ["CONTEXT", "DataKey", "DataKeys", "KeyProvider", "LocalKeys"]
+__all__ = ["DataKey", "DataKeys", "KeyProvider", "LocalKeys"]
 
-CONTEXT: Mapping[str, str] = {"claimcheck": "1"}
-"""The context of every wrapped data key. A payload's identity is in the associated data of its ciphertext."""
+V = TypeVar("V")
 
 _PATH = "encryption"
 _GROUP = "claimcheck.key_providers"
 _KEPT_KEYS = 1000
+_KEPT_SECONDS = 300.0
+_REFUSED_SECONDS = 10.0
 _NONCE_BYTES = 12
 _MAX_WRAPPED_BYTES = 16 << 10  # readers refuse a longer header of a payload
 _BYTES = (bytes, bytearray, memoryview)
@@ -136,14 +137,24 @@ def _is_bytes(answer: object, least: int, most: int) -> bool:
     return isinstance(answer, _BYTES) and least <= len(answer) <= most
 
 
-@dataclass(slots=True)
-class _InUse:
-    """A data key for new payloads, and how much it was used."""
+class _Recent(Generic[V]):
+    """Values that are kept for some seconds, and the newest ones only. Not thread-safe."""
 
-    data_key: DataKey
-    made_at: float
-    payloads: int
-    bytes: int
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._entries = OrderedDict[Hashable, tuple[float, V]]()  # the oldest first
+
+    def get(self, name: Hashable) -> V | None:
+        oldest = self._clock() - self._seconds
+        while self._entries and next(iter(self._entries.values()))[0] <= oldest:
+            self._entries.popitem(last=False)
+        return self._entries[name][1] if name in self._entries else None
+
+    def put(self, name: Hashable, value: V) -> None:
+        if len(self._entries) >= _KEPT_KEYS:
+            self._entries.popitem(last=False)
+        self._entries[name] = (self._clock(), value)
 
 
 class DataKeys:
@@ -151,16 +162,15 @@ class DataKeys:
 
     Args:
         config: The section ``encryption``, with at least one key.
-        clock: Returns seconds, for the age of data keys.
+        clock: Returns seconds, for how long data keys are kept.
     """
 
     def __init__(self, config: EncryptionConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
-        self._clock = clock
         self._lock = threading.Lock()
         self._provider: KeyProvider | None = None
-        self._in_use: _InUse | None = None
-        self._opened: OrderedDict[tuple[str, bytes], tuple[float, bytes]] = OrderedDict()  # the oldest first
+        self._opened = _Recent[bytes](_KEPT_SECONDS, clock)
+        self._refused = _Recent[str](_REFUSED_SECONDS, clock)  # a forged message must not call the service each time
 
     def __repr__(self) -> str:
         return f"<DataKeys of {self._config.provider!r}, key_id {self._config.key_id!r}>"
@@ -186,34 +196,26 @@ class DataKeys:
         """Return facts about the provider for diagnostics, without secrets. Raises as `new`."""
         return {"provider": self._config.provider, **self._opened_provider().describe()}
 
-    def new(self, payload_bytes: int | None) -> DataKey:
+    def new(self, context: Mapping[str, str]) -> DataKey:
         """Return a data key for a new payload.
 
         Args:
-            payload_bytes: The payload's size; ``None`` if it is not known in advance.
+            context: What the wrapped key is bound to; `open` needs the same.
 
         Raises:
             ConfigError: No ``key_id`` is configured, a variable is not set, or the key cannot be used for encryption.
             StoreUnavailableError: The key service cannot be reached or is overloaded; the same call may succeed later.
             MissingDependencyError: A package of the provider is not installed.
         """
-        limits, now = self._config.data_keys, self._clock()
-        if payload_bytes is None or payload_bytes > limits.max_bytes or limits.max_payloads == 1:
-            return self._wrapped()
-        with self._lock:
-            used = self._in_use
-            if used is not None and self._is_left(used, payload_bytes, now):
-                used.payloads += 1
-                used.bytes += payload_bytes
-                return used.data_key
-        fresh = _InUse(self._wrapped(), now, 1, payload_bytes)
-        with self._lock:
-            self._in_use = fresh
-        return fresh.data_key
-
-    def rewrap(self, key_id: str, wrapped: bytes) -> DataKey:
-        """Return the same data key, wrapped with the current key. Raises as `open` and `new`."""
-        return self._wrapped(self.open(key_id, wrapped))
+        key_id, key = self._config.key_id, os.urandom(ENCRYPTION_KEY_BYTES)
+        if key_id is None:
+            fail(f"{_PATH}.key_id", found="nothing", expected="the id of the key that encrypts new payloads")
+        with self._errors(key_id, "encrypt a data key", other=ConfigError):
+            wrapped = self._opened_provider().wrap(key, key_id=key_id, context=context)
+        if not _is_bytes(wrapped, 1, _MAX_WRAPPED_BYTES):
+            expected = f"expected 1 to {_MAX_WRAPPED_BYTES} bytes"
+            raise ConfigError(f"{self._returned(key_id, wrapped)} for a wrapped data key, {expected}", path=_PATH)
+        return DataKey(key, key_id, bytes(wrapped))
 
     def check_known(self, key_id: str) -> None:
         """Raise an `IntegrityError` if a payload was encrypted with a key that is not configured."""
@@ -221,59 +223,38 @@ class DataKeys:
             text = f"the payload was encrypted with the key {key_id[:100]!r}, which is not configured here"
             raise IntegrityError(f"{text}. If that key still exists, add it to {_PATH}.keys")
 
-    def open(self, key_id: str, wrapped: bytes) -> bytes:
-        """Return the data key of a stored payload. Both arguments are untrusted.
+    def open(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
+        """Return the data key of a stored payload. All arguments are untrusted.
+
+        A refusal is remembered for some seconds.
 
         Raises:
-            IntegrityError: The key id is not configured, the wrapped key is not authentic, or its key no longer exists.
+            IntegrityError: The key id is not configured, the wrapped key is not authentic or not of this context, or
+                its key no longer exists.
             ConfigError: A variable is not set, or this process is not allowed to use the key.
             StoreUnavailableError: The key service cannot be reached or is overloaded; the same call may succeed later.
             MissingDependencyError: A package of the provider is not installed.
         """
-        entry, now = (key_id, wrapped), self._clock()
+        entry = (key_id, wrapped, *context.items())
         with self._lock:
-            self._forget_old(now)
-            known = self._opened.get(entry)
-        if known is not None:
-            return known[1]
-        key = self._unwrapped(key_id, wrapped)
-        with self._lock:
-            self._opened[entry] = (now, key)
+            key, refusal = self._opened.get(entry), self._refused.get(entry)
+        if refusal is not None:
+            raise IntegrityError(refusal)
+        if key is None:
+            try:
+                key = self._unwrapped(key_id, wrapped, context)
+            except IntegrityError as error:
+                with self._lock:
+                    self._refused.put(entry, str(error))
+                raise
+            with self._lock:
+                self._opened.put(entry, key)
         return key
 
-    def _forget_old(self, now: float) -> None:
-        """Drop data keys that are too old, and the oldest ones if there are too many."""
-        oldest = now - self._config.data_keys.max_age_seconds
-        while self._opened:
-            made_at, _ = next(iter(self._opened.values()))
-            if made_at > oldest and len(self._opened) < _KEPT_KEYS:
-                break
-            self._opened.popitem(last=False)
-
-    def _is_left(self, used: _InUse, payload_bytes: int, now: float) -> bool:
-        limits = self._config.data_keys
-        return (
-            used.payloads < limits.max_payloads
-            and used.bytes + payload_bytes <= limits.max_bytes
-            and now - used.made_at < limits.max_age_seconds
-        )
-
-    def _wrapped(self, key: bytes | None = None) -> DataKey:
-        key_id = self._config.key_id
-        if key_id is None:
-            fail(f"{_PATH}.key_id", found="nothing", expected="the id of the key that encrypts new payloads")
-        key = key or os.urandom(ENCRYPTION_KEY_BYTES)
-        with self._errors(key_id, "encrypt a data key", other=ConfigError):
-            wrapped = self._opened_provider().wrap(key, key_id=key_id, context=CONTEXT)
-        if not _is_bytes(wrapped, 1, _MAX_WRAPPED_BYTES):
-            expected = f"expected 1 to {_MAX_WRAPPED_BYTES} bytes"
-            raise ConfigError(f"{self._returned(key_id, wrapped)} for a wrapped data key, {expected}", path=_PATH)
-        return DataKey(key, key_id, bytes(wrapped))
-
-    def _unwrapped(self, key_id: str, wrapped: bytes) -> bytes:
+    def _unwrapped(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
         self.check_known(key_id)
         with self._errors(key_id, "decrypt a data key", other=IntegrityError):
-            key = self._opened_provider().unwrap(wrapped, key_id=key_id, context=CONTEXT)
+            key = self._opened_provider().unwrap(wrapped, key_id=key_id, context=context)
         if not _is_bytes(key, ENCRYPTION_KEY_BYTES, ENCRYPTION_KEY_BYTES):
             text = f"{self._returned(key_id, key)} for a data key, expected {ENCRYPTION_KEY_BYTES} bytes"
             raise IntegrityError(f"{text}: it is not of claimcheck")

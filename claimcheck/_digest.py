@@ -86,11 +86,11 @@ def keyed(sha256: str, *, key: bytes, associated_data: bytes) -> str:
 
     Args:
         sha256: The checksum of the payload by ``sha256``.
-        key: The data key.
+        key: A key derived from the data key.
         associated_data: That of the encryption.
     """
     digest = bytes.fromhex(sha256.removeprefix("sha256:"))
-    mac = hmac.digest(key, b"claimcheck checksum\x00" + associated_data + digest, "sha256")
+    mac = hmac.digest(key, associated_data + digest, "sha256")
     return f"{KEYED}{mac.hex()}"
 
 

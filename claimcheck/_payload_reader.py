@@ -394,7 +394,7 @@ def _content(store: Store, pointer: Pointer, start: int, stop: int | None) -> Re
     stored = replace(pointer, size=pointer.stored_bytes, stored_bytes=None, codec=None, encryption=None)
     return ContentReader(
         lambda first, last: store._open(stored, first, last),
-        Expected.by(pointer),
+        Expected.by(pointer, stored_as=store._stored_as(pointer.key)),
         store.context.content.keys,
         fail=lambda why: untrusted(store, pointer, why),
         start=start,

@@ -21,19 +21,18 @@ import io
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from itertools import islice
 from typing import ClassVar, Literal, NoReturn
 
 from claimcheck import _copying, _payload_reader, _pointer_check
-from claimcheck._content_encoding import with_start
 from claimcheck._envelope import Buffer
 from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime
 from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Payload, Source, as_view, is_file
 from claimcheck._pointer import Pointer, is_key, slug
-from claimcheck._reader import PieceReader, Reader, fill, pieces_of
+from claimcheck._reader import PieceReader, Reader, pieces_of
 from claimcheck._store_context import StoreContext
 from claimcheck._store_errors import Translated, differs, missing, not_listed, reject, translated
 from claimcheck._store_write import StoreWrite
@@ -151,33 +150,9 @@ class Store(ABC):
         source.take_all()
         return None
 
-    def _stored_pointer(self, entry: StoreEntry) -> Pointer:
-        """Return a pointer to what an entry of `scan` stands for, as it is stored. Override it if there are segments.
-
-        Raises a `PayloadNotFoundError` if it is gone and the medium has to be asked.
-        """
-        created, expires = entry.created_ms, entry.expires_ms
-        return Pointer(key=entry.key, store=self.name, size=entry.size, created_ms=created, expires_ms=expires)
-
-    def _replace_start(self, pointer: Pointer, size: int, change: Callable[[bytes], bytes]) -> None:
-        """Replace the first bytes of what is stored in one step; the rest and the lifetime stay as they are.
-
-        By default everything is read, once, and stored again under the same key: another attempt to write the payload
-        may replace it at any time, and the start of one must not be joined to the rest of the other.
-
-        Args:
-            pointer: See `_stored_pointer`.
-            size: How many bytes are replaced.
-            change: Returns as many new bytes for the present ones, or raises an error to leave them.
-        """
-        write = self._write if type(self)._rewrite is Store._rewrite else self._rewrite
-        start = bytearray(size)
-        with Translated(self, pointer, "read"):  # it may be gone
-            opened = self._open(pointer, 0, pointer.size)
-        with closing(opened) as content:
-            with Translated(self, pointer, "read"):
-                fill(content, memoryview(start))
-            write(pointer, with_start(change(bytes(start)), content, size=pointer.size or 0))
+    def _stored_as(self, key: str) -> str:
+        """Return the key that `_write` was called with; override it if `_write` returns another one."""
+        return key
 
     def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:
         """Return a pointer to the same payload that stays readable for ``ttl_seconds`` from now; see `extend`.

@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from claimcheck import _pointer as pointers
-from claimcheck._content_encoding import Stream
+from claimcheck._content_encoding import Stream, keyed_checksum
 from claimcheck._content_header import AEAD, ALGORITHM, Damaged
 from claimcheck._destination import canonical
-from claimcheck._digest import keyed
 from claimcheck._payload import Payload, Source
 from claimcheck._pointer import Pointer
 from claimcheck._store_errors import Translated, untrusted
@@ -202,7 +201,7 @@ class StoreWrite:
         if stream is None:
             return self._payload.checksum
         if self._is_bound:
-            return keyed(self._payload.checksum, key=stream.key, associated_data=stream.header.associated_data)
+            return keyed_checksum(self._payload.checksum, stream.key, stream.header)
         return f"{AEAD}{self._unique.hex}"
 
     @property

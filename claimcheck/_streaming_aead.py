@@ -31,6 +31,7 @@ __all__ = [
     "ciphertext_bytes",
     "encrypt",
     "plaintext_bytes",
+    "sub_key",
 ]
 
 ALGORITHM = "AES256_GCM_HKDF_1MB"
@@ -310,3 +311,8 @@ def _derived_key(key: bytes, salt: bytes, associated_data: bytes) -> bytes:
     hkdf = import_vendor(_HKDF, extra="encryption").HKDF
     derived: bytes = hkdf(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=salt, info=associated_data).derive(key)
     return derived
+
+
+def sub_key(key: bytes, purpose: bytes) -> bytes:
+    """Return a key for another purpose than encryption, derived from a main key as HKDF without a salt does."""
+    return _derived_key(key, b"", purpose)

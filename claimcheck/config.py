@@ -39,7 +39,6 @@ __all__ = [
     "ChunkingConfig",
     "CompressionConfig",
     "Config",
-    "DataKeysConfig",
     "EncryptionConfig",
     "ENCRYPTION_KEY_BYTES",
     "encryption_key",
@@ -189,24 +188,6 @@ class SigningConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class DataKeysConfig:
-    """How long a writer uses a data key for new payloads, and how long any process keeps data keys in memory.
-
-    A payload whose size is not known in advance always has a data key of its own.
-
-    Attributes:
-        max_payloads: Payloads that a writer encrypts with one data key; by default each has its own.
-        max_bytes: Bytes of payloads that a writer encrypts with one data key.
-        max_age_seconds: How long a data key stays in memory, for new payloads and for reading. A key that was deleted
-            or disabled in a key service stops working after this time.
-    """
-
-    max_payloads: Count = 1
-    max_bytes: ByteCount = 1 << 40
-    max_age_seconds: Seconds = 300
-
-
-@dataclass(frozen=True, slots=True)
 class EncryptionConfig:
     """The keys that encrypt and decrypt payloads.
 
@@ -220,7 +201,6 @@ class EncryptionConfig:
         inline: Whether payloads that stay in their messages are encrypted, too.
         provider: ``local``, ``aws-kms``, the name of an entry point, or ``module:Class`` of a `claimcheck.KeyProvider`.
         options: Options of the provider, with unresolved placeholders.
-        data_keys: How long data keys are used; see `DataKeysConfig`.
     """
 
     key_id: str | None = None
@@ -229,7 +209,6 @@ class EncryptionConfig:
     inline: bool = False
     provider: str = "local"
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    data_keys: DataKeysConfig = field(default_factory=DataKeysConfig)
 
     def __post_init__(self) -> None:
         if self.require is None:

@@ -134,6 +134,9 @@ class PulsarTopicStore(Store):
         window.wait()
         return f"{pointer.key}@{_text(first)}"
 
+    def _stored_as(self, key: str) -> str:
+        return _PLACE.sub("", key)
+
     def _pieces(self, source: Source) -> Iterator[memoryview]:
         yield from source.pieces(self.segment_bytes or 1)
         if not source.taken:

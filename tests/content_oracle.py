@@ -8,6 +8,8 @@ Encryption is random, so another run writes other vectors; those in the reposito
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import json
 from pathlib import Path
 from typing import Any
@@ -29,13 +31,23 @@ def canonical(fields: dict[str, Any]) -> bytes:
 def content(plain: bytes, **fields: Any) -> bytes:
     """Return encoded content: header and ciphertext."""
     bound = {"encryption": "AES256_GCM_HKDF_1MB", "id": UUID.replace("-", ""), **fields}
-    context = canonical({"context": {"claimcheck": "1"}, "key_id": "k1"})
-    wrapped = base64.b64encode(tink_oracle.aead(KEY).encrypt(DATA_KEY, context)).decode()
-    text = canonical(bound | {"key": wrapped, "key_id": "k1"})
+    context = {"claimcheck": "2", "destination": bound["destination"]}
     if bound["store"]:
-        text = text.ljust(1016)
-    header = b"CCE1" + len(text).to_bytes(4, "big") + text
-    return header + tink_oracle.encrypt(plain, key=DATA_KEY, associated_data=b"CCE1" + canonical(bound))
+        context["store"] = bound["store"]
+    identity = canonical({"context": context, "key_id": "k1"})
+    wrapped = base64.b64encode(tink_oracle.aead(KEY).encrypt(DATA_KEY, identity)).decode()
+    text = canonical(bound | {"key": wrapped, "key_id": "k1"})
+    header = b"CCE2" + len(text).to_bytes(4, "big") + text
+    return header + tink_oracle.encrypt(plain, key=DATA_KEY, associated_data=b"CCE2" + canonical(bound))
+
+
+def keyed_checksum(content: bytes) -> str:
+    """Return the checksum of a signed pointer to content, as docs/reference/wire-format.md describes it."""
+    fields = json.loads(content[8 : 8 + int.from_bytes(content[4:8], "big")])
+    bound = {name: value for name, value in fields.items() if name not in ("key", "key_id")}
+    derived = hmac.digest(hmac.digest(bytes(32), DATA_KEY, "sha256"), b"claimcheck checksum\x01", "sha256")
+    text = b"CCE2" + canonical(bound) + hashlib.sha256(PAYLOAD).digest()
+    return f"hmac-sha256:{hmac.digest(derived, text, 'sha256').hex()}"
 
 
 def main() -> None:
@@ -51,6 +63,7 @@ def main() -> None:
         "message": content(PAYLOAD, **sent),
         "message_compressed": content(frame, **sent, codec="zstd"),
     }
+    vectors |= {name: bytes.fromhex(text) for name, text in json.loads(VECTORS.read_text()).items() if "0.1" in name}
     VECTORS.write_text(json.dumps({name: value.hex() for name, value in vectors.items()}, indent=1) + "\n")
 
 

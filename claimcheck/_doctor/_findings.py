@@ -54,9 +54,6 @@ WHY: dict[str, str] = {
     # Of every store.
     "store-not-listable": "Expired payloads and leftovers cannot be found, so nothing removes them.",
     "store-not-swept": "The store grows until it is full.",
-    "payloads-not-encrypted": "Anyone who can read the store can read them.",
-    "payloads-old-keys": "They cannot be read without these keys.",
-    "payloads-unknown-keys": "This process cannot read them.",
     "clock-skew": "Payloads expire earlier or later than their pointers say.",
     # Redis.
     "redis-not-examined": _UNKNOWN,

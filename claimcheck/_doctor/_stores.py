@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -14,7 +13,6 @@ from claimcheck._doctor._filesystem import examine_filesystem
 from claimcheck._doctor._findings import duration, examined, finding
 from claimcheck._doctor._redis import examine_redis
 from claimcheck._doctor._s3 import examine_s3
-from claimcheck._rewrap import RewrapReport, rewrap
 from claimcheck._store import Store
 from claimcheck.errors import ClaimCheckError, ScanNotSupportedError, StoreUnavailableError
 from claimcheck.stores.filesystem import FilesystemStore
@@ -26,8 +24,6 @@ from claimcheck.stores.s3 import S3Store
 __all__ = ["examine_stores"]
 
 _ENTRIES = 1000
-_SAMPLE = 100
-_KEY_ID_SHOWN = 100  # characters; the id comes from the store
 _SWEPT_WITHIN = 4 * 86_400  # lifecycle rules count in whole days, have a grace, and run with a delay
 
 
@@ -40,7 +36,6 @@ def examine_stores(cc: ClaimCheck, clock: Callable[[], float]) -> Iterator[Findi
             continue
         if not isinstance(store, RedisStore):  # which expires payloads, and may have many keys of other programs
             yield from _listing(store, f"stores.{name}", clock)
-            yield from _encryption(cc, store, f"stores.{name}")
         yield from _server(cc, store, f"stores.{name}", clock)
 
 
@@ -64,39 +59,6 @@ def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Fi
         message = f"payloads cannot be listed: {reason_of(error)}"
         fix = "Grant the permission to list: s3:ListBucket, or read permission on the directory."
         yield finding("warning", "store-not-listable", path, message, fix)
-
-
-def _encryption(cc: ClaimCheck, store: Store, path: str) -> Iterator[Finding]:
-    """Compare the headers of some payloads with the configuration, which may be newer than they are."""
-    if cc.config.encryption.key_id is None:
-        return
-    try:
-        sample = rewrap(store, max_payloads=_SAMPLE)
-    except Exception:  # which the other findings report
-        return
-    if sample.not_encrypted:
-        rejected = ", and readers reject them" if cc.config.encryption.require else ""
-        message = f"{sample.not_encrypted} of {sample.scanned} payloads looked at are not encrypted{rejected}"
-        fix = "Set encryption.require to false until they expire, or delete them."
-        yield finding("warning", "payloads-not-encrypted", path, message, fix)
-    yield from _older_keys(cc, sample, path)
-
-
-def _older_keys(cc: ClaimCheck, sample: RewrapReport, path: str) -> Iterator[Finding]:
-    known, unknown = Counter[str](), Counter[str]()
-    for key_id, count in sample.by_key.items():
-        if key_id != sample.key_id:
-            (known if key_id in cc.config.encryption.keys else unknown)[key_id] += count
-    text = f"of {sample.scanned} payloads looked at are encrypted with"
-    if known:
-        names = ", ".join(sorted(known))
-        fix = "Run 'claimcheck rewrap --yes', or wait until they expire, before you remove these keys."
-        yield finding("info", "payloads-old-keys", path, f"{known.total()} {text} older keys: {names}", fix)
-    if unknown:
-        names = ", ".join(sorted(repr(name[:_KEY_ID_SHOWN]) for name in unknown))
-        fix = "Add these keys to encryption.keys, if they still exist."
-        message = f"{unknown.total()} {text} keys that are not configured: {names}"
-        yield finding("warning", "payloads-unknown-keys", path, message, fix)
 
 
 def _server(cc: ClaimCheck, store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:

@@ -41,7 +41,6 @@ from claimcheck.cli._help import COMMANDS, COMPLETION, EXIT_CODES, SUMMARY, vers
 from claimcheck.cli._inspect import Facts, accepted, describe, human_bytes, lines, pointer_facts
 from claimcheck.cli._lifecycle import lifecycle
 from claimcheck.cli._redrive import redrive
-from claimcheck.cli._rewrap import rewrap_command
 from claimcheck.cli._schema import installed_schema
 from claimcheck.cli._setup import (
     BROKERS,
@@ -180,7 +179,6 @@ commands.add_command(doctor)
 commands.add_command(sweep)
 commands.add_command(gc)
 commands.add_command(redrive)
-commands.add_command(rewrap_command)
 commands.add_command(lifecycle)
 commands.add_command(compare)
 

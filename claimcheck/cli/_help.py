@@ -19,7 +19,6 @@ COMMANDS = {
     "sweep": "Delete expired payloads, and what interrupted writes left behind.",
     "gc": "Delete stored payloads that no message points at.",
     "redrive": "Send dead letters back to their topic.",
-    "rewrap": "Encrypt the data keys of stored payloads with the current key.",
     "lifecycle": "Make a bucket delete expired payloads.",
     "compare": "Measure which strategy fits your broker and store.",
     "put": "Store a payload and write its envelope.",

@@ -292,27 +292,6 @@ class RedisStore(Store):
             for key in keys:
                 self._server.client.unlink(key)
 
-    def _stored_pointer(self, entry: StoreEntry) -> Pointer:
-        client = self._server.client
-        sizes = list[int]()
-        while size := client.strlen(f"{entry.key}-{len(sizes)}"):
-            sizes.append(size)
-        pointer = super()._stored_pointer(replace(entry, size=sum(sizes)))
-        if not sizes:
-            raise self.missing(pointer)
-        several = sizes[0] if len(sizes) > 1 else None
-        return replace(pointer, segments=len(sizes), segment_bytes=several)
-
-    def _replace_start(self, pointer: Pointer, size: int, change: Callable[[bytes], bytes]) -> None:
-        """Replace the first segment if it still exists; it keeps its expiry. Needs no permission for scripts."""
-        client, name = self._server.client, segment_key(pointer, 0)
-        first = client.get(name)
-        if first is not None and len(first) < size:
-            text = f"the first segment of {pointer.key!r} is shorter than what it begins with ({size} bytes)"
-            raise StoreError(f"store {self.name!r}: {text}", store=self.name, key=pointer.key)
-        if first is None or client.set(name, change(first[:size]) + first[size:], xx=True, keepttl=True) is None:
-            raise self.missing(pointer)
-
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
         """List payloads by their first segments, without counting the others: their size is known only if it is one."""
         if self.pointer_version == 1:

@@ -283,13 +283,14 @@ class World:
 
     def _spliced(self, body: bytes, other: bytes) -> bytes:
         """Join the headers and bodies, or the salts and segments, of two objects."""
-        cut = self.random.choice((1024, 1024 + 40, 1024 + 33, 8))
+        begin = header_of(body)[1]
+        cut = self.random.choice((begin, begin + 40, begin + 33, 8))
         return body[:cut] + other[cut:]
 
     def _segments(self, body: bytes, other: bytes) -> bytes:
-        start, pick = body[:1024], self.random
-        parts = [body[at : at + _SEGMENT] for at in range(1024, len(body), _SEGMENT)]
-        if len(parts) == 1:
+        begin, pick = header_of(body)[1], self.random
+        start, parts = body[:begin], [body[at : at + _SEGMENT] for at in range(begin, len(body), _SEGMENT)]
+        if len(parts) < 2:
             return body[: -pick.randrange(1, 40)]
         if pick.random() < 0.5:
             return start + b"".join(parts[: pick.randrange(1, len(parts))])  # cut off at the end of a segment
@@ -309,7 +310,7 @@ class World:
         fields = {each: value for each, value in fields.items() if value is not None}
         text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
         size = self.random.choice((begin, begin, begin, begin + 1, 2 * begin, len(text) + 8))
-        return b"CCE1" + (size - 8).to_bytes(4, "big") + text.ljust(size - 8) + body[begin:]
+        return b"CCE2" + (size - 8).to_bytes(4, "big") + text.ljust(size - 8) + body[begin:]
 
     def _stripped(self, body: bytes, other: bytes) -> bytes:
         """Pretend that the ciphertext, or a text, is a payload that is not encrypted."""
@@ -400,6 +401,6 @@ def header_of(body: bytes) -> tuple[dict[str, Any] | None, int]:
     size = int.from_bytes(body[4:8], "big")
     try:
         fields = json.loads(body[8 : 8 + size])
-        return (fields, 8 + size) if body[:4] == b"CCE1" and isinstance(fields, dict) else (None, 0)
+        return (fields, 8 + size) if body[:4] == b"CCE2" and isinstance(fields, dict) else (None, 0)
     except ValueError:
         return None, 0

@@ -13,6 +13,8 @@ from claimcheck._data_keys import DataKeys
 from claimcheck.config import EncryptionConfig
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
 
+CONTEXT = {"claimcheck": "2", "destination": "orders"}
+
 
 @pytest.fixture
 def kms(moto_url):
@@ -35,14 +37,14 @@ def test_keys_by_alias_and_arn_wrap_and_unwrap(kms, moto_url):
     keys = {"k1": "alias/one", "k2": two}
 
     for key_id in keys:
-        made = provider(moto_url, key_id, **keys).new(5)
+        made = provider(moto_url, key_id, **keys).new(CONTEXT)
         assert made.key not in made.wrapped
-        assert provider(moto_url, **keys).open(key_id, made.wrapped) == made.key
+        assert provider(moto_url, **keys).open(key_id, made.wrapped, CONTEXT) == made.key
 
     # The service knows context and key: what was wrapped otherwise is refused.
-    foreign = kms.encrypt(KeyId=one, Plaintext=bytes(32), EncryptionContext={"claimcheck": "2"})["CiphertextBlob"]
+    foreign = kms.encrypt(KeyId=one, Plaintext=bytes(32), EncryptionContext={"claimcheck": "3"})["CiphertextBlob"]
     with pytest.raises(IntegrityError, match=r"encryption\.keys\.k1.*InvalidCiphertext"):
-        provider(moto_url, **keys).open("k1", foreign)
+        provider(moto_url, **keys).open("k1", foreign, CONTEXT)
     assert provider(moto_url, **keys).describe() == {
         "provider": "aws-kms",
         "region_name": "eu-central-1",
@@ -52,7 +54,7 @@ def test_keys_by_alias_and_arn_wrap_and_unwrap(kms, moto_url):
 
 def test_a_key_that_does_not_exist_is_named(moto_url):
     with pytest.raises(ConfigError, match=r"encryption\.keys\.k1.*NotFoundException.*kms:Encrypt"):
-        provider(moto_url, k1="alias/nothing").new(5)
+        provider(moto_url, k1="alias/nothing").new(CONTEXT)
 
 
 class _Answer:
@@ -102,9 +104,9 @@ def test_answers_of_the_service_are_errors_of_claimcheck(failing_kms, code, when
     keys = provider(url, k1="alias/one")
 
     with pytest.raises(when_writing, match=code):
-        keys.new(5)
+        keys.new(CONTEXT)
     with pytest.raises(when_reading, match=code):
-        keys.open("k1", b"wrapped")
+        keys.open("k1", b"wrapped", CONTEXT)
 
 
 @pytest.mark.slow  # the SDK waits before its own retries
@@ -112,12 +114,12 @@ def test_a_throttled_call_is_worth_another_try(failing_kms):
     url, answer = failing_kms
     answer.code = "ThrottlingException"
     with pytest.raises(StoreUnavailableError, match="Throttling"):
-        provider(url, k1="alias/one").open("k1", b"wrapped")
+        provider(url, k1="alias/one").open("k1", b"wrapped", CONTEXT)
 
 
 def test_a_service_that_cannot_be_reached_is_worth_another_try():
     keys = provider("http://127.0.0.1:1", k1="alias/one")
-    for call in (lambda: keys.new(5), lambda: keys.open("k1", b"x")):
+    for call in (lambda: keys.new(CONTEXT), lambda: keys.open("k1", b"x", CONTEXT)):
         with pytest.raises(StoreUnavailableError, match="cannot be reached") as caught:
             call()
         assert caught.value.retryable

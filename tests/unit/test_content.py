@@ -18,6 +18,7 @@ import pytest
 
 import claimcheck
 from claimcheck import Resolved, _content_encoding, _digest
+from claimcheck import _streaming_aead as aead
 from claimcheck._content import ContentReader
 from claimcheck._content_encoding import Encoding, Stream
 from claimcheck._content_header import AEAD, ContentHeader, Damaged, Expected, NotContent, read_header
@@ -37,17 +38,12 @@ from claimcheck.errors import (
 )
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.transports._common.dispatch import dispatch
-from tests.content_oracle import DATA_KEY, HEADER, KEY, PAYLOAD, UUID, VECTORS
+from tests.content_oracle import DATA_KEY, HEADER, KEY, PAYLOAD, UUID, VECTORS, keyed_checksum
 
 pytest.importorskip("cryptography")
 
 GOLDEN = {name: bytes.fromhex(text) for name, text in json.loads(VECTORS.read_text()).items()}
 KEYS = {"k1": base64.b64encode(KEY).decode(), "k2": base64.b64encode(b"2" * 32).decode()}
-KEYED = {  # computed with the standard library, as docs/reference/wire-format.md describes it
-    "object": "hmac-sha256:bc69cd15dca61f7f9820de8723495d59163cb5fc42571644b729ac689dccbaf3",
-    "object_without_size": "hmac-sha256:3b676199088483b51382dcaf06f6e24d6d796eb182b81d46e36fe3908033dfb7",
-    "object_compressed": "hmac-sha256:112a0410cb8740e7116346bd92d04e81b2e90a6d49c443f5e477abc73addf4b3",
-}
 ENCODED = HEADER + b"\x04"
 
 
@@ -80,7 +76,7 @@ def test_reads_the_golden_objects(cc, name, is_keyed):
         destination="Straße",
         encryption="AES256_GCM_HKDF_1MB",
         codec="zstd" if "compressed" in name else None,
-        checksum=KEYED[name] if is_keyed else AEAD + uuid.UUID(UUID).hex,
+        checksum=keyed_checksum(content) if is_keyed else AEAD + uuid.UUID(UUID).hex,
     )
     if "compressed" in name:
         pytest.importorskip("zstandard")
@@ -116,7 +112,7 @@ def test_writes_the_golden_bytes(name, cc):
         unique=uuid.UUID(UUID),
         store=header.store,
         stored_as=header.stored_as,
-        like=Stream(header, DATA_KEY, content[begin : begin + 40], begin),
+        like=Stream(header, DATA_KEY, content[begin : begin + 40]),
     )
     found = bytes(source.take_all())
     assert found[: begin + 40] == content[: begin + 40]
@@ -126,17 +122,58 @@ def test_writes_the_golden_bytes(name, cc):
 # Headers -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_header_is_padded_so_that_it_can_be_replaced():
+def test_what_releases_before_0_2_encrypted_is_refused_with_the_reason(cc):
+    """Its data keys are bound to no topic."""
+    content = GOLDEN["written by 0.1"]
+    store = cc.store("s")
+    store._payloads["golden"] = content
+    pointer = Pointer(
+        key="golden", store="s", size=len(PAYLOAD), stored_bytes=len(content), destination="Straße",
+        encryption="AES256_GCM_HKDF_1MB", checksum=AEAD + uuid.UUID(UUID).hex,
+    )  # fmt: skip
+    with pytest.raises(IntegrityError, match="before claimcheck 0.2, which this version does not read"):
+        store.read(pointer)
+    with pytest.raises(IntegrityError, match="before claimcheck 0.2, which this version does not read"):
+        cc.resolve(ENCODED + content, destination="Straße")
+
+
+def test_everything_but_the_data_key_and_its_key_id_is_authenticated():
     header = ContentHeader(
         id="1", size=3, store="s", stored_as="k" * 90, encryption="E", key_id="k1", wrapped_key=b"w" * 60
     )
-    assert len(header.encode()) == 1024
     longer = replace(header, key_id="k" * 300, wrapped_key=b"w" * 90)
-    assert len(longer.encode(at_least=1024)) == 1024
-    assert read_header(PieceReader([longer.encode()])) == (longer, 1024)
-    assert len(replace(header, store="").encode()) < 400  # in a message there is nothing to replace
-    assert longer.associated_data == header.associated_data  # all but the data key and its key id
+    assert read_header(PieceReader([longer.encode()])) == (longer, len(longer.encode()))
+    assert longer.associated_data == header.associated_data
     assert replace(header, stored_as="other").associated_data != header.associated_data
+
+
+def test_a_data_key_encrypts_for_its_own_topic_and_store_only(cc):
+    """Whoever learns the data key of one payload must not be able to forge others."""
+    store = cc.store("s")
+    pointer = store.write(b"menu", destination="canteen")
+    header, _ = read_header(PieceReader([store._payloads[pointer.key]]))
+    leaked = store.context.content.keys.open(header.key_id, header.wrapped_key, header.key_context)
+    for changed in ({"destination": "salaries"}, {"store": "", "stored_as": ""}, {"store": "t"}):
+        forged = replace(header, **{"id": "0" * 32, "size": 7, **changed})
+        body = aead.encrypt([b"MALLORY"], key=leaked, associated_data=forged.associated_data)
+        content = b"".join([forged.encode(), *body])
+        if forged.store:
+            target = replace(pointer, size=7, stored_bytes=len(content), destination=forged.destination)
+            store._payloads[pointer.key] = content
+            with pytest.raises((IntegrityError, PointerRejectedError)):
+                store.read(replace(target, checksum=AEAD + "0" * 32))
+        with pytest.raises(IntegrityError, match="the data key was not encrypted with|belongs|differs"):
+            cc.resolve(ENCODED + content, destination=forged.destination)
+
+
+def test_a_copy_under_another_key_is_refused(cc):
+    """Only a store whose `_write` returns another key may have content under one that begins like the right key."""
+    store = cc.store("s")
+    pointer = store.write(b"x" * 5000, destination="orders")
+    for suffix in ("@evil", "@1.2.3"):
+        store._payloads[pointer.key + suffix] = store._payloads[pointer.key]
+        with pytest.raises(IntegrityError, match="its key differs"):
+            store.read(replace(pointer, key=pointer.key + suffix))
 
 
 @pytest.mark.parametrize("field", ["id", "size", "destination", "store", "stored_as", "codec", "encryption"])
@@ -155,7 +192,7 @@ def test_a_damaged_header_is_refused(text):
         ContentHeader.parse(text)
 
 
-@pytest.mark.parametrize("data", [b"", b"CCE1", b"CCE2\0\0\0\1{", b"CCE1\0\0\0\0", b"CCE1\xff\xff\xff\xff{}"])
+@pytest.mark.parametrize("data", [b"", b"CCE2", b"CCE3\0\0\0\1{", b"CCE2\0\0\0\0", b"CCE2\xff\xff\xff\xff{}"])
 def test_what_has_no_header_is_not_content(data):
     with pytest.raises(NotContent):
         read_header(PieceReader([data]))
@@ -166,7 +203,7 @@ def test_ranges_of_content_with_a_long_header(cc):
     store.prefix = "p" * 700 + "/"
     payload = os.urandom(5000)
     pointer = store.write(payload, destination="d" * 249)
-    assert pointer.stored_bytes > 5000 + 2048
+    assert pointer.stored_bytes > 5000 + 1024
     assert store.read_range(pointer, 4990, 5) == payload[4990:4995]
     with store.open(pointer) as file:
         file.seek(1000)

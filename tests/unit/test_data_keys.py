@@ -7,13 +7,12 @@ import copy
 import importlib.util
 import json
 import pickle
-import threading
 
 import pytest
 
 import claimcheck
-from claimcheck._data_keys import CONTEXT, DataKeys, KeyProvider, LocalKeys
-from claimcheck.config import DataKeysConfig, EncryptionConfig, from_dict
+from claimcheck._data_keys import DataKeys, KeyProvider, LocalKeys
+from claimcheck.config import EncryptionConfig, from_dict
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
 from tests import tink_oracle
 from tests.conftest import IN_CI
@@ -21,6 +20,7 @@ from tests.conftest import IN_CI
 K1, K2 = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
 VECTOR = json.loads(tink_oracle.VECTORS.read_text())["data_key"]
 HERE = f"{__name__}:Service"
+CONTEXT = {"claimcheck": "1"}
 needs_tink = pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
 
 
@@ -72,13 +72,12 @@ def local(key_id: str | None = "k1", **keys: str) -> DataKeys:
     return DataKeys(EncryptionConfig(key_id=key_id, keys=keys or {"k1": K1, "k2": K2}))
 
 
-def service(clock=None, *, options=None, **limits) -> DataKeys:
+def service(clock=None, *, options=None) -> DataKeys:
     config = EncryptionConfig(
         key_id="k1",
         keys={"k1": "one", "k2": "two"},
         provider=HERE,
         options=options or {},
-        data_keys=DataKeysConfig(**limits),
     )
     return DataKeys(config, clock=clock or Clock())
 
@@ -87,12 +86,12 @@ def service(clock=None, *, options=None, **limits) -> DataKeys:
 
 
 def test_a_wrapped_key_opens_in_another_process_with_the_same_key():
-    made = local().new(5)
+    made = local().new(CONTEXT)
 
     assert len(made.key) == 32
     assert made.key_id == "k1"
     assert made.key not in made.wrapped
-    assert local("k2").open("k1", made.wrapped) == made.key
+    assert local("k2").open("k1", made.wrapped, CONTEXT) == made.key
 
 
 def test_a_wrapped_key_is_in_the_format_of_tink():
@@ -105,65 +104,65 @@ def test_a_wrapped_key_is_in_the_format_of_tink():
 
 @needs_tink
 def test_tink_unwraps_our_keys():
-    made = local().new(5)
+    made = local().new(CONTEXT)
     associated_data = VECTOR["associated_data"].encode()
 
     assert tink_oracle.aead(base64.b64decode(K1)).decrypt(made.wrapped, associated_data) == made.key
 
 
-def test_every_payload_has_its_own_data_key_by_default():
+def test_every_payload_has_its_own_data_key():
     keys = local()
-    assert len({keys.new(1).key for _ in range(5)}) == 5
+    assert len({keys.new(CONTEXT).key for _ in range(5)}) == 5
 
 
 def test_no_changed_byte_of_a_wrapped_key_is_accepted():
-    made = local().new(5)
+    made = local().new(CONTEXT)
     for place in range(len(made.wrapped)):
         changed = bytearray(made.wrapped)
         changed[place] ^= 1
         with pytest.raises(IntegrityError, match=r"encryption\.keys\.k1"):
-            local().open("k1", bytes(changed))
+            local().open("k1", bytes(changed), CONTEXT)
     for cut in (b"", made.wrapped[:11], made.wrapped[:12], made.wrapped[:-1], made.wrapped + b"x"):
         with pytest.raises(IntegrityError):
-            local().open("k1", cut)
+            local().open("k1", cut, CONTEXT)
 
 
 def test_a_key_id_cannot_be_exchanged_even_for_the_same_key():
-    made = local("a", a=K1, b=K1).new(5)
+    made = local("a", a=K1, b=K1).new(CONTEXT)
     with pytest.raises(IntegrityError):
-        local("a", a=K1, b=K1).open("b", made.wrapped)
+        local("a", a=K1, b=K1).open("b", made.wrapped, CONTEXT)
 
 
 def test_an_unknown_key_id_is_named_with_what_to_do():
     with pytest.raises(IntegrityError, match=r"'k3', which is not configured here.*encryption\.keys"):
-        local().open("k3", b"x")
+        local().open("k3", b"x", CONTEXT)
 
 
 def test_a_missing_variable_affects_only_its_own_key(monkeypatch):
     monkeypatch.setenv("KEY_TWO", K2 + "\n")
     keys = local("k2", k1="${KEY_ONE}", k2="${KEY_TWO}")
 
-    assert keys.open("k2", keys.new(1).wrapped)
+    assert keys.open("k2", keys.new(CONTEXT).wrapped, CONTEXT)
     with pytest.raises(ConfigError, match="KEY_ONE"):
-        keys.open("k1", b"x")
+        keys.open("k1", b"x", CONTEXT)
 
 
 def test_a_key_from_the_environment_that_is_wrong_is_not_quoted(monkeypatch):
     monkeypatch.setenv("KEY_ONE", "hunter2hunter2hunter2")
     with pytest.raises(ConfigError, match=r"encryption\.keys\.k1.*openssl") as caught:
-        local("k1", k1="${KEY_ONE}").new(1)
+        local("k1", k1="${KEY_ONE}").new(CONTEXT)
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_process_that_only_reads_cannot_write():
     with pytest.raises(ConfigError, match=r"encryption\.key_id"):
-        local(None).new(1)
+        local(None).new(CONTEXT)
 
 
 def test_no_text_has_a_key_and_nothing_can_be_pickled():
     keys = local()
-    made = keys.new(1)
-    keys.open("k1", made.wrapped)
+    made = keys.new(CONTEXT)
+    keys.open("k1", made.wrapped, CONTEXT)
     for text in (repr(keys), repr(made), str(vars(LocalKeys)), repr(keys.describe())):
         assert K1 not in text
         assert repr(made.key)[2:-1] not in text
@@ -177,86 +176,78 @@ def test_no_text_has_a_key_and_nothing_can_be_pickled():
 # Use of data keys ----------------------------------------------------------------------------------------------
 
 
-def test_a_data_key_serves_only_so_many_payloads():
-    keys = service(max_payloads=3)
-    assert [keys.new(10).key for _ in range(6)].count(keys.new(10).key) == 0
-    assert Service.calls == ["wrap"] * 3  # three, three, and the last one
-
-
-def test_a_data_key_serves_only_so_many_bytes():
-    keys = service(max_payloads=100, max_bytes=25)
-    first, second, third = (keys.new(10).key for _ in range(3))
-    assert first == second != third
-    assert keys.new(26).key != third  # alone over the limit: has its own, and the shared one stays
-    assert keys.new(15).key == third
-
-
-def test_a_payload_of_unknown_size_has_its_own_data_key():
-    keys = service(max_payloads=100)
-    assert len({keys.new(1).key, keys.new(None).key, keys.new(None).key, keys.new(1).key}) == 3
-
-
-def test_a_data_key_for_new_payloads_ages():
-    clock = Clock()
-    keys = service(clock, max_payloads=100, max_age_seconds=60)
-    first = keys.new(1).key
-    clock.now = 59.9
-    assert keys.new(1).key == first
-    clock.now = 60
-    assert keys.new(1).key != first
-
-
 def test_an_opened_data_key_is_kept_until_it_is_too_old():
     clock = Clock()
-    keys = service(clock, max_age_seconds=60)
-    made = keys.new(1)
-    assert [keys.open("k1", made.wrapped) for _ in range(3)] == [made.key] * 3
+    keys = service(clock)
+    made = keys.new(CONTEXT)
+    assert [keys.open("k1", made.wrapped, CONTEXT) for _ in range(3)] == [made.key] * 3
     assert Service.calls == ["wrap", "unwrap"]
 
     Service.deleted.add("one")
-    clock.now = 59.9
-    assert keys.open("k1", made.wrapped) == made.key
-    clock.now = 60
+    clock.now = 299.9
+    assert keys.open("k1", made.wrapped, CONTEXT) == made.key
+    clock.now = 300
     with pytest.raises(IntegrityError):
-        keys.open("k1", made.wrapped)
+        keys.open("k1", made.wrapped, CONTEXT)
 
 
-def test_nothing_is_kept_with_an_age_of_zero():
-    keys = service(max_age_seconds=0, max_payloads=5)
-    made = keys.new(1)
-    assert keys.new(1).key != made.key
-    for _ in range(2):
-        keys.open("k1", made.wrapped)
-    assert Service.calls.count("unwrap") == 2
+def test_a_refusal_is_remembered_for_some_seconds_and_delays_no_key():
+    """A hundred identical forged messages must not make a hundred calls of a key service."""
+    clock = Clock()
+    keys = service(clock)
+    made = keys.new(CONTEXT)
+    for _ in range(100):
+        with pytest.raises(IntegrityError):
+            keys.open("k1", b"forged|" + bytes(32), CONTEXT)
+    assert Service.calls == ["wrap", "unwrap"]
+    assert keys.open("k1", made.wrapped, CONTEXT) == made.key
+    clock.now = 10
+    with pytest.raises(IntegrityError):
+        keys.open("k1", b"forged|" + bytes(32), CONTEXT)
+    assert Service.calls.count("unwrap") == 3
+
+
+def test_an_outage_of_the_service_is_not_remembered():
+    keys = service()
+    made = keys.new(CONTEXT)
+    Service.error = TimeoutError()
+    with pytest.raises(StoreUnavailableError):
+        keys.open("k1", made.wrapped, CONTEXT)
+    Service.error = None
+    assert keys.open("k1", made.wrapped, CONTEXT) == made.key
+
+
+def test_refusals_do_not_replace_keys_in_use():
+    keys = service()
+    made = keys.new(CONTEXT)
+    keys.open("k1", made.wrapped, CONTEXT)
+    for number in range(1100):
+        with pytest.raises(IntegrityError):
+            keys.open("k1", b"%d|" % number + bytes(32), CONTEXT)
+    Service.calls.clear()
+    keys.open("k1", made.wrapped, CONTEXT)
+    assert Service.calls == []
+
+
+def test_a_data_key_opens_in_its_own_context_only():
+    for keys in (local(), service()):
+        made = keys.new({"claimcheck": "2", "destination": "orders"})
+        keys.open("k1", made.wrapped, {"claimcheck": "2", "destination": "orders"})
+        with pytest.raises(IntegrityError):
+            keys.open("k1", made.wrapped, {"claimcheck": "2", "destination": "salaries"})
 
 
 def test_the_number_of_kept_data_keys_is_bounded():
     keys = service()
-    made = [keys.new(1) for _ in range(1100)]
+    made = [keys.new(CONTEXT) for _ in range(1100)]
     for each in made:
-        keys.open("k1", each.wrapped)
+        keys.open("k1", each.wrapped, CONTEXT)
     Service.calls.clear()
-    keys.open("k1", made[-1].wrapped)
+    keys.open("k1", made[-1].wrapped, CONTEXT)
     assert Service.calls == []
-    keys.open("k1", made[0].wrapped)
+    keys.open("k1", made[0].wrapped, CONTEXT)
     assert Service.calls == ["unwrap"]
-    assert len(keys._opened) <= 1000
-
-
-def test_threads_share_a_data_key_and_no_limit_is_exceeded():
-    keys = service(max_payloads=10)
-    made, start = [], threading.Barrier(8)
-
-    def work():
-        start.wait()
-        made.extend(keys.new(1) for _ in range(100))
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    uses = [sum(each.key == one.key for each in made) for one in {each.key: each for each in made}.values()]
-    assert sum(uses) == 800
-    assert max(uses) <= 10
+    assert len(keys._opened._entries) <= 1000
 
 
 # Providers -----------------------------------------------------------------------------------------------------
@@ -300,23 +291,25 @@ def test_a_provider_that_is_none_is_named(provider):
     ],
 )
 def test_errors_of_a_provider_are_errors_of_claimcheck(error, when_writing, when_reading):
-    keys = service()
-    made = keys.new(1)
+    clock = Clock()
+    keys = service(clock)
+    made = keys.new(CONTEXT)
     Service.error = error
     with pytest.raises(when_writing) as written:
-        keys.new(1)
+        keys.new(CONTEXT)
     with pytest.raises(when_reading) as read:
-        keys.open("k1", made.wrapped)
+        keys.open("k1", made.wrapped, CONTEXT)
     assert "secret" not in f"{written.value} {read.value}"
 
     Service.error = None
-    assert keys.open("k1", made.wrapped) == made.key  # an error is not remembered
+    clock.now = 10 if when_reading is IntegrityError else 0  # what may succeed later is not remembered
+    assert keys.open("k1", made.wrapped, CONTEXT) == made.key
 
 
 def test_a_provider_that_returns_a_key_of_another_length_is_not_believed():
     keys = service()
     with pytest.raises(IntegrityError, match="5 bytes"):
-        keys.open("k1", json.dumps(["one", CONTEXT]).encode() + b"|12345")
+        keys.open("k1", json.dumps(["one", CONTEXT]).encode() + b"|12345", CONTEXT)
 
 
 class Sized:
@@ -360,7 +353,7 @@ def test_a_payload_with_the_longest_wrapped_key_can_be_read(tmp_path):
 
 def test_a_provider_that_unwraps_no_bytes_is_named():
     with pytest.raises(IntegrityError, match="Sized' returned an object of type NoneType"):
-        DataKeys(EncryptionConfig(**sized(answers=False))).open("k1", b"wrapped")
+        DataKeys(EncryptionConfig(**sized(answers=False))).open("k1", b"wrapped", CONTEXT)
 
 
 def test_methods_that_a_provider_lacks_are_named():
@@ -387,8 +380,6 @@ def test_the_section_is_required_as_soon_as_it_has_keys():
         ({"keys": {"k1": "hunter2!"}}, "encryption.keys.k1"),
         ({"keys": {"k1": 5}}, "encryption.keys.k1"),
         ({"key": {"k1": K1}}, "encryption.key"),
-        ({"data_keys": {"max_payloads": 0}}, "encryption.data_keys.max_payloads"),
-        ({"data_keys": {"max_age": 0}}, "encryption.data_keys.max_age"),
     ],
 )
 def test_mistakes_in_the_section_are_named_and_not_quoted(section, path):

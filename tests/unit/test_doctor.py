@@ -143,31 +143,6 @@ def test_expired_payloads_that_no_sweep_deleted_are_a_warning(tmp_path):
 KEYS = {f"k{number}": base64.b64encode(bytes([number]) * 32).decode() for number in range(3)}
 
 
-def test_payloads_of_earlier_keys_and_without_encryption_are_named(tmp_path):
-    for encryption in ({}, {"key_id": "k0", "keys": KEYS}, {"key_id": "k1", "keys": KEYS}):
-        with claimcheck.from_dict(disk(tmp_path / "claims", encryption=encryption)) as cc:
-            cc.store("hot").write(b"payload", destination="orders")
-
-    keys = {name: KEYS[name] for name in ("k1", "k2")}
-    report = diagnosed(disk(tmp_path / "claims", encryption={"key_id": "k2", "keys": keys}))
-    assert text(report, "payloads-not-encrypted") == (
-        "warning stores.hot: 1 of 3 payloads looked at are not encrypted, and readers reject them"
-    )
-    assert text(report, "payloads-old-keys") == (
-        "info stores.hot: 1 of 3 payloads looked at are encrypted with older keys: k1"
-    )
-    assert text(report, "payloads-unknown-keys") == (
-        "warning stores.hot: 1 of 3 payloads looked at are encrypted with keys that are not configured: 'k0'"
-    )
-
-
-def test_payloads_of_the_current_key_have_no_finding(tmp_path):
-    raw = disk(tmp_path / "claims", encryption={"key_id": "k1", "keys": KEYS})
-    with claimcheck.from_dict(raw) as cc:
-        cc.store("hot").write(b"payload", destination="orders")
-    assert ids(diagnosed(raw), "payloads-") == []
-
-
 @pytest.mark.parametrize(
     ("options", "found"),
     [

@@ -92,11 +92,12 @@ def test_tink_reads_a_stored_object_as_the_guide_describes(store, size):
     end = 8 + int.from_bytes(content[4:8], "big")
     header = json.loads(content[8:end])
     wrapped, key_id = base64.b64decode(header.pop("key")), header.pop("key_id")
-    context = canonical({"context": {"claimcheck": "1"}, "key_id": key_id})
+    bound = {"claimcheck": "2", "destination": header["destination"], "store": header["store"]}
+    context = canonical({"context": bound, "key_id": key_id})
     data_key = tink_oracle.aead(base64.b64decode(KEY)).decrypt(wrapped, context)
 
-    assert content[:4] == b"CCE1"
-    associated_data = b"CCE1" + canonical(header)
+    assert content[:4] == b"CCE2"
+    associated_data = b"CCE2" + canonical(header)
     assert tink_oracle.decrypt(content[end:], key=data_key, associated_data=associated_data) == payload
 
 
@@ -122,7 +123,7 @@ def test_no_payload_is_encrypted_with_the_key_and_nonce_of_another_one(store):
     assert store.given == []
 
 
-@pytest.mark.parametrize("lie", [b"", b"x" * 6000, b"CCE1" + bytes(6000)])
+@pytest.mark.parametrize("lie", [b"", b"x" * 6000, b"CCE2" + bytes(6000)])
 def test_an_earlier_attempt_that_is_damaged_is_an_integrity_error(store, lie):
     store.lie = lie
     with pytest.raises(IntegrityError, match="cannot be trusted"):
