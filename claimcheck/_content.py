@@ -27,7 +27,7 @@ from claimcheck._payload import Source
 from claimcheck._pointer import Pointer
 from claimcheck._reader import PieceReader, Reader, fill, pieces_of
 from claimcheck.config import CompressionConfig, Config, EncryptionConfig
-from claimcheck.errors import IntegrityError, PayloadTooLargeError
+from claimcheck.errors import IntegrityError, PayloadTooLargeError, clear_frames
 
 if TYPE_CHECKING:
     from claimcheck._data_keys import DataKeys
@@ -98,6 +98,7 @@ class ContentReader:
         try:
             return read()
         except (Damaged, aead.Forged, compression.Damaged) as error:
+            clear_frames(error)  # a data key is among the local variables
             raise self._fail(str(error)) from error
 
     def _open(self, start: int, stop: int) -> Reader:

@@ -23,7 +23,7 @@ from claimcheck._destination import canonical
 from claimcheck._digest import CRYPTOGRAPHIC, algorithm_of
 from claimcheck._pointer import Pointer
 from claimcheck.config import Config, signing_key
-from claimcheck.errors import ClaimCheckError, ConfigError, PointerRejectedError
+from claimcheck.errors import ClaimCheckError, ConfigError, PointerRejectedError, clear_frames
 
 __all__ = ["Seal", "StatementKind", "sha256_of"]
 
@@ -122,7 +122,11 @@ class Seal:
             _reject(pointer, "signature", "has version 1, which has no signature, but signing.keys is configured")
         if signing.require or pointer.mac is not None:
             refuse = functools.partial(_reject, pointer, "signature")
-            pointers.verify(pointer, secrets=self._secrets_or(refuse), require=bool(signing.require))
+            try:
+                pointers.verify(pointer, secrets=self._secrets_or(refuse), require=bool(signing.require))
+            except ClaimCheckError as error:  # anyone can cause it, and error reports show local variables
+                clear_frames(error)
+                raise
         if signing.require:
             self._check_checksum(pointer)
         if pointer.mac is not None and signing.keys and not anywhere:
@@ -222,7 +226,11 @@ class Seal:
             _refuse(what, "signature", "is not signed, but signing.require is true")
         expected = {"kind": kind, **facts}
         for text in found if signing.keys else ():
-            body = self._verified(text, what)
+            try:
+                body = self._verified(text, what)
+            except ClaimCheckError as error:
+                clear_frames(error)
+                raise
             if {name: body.get(name) for name in expected} != expected:
                 _refuse(what, "signature", "differs from what was signed: it was changed, or has another's signature")
             problem = self._origin_problem(body.get("destination"), body.get("created"), destination)

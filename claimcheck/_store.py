@@ -343,9 +343,11 @@ class Store(ABC):
             StoreError: Any other failure of the store, such as a full disk, with the same effect. Also raised if the
                 store would reject its own pointer; then nothing was written.
         """
-        return StoreWrite(
+        write = StoreWrite(
             self, payload, destination=destination, limit=limit, identity=identity, min_ttl_seconds=min_ttl_seconds
-        ).run()
+        )
+        del payload  # error reports show local variables
+        return write.run()
 
     def read(self, pointer: Pointer) -> bytes:
         """Return the payload, complete and verified.

@@ -1,0 +1,127 @@
+"""Error reports show the local variables of each function in a traceback: there must be no secrets among them."""
+
+from __future__ import annotations
+
+import base64
+import os
+from dataclasses import replace
+
+import pytest
+
+import claimcheck
+from claimcheck._content_header import read_header
+from claimcheck._reader import PieceReader
+from claimcheck.errors import ClaimCheckError
+
+pytest.importorskip("cryptography")
+
+PAYLOAD = b"PLAINTEXT-SECRET" * (80 * 1024)  # more than one segment of the encryption
+SIGNING = "signing-secret-0123456789abcdef!"
+KEY = bytes(range(50, 82))
+
+
+@pytest.fixture
+def cc():
+    config = {
+        "strategy": "external",
+        "threshold_bytes": 1000,
+        "stores": {"s": {"type": "memory", "space": os.urandom(8).hex()}},
+        "encryption": {"key_id": "k", "keys": {"k": base64.b64encode(KEY).decode()}, "inline": True},
+        "signing": {"key_id": "k", "keys": {"k": SIGNING}},
+    }
+    with claimcheck.from_dict(config) as cc:
+        yield cc
+
+
+def secrets_in(error: BaseException, *secrets: bytes) -> list[str]:
+    """Where a secret is in the repr of a local variable of the library, in all tracebacks of an error."""
+    texts = [*(repr(secret)[2:-1] for secret in secrets), SIGNING, base64.b64encode(KEY).decode(), repr(KEY)[2:-1]]
+    found, pending, seen = [], [error], set()
+    while pending:
+        one = pending.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        pending += [one.__cause__, one.__context__]
+        trace = one.__traceback__
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if code.co_filename != __file__:
+                for name, value in trace.tb_frame.f_locals.items():
+                    found += [f"{code.co_qualname}.{name}" for text in texts if text in repr(value)]
+            trace = trace.tb_next
+    return found
+
+
+def caught(read) -> ClaimCheckError:
+    with pytest.raises(ClaimCheckError) as raised:
+        read()
+    return raised.value
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("part", ["stream header", "salt", "segment", "tag", "wrapped key", "end", "header"])
+def test_content_that_was_changed(cc, part):
+    store = cc.store("s")
+    pointer = store.write(PAYLOAD, destination="o")
+    content = store._payloads[pointer.key]
+    header, begin = read_header(PieceReader([content]))
+    data_key = store.context.content.keys.open(header.key_id, header.wrapped_key, header.key_context)
+    store.context.content.keys._opened._entries.clear()
+    at = {
+        "stream header": begin,
+        "salt": begin + 1,
+        "segment": begin + (1 << 20) + 5,
+        "tag": len(content) - 1,
+        "wrapped key": content.index(b'"key":"') + 10,
+        "header": 10,
+    }
+    store._payloads[pointer.key] = content[:-5] if part == "end" else flipped(content, at[part])
+    message = cc.seal(pointer)
+    shorter = replace(pointer, stored_bytes=len(content) - 5)
+
+    def streamed():
+        with cc.open(message, destination="o") as file:
+            file.read()
+
+    for read in (
+        lambda: cc.resolve(message, destination="o"),
+        lambda: store.read_range(pointer, 0, len(PAYLOAD)),
+        lambda: store.read_range(shorter, 0, 10),
+        streamed,
+    ):
+        assert secrets_in(caught(read), data_key, b"PLAINTEXT-SECRET") == []
+
+
+def test_a_message_that_was_changed(cc):
+    with cc.outbound(b"PLAINTEXT-SECRET", destination="o", key=b"k") as out:
+        (envelope,) = out.envelopes
+    data = bytes(envelope.data)
+    config = {"strategy": "inline", "encryption": {"keys": {"k": base64.b64encode(KEY).decode()}}}
+    with claimcheck.from_dict(config) as reader:
+        for changed in (flipped(data, len(data) - 1), data[:-1], data + b"x", flipped(data, len(data) - 40)):
+            error = caught(lambda changed=changed: reader.resolve(changed, destination="o"))
+            assert secrets_in(error, b"PLAINTEXT-SECRET") == []
+
+
+def test_a_wrong_signature(cc):
+    pointer = cc.seal(cc.store("s").write(PAYLOAD, destination="o"))
+    at = pointer.index(b'"mac":"') + 8
+    assert secrets_in(caught(lambda: cc.resolve(flipped(pointer, at), destination="o"))) == []
+
+    with cc.outbound(b"PLAINTEXT", destination="o", key=b"k") as out:
+        (envelope,) = out.envelopes
+    headers = {name: value.replace("0", "1").replace("a", "b") for name, value in dict(envelope.headers).items()}
+    assert secrets_in(caught(lambda: cc.resolve(envelope.data, destination="o", headers=headers))) == []
+
+
+def test_a_failed_write(cc, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left")
+
+    store = cc.store("s")
+    monkeypatch.setattr(store, "_write", full)
+    assert secrets_in(caught(lambda: store.write(PAYLOAD, destination="o")), b"PLAINTEXT-SECRET") == []
