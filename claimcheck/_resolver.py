@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ from claimcheck.hooks import AssembledEvent, DropEvent, Hooks
 __all__ = ["Dropped", "Failed", "Outcome", "Resolved", "Resolver"]
 
 _log = logging.getLogger(__name__)
+_WARNING_SECONDS = 60.0
 _LONGEST_WRITER = 64  # longer names are kept as a hash: records outlive their messages
 
 
@@ -191,6 +193,7 @@ class Resolver:
         self._clock = clock
         self._assembler = Assembler(chunking or ChunkingConfig(), clock=clock)
         self._unsettled: dict[Hashable, _Unsettled] = {}
+        self._next_warning, self._silent = -math.inf, 0
 
     @property
     def pending_payloads(self) -> int:
@@ -321,14 +324,12 @@ class Resolver:
 
     def _aborted(self, source: Hashable, slot: Slot, uuid: str) -> list[Outcome]:
         position, dropped = slot.position, self._assembler.abort(source, slot, uuid)
-        _log.warning(
-            "abort envelope at position %s of %s for payload %s; messages dropped: %d (%s)",
-            position,
-            source,
-            uuid,
-            len(dropped.slots),
-            dropped.action,
-        )
+        if (now := self._clock()) >= self._next_warning:  # anyone who may send can cause them
+            text = "abort envelope at position %s of %s for payload %s; messages dropped: %d (%s); not logged: %d"
+            _log.warning(text, position, source, uuid, len(dropped.slots), dropped.action, self._silent)
+            self._next_warning, self._silent = now + _WARNING_SECONDS, 0
+        else:
+            self._silent += 1
         return self._outcomes([dropped])
 
     def _whole(

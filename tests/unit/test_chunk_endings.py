@@ -260,7 +260,20 @@ def test_an_abort_envelope_counts_for_its_own_writer_only(names, caplog):
     assert (whole.payload, whole.handles) == (b"01", (0, 2))
     [record] = caplog.records
     assert record.levelname == "WARNING"
-    assert record.getMessage() == f"abort envelope at position 1 of s for payload {A}; messages dropped: 1 (ack)"
+    [text] = [record.getMessage() for record in caplog.records]
+    assert text == f"abort envelope at position 1 of s for payload {A}; messages dropped: 1 (ack); not logged: 0"
+
+
+def test_many_abort_envelopes_are_one_warning_in_a_minute(caplog):
+    rig = Rig()
+    for number in range(100):
+        rig.abort(f"{number:08}{A[8:]}")
+    rig.clock.now += 61
+    rig.abort(A)
+    assert [record.getMessage().rpartition("; ")[2] for record in caplog.records] == [
+        "not logged before: 0",
+        "not logged: 99",
+    ]
 
 
 @pytest.mark.parametrize("action", ["ack", "dead_letter"])
