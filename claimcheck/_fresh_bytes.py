@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import mmap
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,17 @@ __all__ = ["FreshBytes"]
 _ZEROED_BELOW_BYTES = 256 << 10  # zeroing them takes no longer than the call through ctypes
 _HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
 _HUGE_UP_TO_BYTES = 128 << 20  # a virtual machine may have to ask its host for more, which 2 MiB at a time make slower
+
+
+class _Memory(io.BytesIO):
+    """Stays open while views of it exist: from Python 3.13 on, the garbage collector reports an error otherwise."""
+
+    def close(self) -> None:
+        with contextlib.suppress(BufferError):
+            super().close()
+
+
+_new_memory = _Memory if sys.version_info >= (3, 13) else io.BytesIO  # which takes a microsecond less
 
 
 class FreshBytes:
@@ -31,7 +43,7 @@ class FreshBytes:
     """
 
     def __init__(self, size: int, *, huge_pages: bool = True) -> None:
-        self._box = io.BytesIO(bytes(size) if size < _ZEROED_BELOW_BYTES else _allocator()(None, size))
+        self._box = _new_memory(bytes(size) if size < _ZEROED_BELOW_BYTES else _allocator()(None, size))
         self.view = self._box.getbuffer()
         if huge_pages and _HUGE_FROM_BYTES <= size <= _HUGE_UP_TO_BYTES:
             _advise_huge_pages(self.view)
@@ -47,7 +59,7 @@ class FreshBytes:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.view.release()
         if error is not None:  # its traceback refers to this object, and may live long
-            self._box = io.BytesIO()
+            self._box = _new_memory()
 
 
 @functools.cache

@@ -1,3 +1,4 @@
+import gc
 import mmap
 import tracemalloc
 
@@ -65,3 +66,15 @@ def test_a_system_without_them_is_only_slower(monkeypatch):
         room.view[:] = b"x" * 100
 
     assert room.payload == b"x" * 100
+
+
+def test_the_garbage_collector_finds_it_with_views_without_an_error():
+    """Warnings are errors here, and an error in a finalizer is a warning."""
+
+    class Cycle:
+        def __init__(self):
+            self.fresh = FreshBytes(10)
+            self.part, self.itself = self.fresh.view[:5], self
+
+    Cycle()
+    gc.collect()
