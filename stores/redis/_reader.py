@@ -394,7 +394,7 @@ class SegmentReader:
         self._missing = missing
         self._wrong = wrong
         self._position = self._requested = start
-        self._stop = stop
+        self._start, self._stop = start, stop
         self._is_small = 0 < stop - start <= min(SMALL_BYTES, self._segment_bytes - start % self._segment_bytes)
         self._lost_at = -1
         self._replies: RawReplies | None = None
@@ -537,7 +537,8 @@ class SegmentReader:
 
     def _checks_last_first(self) -> bool:
         """Whether to check the last segment before much memory is allocated or much data transferred."""
-        return self._position == 0 and self._stop == self._size > TRUSTED_BYTES and self._pointer.segments > 1
+        is_large = self._stop - self._start > TRUSTED_BYTES and self._pointer.segments > 1
+        return is_large and self._position == self._start
 
     def _bytes_of(self, i: int) -> int:
         """Return the size of a segment: all but the last have the same."""
