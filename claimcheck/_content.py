@@ -289,6 +289,20 @@ class Unpacker:
             self._check_origin(header.destination, destination)
         return payload
 
+    def encoded_size(self, message: Buffer) -> int | None:
+        """Return the most bytes to which a message, or joined chunks, are decoded; ``None`` if it is not encoded."""
+        view, start = memoryview(message), len(self._start)
+        return self.size_of(view[start:]) if view[:start] == self._start else None
+
+    def size_of(self, content: memoryview) -> int:
+        """Return the most bytes to which the content of an encoded envelope is decoded."""
+        try:
+            declared = read_header(PieceReader([content]))[0].size
+        except ValueError:  # so it is not decoded
+            declared = None
+        most = max(self._limit, len(content))
+        return len(content) if declared is None else min(max(0, declared), most)
+
     def chunks(self, payload: bytes, uuid: str, *, destination: str | None) -> bytes:
         """Return the payload of complete chunks, which may be an encoded envelope; raises as `content`."""
         return bytes(self.pieces([payload], uuid, destination=destination)[0])

@@ -329,8 +329,9 @@ class _FetchedPayload:
                 self.error, self.pieces = error_value(payload), []
             else:
                 self.pieces = payload
-        pieces = None if self.error else self.pieces
-        return OutputRow(self.row, 0, False, self.uuid, pieces, self.error, sum(map(len, self.pieces)))
+        pieces, self.pieces = self.pieces, []
+        size = sum(map(len, pieces))
+        return OutputRow(self.row, 0, False, self.uuid, None if self.error else pieces, self.error, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,9 +351,12 @@ class _FetchStage:
                 kind = batch.schema.field("row").type
                 yield batch
 
+        def output(rows: list[OutputRow]) -> pa.RecordBatch:
+            return self._output(rows, kind)
+
         with closing(self._joined(seen())) as joined:
-            for rows in cut(joined, max_bytes=self.options.reading.out_batch_bytes):
-                yield self._output(rows, kind)
+            # not a loop, whose variable would keep the payloads alive
+            yield from map(output, cut(joined, max_bytes=self.options.reading.out_batch_bytes))
 
     def _joined(self, batches: Iterable[pa.RecordBatch]) -> Generator[OutputRow]:
         reading, tally = self.options.reading, Tally(self.options.reading.metrics)
@@ -373,6 +377,7 @@ class _FetchStage:
                     row = payload.finish(cc, origin)
                     count(tally, row, store=reading.config.store)
                     yield row
+                    del row, payload
         cleanup.finish()
 
     def _references(
