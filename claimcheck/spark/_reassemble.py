@@ -90,8 +90,8 @@ def reassemble(
         expire_after_seconds: On a stream: how long the first chunk waits for the others; 0 for no limit. Choose much
             more than the duration of a micro-batch. ``None`` uses the value in ``chunking``.
         expire_by: On a stream: ``clock`` uses the machine's time, which also passes while no messages arrive; in Spark
-            a query with ``trigger(availableNow=True)`` then never ends. ``data`` uses the arrival of messages: the
-            query ends, and leaves incomplete payloads to the next run.
+            a query with ``trigger(availableNow=True)`` then never ends. ``data`` uses the arrival of messages
+            of any kind: the query ends, and leaves incomplete payloads to the next run.
         remember_seconds: On a stream: how long a finished payload is remembered, to drop late duplicates of its
             chunks; later duplicates count as chunks of a payload that never completes.
         delete_chunks: On a stream: whether stored chunks are deleted. ``False`` leaves them to expire, so that an older

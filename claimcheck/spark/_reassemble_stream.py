@@ -54,7 +54,7 @@ from claimcheck.spark._worker import adaptive_concurrency, check_reached, claim_
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
 _MIN_PYSPARK = (4, 1)
@@ -64,6 +64,7 @@ _BEHIND_SECONDS = 3600  # how far a driver's clock may be set back without chunk
 _STORED = (
     "key string, position int, total int, size bigint, digest binary, reference binary, row binary, declared string"
 )
+_TIME = "_claimcheck_time"
 _INLINE_BYTES = 512
 _DIGEST_BYTES = 16
 _MAX_ROWS = 1024
@@ -81,7 +82,8 @@ def reassemble_stream(df: DataFrame, columns: ColumnIndexes, options: Options, s
     _check_state_store(df)
     _check_store(options)
     is_chunk = read_header(df[df.columns[columns.message]], options.config.header).uuid.isNotNull()
-    chunks = _chunks(df.filter(is_chunk), columns, options, schema)
+    only_chunks = _timed_chunks(df, is_chunk) if options.expire_by == "data" else df.filter(is_chunk)
+    chunks = _chunks(only_chunks, columns, options, schema)
     return _messages(df.filter(~is_chunk), columns, options).union(chunks).toDF(*schema.names)
 
 
@@ -127,6 +129,17 @@ def _messages(df: DataFrame, columns: ColumnIndexes, options: Options) -> DataFr
     return resolved.select(*df.columns, F.lit(None).cast("string").alias("uuid"), "payload", "error")
 
 
+def _timed_chunks(df: DataFrame, is_chunk: Column) -> DataFrame:
+    """Return the chunks, with a watermark that every message moves, and not only chunks.
+
+    Spark moves a filter to below the watermark unless it refers to the column of the time. No message has the time 0.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    timed = df.withColumn(_TIME, F.current_timestamp()).withWatermark(_TIME, f"{_BEHIND_SECONDS} seconds")
+    return timed.filter(is_chunk | (timed[_TIME] == F.timestamp_seconds(F.lit(0)))).drop(_TIME)
+
+
 def _chunks(df: DataFrame, columns: ColumnIndexes, options: Options, schema: StructType) -> DataFrame:
     """Store the chunks, track them, and join complete payloads."""
     from pyspark import cloudpickle
@@ -148,8 +161,6 @@ def _chunks(df: DataFrame, columns: ColumnIndexes, options: Options, schema: Str
     now = F.current_timestamp()  # of the micro-batch, the same when it is replayed
     declared = df.select("*", declared_claims(df, columns.headers).alias("declared"))
     stored = declared.mapInArrow(_StoreStage(options, columns), _STORED).withColumn("arrived", F.unix_millis(now))
-    if by_data:
-        stored = stored.withColumn("time", now).withWatermark("time", f"{_BEHIND_SECONDS} seconds")
     tracked = stored.groupBy("key").transformWithState(
         statefulProcessor=state.Reassembler(limits),
         outputStructType=state.OUTPUT,
