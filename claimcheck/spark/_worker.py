@@ -1,7 +1,7 @@
 """State kept once per Python worker: a `ClaimCheck` and its measured concurrency for each configuration.
 
 Spark reuses Python workers for many tasks, so connections survive the tasks. The configuration is pickled with the
-function (well below 1 KiB); connections, locks and secrets never are.
+function (1 to 2 KiB); connections, locks and secrets never are.
 """
 
 from __future__ import annotations
