@@ -6,6 +6,7 @@ import io
 import uuid
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from claimcheck import _compression as compression
@@ -22,18 +23,19 @@ from claimcheck._content_header import (
     read_header,
 )
 from claimcheck._destination import canonical
-from claimcheck._digest import KEYED, algorithm_of, keyed
+from claimcheck._digest import KEYED, algorithm_of, begin, keyed
 from claimcheck._envelope import HEADER, Buffer, encoded_start
 from claimcheck._payload import Source
 from claimcheck._pointer import Pointer
 from claimcheck._reader import PieceReader, Reader, fill, pieces_of
+from claimcheck._registry import UNUSABLE
 from claimcheck.config import CompressionConfig, Config, EncryptionConfig
-from claimcheck.errors import IntegrityError, PayloadTooLargeError
+from claimcheck.errors import IntegrityError, MissingDependencyError, PayloadTooLargeError
 
 if TYPE_CHECKING:
     from claimcheck._data_keys import DataKeys
 
-__all__ = ["ContentCoder", "ContentReader", "Unpacker", "encoding_problem"]
+__all__ = ["ContentCoder", "ContentReader", "Unpacker", "encoding_problem", "package_users"]
 
 T = TypeVar("T")
 
@@ -142,6 +144,8 @@ class ContentReader:
             self._key = self._keys.open(header.key_id, header.wrapped_key)
         except IntegrityError as error:  # name the payload
             raise Damaged(str(error)) from error
+        except UNUSABLE as error:  # the content chose the key
+            raise Damaged(f"it is encrypted with the key {header.key_id!r}, which fails here: {error}") from error
 
         def open_range(first: int, stop: int) -> Reader:
             return bodies.pop() if bodies and first == 0 else self._open(begin + first, begin + stop)
@@ -162,7 +166,10 @@ class ContentReader:
         size = self.header.size if self._expected.size is None else self._expected.size
         if self.header.codec not in compression.CODECS or size is None:
             raise Damaged(f"it is compressed as {self.header.codec!r}, which this claimcheck does not know")
-        self._opened.append(compression.DecompressingReader(reader, codec=self.header.codec, size=size))
+        try:
+            self._opened.append(compression.DecompressingReader(reader, codec=self.header.codec, size=size))
+        except MissingDependencyError as error:  # the content chose the codec
+            raise Damaged(f"it is compressed as {self.header.codec!r}, which fails here: {error}") from error
         return self._opened[-1]
 
 
@@ -315,6 +322,14 @@ class Unpacker:
         if self._coder.requires_encryption:
             raise _broken("it is not encrypted, but encryption.require is true")
         return pieces
+
+
+def package_users(config: Config) -> list[tuple[str, Callable[[], object]]]:
+    """Return the settings outside of stores, with what raises an error if the package that they need is missing."""
+    configs = (config, *(override for _, override in config.destinations))
+    codecs = sorted({each.compression.codec for each in configs if each.compression is not None})
+    users: list[tuple[str, Callable[[], object]]] = [("checksum", partial(begin, config.content_checksum))]
+    return users + [("compression", partial(compression.fingerprint, codec, None)) for codec in codecs]
 
 
 def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:

@@ -18,9 +18,9 @@ from claimcheck._pointer import Pointer
 from claimcheck._pointer_check import check_readable
 from claimcheck._reader import STEP_BYTES, PieceReader, Reader, fill, lend_to, writable_view
 from claimcheck._registry import UNUSABLE, unusable
-from claimcheck._store_errors import Translated, differs, too_long, too_small, translated, untrusted
+from claimcheck._store_errors import Translated, differs, reject, too_long, too_small, translated, untrusted
 from claimcheck._threads import check_interrupt, joined
-from claimcheck.errors import clear_frames
+from claimcheck.errors import MissingDependencyError, clear_frames
 
 if TYPE_CHECKING:
     from claimcheck._store import Store
@@ -198,8 +198,7 @@ class PayloadReader(io.RawIOBase):
         if self._is_keyed:
             self._digest = digests.begin("sha256", size=self._size)
         elif declared is not None and self._pointer.encryption is None:
-            # `Store.check` has rejected unknown algorithms; here they would differ
-            self._digest = digests.begin(digests.algorithm_of(declared) or "crc32", size=self._size)
+            self._digest = _digest(self._store, self._pointer)
 
     def _release(self, error: BaseException | None) -> None:
         """Stop hashing, close the source and emit the event, once; each of them even if another one fails."""
@@ -402,10 +401,19 @@ def _small(store: Store, pointer: Pointer) -> bytes | None:
             return None
         if source.readinto(_ONE_BYTE):
             differs(pointer, "size", size, f"at least {size + 1}", store.name)
-    actual = digests.digest_of(whole, algorithm=digests.algorithm_of(checksum) or "crc32")
-    if actual != checksum:
+    digest = _digest(store, pointer)
+    digest.update(whole)
+    if (actual := digest.text()) != checksum:
         differs(pointer, "checksum", checksum, actual, store.name)
     return whole
+
+
+def _digest(store: Store, pointer: Pointer) -> digests.Digest:
+    """Return the digest for the checksum of a pointer; `Store.check` has rejected unknown algorithms."""
+    try:
+        return digests.begin(digests.algorithm_of(pointer.checksum or "") or "crc32", size=pointer.size)
+    except MissingDependencyError as error:  # the pointer chose the algorithm
+        reject(store, pointer, "feature", f"has a checksum that this process cannot compute: {error}")
 
 
 def _content(store: Store, pointer: Pointer, start: int, stop: int | None) -> Reader:

@@ -247,7 +247,7 @@ class _PlanStage:
             yield pa.RecordBatch.from_arrays(arrays, names=["store", "part"])
 
     def _parts(self, name: str) -> list[str] | list[None]:
-        store = claim_check(self.config).store(name)
+        store = claim_check(self.config, uses_keys=False).store(name)
         try:
             next(store.scan(), None)
             return store.partitions(self.count)
@@ -270,7 +270,7 @@ class _ListStage:
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Found]:
         for batch in batches:
             for name, part in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                yield from self._entries(claim_check(self.config).store(name), part)
+                yield from self._entries(claim_check(self.config, uses_keys=False).store(name), part)
 
     def _entries(self, store: Store, part: str) -> Iterator[_Found]:
         count = 0

@@ -237,7 +237,7 @@ class _DeleteStage:
     def _delete(self, rows: list[dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
         size = _BATCH if self.rate is None else max(1, min(_BATCH, int(self.rate)))
         for name, group in groupby(rows, key=lambda row: str(row["store"])):
-            store = claim_check(self.config).store(name)
+            store = claim_check(self.config, uses_keys=False).store(name)
             entries = (_entry_of(store, row) for row in group)
             while some := list(islice(entries, size)):
                 yield from self._delete_some(store, some)

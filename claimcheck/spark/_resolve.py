@@ -70,8 +70,9 @@ def resolve(
         on_error: ``fail`` raises the first error, which fails the task. ``null`` leaves the payload null and adds a
             column with the error, a struct of ``type``, ``message``, ``store`` and ``key`` that is null for every row
             without an error. ``dead_letter`` passes the row to a function and drops it. Errors that are not specific
-            to one row always fail the task, so that an outage never becomes data: a store that is down, or a driver or
-            variable that the worker lacks for the configuration's ``store`` or one listed in ``reads_from``.
+            to one row always fail the task, so that an outage never becomes data: a store that is down, a driver or
+            variable that the worker lacks for the configuration's ``store`` or one listed in ``reads_from``, or a key
+            that it lacks.
         error: Name of the error column.
         dead_letter: Called in the worker with each bad row, and again if Spark reruns the task. It is pickled; its
             exceptions fail the task.
