@@ -16,7 +16,7 @@ from claimcheck._garbage import GRACE_SECONDS, Candidates, fingerprint
 from claimcheck._gc._stores import AGES
 from claimcheck._store import Store
 from claimcheck.errors import ScanNotSupportedError
-from claimcheck.spark._columns import map_batches
+from claimcheck.spark._columns import described, map_batches
 from claimcheck.spark._delete_garbage import GarbageDeletion, Scope, Topics, delete_orphans
 from claimcheck.spark._references import Spans
 from claimcheck.spark._worker import AnyConfig, claim_check
@@ -82,7 +82,8 @@ def collect_garbage(
         UnknownVersionError: A message may point at anything, because a newer version wrote it; nothing was deleted.
     """
     scope = Scope.of(spark, config=config, topics=topics, keep=keep, grace_seconds=grace_seconds, consumed=consumed)
-    report = _report(spark, scope)
+    with described(spark, "collect_garbage: find orphans"):
+        report = _report(spark, scope)
     if not dry_run:
         try:
             report.delete(force=force)
@@ -140,7 +141,8 @@ class GarbageReport:
             rate: The most deletions per second, in one task.
             force: Whether to delete although the topics and tables have no pointers at all.
         """
-        self.deletion = delete_orphans(self.orphans, self._scope, after=self._spans, rate=rate, force=force)
+        with described(self.orphans.sparkSession, "collect_garbage: delete orphans"):
+            self.deletion = delete_orphans(self.orphans, self._scope, after=self._spans, rate=rate, force=force)
         return self.deletion
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from claimcheck.spark._columns import (
     check_types,
     error_type,
     require_arrow,
+    session_of,
     with_fields,
     with_index_names,
 )
@@ -127,7 +128,7 @@ def reassemble(
     options = Options(reading, float(expire), expire_by, float(remember_seconds), delete_chunks)
 
     def transform(df: DataFrame) -> DataFrame:
-        check_paths(checked, df.sparkSession)
+        check_paths(checked, session_of(df))
         check_new(df.columns, uuid=uuid, payload=payload, error=error)
         check_types(df)
         columns = ColumnIndexes.find(df, column, source, headers)

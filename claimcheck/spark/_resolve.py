@@ -17,6 +17,7 @@ from claimcheck.spark._columns import (
     find_column,
     map_batches,
     require_arrow,
+    session_of,
 )
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, Outcome, payload_size
 from claimcheck.spark._metrics import Metrics
@@ -103,7 +104,7 @@ def resolve(
     def transform(df: DataFrame) -> DataFrame:
         from pyspark.sql.types import BinaryType
 
-        check_paths(reading.config, df.sparkSession)
+        check_paths(reading.config, session_of(df))
         index = find_column(df, "column", column)
         placed = replace(reading, origin=Origin.find(df, reading.config, destination))
         check_new(df.columns, **added)
