@@ -5,16 +5,15 @@ from __future__ import annotations
 import ipaddress
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Literal, Protocol
 from urllib.parse import parse_qs, urlsplit
 
-from claimcheck import _compression as compression
+from claimcheck._content import package_users
 from claimcheck._data_keys import DataKeys
-from claimcheck._digest import CRYPTOGRAPHIC, begin
+from claimcheck._digest import CRYPTOGRAPHIC
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._texts import split_url
@@ -351,11 +350,7 @@ def _directory(path: str, directory: str) -> Iterator[Finding]:
 
 def _packages(config: Config) -> Iterator[Finding]:
     """Use what settings that are not of a store need, so that a missing package is found before the first payload."""
-    configs = (config, *(override for _, override in config.destinations))
-    codecs = sorted({each.compression.codec for each in configs if each.compression is not None})
-    needs: list[tuple[str, Callable[[], object]]] = [("checksum", partial(begin, config.content_checksum))]
-    needs += [("compression", partial(compression.fingerprint, codec, None)) for codec in codecs]
-    for path, use in needs:
+    for path, use in package_users(config):
         try:
             use()
         except MissingDependencyError as error:

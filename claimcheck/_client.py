@@ -320,7 +320,7 @@ class ClaimCheck:
             destination: As for `resolve`.
             concurrency: The most payloads to read at the same time, or to hold for the caller, from 1. All calls in
                 this process together read 128 payloads at a time.
-            max_bytes: Limit for the declared sizes of these payloads, without the one that the caller processes, from
+            max_bytes: Limit for the sizes of these payloads in memory, without the one that the caller processes, from
                 1. A larger payload, or one of unknown size, is read alone.
 
         Raises:

@@ -6,6 +6,7 @@ import io
 import uuid
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from claimcheck import _compression as compression
@@ -21,18 +22,19 @@ from claimcheck._content_header import (
     read_header,
 )
 from claimcheck._destination import canonical
-from claimcheck._digest import KEYED, algorithm_of
+from claimcheck._digest import KEYED, algorithm_of, begin
 from claimcheck._envelope import HEADER, Buffer, encoded_start
 from claimcheck._payload import Source
 from claimcheck._pointer import Pointer
 from claimcheck._reader import PieceReader, Reader, fill, pieces_of
+from claimcheck._registry import UNUSABLE
 from claimcheck.config import CompressionConfig, Config, EncryptionConfig
-from claimcheck.errors import IntegrityError, PayloadTooLargeError, clear_frames
+from claimcheck.errors import IntegrityError, MissingDependencyError, PayloadTooLargeError, clear_frames
 
 if TYPE_CHECKING:
     from claimcheck._data_keys import DataKeys
 
-__all__ = ["ContentCoder", "ContentReader", "Unpacker", "encoding_problem"]
+__all__ = ["ContentCoder", "ContentReader", "Unpacker", "encoding_problem", "package_users"]
 
 T = TypeVar("T")
 
@@ -143,6 +145,8 @@ class ContentReader:
             self._key = self._keys.open(header.key_id, header.wrapped_key, header.key_context)
         except IntegrityError as error:  # name the payload
             raise Damaged(str(error)) from error
+        except UNUSABLE as error:  # the content chose the key
+            raise Damaged(f"it is encrypted with the key {header.key_id!r}, which fails here: {error}") from error
 
         def open_range(first: int, stop: int) -> Reader:
             return bodies.pop() if bodies and first == 0 else self._open(begin + first, begin + stop)
@@ -163,7 +167,10 @@ class ContentReader:
         size = self.header.size if self._expected.size is None else self._expected.size
         if self.header.codec not in compression.CODECS or size is None:
             raise Damaged(f"it is compressed as {self.header.codec!r}, which this claimcheck does not know")
-        self._opened.append(compression.DecompressingReader(reader, codec=self.header.codec, size=size))
+        try:
+            self._opened.append(compression.DecompressingReader(reader, codec=self.header.codec, size=size))
+        except MissingDependencyError as error:  # the content chose the codec
+            raise Damaged(f"it is compressed as {self.header.codec!r}, which fails here: {error}") from error
         return self._opened[-1]
 
 
@@ -291,6 +298,20 @@ class Unpacker:
             self._check_origin(header.destination, destination)
         return payload
 
+    def encoded_size(self, message: Buffer) -> int | None:
+        """Return the most bytes to which a message, or joined chunks, are decoded; ``None`` if it is not encoded."""
+        view, start = memoryview(message), len(self._start)
+        return self.size_of(view[start:]) if view[:start] == self._start else None
+
+    def size_of(self, content: memoryview) -> int:
+        """Return the most bytes to which the content of an encoded envelope is decoded."""
+        try:
+            declared = read_header(PieceReader([content]))[0].size
+        except ValueError:  # so it is not decoded
+            declared = None
+        most = max(self._limit, len(content))
+        return len(content) if declared is None else min(max(0, declared), most)
+
     def chunks(self, payload: bytes, uuid: str, *, destination: str | None) -> bytes:
         """Return the payload of complete chunks, which may be an encoded envelope; raises as `content`."""
         return bytes(self.pieces([payload], uuid, destination=destination)[0])
@@ -303,6 +324,14 @@ class Unpacker:
         if self._coder.requires_encryption:
             raise _broken("it is not encrypted, but encryption.require is true")
         return pieces
+
+
+def package_users(config: Config) -> list[tuple[str, Callable[[], object]]]:
+    """Return the settings outside of stores, with what raises an error if the package that they need is missing."""
+    configs = (config, *(override for _, override in config.destinations))
+    codecs = sorted({each.compression.codec for each in configs if each.compression is not None})
+    users: list[tuple[str, Callable[[], object]]] = [("checksum", partial(begin, config.content_checksum))]
+    return users + [("compression", partial(compression.fingerprint, codec, None)) for codec in codecs]
 
 
 def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
 from claimcheck._registry import KEY_PROVIDERS, check_unresolved, import_vendor, load_class, resolved_options
-from claimcheck._validation import Option, fail, options_of
+from claimcheck._validation import Option, Problems, fail, options_of
 from claimcheck.config import ENCRYPTION_KEY_BYTES, EncryptionConfig, encryption_key, expand
 from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError, StoreUnavailableError
 
@@ -191,6 +191,21 @@ class DataKeys:
         """
         _, known = self._provider_class()
         check_unresolved(known, self._config.options, f"{_PATH}.options")
+
+    def check_keys(self, problems: Problems) -> None:
+        """Add a problem for each key whose variable is not set or that has a wrong length; then create the provider.
+
+        Raises:
+            ConfigError: The provider cannot be created.
+            MissingDependencyError: A package is not installed.
+        """
+        _vendor("cryptography")
+        resolve = encryption_key if self._config.provider == "local" else expand
+        for name, text in self._config.keys.items():
+            with problems:
+                resolve(text, path=f"{_PATH}.keys.{name}")
+        if not any(problems):
+            self._opened_provider()
 
     def describe(self) -> Mapping[str, str]:
         """Return facts about the provider for diagnostics, without secrets. Raises as `new`."""

@@ -65,7 +65,8 @@ class MessageReader:
             run = functools.partial(self.read, pointer)
             return Work(run, blocks=True, size=pointer.size, join=self.join(pointer), request=pointer)
         blocks = isinstance(envelope, Encoded)
-        return Work(lambda: self._payload(envelope, destination), blocks=blocks, size=len(memoryview(message)))
+        size = self.unpacker.size_of(envelope.content) if isinstance(envelope, Encoded) else len(memoryview(message))
+        return Work(lambda: self._payload(envelope, destination), blocks=blocks, size=size)
 
     def pointer(self, message: Buffer, destination: str | None) -> Pointer | None:
         """Return the pointer of a message, if it has one; see `ClaimCheck.pointer`."""

@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from claimcheck._content import ContentCoder, Unpacker
+from claimcheck._content import ContentCoder, Unpacker, package_users
 from claimcheck._data_keys import DataKeys
 from claimcheck._message_reader import MessageReader
 from claimcheck._plans import Plans
 from claimcheck._registry import build_store
 from claimcheck._signing import Seal
 from claimcheck._store import Store, StoreContext
+from claimcheck._validation import Problems
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError
 from claimcheck.hooks import Hooks
@@ -57,6 +58,7 @@ class Opened:
         self.messages = MessageReader(config.header, self.seal, self.unpacker, store, self.stores)
         self._config = config
         self._hooks = hooks
+        self._has_keys = False
 
     def open(self, name: str) -> Store:
         """Return a store by its name, opened by the first call; see `ClaimCheck.store`. One thread at a time."""
@@ -77,6 +79,23 @@ class Opened:
         )
         self.stores[name] = store
         return store
+
+    def check_keys(self) -> None:
+        """Check that this process has all keys and codecs of its configuration, before a message needs one of them.
+
+        Raises:
+            ConfigError: Names every key whose variable is not set, or that has a wrong length.
+            MissingDependencyError: A package is not installed.
+        """
+        if not self._has_keys:
+            problems = Problems()
+            self.seal.check_keys(problems)
+            if self.content.keys is not None:
+                self.content.keys.check_keys(problems)
+            problems.raise_all()
+            for _, use in package_users(self._config):
+                use()
+            self._has_keys = True
 
     def close(self) -> None:
         """Close all stores, and forget them: who still has this object must not use them."""

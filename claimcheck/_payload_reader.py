@@ -18,9 +18,9 @@ from claimcheck._pointer import Pointer
 from claimcheck._pointer_check import check_readable
 from claimcheck._reader import STEP_BYTES, PieceReader, Reader, fill, lend_to, writable_view
 from claimcheck._registry import UNUSABLE, unusable
-from claimcheck._store_errors import Translated, differs, too_long, too_small, untrusted
+from claimcheck._store_errors import Translated, differs, reject, too_long, too_small, translated, untrusted
 from claimcheck._threads import check_interrupt, joined
-from claimcheck.errors import clear_frames
+from claimcheck.errors import MissingDependencyError, clear_frames
 
 if TYPE_CHECKING:
     from claimcheck._store import Store
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["PayloadReader", "SeekableReader", "open_file", "read", "read_into", "read_range"]
 
 TRUSTED_BYTES = 64 << 20
-"""Declared sizes up to this are allocated at once; for larger ones the medium has to confirm the size first."""
+"""Declared sizes up to this are allocated immediately. Larger ones have to be confirmed by the medium; otherwise memory
+grows with what is read.
+"""
 
 _BUFFER_BYTES = 1 << 17  # of files: larger reads bypass the buffer
 _SEGMENT_BYTES = 1 << 20  # encrypted segments are decrypted into the caller's buffer, if there is enough of it
@@ -69,12 +71,14 @@ def read_range(store: Store, pointer: Pointer, start: int, length: int) -> bytes
         raise ValueError(f"cannot read {length} bytes from {start} of a payload of {size} bytes")
     check_readable(store, pointer)
     start, stop = min(start, size), min(start + length, size)
-    operation, translated = store._operation("read", pointer, size), Translated(store, pointer, "read")
-    with FreshBytes(stop - start) as fresh, operation, translated:
-        if len(fresh.view) or pointer.encryption is not None:  # a pointer may declare too small a size
-            with closing(_content(store, pointer, start, stop)) as source:
-                _fill_all(source, fresh.view, pointer, store.name)
-    return fresh.payload
+    with store._operation("read", pointer, size), Translated(store, pointer, "read"):
+        if start == stop and pointer.encryption is None:  # a pointer may declare too small a size
+            return b""
+        with closing(_content(store, pointer, start, stop)) as source:
+            payload = _up_to(source, stop - start, is_confirmed=store._seekable and pointer.codec is None)
+        if len(payload) < stop - start:
+            differs(pointer, "size", size, "less", store.name)
+    return payload
 
 
 def open_file(store: Store, pointer: Pointer, *, from_message: bool = False) -> io.BufferedReader:
@@ -125,15 +129,11 @@ class PayloadReader(io.RawIOBase):
 
     def readall(self) -> bytes:
         """Return the rest of the payload, in one allocation if the declared size can be trusted."""
-        left = self._left()
-        if left is None or (left > TRUSTED_BYTES and not self.seekable()):
-            return self._grown()
-        whole = self._guarded(self._whole)
-        if whole is not None:
-            return whole
-        with FreshBytes(left, huge_pages=not hasattr(self._source, "lend")) as fresh:
-            self.fill(fresh.view)
-        return fresh.payload
+        try:
+            return self._rest()
+        except MemoryError as error:
+            clear_frames(error)  # they hold what was read
+            raise translated(self._store, error, self._pointer, "read") from error
 
     def close(self) -> None:
         """Stop reading, and release the store's resources."""
@@ -198,8 +198,7 @@ class PayloadReader(io.RawIOBase):
         if self._is_keyed:
             self._digest = digests.begin("sha256", size=self._size)
         elif declared is not None and self._pointer.encryption is None:
-            # `Store.check` has rejected unknown algorithms; here they would differ
-            self._digest = digests.begin(digests.algorithm_of(declared) or "crc32", size=self._size)
+            self._digest = _digest(self._store, self._pointer)
 
     def _release(self, error: BaseException | None) -> None:
         """Stop hashing, close the source and emit the event, once; each of them even if another one fails."""
@@ -244,6 +243,18 @@ class PayloadReader(io.RawIOBase):
     def _left(self) -> int | None:
         return None if self._size is None else self._size - self._checked
 
+    def _rest(self) -> bytes:
+        left = self._left()
+        is_confirmed = self.seekable() and self._pointer.codec is None  # the medium knows only the compressed size
+        if left is None or (left > TRUSTED_BYTES and not is_confirmed):
+            return _grown(self)
+        whole = self._guarded(self._whole)
+        if whole is not None:
+            return whole
+        with FreshBytes(left, huge_pages=not hasattr(self._source, "lend")) as fresh:
+            self.fill(fresh.view)
+        return fresh.payload
+
     def _whole(self) -> bytes | None:
         """Return the payload uncopied if the source returns it as one ``bytes`` object; see `PieceReader.whole`."""
         if self._checked or self._verified or self._size is None:
@@ -255,13 +266,6 @@ class PayloadReader(io.RawIOBase):
             self._count(whole, stable=True)
             self._finish()
         return whole
-
-    def _grown(self) -> bytes:
-        """Read into a buffer that grows in place (by mremap if it is large) and is returned uncopied."""
-        box, buffer = io.BytesIO(), memoryview(bytearray(STEP_BYTES))
-        while count := self.readinto(buffer):
-            box.write(buffer[:count])
-        return box.getvalue()
 
 
 class SeekableReader(PayloadReader):
@@ -362,6 +366,23 @@ def _reader(store: Store, pointer: Pointer, *, from_message: bool = False) -> Pa
     return kind(store, pointer, from_message=from_message)
 
 
+def _up_to(source: Reader, size: int, *, is_confirmed: bool) -> bytes:
+    """Return the next bytes of a source, fewer if it ends earlier."""
+    if size <= TRUSTED_BYTES or is_confirmed:
+        with FreshBytes(size) as fresh:
+            count = fill(source, fresh.view)
+        return fresh.payload if count == size else fresh.payload[:count]
+    return _grown(source, size)
+
+
+def _grown(source: Reader, size: int | None = None) -> bytes:
+    """Read into a buffer that grows in place (by mremap if it is large) and is returned uncopied."""
+    box, buffer = io.BytesIO(), memoryview(bytearray(STEP_BYTES))
+    while count := source.readinto(buffer if size is None else buffer[: size - box.tell()]):
+        box.write(buffer[:count])
+    return box.getvalue()
+
+
 def _small(store: Store, pointer: Pointer) -> bytes | None:
     """Return a small payload, verified; ``None`` if a `PayloadReader` has to read it, which takes longer.
 
@@ -380,10 +401,19 @@ def _small(store: Store, pointer: Pointer) -> bytes | None:
             return None
         if source.readinto(_ONE_BYTE):
             differs(pointer, "size", size, f"at least {size + 1}", store.name)
-    actual = digests.digest_of(whole, algorithm=digests.algorithm_of(checksum) or "crc32")
-    if actual != checksum:
+    digest = _digest(store, pointer)
+    digest.update(whole)
+    if (actual := digest.text()) != checksum:
         differs(pointer, "checksum", checksum, actual, store.name)
     return whole
+
+
+def _digest(store: Store, pointer: Pointer) -> digests.Digest:
+    """Return the digest for the checksum of a pointer; `Store.check` has rejected unknown algorithms."""
+    try:
+        return digests.begin(digests.algorithm_of(pointer.checksum or "") or "crc32", size=pointer.size)
+    except MissingDependencyError as error:  # the pointer chose the algorithm
+        reject(store, pointer, "feature", f"has a checksum that this process cannot compute: {error}")
 
 
 def _content(store: Store, pointer: Pointer, start: int, stop: int | None) -> Reader:

@@ -55,7 +55,7 @@ class Work:
     Attributes:
         run: Returns the payload, or raises a `ClaimCheckError`.
         blocks: Whether it waits for a store or a key service.
-        size: Bytes of the payload, as declared; ``None`` if unknown.
+        size: The most bytes of the payload in memory, as declared; ``None`` if unknown.
         join: See `IoThreads.submit`.
         request: See `IoThreads.submit`.
     """
@@ -177,7 +177,7 @@ class _Window:
     Args:
         prepare: See `Prepare`.
         concurrency: The most messages.
-        max_bytes: Limit for the declared sizes of all of them; a larger payload is read alone.
+        max_bytes: Limit for the sizes of all of them in memory; a larger payload is read alone.
     """
 
     def __init__(self, prepare: Prepare, concurrency: int, max_bytes: int) -> None:

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from claimcheck import _hints as hints
@@ -172,6 +173,10 @@ class Resolver:
         clock: Seconds, monotonic.
         hooks: Receives events about assembled and dropped payloads.
         seal: Checks the signatures of messages without a pointer; ``None`` accepts them all.
+
+    Attributes:
+        decode_later: Returns a placeholder for the payload of encoded chunks, given a function that decodes it and the
+            most bytes that it has. By default it is decoded in `feed`.
     """
 
     def __init__(
@@ -187,6 +192,7 @@ class Resolver:
     ) -> None:
         self._read = read
         self._unpacker = unpacker or Unpacker(header=header)
+        self.decode_later: Callable[[Callable[[], bytes], int], Any] | None = None
         self._seal = seal
         self._header = header
         self._hooks = hooks or Hooks()
@@ -367,25 +373,35 @@ class Resolver:
             self._emit_drop(event, event.reason, event.action)
             return Dropped(reason=event.reason, action=event.action, error=event.error, **common)
         try:
-            payload = self._decoded(event, destination)
+            payload, size = self._decoded(event, destination)
         except Exception as error:
             return Failed(error=_typed(error), attempt=event.attempt, **common)
         if self._hooks:
-            messages, size = len(event.slots), len(payload)
+            messages = len(event.slots)
             self._hooks.emit(AssembledEvent(source=source, uuid=event.uuid, messages=messages, size=size))
         return Resolved(payload=payload, kind=Kind.CHUNK, attempt=event.attempt, **common)
 
-    def _decoded(self, event: Assembled, destination: str | None) -> bytes:
-        """Return the payload of complete chunks: its signature verified, then decoded."""
+    def _decoded(self, event: Assembled, destination: str | None) -> tuple[Any, int]:
+        """Return the payload of complete chunks, or its placeholder, and the size. Its signature is verified."""
         content = event.content.pop()
         if self._seal is not None:
             found, count = hints.signatures(event.declared), event.attempt.count
             self._seal.check_chunks(found, uuid=event.uuid, count=count, pieces=[content], destination=destination)
-        payload = self._unpacker.chunks(content, event.uuid, destination=destination)
+        decode = partial(self._decode, content, event.declared, event.crc32, event.uuid, destination)
+        size = self._unpacker.encoded_size(content)
+        if self.decode_later is not None and size is not None:
+            return self.decode_later(decode, size), size
+        payload = decode()
+        return payload, len(payload)
+
+    def _decode(
+        self, content: bytes, declared: set[tuple[str, str]], crc32: str, uuid: str, destination: str | None
+    ) -> bytes:
+        payload = self._unpacker.chunks(content, uuid, destination=destination)
         hints.check(
-            event.declared,
+            declared,
             size=len(payload),
-            checksum=lambda name: event.crc32 if name == "crc32" else digest_of(content, algorithm=name),
+            checksum=lambda name: crc32 if name == "crc32" else digest_of(content, algorithm=name),
         )
         return payload
 

@@ -22,6 +22,7 @@ from claimcheck import _pointer as pointers
 from claimcheck._destination import canonical
 from claimcheck._digest import CRYPTOGRAPHIC, algorithm_of
 from claimcheck._pointer import Pointer
+from claimcheck._validation import Problems
 from claimcheck.config import Config, signing_key
 from claimcheck.errors import ClaimCheckError, ConfigError, PointerRejectedError, clear_frames
 
@@ -47,6 +48,12 @@ class Seal:
     def __init__(self, config: Config, *, clock: Callable[[], float] = time.time) -> None:
         self._config = config
         self._clock = clock
+
+    def check_keys(self, problems: Problems) -> None:
+        """Add a problem for each key whose variable is not set or that is too short."""
+        for name, text in self._config.signing.keys.items():
+            with problems:
+                signing_key(text, path=f"signing.keys.{name}")
 
     # Writing ---------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,9 @@ __all__ = [
 ]
 
 
+_LARGE_BYTES = 64 << 20  # a smaller payload is not the reason why there is no memory
+
+
 def missing(store: str, pointer: Pointer, what: str) -> PayloadNotFoundError:
     """Return the error for a missing payload, or a missing part of one."""
     written, ends = _when("written", pointer.created_ms), _when("expires or expired", pointer.expires_ms)
@@ -94,6 +97,8 @@ def not_listed(store: Store) -> ScanNotSupportedError:
 
 def translated(store: Store, error: Exception, pointer: Pointer, operation: str) -> StoreError:
     """Return the error of this library for a medium's error."""
+    if isinstance(error, MemoryError) and operation == "read" and (pointer.size or 0) > _LARGE_BYTES:
+        return _no_memory(store, pointer)
     kind = store._translate(error) or StoreError
     if kind is PayloadNotFoundError and operation == "read":
         return store.missing(pointer)
@@ -103,6 +108,17 @@ def translated(store: Store, error: Exception, pointer: Pointer, operation: str)
     what = f"{operation} of {pointer.key!r}" if pointer.key else operation
     text = f"store {store.name!r}: {what} failed: {type(error).__name__}: {why}"
     return kind(text, store=store.name, key=pointer.key)
+
+
+def _no_memory(store: Store, pointer: Pointer) -> PayloadTooLargeError:
+    text = f"store {store.name!r}: {pointer.key!r} of {pointer.size} bytes does not fit into the memory of this process"
+    return PayloadTooLargeError(
+        f"{text}: open it as a file, or lower limits.max_payload_bytes",
+        store=store.name,
+        key=pointer.key,
+        size=pointer.size,
+        limit=store.context.max_payload_bytes,
+    )
 
 
 class Translated:

@@ -12,9 +12,9 @@ import binascii
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from claimcheck._destination import canonical
 from claimcheck._envelope import HEADER
@@ -34,6 +34,7 @@ from claimcheck._validation import (
     valid_options,
 )
 from claimcheck._yaml_file import read_yaml
+from claimcheck.errors import ConfigError
 
 __all__ = [
     "ChunkingConfig",
@@ -55,11 +56,16 @@ __all__ = [
     "StoreConfig",
 ]
 
+VERSION = "0.1.0"
+"""The version of this library. Workers may have no metadata of packages, and a test compares it with pyproject.toml."""
+
 MIN_KEY_BYTES = 16
 """The minimum length of a signing key."""
 
 ENCRYPTION_KEY_BYTES = 32
 """The length of an encryption key of ``provider: local``."""
+
+T = TypeVar("T")
 
 Action = Literal["redeliver", "dead_letter", "ack"]
 
@@ -83,6 +89,41 @@ _READERS = (
 )
 
 
+def _pickled_by_name(kind: type[T]) -> type[T]:
+    """Make a dataclass refuse to be unpickled by, or from, another version of this library.
+
+    Dataclasses with slots pickle their values by position: another version could take one option for another.
+    """
+
+    def reduce(self: Any) -> tuple[object, ...]:
+        return _unpickled, (VERSION, kind, {each.name: getattr(self, each.name) for each in fields(self)})
+
+    def set_state(self: Any, state: object) -> NoReturn:
+        _refuse("0.1.0 or earlier")
+
+    for name, method in (("__reduce__", reduce), ("__setstate__", set_state)):
+        setattr(kind, name, method)
+    return kind
+
+
+def _unpickled(version: str, kind: type[Any], values: dict[str, Any]) -> Any:
+    if version != VERSION:
+        _refuse(version)
+    if values.keys() != {each.name for each in fields(kind)}:
+        _refuse(f"{version} with other options")
+    return kind(**values)
+
+
+def _refuse(version: str) -> NoReturn:
+    raise ConfigError(
+        f"the configuration was pickled by claimcheck {version}, and this process has claimcheck {VERSION}: install "
+        "the same version everywhere, in Spark on the driver and on all workers",
+        found=version,
+        expected=VERSION,
+    )
+
+
+@_pickled_by_name
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
     """One entry of ``stores``: its type and the options of that type, with unresolved placeholders."""
@@ -91,6 +132,7 @@ class StoreConfig:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
+@_pickled_by_name
 @dataclass(frozen=True, slots=True)
 class ChunkingConfig:
     """How payloads travel as chunks, and how many incomplete ones a reader holds.
@@ -124,6 +166,7 @@ class ChunkingConfig:
     max_redeliveries: Annotated[int, Range(0)] = 3
 
 
+@_pickled_by_name
 @dataclass(frozen=True, slots=True)
 class HybridConfig:
     """When the hybrid strategy sends chunks instead of pointers.
@@ -137,6 +180,7 @@ class HybridConfig:
     retry_store_after_seconds: Seconds = 30
 
 
+@_pickled_by_name
 @dataclass(frozen=True, slots=True)
 class CompressionConfig:
     """How payloads are compressed before they are stored or split into chunks. Readers need no configuration.
@@ -156,6 +200,7 @@ _COMPRESSION_LEVELS = {"zstd": (1, 19), "lz4": (0, 12)}
 """The lowest and highest level of each codec. Those of zstd above 19 need windows that readers refuse."""
 
 
+@_pickled_by_name
 @dataclass(frozen=True, slots=True)
 class SigningConfig:
     """The secrets that sign and verify messages, and which signed messages readers accept.
@@ -187,6 +232,7 @@ class SigningConfig:
             object.__setattr__(self, "require", bool(self.keys))
 
 
+@_pickled_by_name
 @dataclass(frozen=True, slots=True)
 class EncryptionConfig:
     """The keys that encrypt and decrypt payloads.
@@ -215,6 +261,7 @@ class EncryptionConfig:
             object.__setattr__(self, "require", bool(self.keys))
 
 
+@_pickled_by_name
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
     """Size limits that are checked before any I/O.
@@ -228,6 +275,7 @@ class LimitsConfig:
     max_pointer_bytes: Annotated[int, Range(512)] = MAX_POINTER_BYTES
 
 
+@_pickled_by_name
 @dataclass(frozen=True, slots=True)
 class EnvelopeConfig:
     """The header of envelopes.
@@ -239,9 +287,12 @@ class EnvelopeConfig:
     header: str = HEADER.decode()
 
 
+@_pickled_by_name
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The configuration of a `ClaimCheck`. Can be pickled; holds no secrets except those written out in the file.
+    """The configuration of a `ClaimCheck`. Holds no secrets except those written out in the file.
+
+    Can be pickled, for processes with the same version of this library; another version raises a `ConfigError`.
 
     Attributes:
         strategy: ``external``, ``chunking``, ``hybrid``, ``inline``, the name of an entry point, or ``module:Class``.

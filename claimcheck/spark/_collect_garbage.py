@@ -16,7 +16,7 @@ from claimcheck._garbage import GRACE_SECONDS, Candidates, fingerprint
 from claimcheck._gc._stores import AGES
 from claimcheck._store import Store
 from claimcheck.errors import ScanNotSupportedError
-from claimcheck.spark._columns import map_batches
+from claimcheck.spark._columns import described, map_batches
 from claimcheck.spark._delete_garbage import GarbageDeletion, Scope, Topics, delete_orphans
 from claimcheck.spark._references import Spans
 from claimcheck.spark._worker import AnyConfig, claim_check
@@ -82,7 +82,8 @@ def collect_garbage(
         UnknownVersionError: A message may point at anything, because a newer version wrote it; nothing was deleted.
     """
     scope = Scope.of(spark, config=config, topics=topics, keep=keep, grace_seconds=grace_seconds, consumed=consumed)
-    report = _report(spark, scope)
+    with described(spark, "collect_garbage: find orphans"):
+        report = _report(spark, scope)
     if not dry_run:
         try:
             report.delete(force=force)
@@ -140,7 +141,8 @@ class GarbageReport:
             rate: The most deletions per second, in one task.
             force: Whether to delete although the topics and tables have no pointers at all.
         """
-        self.deletion = delete_orphans(self.orphans, self._scope, after=self._spans, rate=rate, force=force)
+        with described(self.orphans.sparkSession, "collect_garbage: delete orphans"):
+            self.deletion = delete_orphans(self.orphans, self._scope, after=self._spans, rate=rate, force=force)
         return self.deletion
 
     def close(self) -> None:
@@ -247,7 +249,7 @@ class _PlanStage:
             yield pa.RecordBatch.from_arrays(arrays, names=["store", "part"])
 
     def _parts(self, name: str) -> list[str] | list[None]:
-        store = claim_check(self.config).store(name)
+        store = claim_check(self.config, uses_keys=False).store(name)
         try:
             next(store.scan(), None)
             return store.partitions(self.count)
@@ -270,7 +272,7 @@ class _ListStage:
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Found]:
         for batch in batches:
             for name, part in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                yield from self._entries(claim_check(self.config).store(name), part)
+                yield from self._entries(claim_check(self.config, uses_keys=False).store(name), part)
 
     def _entries(self, store: Store, part: str) -> Iterator[_Found]:
         count = 0

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from claimcheck._registry import import_vendor
-from claimcheck._validation import fail
+from claimcheck._validation import check_type, fail
 from claimcheck.errors import ClaimCheckError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructField, StructType
 
     BatchFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -25,6 +26,7 @@ HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 MAP_TYPE = "map<string,string>"
 """The type of headers with unique names, such as Pulsar properties."""
 
+_DESCRIPTION = "spark.job.description"
 _SOURCE = ("topic", "partition", "offset", "message_id", "ledger_id", "entry_id", "batch_index")
 _MESSAGE_CHARACTERS = 2000
 _ERROR = ("type", "message", "store", "key")
@@ -34,6 +36,28 @@ def require_arrow() -> None:
     """Import the packages that ``mapInArrow`` needs, or raise `MissingDependencyError`; it does not use pandas."""
     for module in ("pyspark", "pyarrow", "pandas"):
         import_vendor(module, extra="spark")
+
+
+def session_of(df: DataFrame) -> SparkSession:
+    """Return the session of a DataFrame; raises an `ArgumentTypeError` for anything else, such as a frame of pandas."""
+    valid = hasattr(df, "sparkSession") and hasattr(df, "mapInArrow")
+    expected = "a DataFrame of Spark; spark.createDataFrame makes one of a pandas DataFrame"
+    check_type("df", df, valid=valid, expected=expected)
+    return df.sparkSession
+
+
+@contextmanager
+def described(spark: SparkSession, text: str) -> Iterator[None]:
+    """Show a description of the jobs of a block in Spark's web interface, unless the caller has set one."""
+    context = None if getattr(spark, "_jsparkSession", None) is None else spark.sparkContext  # not with Spark Connect
+    if context is None or context.getLocalProperty(_DESCRIPTION):
+        yield
+        return
+    context.setLocalProperty(_DESCRIPTION, f"claimcheck: {text}")
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, None)  # type: ignore[arg-type]
 
 
 def find_column(df: DataFrame, option: str, name: object, *types: str) -> int:

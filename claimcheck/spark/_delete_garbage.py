@@ -13,7 +13,14 @@ from claimcheck._listing import StoreEntry
 from claimcheck._store import Store
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
 from claimcheck.errors import ConfigError
-from claimcheck.spark._columns import find_column, map_batches, require_arrow, with_index_names
+from claimcheck.spark._columns import (
+    described,
+    find_column,
+    map_batches,
+    require_arrow,
+    session_of,
+    with_index_names,
+)
 from claimcheck.spark._references import References, Spans, without_referenced
 from claimcheck.spark._whole_topics import WholeTopics
 from claimcheck.spark._worker import AnyConfig, as_config, check_paths, check_reached, claim_check
@@ -151,10 +158,10 @@ def delete_garbage(
         TransportError: Messages were deleted while they were read; nothing was deleted.
         UnknownVersionError: A message may point at anything, because a newer version wrote it; nothing was deleted.
     """
-    scope = Scope.of(
-        orphans.sparkSession, config=config, topics=topics, keep=keep, grace_seconds=grace_seconds, consumed=consumed
-    )
-    return delete_orphans(orphans, scope, after=None, rate=rate, force=force)
+    spark = session_of(orphans)
+    scope = Scope.of(spark, config=config, topics=topics, keep=keep, grace_seconds=grace_seconds, consumed=consumed)
+    with described(spark, "delete_garbage: delete orphans"):
+        return delete_orphans(orphans, scope, after=None, rate=rate, force=force)
 
 
 def delete_orphans(
@@ -237,7 +244,7 @@ class _DeleteStage:
     def _delete(self, rows: list[dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
         size = _BATCH if self.rate is None else max(1, min(_BATCH, int(self.rate)))
         for name, group in groupby(rows, key=lambda row: str(row["store"])):
-            store = claim_check(self.config).store(name)
+            store = claim_check(self.config, uses_keys=False).store(name)
             entries = (_entry_of(store, row) for row in group)
             while some := list(islice(entries, size)):
                 yield from self._delete_some(store, some)

@@ -295,7 +295,9 @@ def _job(
     if result is not None:
         return Job(partial(_same, result), 0, waits=False)
     if pointer is None:
-        return Job(partial(_outcome, partial(_in_band, cc, origin), message), len(message), waits=False)
+        size = cc._messages.unpacker.encoded_size(message)
+        work = partial(_outcome, partial(_in_band, cc, origin), message)
+        return Job(work, len(message) if size is None else size, waits=False)
     return Job(partial(_outcome, cc.read, pointer), pointer.size, waits=True)
 
 

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from claimcheck._envelope import Buffer
 from claimcheck._pointer import Pointer
 from claimcheck._validation import check_value, fail
-from claimcheck.spark._columns import check_distinct, check_new, error_type, find_column, map_batches, require_arrow
+from claimcheck.spark._columns import (
+    check_distinct,
+    check_new,
+    error_type,
+    find_column,
+    map_batches,
+    require_arrow,
+    session_of,
+)
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, Outcome
 from claimcheck.spark._metrics import Metrics
 from claimcheck.spark._origin import Origin
@@ -109,7 +117,7 @@ def map_payloads(
     )
 
     def transform(df: DataFrame) -> DataFrame:
-        check_paths(reading.config, df.sparkSession)
+        check_paths(reading.config, session_of(df))
         if with_row:
             check_distinct(df.columns, "with_row")
         index, parsed = find_column(df, "column", column), _parsed(df, schema)

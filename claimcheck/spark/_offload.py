@@ -20,7 +20,15 @@ from claimcheck._client import ClaimCheck
 from claimcheck._envelope import Envelope, Kind, is_lookalike
 from claimcheck._validation import check_int, fail
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit, kafka_overhead
-from claimcheck.spark._columns import HEADERS_TYPE, check_new, find_column, map_batches, require_arrow, row_source
+from claimcheck.spark._columns import (
+    HEADERS_TYPE,
+    check_new,
+    find_column,
+    map_batches,
+    require_arrow,
+    row_source,
+    session_of,
+)
 from claimcheck.spark._fetching import (
     MAX_INFLIGHT_BYTES,
     OUT_BATCH_BYTES,
@@ -107,7 +115,7 @@ def offload(
     limit = None if max_message_bytes is None else WireLimit(max_message_bytes, kafka_overhead)
 
     def transform(df: DataFrame) -> DataFrame:
-        check_paths(own, df.sparkSession)
+        check_paths(own, session_of(df))
         may_chunk = ClaimCheck(checked).may_chunk(destination)
         columns = _Columns.find(df, column, key, headers, into, may_chunk=may_chunk)
         stage = _OffloadStage(checked, run.bytes, columns, destination, limit, concurrency, max_inflight_bytes, metrics)

@@ -20,7 +20,7 @@ from claimcheck._pointer import Pointer
 from claimcheck._store import Store
 from claimcheck._validation import fail
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark._columns import check_new, error_type, find_column, map_batches, require_arrow
+from claimcheck.spark._columns import check_new, error_type, find_column, map_batches, require_arrow, session_of
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, Job, OrderedExecutor
 from claimcheck.spark._metrics import Metrics, Tally
 from claimcheck.spark._rows import (
@@ -104,7 +104,7 @@ def pin(
         dead_letter=dead_letter,
         metrics=metrics,
     )
-    check_paths(replace(checked, store=store), df.sparkSession)
+    check_paths(replace(checked, store=store), session_of(df))
     check_paths(checked, df.sparkSession)
     if on_error == "null":
         check_new(df.columns, error=error)

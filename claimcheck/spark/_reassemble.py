@@ -12,6 +12,7 @@ from claimcheck.spark._columns import (
     check_types,
     error_type,
     require_arrow,
+    session_of,
     with_fields,
     with_index_names,
 )
@@ -90,8 +91,8 @@ def reassemble(
         expire_after_seconds: On a stream: how long the first chunk waits for the others; 0 for no limit. Choose much
             more than the duration of a micro-batch. ``None`` uses the value in ``chunking``.
         expire_by: On a stream: ``clock`` uses the machine's time, which also passes while no messages arrive; in Spark
-            a query with ``trigger(availableNow=True)`` then never ends. ``data`` uses the arrival of messages: the
-            query ends, and leaves incomplete payloads to the next run.
+            a query with ``trigger(availableNow=True)`` then never ends. ``data`` uses the arrival of messages
+            of any kind: the query ends, and leaves incomplete payloads to the next run.
         remember_seconds: On a stream: how long a finished payload is remembered, to drop late duplicates of its
             chunks; later duplicates count as chunks of a payload that never completes.
         delete_chunks: On a stream: whether stored chunks are deleted. ``False`` leaves them to expire, so that an older
@@ -127,7 +128,7 @@ def reassemble(
     options = Options(reading, float(expire), expire_by, float(remember_seconds), delete_chunks)
 
     def transform(df: DataFrame) -> DataFrame:
-        check_paths(checked, df.sparkSession)
+        check_paths(checked, session_of(df))
         check_new(df.columns, uuid=uuid, payload=payload, error=error)
         check_types(df)
         columns = ColumnIndexes.find(df, column, source, headers)

@@ -191,8 +191,8 @@ class _ReassembleStage:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with closing(self._output_rows(batches)) as rows:
-            for group in cut(rows, max_bytes=self.options.reading.out_batch_bytes):
-                yield self._output(group)
+            # not a loop, whose variable would keep the payloads alive
+            yield from map(self._output, cut(rows, max_bytes=self.options.reading.out_batch_bytes))
 
     def _output_rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[OutputRow]:
         """Messages that are not chunks come first: they have no uuid, and nulls sort first."""
@@ -206,6 +206,7 @@ class _ReassembleStage:
                 if row is not None:
                     count(tally, row)
                     yield row
+                    del row
 
     def _messages(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Message]:
         for batch in batches:

@@ -137,16 +137,23 @@ def count(tally: Tally, row: OutputRow, *, store: str | None = None) -> None:
 
 
 def cut(rows: Iterable[OutputRow], *, max_bytes: int) -> Iterator[list[OutputRow]]:
-    """Group rows into batches by bytes; a larger row is a batch of its own."""
-    batch, held, limit = list[OutputRow](), 0, min(max_bytes, MAX_COLUMN_BYTES)
+    """Group rows into batches by bytes; a larger row is a batch of its own.
+
+    A full batch is yielded before the next row is requested, and is not referenced here while the caller has it.
+    """
+    batches, held, limit = [list[OutputRow]()], 0, min(max_bytes, MAX_COLUMN_BYTES)
     for row in rows:
-        if batch and (held + row.size > limit or len(batch) >= _MAX_ROWS):
-            yield batch
-            batch, held = [], 0
-        batch.append(row)
+        if batches[0] and held + row.size > limit:
+            yield batches.pop()
+            batches, held = [[]], 0
+        batches[0].append(row)
         held += row.size
-    if batch:
-        yield batch
+        del row
+        if held >= limit or len(batches[0]) >= _MAX_ROWS:
+            yield batches.pop()
+            batches, held = [[]], 0
+    if batches[0]:
+        yield batches.pop()
 
 
 def added_columns(rows: Sequence[OutputRow], kind: pa.DataType) -> list[pa.Array]:

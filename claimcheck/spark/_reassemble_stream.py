@@ -54,7 +54,7 @@ from claimcheck.spark._worker import adaptive_concurrency, check_reached, claim_
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
 _MIN_PYSPARK = (4, 1)
@@ -64,6 +64,7 @@ _BEHIND_SECONDS = 3600  # how far a driver's clock may be set back without chunk
 _STORED = (
     "key string, position int, total int, size bigint, digest binary, reference binary, row binary, declared string"
 )
+_TIME = "_claimcheck_time"
 _INLINE_BYTES = 512
 _DIGEST_BYTES = 16
 _MAX_ROWS = 1024
@@ -81,7 +82,8 @@ def reassemble_stream(df: DataFrame, columns: ColumnIndexes, options: Options, s
     _check_state_store(df)
     _check_store(options)
     is_chunk = read_header(df[df.columns[columns.message]], options.config.header).uuid.isNotNull()
-    chunks = _chunks(df.filter(is_chunk), columns, options, schema)
+    only_chunks = _timed_chunks(df, is_chunk) if options.expire_by == "data" else df.filter(is_chunk)
+    chunks = _chunks(only_chunks, columns, options, schema)
     return _messages(df.filter(~is_chunk), columns, options).union(chunks).toDF(*schema.names)
 
 
@@ -127,6 +129,17 @@ def _messages(df: DataFrame, columns: ColumnIndexes, options: Options) -> DataFr
     return resolved.select(*df.columns, F.lit(None).cast("string").alias("uuid"), "payload", "error")
 
 
+def _timed_chunks(df: DataFrame, is_chunk: Column) -> DataFrame:
+    """Return the chunks, with a watermark that every message moves, and not only chunks.
+
+    Spark moves a filter to below the watermark unless it refers to the column of the time. No message has the time 0.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    timed = df.withColumn(_TIME, F.current_timestamp()).withWatermark(_TIME, f"{_BEHIND_SECONDS} seconds")
+    return timed.filter(is_chunk | (timed[_TIME] == F.timestamp_seconds(F.lit(0)))).drop(_TIME)
+
+
 def _chunks(df: DataFrame, columns: ColumnIndexes, options: Options, schema: StructType) -> DataFrame:
     """Store the chunks, track them, and join complete payloads."""
     from pyspark import cloudpickle
@@ -148,8 +161,6 @@ def _chunks(df: DataFrame, columns: ColumnIndexes, options: Options, schema: Str
     now = F.current_timestamp()  # of the micro-batch, the same when it is replayed
     declared = df.select("*", declared_claims(df, columns.headers).alias("declared"))
     stored = declared.mapInArrow(_StoreStage(options, columns), _STORED).withColumn("arrived", F.unix_millis(now))
-    if by_data:
-        stored = stored.withColumn("time", now).withWatermark("time", f"{_BEHIND_SECONDS} seconds")
     tracked = stored.groupBy("key").transformWithState(
         statefulProcessor=state.Reassembler(limits),
         outputStructType=state.OUTPUT,
@@ -329,8 +340,9 @@ class _FetchedPayload:
                 self.error, self.pieces = error_value(payload), []
             else:
                 self.pieces = payload
-        pieces = None if self.error else self.pieces
-        return OutputRow(self.row, 0, False, self.uuid, pieces, self.error, sum(map(len, self.pieces)))
+        pieces, self.pieces = self.pieces, []
+        size = sum(map(len, pieces))
+        return OutputRow(self.row, 0, False, self.uuid, None if self.error else pieces, self.error, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,9 +362,12 @@ class _FetchStage:
                 kind = batch.schema.field("row").type
                 yield batch
 
+        def output(rows: list[OutputRow]) -> pa.RecordBatch:
+            return self._output(rows, kind)
+
         with closing(self._joined(seen())) as joined:
-            for rows in cut(joined, max_bytes=self.options.reading.out_batch_bytes):
-                yield self._output(rows, kind)
+            # not a loop, whose variable would keep the payloads alive
+            yield from map(output, cut(joined, max_bytes=self.options.reading.out_batch_bytes))
 
     def _joined(self, batches: Iterable[pa.RecordBatch]) -> Generator[OutputRow]:
         reading, tally = self.options.reading, Tally(self.options.reading.metrics)
@@ -373,6 +388,7 @@ class _FetchStage:
                     row = payload.finish(cc, origin)
                     count(tally, row, store=reading.config.store)
                     yield row
+                    del row, payload
         cleanup.finish()
 
     def _references(

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from claimcheck._validation import check_int, fail
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark._columns import check_types, find_column, map_batches, require_arrow, with_index_names
+from claimcheck.spark._columns import (
+    check_types,
+    described,
+    find_column,
+    map_batches,
+    require_arrow,
+    session_of,
+    with_index_names,
+)
 from claimcheck.spark._worker import AnyConfig, as_config, claim_check, partition_id
 
 if TYPE_CHECKING:
@@ -50,12 +58,15 @@ def repartition_by_payload(
     checked = as_config(config)
 
     def transform(df: DataFrame) -> DataFrame:
+        spark = session_of(df)
         if df.isStreaming:
             fail("df", found="a stream", expected="a batch; a stream's source limits the bytes of a trigger")
         check_types(df)
         packing = _Packing(checked, find_column(df, "column", column), target_bytes)
-        ranges, count = _bin_ranges(df, packing)
-        return _repartitioned(df, _Assignment(packing, ranges, tuple(_hash_keys(df, count))), count)
+        with described(spark, "repartition_by_payload: read the sizes of payloads"):
+            ranges, count = _bin_ranges(df, packing)
+            keys = tuple(_hash_keys(df, count))
+        return _repartitioned(df, _Assignment(packing, ranges, keys), count)
 
     return transform
 

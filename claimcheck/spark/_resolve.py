@@ -17,6 +17,7 @@ from claimcheck.spark._columns import (
     find_column,
     map_batches,
     require_arrow,
+    session_of,
 )
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, Outcome, payload_size
 from claimcheck.spark._metrics import Metrics
@@ -70,8 +71,9 @@ def resolve(
         on_error: ``fail`` raises the first error, which fails the task. ``null`` leaves the payload null and adds a
             column with the error, a struct of ``type``, ``message``, ``store`` and ``key`` that is null for every row
             without an error. ``dead_letter`` passes the row to a function and drops it. Errors that are not specific
-            to one row always fail the task, so that an outage never becomes data: a store that is down, or a driver or
-            variable that the worker lacks for the configuration's ``store`` or one listed in ``reads_from``.
+            to one row always fail the task, so that an outage never becomes data: a store that is down, a driver or
+            variable that the worker lacks for the configuration's ``store`` or one listed in ``reads_from``, or a key
+            that it lacks.
         error: Name of the error column.
         dead_letter: Called in the worker with each bad row, and again if Spark reruns the task. It is pickled; its
             exceptions fail the task.
@@ -102,7 +104,7 @@ def resolve(
     def transform(df: DataFrame) -> DataFrame:
         from pyspark.sql.types import BinaryType
 
-        check_paths(reading.config, df.sparkSession)
+        check_paths(reading.config, session_of(df))
         index = find_column(df, "column", column)
         placed = replace(reading, origin=Origin.find(df, reading.config, destination))
         check_new(df.columns, **added)

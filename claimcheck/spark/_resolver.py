@@ -169,12 +169,14 @@ class _Reassembly:
         self._now = 0.0
         # Nothing is redelivered in a batch, and everything expires when `_now` passes one second, at the end.
         chunking = replace(config.chunks, expire_after_seconds=1.0, on_expire="ack", on_evict="ack")
+        current = claim_check(config)._current()
         self._resolver = Resolver(
             _not_called,
             chunking=chunking,
+            unpacker=current.unpacker,
             header=config.header,
             clock=lambda: self._now,
-            seal=claim_check(config)._current().seal,
+            seal=current.seal,
         )
 
     def run(self, results: Generator[tuple[object, Buffer | None, Outcome]]) -> Generator[tuple[object, None, Outcome]]:

@@ -1,7 +1,7 @@
 """State kept once per Python worker: a `ClaimCheck` and its measured concurrency for each configuration.
 
 Spark reuses Python workers for many tasks, so connections survive the tasks. The configuration is pickled with the
-function (well below 1 KiB); connections, locks and secrets never are.
+function (1 to 2 KiB); connections, locks and secrets never are.
 """
 
 from __future__ import annotations
@@ -66,13 +66,25 @@ def check_writing(config: Config) -> None:
         check_reached(config)
 
 
-def claim_check(config: Config) -> ClaimCheck:
-    """Return this process's `ClaimCheck` for a configuration; it stays open until the process ends."""
+def claim_check(config: Config, *, uses_keys: bool = True) -> ClaimCheck:
+    """Return this process's `ClaimCheck` for a configuration; it stays open until the process ends.
+
+    Args:
+        config: The configuration.
+        uses_keys: Whether to check first that this process has all keys and codecs of the configuration: a message
+            chooses those that it needs, and must not choose with them how the task ends.
+
+    Raises:
+        ConfigError: Names the keys that this process lacks.
+        MissingDependencyError: A package is not installed.
+    """
     with _lock:
         key = _process_key(config)
         if key not in _claim_checks:
             _claim_checks[key] = ClaimCheck(config)
         _tune_worker()
+        if uses_keys:
+            _claim_checks[key]._current().check_keys()
         return _claim_checks[key]
 
 

@@ -19,12 +19,20 @@ from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
 from claimcheck.stores.redis._server import SMALL_BYTES, Borrowed, RedisServer, packed, segment_key
 
-__all__ = ["SegmentReader", "SmallReplies", "pipelined", "unsized_segments"]
+__all__ = ["SegmentReader", "SmallReplies", "pipelined", "small_command", "unsized_segments"]
 
 _SIZES_AT_ONCE = 1000
 _BYTES_AT_ONCE = 4 << 20
 _IN_FLIGHT = 3  # two are enough on loopback, but not after a round trip of 1 ms
-_NULLS = (b"$-1\r\n", b"_\r\n")  # in both versions of the protocol
+_EMPTY = b"$0\r\n\r\n"  # the reply to `small_command` if there is no such key
+
+
+def small_command(key: str, size: int) -> tuple[str, ...]:
+    """Return the command for a small value of a declared size, which is more than 0.
+
+    It requests one byte more. So the reply shows that a value is larger, and the server does not send all of it.
+    """
+    return "GETRANGE", key, "0", str(size)
 
 
 def unsized_segments(
@@ -208,11 +216,11 @@ def _small_segment(borrowed: Borrowed, key: str, length: int) -> bytes | None:
     sock = borrowed.socket
     if sock is None:
         raise OtherReplyError
-    sock.sendall(packed(("GET", key)))
+    sock.sendall(packed(small_command(key, length)))
     begin = b"$%d\r\n" % length
     size = len(begin) + length + 2
     reply: bytes | bytearray = sock.recv(size)
-    if reply in _NULLS:
+    if reply == _EMPTY:
         return None
     if len(reply) < size:
         reply = _completed(sock, bytearray(reply), begin, size)
@@ -322,14 +330,14 @@ class SmallReplies:
             self._next += 1
             return b"OK"
         size, whole = self._sizes[self._next], None
-        self._fill(len(_NULLS[1]))
-        null = next((null for null in _NULLS if self._received[self._begin : self._begin + 2] == null[:2]), None)
-        if null is None:
+        self._fill(2)
+        is_missing = self._received[self._begin : self._begin + 2] == _EMPTY[:2]
+        if not is_missing:
             self._take(b"$%d\r\n" % size)
             self._fill(size + 2)
             whole = bytes(self._received[self._begin : self._begin + size])
             self._begin += size
-        self._take(null or b"\r\n")
+        self._take(_EMPTY if is_missing else b"\r\n")
         self._next += 1
         return whole
 
@@ -386,7 +394,7 @@ class SegmentReader:
         self._missing = missing
         self._wrong = wrong
         self._position = self._requested = start
-        self._stop = stop
+        self._start, self._stop = start, stop
         self._is_small = 0 < stop - start <= min(SMALL_BYTES, self._segment_bytes - start % self._segment_bytes)
         self._lost_at = -1
         self._replies: RawReplies | None = None
@@ -529,7 +537,8 @@ class SegmentReader:
 
     def _checks_last_first(self) -> bool:
         """Whether to check the last segment before much memory is allocated or much data transferred."""
-        return self._position == 0 and self._stop == self._size > TRUSTED_BYTES and self._pointer.segments > 1
+        is_large = self._stop - self._start > TRUSTED_BYTES and self._pointer.segments > 1
+        return is_large and self._position == self._start
 
     def _bytes_of(self, i: int) -> int:
         """Return the size of a segment: all but the last have the same."""
@@ -544,7 +553,7 @@ class SegmentReader:
     def _command(self, span: _Span) -> tuple[str, ...]:
         key = self._key(span.i)
         if span.whole:
-            return "GET", key
+            return small_command(key, span.length) if self._is_small else ("GET", key)
         return "GETRANGE", key, str(span.start), str(span.start + span.length - 1)
 
     def _key(self, i: int) -> str:

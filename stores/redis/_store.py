@@ -28,7 +28,7 @@ from claimcheck.errors import IntegrityError, KeyTakenError, ScanNotSupportedErr
 from claimcheck.stores._common import CaFile
 from claimcheck.stores.redis._expiry import extend_segments
 from claimcheck.stores.redis._listing import FirstSegment, Keyspace
-from claimcheck.stores.redis._reader import SegmentReader, SmallReplies, unsized_segments
+from claimcheck.stores.redis._reader import SegmentReader, SmallReplies, small_command, unsized_segments
 from claimcheck.stores.redis._server import (
     SMALL_BYTES,
     Address,
@@ -240,8 +240,8 @@ class RedisStore(Store):
         return reader
 
     def _request(self, pointers: Sequence[Pointer]) -> Replies:
-        commands = [packed(("GET", segment_key(pointer, 0))) for pointer in pointers]
         sizes = [pointer.size or 0 for pointer in pointers]
+        commands = [packed(small_command(segment_key(each, 0), each.size or 0)) for each in pointers]
         return SmallReplies(
             self._server, commands, sizes, missing=lambda n: self.missing(pointers[n], "segment 0 of 1")
         )

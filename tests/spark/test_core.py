@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from claimcheck._client import ClaimCheck
 from claimcheck._pointer import Pointer
 from claimcheck.config import from_dict
 from claimcheck.errors import ConfigError, PayloadNotFoundError, PayloadTypeError
@@ -21,6 +22,7 @@ class Getter:
     """Messages are sizes as text, with the prefix ``p`` for stored payloads; counts the bytes held."""
 
     config = from_dict({})
+    _messages = ClaimCheck(from_dict({"strategy": "inline"}))._messages
 
     def __init__(self, *, seconds: float = 0.0, declared: bool = True, bad: frozenset[bytes] = frozenset()) -> None:
         self.seconds, self.declared, self.bad = seconds, declared, bad

@@ -1,13 +1,15 @@
 """A forged message is one bad row, whatever it names; a problem of the whole job fails the task."""
 
+import base64
 import json
+import sys
 
 import pyarrow as pa
 import pytest
 
 import claimcheck
 from claimcheck._envelope import HEADER
-from claimcheck.errors import MissingDependencyError, PointerRejectedError, StoreUnavailableError
+from claimcheck.errors import ConfigError, MissingDependencyError, PointerRejectedError, StoreUnavailableError
 from claimcheck.spark import map_payloads, reassemble, resolve, resolver
 from claimcheck.spark._resolve import ResolveStage
 from claimcheck.spark._rows import Reading
@@ -96,12 +98,90 @@ def test_a_forged_message_is_one_bad_row(config, good, message):
     assert bad[1]["type"] in ("PointerRejectedError", "EnvelopeError", "UnknownVersionError")
 
 
-def test_a_signature_that_this_worker_cannot_check(config, good):
-    signing = {"keys": {"k": "${CLAIMCHECK_TEST_NOT_SET}"}, "require": False}
+ENCRYPTED = {"key_id": "k1", "keys": {"k1": base64.b64encode(b"1" * 32).decode()}, "require": False}
 
-    _, bad = run(config | {"signing": signing}, [good, forged(key="k", store="disk", mac="00", key_id="k")])
 
-    assert bad[1]["type"] == "PointerRejectedError"
+@pytest.mark.parametrize("message", [b"plain", forged(key="k", store="disk", mac="00", key_id="s2")])
+def test_keys_that_this_worker_lacks_fail_it_at_its_start_whatever_the_messages_need(config, message):
+    signing = {"keys": {"s1": "a secret of 16 bytes", "s2": "${CLAIMCHECK_TEST_NOT_SET}"}, "require": False}
+    keys = ENCRYPTED["keys"] | {"k2": "${CLAIMCHECK_TEST_NOT_SET}", "k3": "${CLAIMCHECK_TEST_3:-short}"}
+
+    with pytest.raises(ConfigError) as caught:
+        run(config | {"signing": signing, "encryption": ENCRYPTED | {"keys": keys}}, [message])
+
+    names = ["signing.keys.s2", "encryption.keys.k2", "encryption.keys.k3"]
+    assert [problem.path for problem in caught.value.problems] == names
+
+
+def test_a_package_that_the_configuration_needs_fails_the_worker_at_its_start(config, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+
+    with pytest.raises(MissingDependencyError, match="zstandard"):
+        run(config | {"compression": {"codec": "zstd"}}, [b"plain"])
+
+
+class Refusing:
+    """Keys of which a service lets this process use only the first one."""
+
+    def __init__(self, *, keys):
+        pass
+
+    def wrap(self, data_key, *, key_id, context):
+        return data_key
+
+    def unwrap(self, wrapped, *, key_id, context):
+        if key_id != "k1":
+            raise ConfigError(f"not allowed to use {key_id}")
+        return wrapped
+
+    def describe(self):
+        return {}
+
+
+REFUSING = {"provider": f"{__name__}:Refusing", "key_id": "k1", "keys": {"k1": "1", "k2": "2"}, "require": False}
+
+
+def test_a_key_id_that_was_changed_in_the_store_is_one_bad_row(config, good, tmp_path):
+    config = config | {"encryption": REFUSING}
+    with claimcheck.from_dict(config) as cc:
+        victim, encrypted = (cc.store("disk").write(payload * 1000) for payload in (b"victim", b"good"))
+        messages = [cc.seal(encrypted), cc.seal(victim), good]
+    path = tmp_path / "claims" / victim.key
+    path.write_bytes(path.read_bytes().replace(b'"key_id":"k1"', b'"key_id":"k2"'))
+
+    before, bad, after = run(config, messages)
+
+    assert (before, after) == ((b"good" * 1000, None), (b"good", None))
+    assert bad[0] is None
+    assert bad[1]["type"] == "IntegrityError"
+    assert "'k2'" in bad[1]["message"]
+
+
+def test_a_key_id_in_a_message_is_one_bad_row(config, good):
+    config = config | {"encryption": REFUSING | {"inline": True}}
+    with claimcheck.from_dict(config) as cc, cc.outbound(b"small", destination="orders") as out:
+        (envelope,) = out.envelopes
+        out.sent(0)
+
+    _, bad, after = run(config, [envelope.data, envelope.data.replace(b'"key_id":"k1"', b'"key_id":"k2"'), good])
+
+    assert bad[1]["type"] == "IntegrityError"
+    assert after == (b"good", None)
+
+
+@pytest.mark.parametrize("package", ["lz4.frame", "xxhash"])
+def test_a_package_that_only_one_message_needs_is_one_bad_row(config, good, package, monkeypatch):
+    pytest.importorskip(package)
+    needs = {"lz4.frame": {"compression": {"codec": "lz4", "min_bytes": 1}}, "xxhash": {"checksum": "xxh3-128"}}
+    with claimcheck.from_dict(config | needs[package]) as cc:
+        message = cc.seal(cc.store("disk").write(bytes(5000)))
+    monkeypatch.setitem(sys.modules, package, None)
+
+    bad, after = run(config, [message, good])
+
+    assert bad[1]["type"] in ("IntegrityError", "PointerRejectedError")
+    assert package.partition(".")[0] in bad[1]["message"]
+    assert after == (b"good", None)
 
 
 def test_all_of_them_in_spark(spark, config, good):

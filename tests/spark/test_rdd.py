@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import pickle
 import random
@@ -16,6 +17,7 @@ from claimcheck.errors import (
     ConfigError,
     EnvelopeError,
     IncompletePayloadError,
+    IntegrityError,
     PayloadNotFoundError,
     PayloadTooLargeError,
     PayloadTypeError,
@@ -292,6 +294,29 @@ def test_what_its_writer_gave_up_is_missed_by_nobody(config, send):
     abort = b"PRF_wdkafcli_header_\x03" + chunk[21:57]
 
     assert reassemble(config, [chunk, abort, b"next"]) == [b"next"]
+
+
+@pytest.mark.parametrize("section", ["chunking", "limits"])
+def test_a_compressed_payload_is_bounded_by_what_it_decompresses_to(config, send, section):
+    pytest.importorskip("zstandard")
+    messages = send(bytes(200_000), compression={"min_bytes": 10}, **CHUNKING)
+    assert reassemble(config, messages) == [bytes(200_000)]
+    config[section] = {"max_payload_bytes": 100_000}
+
+    with pytest.raises(PayloadTooLargeError):
+        reassemble(config, messages)
+
+
+def test_chunks_are_decrypted_with_the_keys_of_the_configuration(config, send):
+    pytest.importorskip("cryptography")
+    plain = send(bytes(5000), **CHUNKING)
+    config["encryption"] = {"key_id": "k", "keys": {"k": base64.b64encode(bytes(range(32))).decode()}}
+    messages = send(bytes(5000), encryption=config["encryption"], **CHUNKING)
+    given = {"config": config, "chunks": "reassemble", "destination": "orders"}
+
+    assert list(resolver(**given)(messages)) == [bytes(5000)]
+    with pytest.raises(IntegrityError, match=r"encryption\.require"):
+        list(resolver(**given)(plain))
 
 
 @pytest.mark.parametrize("section", ["chunking", "limits"])

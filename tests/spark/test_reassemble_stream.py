@@ -199,6 +199,22 @@ def test_what_is_missing_is_said_once_by_a_run_that_comes_later(run, topic, tmp_
     assert claims(tmp_path) == 0
 
 
+def test_every_message_moves_the_time_of_the_data(run, topic, send, tmp_path):
+    """Otherwise a payload stays incomplete for ever in a topic to which chunks are no longer sent."""
+    incomplete = in_chunks(b"1" * 3_000)[1:]
+    topic.put(*orders(incomplete))
+    assert run(expire_after_seconds=0.05) == []
+    topic.put(*orders([b"plain", *send(b"stored" * 1_000), None]))
+
+    rows = run(expire_after_seconds=0.05)
+
+    assert [row.error and row.error.type for row in rows] == ["IncompletePayloadError", None, None, None]
+    assert rows[0].uuid == decode(incomplete[0]).uuid
+    topic.put(*orders([b"next"]))
+    run(expire_after_seconds=0.05)
+    assert claims(tmp_path) == 0
+
+
 def test_the_clock_goes_on_while_nothing_comes(stateful, stored, topic, tmp_path):
     topic.put(*orders(in_chunks(b"x" * 3_000)[:2]))
     source = stateful.readStream.schema(SCHEMA).parquet(str(topic.folder))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +36,7 @@ destinations:
 """
 
 GOOD = {"strategy": "external", "store": "hot", "stores": {"hot": {"type": "memory"}}}
+THIS = configuration.VERSION
 
 
 def test_the_whole_file_loads_and_says_what_it_means(tmp_path):
@@ -63,6 +68,42 @@ def test_a_section_that_is_off_by_default_can_be_turned_on_and_off_per_destinati
 def test_the_shortest_file_has_one_store(tmp_path):
     assert from_dict({"stores": {"hot": {"type": "memory"}}}).store == "hot"
     assert from_dict({"strategy": "chunking"}).store is None
+
+
+def test_the_version_is_that_of_the_project():
+    pyproject = Path(__file__).parents[2] / "pyproject.toml"
+    assert tomllib.loads(pyproject.read_text())["project"]["version"] == configuration.VERSION
+
+
+SIGNED = GOOD | {"signing": {"keys": {"k": "0123456789abcdef"}, "require": True, "bind_destination": False}}
+
+
+def test_another_version_refuses_a_pickled_configuration(monkeypatch):
+    pickled = pickle.dumps(claimcheck.from_dict(SIGNED))
+    monkeypatch.setattr(configuration, "VERSION", "9.9.9")
+
+    with pytest.raises(ConfigError, match=rf"claimcheck {re.escape(THIS)}, .* has claimcheck 9\.9\.9"):
+        pickle.loads(pickled)
+
+
+def test_a_configuration_of_the_first_release_is_refused():
+    config, values = from_dict(SIGNED), [1, 2, 3]
+    with pytest.raises(ConfigError, match="claimcheck 0.1.0 or earlier"):
+        type(config.signing).__setstate__(config.signing, values)
+
+
+@pytest.mark.parametrize("name", ["Config", "SigningConfig", "StoreConfig", "DataKeysConfig"])
+@pytest.mark.parametrize("change", ["one more", "one less", "another name"])
+def test_options_that_differ_are_never_taken_for_others(monkeypatch, name, change):
+    """As between two builds of one version: by position, `signing.require` could become false."""
+    kind = getattr(configuration, name)
+    pickled, known = pickle.dumps(from_dict(SIGNED)), dataclasses.fields(kind)
+    other = SimpleNamespace(name="strict_topics")
+    there = {"one more": [other, *known], "one less": known[1:], "another name": [other, *known[1:]]}[change]
+    monkeypatch.setattr(configuration, "fields", lambda of: there if of is kind else dataclasses.fields(of))
+
+    with pytest.raises(ConfigError, match="with other options, and this process has"):
+        pickle.loads(pickled)
 
 
 def test_a_configuration_is_frozen_and_pickles_with_names_not_secrets(monkeypatch):

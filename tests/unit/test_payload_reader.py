@@ -350,6 +350,6 @@ class TestSeekableReader:
     def test_allocates_at_once_what_the_medium_confirmed(self, monkeypatch):
         """No growing, no copying, however large it is."""
         monkeypatch.setattr("claimcheck._payload_reader.TRUSTED_BYTES", 100)
-        monkeypatch.setattr(PayloadReader, "_grown", lambda *_: pytest.fail("grown"))
+        monkeypatch.setattr("claimcheck._payload_reader._grown", lambda *_: pytest.fail("grown"))
 
         assert SeekableReader(Opened(Medium(PAYLOAD)), pointer()).readall() == PAYLOAD

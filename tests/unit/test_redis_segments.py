@@ -266,41 +266,57 @@ class TestOfOneSmallSegment:
 
     def test_is_one_request(self, store, server):
         assert store.read(self.POINTER) == store.read(self.POINTER) == PAYLOAD[:10]
-        assert server.asked == [[b"GET", b"claimcheck:x-0"]] * 2
+        assert server.asked == [[b"GETRANGE", b"claimcheck:x-0", b"0", b"10"]] * 2
         assert server.connections == 1
 
     def test_byte_by_byte(self, store, server, medium):
-        medium.answers("GET", 0, slowly)
+        medium.answers("GETRANGE", 0, slowly)
 
         assert store.read(self.POINTER) == PAYLOAD[:10]
         assert (server.connections, len(server.asked)) == (1, 1)
 
     @pytest.mark.parametrize("odd", [None, half, b">2\r\n+a\r\n+b\r\n", b"+OK\r\n", b"\0" * 50, bulk(PAYLOAD[:9])])
     def test_an_unexpected_reply_never_becomes_payload(self, store, server, medium, odd):
-        medium.answers("GET", 0, odd)
+        medium.answers("GETRANGE", 0, odd)
 
         assert store.read(self.POINTER) == PAYLOAD[:10]
         assert server.connections == 2
 
-    @pytest.mark.parametrize("gone", [b"$-1\r\n", b"_\r\n"])
-    def test_that_is_gone_costs_one_request_and_no_connection(self, store, server, medium, gone):
-        medium.answers("GET", 0, gone)
+    def test_that_is_gone_costs_one_request_and_no_connection(self, store, server, medium):
+        medium.answers("GETRANGE", 0, bulk(b""))
 
         with pytest.raises(PayloadNotFoundError, match="segment 0 of 1"):
             store.read(self.POINTER)
         assert store.read(self.POINTER) == PAYLOAD[:10]
         assert (server.connections, len(server.asked)) == (1, 2)
 
-    @pytest.mark.parametrize("wrong", [b"", b"short", b"a longer segment"])
+    @pytest.mark.parametrize("wrong", [b"short", b"a longer segment"])
     def test_of_another_size(self, store, medium, wrong):
-        medium.always("GET", 0, bulk(wrong))
+        medium.always("GETRANGE", 0, bulk(wrong))
         medium.always("STRLEN", 0, b":%d\r\n" % len(wrong))
 
         with pytest.raises(IntegrityError):
             store.read(self.POINTER)
 
+    def test_that_is_much_larger_is_never_transferred(self, store, server, medium):
+        """Whoever can write to the server could otherwise have readers fetch a large entry with a small pointer."""
+        sent = []
+
+        def ranged(conversation, command):
+            medium.answers("STRLEN", 0, b":%d\r\n" % (8 << 20))
+            entry = bytes(8 << 20)
+            reply = bulk(entry[int(command[2]) : int(command[3]) + 1] if command[0] == b"GETRANGE" else entry)
+            reply = medium(conversation, command) if command[0] == b"STRLEN" else reply
+            sent.append(len(reply))
+            return reply
+
+        server.script = ranged
+        with pytest.raises(IntegrityError, match=str(8 << 20)):
+            store.read(self.POINTER)
+        assert sum(sent) < 200
+
     def test_does_not_wait_twice(self, store, server, medium):
-        medium.always("GET", 0, lambda conversation, answer: time.sleep(2) or answer)
+        medium.always("GETRANGE", 0, lambda conversation, answer: time.sleep(2) or answer)
 
         with pytest.raises(StoreUnavailableError):
             store.read(self.POINTER)

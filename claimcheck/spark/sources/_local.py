@@ -449,7 +449,7 @@ def _delete(db: sqlite3.Connection, stages: Sequence[str]) -> None:
 
 
 def _roll_back(config: Config, messages: Iterable[Buffer | None]) -> None:
-    cc = claim_check(config)
+    cc = claim_check(config, uses_keys=False)
     for message in messages:
         pointer = None if message is None else cc._messages.pointer_from_anywhere(message)
         if pointer is not None and pointer.store is not None:

@@ -13,11 +13,13 @@ from claimcheck.transports._common.stored_payload import PointerRead, StoredPayl
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
+    from claimcheck._resolver import Resolver
 
-__all__ = ["Content", "dispatch", "passes_plain"]
+__all__ = ["Content", "dispatch", "passes_plain", "resolver_of"]
 
 Content = Plain | Literal | StoredPayload | Chunk | Abort | ClaimCheckError
-"""A plain message, an escaped payload, a stored payload, a chunk, an abort envelope, or the error of a bad message."""
+"""A plain message, an escaped payload, one that is read or decoded on access, a chunk, an abort envelope, or an error.
+"""
 
 
 def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object], *, destination: str) -> Content:
@@ -44,20 +46,23 @@ def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object], *, d
             signed = headers() if isinstance(envelope, Literal | Encoded) else None
             cc._current().seal.check_whole(envelope, signed, destination)
         if isinstance(envelope, Encoded):
-            return _decoded(lambda: cc._current().unpacker.content(envelope.content, destination=destination))
+            return _encoded(cc, envelope.content, destination)
         return envelope
     except ClaimCheckError as error:
         return error
 
 
-def _decoded(decode: Callable[[], bytes]) -> Content:
-    """Return the payload of an encoded message. If its key service cannot be reached, a later `get` tries again."""
-    try:
-        return Literal(memoryview(decode()))
-    except ClaimCheckError as error:
-        if not error.retryable:
-            raise
-        return StoredPayload(decode)
+def _encoded(cc: ClaimCheck, content: memoryview, destination: str) -> StoredPayload:
+    """Return the payload of an encoded message, which is decoded on access: many may decompress to a lot of memory."""
+    unpacker = cc._current().unpacker
+    return StoredPayload(lambda: unpacker.content(content, destination=destination), size=unpacker.size_of(content))
+
+
+def resolver_of(cc: ClaimCheck, *, clock: Callable[[], float], max_redeliveries: int | None = None) -> Resolver:
+    """Return a resolver; the payload of encoded chunks is a `StoredPayload`, which is decoded on access."""
+    resolver = cc.resolver(clock=clock, max_redeliveries=max_redeliveries)
+    resolver.decode_later = lambda decode, size: StoredPayload(decode, size=size)
+    return resolver
 
 
 def passes_plain(cc: ClaimCheck) -> bool:

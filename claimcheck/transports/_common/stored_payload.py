@@ -1,4 +1,4 @@
-"""A payload in a store, read on first access or ahead of it."""
+"""A payload in a store, or an encoded one, read or decoded on first access or ahead of it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class StoredPayload:
     thread.
 
     Args:
-        load: Reads and verifies the payload; raises `ClaimCheckError`.
-        size: Bytes of the payload, 0 if unknown.
+        load: Reads or decodes, and verifies, the payload; raises `ClaimCheckError`.
+        size: The most bytes of the payload, 0 if unknown.
         origin: The pointer, and what became of its reads; ``None`` if it is not needed.
         join: Returns what requests the payload of a pointer together with others, if anything.
 

@@ -15,7 +15,7 @@ from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._threads import IoThreads
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports._common.deletion import PayloadDeletion
-from claimcheck.transports._common.dispatch import dispatch
+from claimcheck.transports._common.dispatch import dispatch, resolver_of
 from claimcheck.transports.kafka._client import vendor
 from claimcheck.transports.kafka._message import KafkaMessage, message_of, of_chunks
 from claimcheck.transports.kafka._partition import CommitMetadata, Partition, StartReason
@@ -125,7 +125,7 @@ class Assignment:
         self._keep = keep
         self._deletion = deletion
         self.partitions: dict[tuple[str, int], Partition] = {}
-        self.resolver = cc.resolver(clock=clock, max_redeliveries=max_redeliveries)
+        self.resolver = resolver_of(cc, clock=clock, max_redeliveries=max_redeliveries)
         self.busy = False
         self._native = native
         self._cc = cc

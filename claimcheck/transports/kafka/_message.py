@@ -56,7 +56,7 @@ class KafkaMessage(Message):
     _problem: ClaimCheckError | None
 
     def value(self, *_: object) -> Any:
-        """Return the whole, verified payload; the first call reads a stored one.
+        """Return the whole, verified payload; the first call reads a stored one, or decodes an encoded one.
 
         After an error that is ``retryable`` the next call reads again, except on an event loop, which it would block:
         use ``await asyncio.to_thread(message.value)`` there.
@@ -154,7 +154,9 @@ def of_chunks(outcome: Outcome) -> KafkaMessage:
     message.last_offset = outcome.positions[-1]
     if native.value() is not None:  # the chunks were kept
         message.records = tuple(sorted(outcome.handles, key=lambda handle: handle.offset()))
-    if isinstance(outcome, Resolved):
+    if isinstance(outcome, Resolved) and isinstance(outcome.payload, StoredPayload):
+        message._stored = outcome.payload
+    elif isinstance(outcome, Resolved):
         message.set_value(outcome.payload)
     else:
         message._problem = outcome.error or ClaimCheckError("the payload is incomplete")

@@ -12,7 +12,7 @@ from claimcheck._acknowledgement import CumulativeAcks
 from claimcheck._envelope import Abort, Chunk
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.dispatch import dispatch, passes_plain
+from claimcheck.transports._common.dispatch import dispatch, passes_plain, resolver_of
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.pulsar._message import (
     AnyMessageId,
@@ -74,7 +74,7 @@ class Inbox:
         self._header, self._passes_plain = cc.config.header, passes_plain(cc)
         self._refusal = refusal
         self._keep = keep
-        self.resolver = cc.resolver(clock=clock)
+        self.resolver = resolver_of(cc, clock=clock)
         self._lock = threading.RLock()
         self._behind: dict[Hashable, CumulativeAcks] = {}  # by topic, while chunks from it are not settled
         self._delivered: dict[Place, _Delivery] = {}  # by the payload's first message
@@ -268,6 +268,8 @@ class Inbox:
         kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
         self._delivered[_place(kept)] = _Delivery(kept, kept.positions[-1])
         self._by_chunk.update(dict.fromkeys(_places(kept), kept))
+        if isinstance(payload, StoredPayload):
+            return PulsarMessage(None, self._schema, outcome=kept, stored=payload)
         return PulsarMessage(None, self._schema, outcome=kept, payload=payload, error=error)
 
 

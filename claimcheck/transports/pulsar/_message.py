@@ -282,7 +282,7 @@ class PulsarMessage:
         self.outcome = outcome
 
     def data(self) -> bytes:
-        """Return the payload, whole and verified. A stored payload is read by the first call.
+        """Return the payload, whole and verified. A stored or encoded payload is read or decoded by the first call.
 
         After a ``retryable`` error another call reads again, but not on an event loop, which it would block. Call
         ``await asyncio.to_thread(message.data)`` there.

@@ -1,0 +1,386 @@
+"""Every reader that has a bound in bytes, driven by messages in memory: yields the result of each message.
+
+A caller here drops each payload before it requests the next one, so all that is in memory is the reader's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import claimcheck
+from claimcheck._envelope import Chunk, decode, encode_literal
+from claimcheck.errors import ClaimCheckError
+from tests.harness.bounds_attacks import LIMIT
+
+Config = dict[str, Any]
+Driver = Callable[[Config, list[bytes], Path], Iterator[str]]
+
+_QUIET_SECONDS = 0.5
+
+
+def result_of(read: Callable[[], Any]) -> str:
+    """Return the size of a payload, or the name of the error."""
+    try:
+        return f"{len(read())} bytes"
+    except ClaimCheckError as error:
+        return type(error).__name__
+
+
+# The client -------------------------------------------------------------------------------------------------------
+
+
+class SlowFirst:
+    """Messages behind one whose payload arrives only when the reader takes no more of them ahead."""
+
+    def __init__(self, cc: Any, messages: list[bytes]) -> None:
+        self._messages = [messages[2], *messages]  # a small stored payload
+        self._taken = threading.Event()
+        self._store = cc.store("s")
+        self._read, self._store.read = self._store.read, self._slow
+
+    def __iter__(self) -> Iterator[bytes]:
+        for message in self._messages:
+            self._taken.set()
+            yield message
+
+    def _slow(self, pointer: Any) -> bytes:
+        self._store.read = self._read
+        while self._taken.wait(_QUIET_SECONDS):
+            self._taken.clear()
+        payload: bytes = self._read(pointer)
+        return payload
+
+
+def resolve_many(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
+    """Drive `ClaimCheck.resolve_many`."""
+    with claimcheck.from_dict(config) as cc:
+        resolutions = cc.resolve_many(SlowFirst(cc, messages), concurrency=64, max_bytes=LIMIT)
+        next(resolutions)
+        yield from (result_of(each) for each in map(_payload, resolutions))
+
+
+def aresolve_many(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
+    """Drive `ClaimCheck.aresolve_many`."""
+
+    async def run(cc: Any) -> list[str]:
+        slow = SlowFirst(cc, messages)
+        async with contextlib.aclosing(cc.aresolve_many(slow, concurrency=64, max_bytes=LIMIT)) as resolutions:
+            await anext(resolutions)
+            return [result_of(_payload(each)) async for each in resolutions]
+
+    with claimcheck.from_dict(config) as cc:
+        yield from asyncio.run(run(cc))
+
+
+def _payload(resolution: Any) -> Callable[[], Any]:
+    return lambda: resolution.payload
+
+
+# Kafka ------------------------------------------------------------------------------------------------------------
+
+
+class KafkaClient:
+    """Stands for a `confluent_kafka.Consumer` that has fetched some records."""
+
+    def __init__(self, values: Iterable[bytes]) -> None:
+        from confluent_kafka import Message
+
+        self._records = [
+            Message(topic="t", partition=0, offset=offset, key=b"k", value=value) for offset, value in enumerate(values)
+        ]
+
+    def poll(self, timeout: float = -1) -> Any:
+        return self._records.pop(0) if self._records else None
+
+    def consume(self, count: int = 1, timeout: float = -1) -> list[Any]:
+        taken, self._records = self._records[:count], self._records[count:]
+        return taken
+
+    def store_offsets(self, message: Any = None, offsets: Any = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _kafka(config: Config, messages: list[bytes], receive: Callable[[Any], list[Any]]) -> Iterator[str]:
+    import confluent_kafka
+
+    confluent_kafka.Consumer = KafkaClient  # type: ignore[assignment, misc]
+    from claimcheck.transports.kafka import KafkaConsumer
+
+    consumer = KafkaConsumer(KafkaClient(messages), claimcheck.from_dict(config))  # type: ignore[arg-type]
+    while received := receive(consumer):
+        while received:
+            message = received.pop(0)
+            yield result_of(message.value)
+            del message
+    consumer.close()
+
+
+def kafka_poll(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
+    """Drive `KafkaConsumer.poll`."""
+    return _kafka(config, messages, lambda consumer: [each for each in [consumer.poll(0)] if each is not None])
+
+
+def kafka_consume(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
+    """Drive `KafkaConsumer.consume`, for all messages at once."""
+    return _kafka(config, messages, lambda consumer: consumer.consume(len(messages), 0))
+
+
+# Pulsar -----------------------------------------------------------------------------------------------------------
+
+
+class PulsarRecord:
+    """Stands for a `pulsar.Message`."""
+
+    def __init__(self, number: int, value: bytes) -> None:
+        import pulsar
+
+        self._value, self._id = value, pulsar.MessageId(-1, 1, number, -1)
+        self._message = SimpleNamespace(length=lambda: len(value), int_schema_version=int)
+
+    def data(self) -> bytes:
+        return self._value
+
+    def message_id(self) -> Any:
+        return self._id
+
+    def topic_name(self) -> str:
+        return "persistent://public/default/t"
+
+    def properties(self) -> dict[str, str]:
+        return {}
+
+    def has_null_value(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Callable[[], Any]:
+        """Answer for the rest of the metadata."""
+        numbers = ("publish_timestamp", "event_timestamp", "redelivery_count")
+        return lambda: 0 if name in numbers else b"" if name == "schema_version" else ""
+
+
+class PulsarClient:
+    """Stands for a `pulsar.Consumer` that has received some messages."""
+
+    def __init__(self, values: Iterable[bytes]) -> None:
+        import pulsar
+
+        self._consumer, self._schema = None, pulsar.schema.BytesSchema()
+        self._records = [PulsarRecord(number, value) for number, value in enumerate(values)]
+
+    def receive(self, timeout_millis: int | None = None) -> Any:
+        import pulsar
+
+        if not self._records:
+            raise pulsar.Timeout("nothing more")
+        return self._records.pop(0)
+
+    def batch_receive(self) -> list[Any]:
+        taken, self._records = self._records, []
+        return taken
+
+    def topic(self) -> str:
+        return "persistent://public/default/t"
+
+    def acknowledge(self, message: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _pulsar(config: Config, messages: list[bytes], receive: Callable[[Any], list[Any]]) -> Iterator[str]:
+    import pulsar
+
+    from claimcheck.transports.pulsar import PulsarConsumer
+
+    kind = pulsar.ConsumerType.Exclusive
+    native: Any = PulsarClient(messages)
+    consumer = PulsarConsumer(native, claimcheck.from_dict(config), consumer_type=kind)
+    while received := receive(consumer):
+        while received:
+            message = received.pop(0)
+            yield result_of(message.data)
+            consumer.acknowledge(message)
+            del message
+    consumer.close()
+
+
+def pulsar_receive(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
+    """Drive `PulsarConsumer.receive`."""
+    import pulsar
+
+    def receive(consumer: Any) -> list[Any]:
+        try:
+            return [consumer.receive(1)]
+        except pulsar.Timeout:
+            return []
+
+    return _pulsar(config, messages, receive)
+
+
+def pulsar_batch_receive(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
+    """Drive `PulsarConsumer.batch_receive`, for all messages at once."""
+    return _pulsar(config, messages, lambda consumer: consumer.batch_receive())
+
+
+# The embedded broker ------------------------------------------------------------------------------------------------
+
+
+def local_consumer(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
+    """Drive `LocalConsumer`."""
+    from claimcheck.transports.local import LocalBroker, LocalConsumer
+
+    path = folder / "broker.sqlite"
+    path.unlink(missing_ok=True)
+    with LocalBroker(path) as broker:
+        broker.create_topic("t")
+        for message in messages:
+            broker.append("t", message)
+        with LocalConsumer(broker, claimcheck.from_dict(config), topics=["t"], group="g") as consumer:
+            while (received := consumer.receive(timeout=0)) is not None:
+                yield result_of(lambda: received.value)
+                consumer.ack(received)
+                del received
+
+
+# Spark's functions of a partition ------------------------------------------------------------------------------------
+
+
+def _reading(config: Config) -> Any:
+    from claimcheck.spark._rows import Reading
+    from claimcheck.spark._worker import as_config
+
+    return Reading(
+        config=as_config(config), concurrency=4, max_inflight_bytes=LIMIT, out_batch_bytes=LIMIT // 4, on_error="null"
+    )
+
+
+def _arrow(**columns: tuple[list[Any], str]) -> Any:
+    import pyarrow as pa
+
+    arrays = [pa.array(values, type=getattr(pa, kind)()) for values, kind in columns.values()]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def _rows(batches: Iterable[Any], payload: int, error: int) -> Iterator[str]:
+    """Yield the results in output batches: in a column of payloads, or of their sizes, and in one of errors."""
+    for batch in batches:
+        for number in range(batch.num_rows):
+            kind = batch.column(error)[number].as_py()
+            value = None if kind else batch.column(payload)[number]
+            if value is None:
+                yield kind["type"]
+            else:
+                yield f"{value.as_buffer().size if hasattr(value, 'as_buffer') else value.as_py()} bytes"
+            del value
+        del batch
+
+
+def spark_resolve(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
+    """Drive the function of `claimcheck.spark.resolve`."""
+    from claimcheck.spark._resolve import ResolveStage
+
+    stage = ResolveStage(_reading(config), 0, ("value",))
+    return _rows(stage([_arrow(value=(messages, "binary"))]), 1, 2)
+
+
+def spark_map_payloads(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
+    """Drive the function of `claimcheck.spark.map_payloads`."""
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    from claimcheck.spark._map_payloads import _MapStage
+
+    schema = StructType([StructField("n", LongType())])
+    stage = _MapStage(_reading(config), 0, ("value",), schema, len, as_file=False, with_row=False)
+    return _rows(stage([_arrow(value=(messages, "binary"))]), 1, 2)
+
+
+def spark_resolver(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
+    """Drive the function of `claimcheck.spark.resolver`, which raises errors: message by message."""
+    from claimcheck.spark._resolver import resolver
+
+    resolve = resolver(config=config, chunks="reassemble", concurrency=4, max_inflight_bytes=LIMIT)
+    payloads = iter(resolve(messages))
+    for _ in messages:
+        yield result_of(lambda: next(payloads))
+
+
+def spark_reassemble_batch(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
+    """Drive the function of `claimcheck.spark.reassemble` on a batch."""
+    from claimcheck.spark._reassemble_batch import _ReassembleStage
+    from claimcheck.spark._reassemble_common import ColumnIndexes, Options
+
+    found = [(_uuid_of(message) or "", message) for message in messages]
+    uuids, values = zip(*sorted(found, key=lambda each: each[0]), strict=True)  # as Spark sorts them
+    batch = _arrow(
+        value=(list(values), "binary"),
+        uuid=([each or None for each in uuids], "string"),
+        position=([0] * len(values), "int32"),
+        declared=([None] * len(values), "string"),
+    )
+    stage = _ReassembleStage(Options(_reading(config), 60.0, "clock", 3600.0), ColumnIndexes(0, ()))
+    return _rows(stage([batch]), 2, 3)
+
+
+def spark_reassemble_stream(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
+    """Drive the last function of `claimcheck.spark.reassemble` on a stream, for chunks that were stored."""
+    from claimcheck.spark._reassemble_common import ColumnIndexes, Options
+    from claimcheck.spark._reassemble_stream import _FetchStage, _packed
+
+    pieces = [decode(message).piece for message in messages if _uuid_of(message)]  # type: ignore[union-attr]
+    rows, count = _packed(_arrow(n=([1], "int32"))), len(pieces)
+    import pyarrow as pa
+
+    arrays = [
+        pa.array([_uuid_of(message) for message in messages if _uuid_of(message)]),
+        pa.array([rows] * count, type=pa.binary()),
+        pa.array([[encode_literal(bytes(piece))] for piece in pieces], type=pa.list_(pa.binary())),
+        *(pa.nulls(count, pa.string()) for _ in range(3)),
+    ]
+    names = ["uuid", "row", "pieces", "error_type", "error_message", "declared"]
+    stage = _FetchStage(
+        Options(_reading(config), 60.0, "clock", 3600.0),
+        ColumnIndexes(0, ()),
+        ("value", "n", "uuid", "payload", "error"),
+    )
+    yield from _rows(stage([pa.RecordBatch.from_arrays(arrays, names=names)]), 3, 4)
+    yield from (result for message in messages if not _uuid_of(message) for result in [f"{_harmless(message)} bytes"])
+
+
+def _harmless(message: bytes) -> int:
+    """Return the size of a payload that does not go through this function."""
+    return len(message) if message == b"plain" else 1200
+
+
+def _uuid_of(message: bytes) -> str | None:
+    envelope = decode(message)
+    return str(UUID(envelope.uuid)) if isinstance(envelope, Chunk) else None
+
+
+WHOLE = ("many_that_decompress", "more_than_declared", "many_stored", "stored_larger_than_declared", "raised")
+CHUNKS = ("many_chunks_that_decompress",)
+DRIVERS: dict[str, tuple[Driver, tuple[str, ...]]] = {
+    "resolve_many": (resolve_many, WHOLE),
+    "aresolve_many": (aresolve_many, WHOLE),
+    "kafka_poll": (kafka_poll, WHOLE + CHUNKS),
+    "kafka_consume": (kafka_consume, WHOLE + CHUNKS),
+    "pulsar_receive": (pulsar_receive, WHOLE + CHUNKS),
+    "pulsar_batch_receive": (pulsar_batch_receive, WHOLE + CHUNKS),
+    "local_consumer": (local_consumer, WHOLE + CHUNKS),
+    "spark_resolve": (spark_resolve, WHOLE),
+    "spark_map_payloads": (spark_map_payloads, WHOLE),
+    "spark_resolver": (spark_resolver, ("many_that_decompress", "many_stored", *CHUNKS)),
+    "spark_reassemble_batch": (spark_reassemble_batch, WHOLE + CHUNKS),
+    "spark_reassemble_stream": (spark_reassemble_stream, CHUNKS),
+}
+"""Each reader, and the attacks that it can meet."""

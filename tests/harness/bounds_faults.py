@@ -1,0 +1,82 @@
+"""Faults that are planted in the library, each of which breaks one bound in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from claimcheck import _content, _payload_reader
+from claimcheck._compression import DecompressingReader
+from claimcheck._envelope import Literal
+from claimcheck.transports._common import dispatch
+
+
+def _plant(owner: Any, name: str, value: Any) -> None:
+    assert hasattr(owner, name)
+    setattr(owner, name, value)
+
+
+def counts_bytes_on_the_wire() -> None:
+    """Count an encoded message as it came."""
+    _plant(_content.Unpacker, "size_of", lambda self, content: len(content))
+
+
+def decodes_at_once() -> None:
+    """Decode a message when it is received."""
+
+    def decoded(cc: Any, content: memoryview, destination: str) -> Literal:
+        return Literal(memoryview(cc._current().unpacker.content(content, destination=destination)))
+
+    _plant(dispatch, "_encoded", decoded)
+
+
+def decodes_chunks_at_once() -> None:
+    """Decode a payload when its last chunk is received."""
+    resolver_of = dispatch.resolver_of
+
+    def eager(*arguments: Any, **options: Any) -> Any:
+        resolver = resolver_of(*arguments, **options)
+        resolver.decode_later = None
+        return resolver
+
+    from claimcheck.transports.kafka import _assignment
+    from claimcheck.transports.pulsar import _inbox
+
+    _plant(_assignment, "resolver_of", eager)
+    _plant(_inbox, "resolver_of", eager)
+
+
+def trusts_declared_sizes() -> None:
+    """Allocate what a pointer declares."""
+    _plant(_payload_reader, "TRUSTED_BYTES", 1 << 60)
+
+
+def ignores_the_end() -> None:
+    """Decompress as much as there is."""
+    begin = DecompressingReader.__init__
+
+    def unlimited(self: Any, source: Any, *, codec: str, size: int) -> None:
+        begin(self, source, codec=codec, size=1 << 60)
+
+    _plant(DecompressingReader, "__init__", unlimited)
+    _plant(_content, "_too_large", lambda size, limit: MemoryError())
+
+
+def holds_all_rows() -> None:
+    """Pass on a partition as one batch."""
+    from claimcheck.spark import _resolve, _rows
+
+    _plant(_resolve, "grouped", lambda rows, *, max_bytes: _rows.grouped(rows, max_bytes=1 << 60))
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    each.__name__: each
+    for each in (
+        counts_bytes_on_the_wire,
+        decodes_at_once,
+        decodes_chunks_at_once,
+        trusts_declared_sizes,
+        ignores_the_end,
+        holds_all_rows,
+    )
+}

@@ -1,0 +1,48 @@
+"""Bounds in bytes hold for what is in memory: for every reader, under attack, in a process with little memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("zstandard")
+from tests.harness.bounds import problems
+from tests.harness.bounds_drivers import DRIVERS
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS and /proc are those of Linux")
+
+NEEDS = {"kafka": ("confluent_kafka",), "pulsar": ("pulsar",), "spark": ("pyspark", "pyarrow")}
+
+
+@pytest.mark.parametrize("reader", DRIVERS)
+def test_no_attack_needs_more_memory_than_the_bounds(reader: str, tmp_path: Path) -> None:
+    _skip_without(reader)
+    assert problems(reader, tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("reader", "fault", "attack"),
+    [
+        ("resolve_many", "counts_bytes_on_the_wire", "many_that_decompress"),
+        ("aresolve_many", "counts_bytes_on_the_wire", "many_that_decompress"),
+        ("kafka_consume", "decodes_at_once", "many_that_decompress"),
+        ("pulsar_batch_receive", "decodes_at_once", "many_that_decompress"),
+        ("kafka_consume", "decodes_chunks_at_once", "many_chunks_that_decompress"),
+        ("pulsar_batch_receive", "decodes_chunks_at_once", "many_chunks_that_decompress"),
+        ("resolve_many", "trusts_declared_sizes", "raised"),
+        ("local_consumer", "ignores_the_end", "more_than_declared"),
+        ("spark_resolve", "holds_all_rows", "many_that_decompress"),
+    ],
+)
+def test_a_planted_fault_is_reported(reader: str, fault: str, attack: str, tmp_path: Path) -> None:
+    _skip_without(reader)
+    assert list(problems(reader, tmp_path, [attack], fault=fault)) == [attack]
+
+
+def _skip_without(reader: str) -> None:
+    for module in NEEDS.get(reader.partition("_")[0], ()):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
