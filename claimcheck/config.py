@@ -56,7 +56,7 @@ __all__ = [
     "StoreConfig",
 ]
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 """The version of this library. Workers may have no metadata of packages, and a test compares it with pyproject.toml."""
 
 MIN_KEY_BYTES = 16

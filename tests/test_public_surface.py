@@ -61,7 +61,6 @@ PUBLIC: dict[str, list[str]] = {
         "ChunkingConfig",
         "CompressionConfig",
         "Config",
-        "DataKeysConfig",
         "ENCRYPTION_KEY_BYTES",
         "EncryptionConfig",
         "EnvelopeConfig",

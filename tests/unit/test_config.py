@@ -92,7 +92,7 @@ def test_a_configuration_of_the_first_release_is_refused():
         type(config.signing).__setstate__(config.signing, values)
 
 
-@pytest.mark.parametrize("name", ["Config", "SigningConfig", "StoreConfig", "DataKeysConfig"])
+@pytest.mark.parametrize("name", ["Config", "SigningConfig", "StoreConfig", "EncryptionConfig"])
 @pytest.mark.parametrize("change", ["one more", "one less", "another name"])
 def test_options_that_differ_are_never_taken_for_others(monkeypatch, name, change):
     """As between two builds of one version: by position, `signing.require` could become false."""
