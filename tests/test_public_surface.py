@@ -179,9 +179,7 @@ PUBLIC: dict[str, list[str]] = {
         "KafkaConsumer",
         "KafkaMessage",
         "KafkaProducer",
-        "KafkaShareConsumer",
         "OffsetStoreError",
-        "ShareGroupError",
         "last_offset",
     ],
     "claimcheck.transports.local": [

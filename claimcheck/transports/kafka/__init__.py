@@ -1,18 +1,16 @@
 """Apache Kafka: wrap your producer and consumer of confluent-kafka to send and receive payloads of any size."""
 
 from claimcheck.transports.kafka._asyncio import AsyncKafkaConsumer, AsyncKafkaProducer
-from claimcheck.transports.kafka._client import CompactedTopicError, OffsetStoreError, ShareGroupError
+from claimcheck.transports.kafka._client import CompactedTopicError, OffsetStoreError
 from claimcheck.transports.kafka._consumer import KafkaConsumer
 from claimcheck.transports.kafka._message import KafkaMessage, last_offset
 from claimcheck.transports.kafka._producer import KafkaProducer
-from claimcheck.transports.kafka._share_consumer import KafkaShareConsumer
 
 __all__ = [
     # blocking clients
     "KafkaConsumer",
     "KafkaMessage",
     "KafkaProducer",
-    "KafkaShareConsumer",
     "last_offset",
     # clients of confluent_kafka.aio
     "AsyncKafkaConsumer",
@@ -20,5 +18,4 @@ __all__ = [
     # errors
     "CompactedTopicError",
     "OffsetStoreError",
-    "ShareGroupError",
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from claimcheck._registry import import_vendor
 from claimcheck._sending import classifier
 from claimcheck._validation import check_type
-from claimcheck.errors import ChunkError, TransportError
+from claimcheck.errors import TransportError
 from claimcheck.transports._common.delegation import Closing
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ __all__ = [
     "MissingReportError",
     "NativeClient",
     "OffsetStoreError",
-    "ShareGroupError",
     "classify",
     "exception_of",
     "native_client",
@@ -48,10 +47,6 @@ class MissingReportError(TransportError):
 
 class OffsetStoreError(TransportError):
     """The consumer itself stores the offset of every record it returns, including chunks of incomplete payloads."""
-
-
-class ShareGroupError(ChunkError):
-    """A chunk was received in a share group, which may deliver the other chunks of its payload to other consumers."""
 
 
 def vendor() -> ModuleType:
