@@ -345,8 +345,9 @@ class FilesystemStore(Store):
         try:
             with os.scandir(self._root / folder) as files:
                 return sorted(file.name for file in files if file.is_dir(follow_symlinks=False))
-        except FileNotFoundError as error:  # deleted meanwhile
-            self._check_mounted(error)
+        except FileNotFoundError as error:  # deleted meanwhile, or not created yet
+            if not self._may_create:
+                self._check_mounted(error)
             return []
 
     def _scan_range(self, start: str, stop: str) -> Iterator[StoreEntry]:
@@ -397,8 +398,9 @@ class FilesystemStore(Store):
                         folders.append(file.name)
                     elif (entry := _entry(parent, file)) is not None:
                         yield entry
-        except FileNotFoundError as error:  # deleted meanwhile
-            self._check_mounted(error)
+        except FileNotFoundError as error:  # deleted meanwhile, or not created yet
+            if not self._may_create:
+                self._check_mounted(error)
             return
         if is_empty and folder:
             with contextlib.suppress(FileNotFoundError):
