@@ -19,10 +19,13 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-__all__ = ["UNLIMITED", "KeyLifetime", "destination_of", "parse_name", "with_lifetime"]
+__all__ = ["CLAIM", "UNLIMITED", "KeyLifetime", "destination_of", "parse_name", "with_lifetime"]
 
 UNLIMITED = "never"
 """The lifetime of a payload that does not expire."""
+
+CLAIM = ".gc-owner"
+"""The end of the key of a record, which is not a payload; see `claimcheck._gc._claims`."""
 
 _LIFETIME = r"\d{1,11}s|never"
 _NAME = re.compile(

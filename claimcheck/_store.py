@@ -29,7 +29,7 @@ from typing import ClassVar, Literal, NoReturn
 from claimcheck import _copying, _payload_reader, _pointer_check
 from claimcheck._content_encoding import with_start
 from claimcheck._envelope import Buffer
-from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime
+from claimcheck._key_lifetime import CLAIM, KeyLifetime, parse_name, with_lifetime
 from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Payload, Source, as_view, is_file
 from claimcheck._pointer import Pointer, is_key, slug
@@ -294,12 +294,12 @@ class Store(ABC):
         return parse_name(key[len(self.prefix) :]) if key.startswith(self.prefix) else None
 
     def _is_exclusive(self, pointer: Pointer) -> bool:
-        """Whether `_write` must not replace what another attempt has written: encrypted content with an identity.
+        """Whether `_write` must not replace what is there: encrypted content with an identity, or a claim on a topic.
 
         Attempts that encrypt the same payload differently must not mix. Other keys are unique per write.
         """
         if pointer.encryption is None:
-            return False
+            return pointer.key.endswith(CLAIM)
         known = self._lifetime_of(pointer.key)
         return known is None or known.created_ms is None
 

@@ -53,6 +53,10 @@ class KafkaTopics:
         self._cluster = Cluster(self._settings, path="the file of --kafka-config")
         self._floors = consumed_offsets(self._cluster.admin, self._partitions()) if consumed else {}
 
+    def cluster(self) -> str:
+        """Return the id of the cluster."""
+        return self._cluster.name(timeout=_SECONDS)
+
     def known(self) -> list[str]:
         """Return all topics of the cluster that may be described."""
         return sorted(self._metadata())

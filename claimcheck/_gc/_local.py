@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from claimcheck._gc._topics import TopicMessage, topics_to_read
 from claimcheck.transports.local._broker import LocalBroker
+from claimcheck.transports.local._database import local_cluster
 from claimcheck.transports.local._groups import consumed_offset
 
 __all__ = ["LocalTopics"]
@@ -30,6 +31,10 @@ class LocalTopics:
             places = self._partitions()
             with broker.database.read() as db:
                 self._next = {place: consumed_offset(db, *place) for place in places}
+
+    def cluster(self) -> str:
+        """Return the name of the broker."""
+        return local_cluster(self._broker.database)
 
     def known(self) -> list[str]:
         """Return all topics."""

@@ -59,6 +59,10 @@ class PulsarTopics:
         self._known = self.known()
         self._floors = {name: consumed_position(self._admin, name) for name in self._partitions()} if consumed else {}
 
+    def cluster(self) -> str:
+        """Return the name of the cluster."""
+        return self._admin.cluster()
+
     def known(self) -> list[str]:
         """Return all topics of the namespaces; one with partitions counts once."""
         found: set[str] = set()

@@ -42,6 +42,13 @@ class Topics(Protocol):
     def topics(self) -> Sequence[str]:
         """The topics whose payloads are collected, as the broker calls them."""
 
+    def cluster(self) -> str:
+        """Return the name of the broker's cluster, which no other one has.
+
+        Raises:
+            TransportError: It is not known.
+        """
+
     def known(self) -> Sequence[str]:
         """Return all topics of the broker that can be listed.
 

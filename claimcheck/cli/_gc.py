@@ -53,6 +53,7 @@ _KEPT = {
     help="Keep younger payloads: their messages may not have been sent yet.",
 )
 @click.option("--consumed", is_flag=True, help="Also delete what every group or subscription has read.")
+@click.option("--claim", is_flag=True, help="Claim topics that no cluster has claimed in a store; needs --yes.")
 @click.option("--force", is_flag=True, help="Delete although no message points at any payload in the stores.")
 @rate_option
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many payloads.")
@@ -67,6 +68,7 @@ def gc(
     dry_run: bool,
     grace: float,
     consumed: bool,
+    claim: bool,
     force: bool,
     rate: float | None,
     limit: int | None,
@@ -74,26 +76,38 @@ def gc(
 ) -> None:
     """Delete the stored payloads of topics that no readable message points at.
 
-    Only counts them, unless --yes is given. Name every topic that has messages with these payloads. Dead-letter and
-    retry topics with a usual name are also read; any other one has to be named: the report names the topics that were
-    read. Reads all messages, joins no group and acknowledges nothing. If a topic cannot be read completely, nothing is
-    deleted.
+    Only counts them, unless --yes is given. A store remembers which cluster each topic belongs to: the first deletion
+    needs --claim, and a collection of another cluster is refused.
+
+    Name every topic that has messages with these payloads. Dead-letter and retry topics with a usual name are also
+    read; any other one has to be named: the report names the topics that were read. Reads all messages, joins no group
+    and acknowledges nothing. If a topic cannot be read completely, nothing is deleted.
 
     Passwords and tokens come from environment variables, such as CLAIMCHECK_KAFKA_SASL_PASSWORD and
     CLAIMCHECK_PULSAR_TOKEN. Pulsar also needs --admin-url. TIME is a number with the unit s,
     m, h or d, such as 90m or 24h.
 
     Exits with 1 if a payload could not be deleted or a topic could not be read completely, 3 if a topic does not exist
-    or no message points at any payload, 5 if a message was written by a newer release, and 6 if a store cannot be
-    reached.
+    or belongs to another cluster, no cluster has claimed it, or no message points at any payload, 5 if a message was
+    written by a newer release, and 6 if a store cannot be reached.
     """
     check_dry_run(yes=yes, dry_run=dry_run)
+    if claim and not yes:
+        raise click.UsageError("--claim needs --yes: look at the report without both first")
     check_one_broker(broker, local)
     check_output(STDIO, force=False)
     with loaded(config) as cc, contextlib.ExitStack() as stack:
         stores = [cc.store(name) for name in checked_stores(cc, names)]
         headers = tuple(dict.fromkeys((cc.config.header, HEADER)))
-        options = Collection(grace_seconds=grace, headers=headers, dry_run=not yes, force=force, rate=rate, limit=limit)
+        options = Collection(
+            grace_seconds=grace,
+            headers=headers,
+            dry_run=not yes,
+            force=force,
+            claim=claim,
+            rate=rate,
+            limit=limit,
+        )
         target = broker.target(topics)
         if local is not None:
             read = _local(local, topics, consumed, stack)
@@ -208,6 +222,8 @@ def _lines(report: StoreReport, collection: CollectionReport) -> Iterator[str]:
     counts = f"{report.orphans:,} of {report.listed:,} entries are orphans"
     yield f"{report.store}: {counts}, {human_bytes(report.orphan_bytes)}"
     yield f"  {_outcome(report, collection)}"
+    if unclaimed := collection.unclaimed.get(report.store):
+        yield f"  claimed by no cluster: {', '.join(map(printable, unclaimed))}"
     for counted in (report.topics, report.ages):
         if counted:
             yield f"  {', '.join(f'{count:,} {printable(name)}' for name, count in counted.items())}"
@@ -224,8 +240,9 @@ def _lines(report: StoreReport, collection: CollectionReport) -> Iterator[str]:
 
 
 def _outcome(report: StoreReport, collection: CollectionReport) -> str:
-    if collection.dry_run:
-        return "nothing was deleted: use --yes to delete them" if report.orphans else "nothing to delete"
+    if collection.dry_run or collection.unclaimed:
+        claim = " --claim" if collection.unclaimed else ""
+        return f"nothing was deleted: use --yes{claim} to delete them" if report.orphans else "nothing to delete"
     skipped = f", {report.skipped:,} no longer there or written again" if report.skipped else ""
     return f"{report.deleted:,} deleted{skipped} in {collection.duration_seconds:,.1f} s"
 

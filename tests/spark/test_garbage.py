@@ -15,11 +15,13 @@ import pytest
 
 import claimcheck
 from claimcheck._envelope import encode_pointer
+from claimcheck._gc._claims import check_claims, claims_of
 from claimcheck._store import StoreContext
 from claimcheck.errors import ConfigError, ScanNotSupportedError, TransportError, UnknownVersionError
 from claimcheck.spark import collect_garbage, delete_garbage
 from claimcheck.spark._whole_topics import WholeTopics
 from claimcheck.transports.local import LocalBroker
+from claimcheck.transports.local._database import local_cluster
 from claimcheck.transports.local._groups import GroupMember
 
 DAY = 86_400
@@ -73,6 +75,8 @@ class Rig:
 @pytest.fixture
 def rig(spark, tmp_path, config):
     rig = Rig(spark, tmp_path, {**config, "stores": {"disk": {**config["stores"]["disk"], "ttl_seconds": 30 * DAY}}})
+    topics = [(name, [name], local_cluster(rig.broker.database)) for name in ("orders", "orders.dlq", "bills")]
+    check_claims(rig.cc.store("disk"), claims_of(topics), delete=True, claim=True)
     yield rig
     rig.broker.close()
     rig.cc.close()
@@ -118,6 +122,40 @@ def test_without_a_dry_run_it_deletes_at_once(rig):
         assert (report.deletion.deleted, report.deletion.kept) == (1, 0)
 
     assert rig.readable(lost, kept) == [False, True]
+
+
+def test_a_topic_that_no_cluster_has_claimed_is_only_reported(rig):
+    (rig.folder / "claims" / "gc-orders.gc-owner").unlink()
+    lost = rig.write()
+    rig.send(rig.write())
+
+    with rig.collect() as report:
+        assert report.count == 1
+        with pytest.raises(ConfigError, match="no cluster has claimed orders in store 'disk'.* with claim=True"):
+            report.delete()
+        assert rig.readable(lost) == [True]
+        assert report.delete(claim=True).deleted == 1
+
+    rig.write()
+    assert rig.collect(dry_run=False).deletion.deleted == 1
+
+
+def test_the_payloads_of_another_cluster_are_refused(rig):
+    live = rig.send(rig.write())
+    with LocalBroker(rig.folder / "other.sqlite") as other:
+        other.create_topic("orders")
+        other.append("orders", rig.cc.seal(rig.write()))
+        topics = [{"format": "claimcheck_local", "path": other.database.path, "topic": "orders"}]
+        with rig.collect() as report:
+            for collect in (
+                lambda: collect_garbage(rig.spark, config=rig.config, topics=topics),
+                lambda: delete_garbage(report.orphans, config=rig.config, topics=topics, claim=True),
+            ):
+                with pytest.raises(ConfigError, match=f"belong to {local_cluster(rig.broker.database)}, and this"):
+                    collect()
+        both = collect_garbage(rig.spark, config=rig.config, topics=rig.topics("orders") + topics, dry_run=False)
+    assert both.deletion.deleted == 0
+    assert rig.readable(live) == [True]
 
 
 def test_a_message_that_arrives_after_the_report_keeps_its_payload(rig):

@@ -91,7 +91,7 @@ def test_garbage_collection_does_not_touch_what_is_pinned(spark, pinning, send, 
         broker.create_topic("orders")
     topics = [{"format": "claimcheck_local", "path": str(tmp_path / "broker.sqlite"), "topic": "orders"}]
 
-    with collect_garbage(spark, config=pinning, topics=topics, dry_run=False) as report:
+    with collect_garbage(spark, config=pinning, topics=topics, dry_run=False, claim=True) as report:
         assert report.listed == 2
 
     with claimcheck.from_dict(pinning) as cc:
