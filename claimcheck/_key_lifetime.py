@@ -29,7 +29,7 @@ CLAIM = ".gc-owner"
 
 _LIFETIME = r"\d{1,11}s|never"
 _NAME = re.compile(
-    r"(?P<destination>[A-Za-z0-9._-]{1,64}?)-"  # not greedy: most destinations are short
+    r"(?P<destination>~?[A-Za-z0-9._-]{1,64}?)-"  # not greedy: most destinations are short
     rf"(?:(?P<created>\d{{8}}T\d{{6}}Z)-(?P<lifetime>{_LIFETIME})\.|(?P<relative>{_LIFETIME})_|(?<=-))"
     r"(?P<open>\{)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?P<close>\})?",
     re.ASCII,
