@@ -11,6 +11,8 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import claimcheck
@@ -322,6 +324,57 @@ def test_tables_keep_their_payloads(rig, tmp_path):
         assert report.pointers == 2
 
     assert rig.readable(archived, lost, unnamed) == [True, False, True]
+
+
+class TestTablesThatOthersAppendTo:
+    """The files of a table are listed again, each time that it is read."""
+
+    @pytest.fixture
+    def table(self, rig, tmp_path):
+        """A table with one message; `append` adds another one, as a job in another process does."""
+        path = tmp_path / "table"
+        rig.spark.createDataFrame([(rig.cc.seal(rig.write()),)], "value binary").coalesce(1).write.parquet(str(path))
+        return path
+
+    def append(self, rig, path: Path):
+        late = rig.write()
+        messages = pa.array([bytes(rig.cc.seal(late))], pa.binary())
+        pq.write_table(pa.table({"value": messages}), path / f"part-{uuid.uuid4()}.parquet")
+        return late
+
+    @pytest.mark.parametrize("kind", ["files", "view of files", "catalog"])
+    def test_what_they_append_keeps_its_payload(self, rig, table, kind):
+        if kind == "catalog":
+            rig.spark.sql("DROP TABLE IF EXISTS appended")
+            rig.spark.sql(f"CREATE TABLE appended USING parquet LOCATION '{table}'")
+            df = rig.spark.table("appended")
+        else:
+            df = rig.spark.read.parquet(str(table))
+        df = df.where("value IS NOT NULL") if kind == "view of files" else df
+        assert df.count() == 1
+        first = self.append(rig, table)
+        with rig.collect(keep=[df]) as report:
+            assert (report.count, report.pointers) == (0, 2)
+            lost, second = rig.write(), self.append(rig, table)
+        with rig.collect(keep=[df], dry_run=False) as report:
+            assert report.deletion.deleted == 1
+        assert rig.readable(first, second, lost) == [True, True, False]
+
+    def test_a_message_that_is_appended_after_the_report_keeps_its_payload(self, rig, table):
+        df, late = rig.spark.read.parquet(str(table)), rig.write()
+        with rig.collect(keep=[df]) as report:
+            assert report.count == 1
+            messages = pa.array([bytes(rig.cc.seal(late))], pa.binary())
+            pq.write_table(pa.table({"value": messages}), table / "part-late.parquet")
+            assert (report.delete().kept, rig.readable(late)) == (1, [True])
+
+    def test_a_cached_table_is_refused(self, rig, table):
+        df = rig.spark.read.parquet(str(table)).persist()
+        try:
+            with pytest.raises(ConfigError, match=r"keep\[0\]: found a DataFrame that is cached.*unpersist"):
+                rig.collect(keep=[df.where("value IS NOT NULL")])
+        finally:
+            df.unpersist()
 
 
 def test_pointers_keep_payloads_under_any_name_of_the_store(rig):
