@@ -69,8 +69,8 @@ def collect_garbage(
             librdkafka for this, and is only needed for TLS and passwords.
         grace_seconds: Younger payloads are kept. It must exceed the time from the beginning of a write to the moment at
             which its message is in the topic, and the difference between the clocks of writers, stores and driver.
-        keep: DataFrames with a binary column ``value`` of messages, or pairs of a DataFrame and the column's name. Their
-            files are listed again each time; one that is cached is refused.
+        keep: DataFrames with a binary column ``value`` of messages, or pairs of a DataFrame and the column's name.
+            Their files are listed again each time; one that is cached is refused.
         consumed: Whether messages that every group has read count as read, and no longer keep their payloads: below the
             committed offsets of all groups of Kafka, or acknowledged by all durable subscriptions of Pulsar. Messages
             of a topic without any group count as unread. The driver asks the brokers before each time that the topics
