@@ -209,6 +209,13 @@ class Store(ABC):
         """
         return entry
 
+    def _server_time(self) -> float | None:
+        """Return the time of the medium's own clock, in seconds since 1970; ``None`` if it has none.
+
+        Override it where the medium has a clock that may differ from this machine's. Errors count as ``None``.
+        """
+        return None
+
     def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
         """Yield each entry, and the same one as it is now."""
         return ((entry, entry if entry.is_immutable else self._stat(entry)) for entry in entries)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 
-__all__ = ["number_text", "printable", "size_text"]
+__all__ = ["number_text", "printable", "size_text", "time_text"]
 
 
 def size_text(size: float, *, digits: int = 4) -> str:
@@ -22,6 +23,14 @@ def number_text(value: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def time_text(seconds: float) -> str:
+    """Return a time, given in seconds since 1970, in UTC: ``2026-11-22T11:30:04+00:00``."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):  # a pointer may claim any year
+        return f"{seconds * 1000:.0f} ms"
 
 
 def printable(text: str, *, keep: str = "") -> str:

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 import time
 import uuid
 import zlib
@@ -405,6 +406,11 @@ class FilesystemStore(Store):
         if is_empty and folder:
             with contextlib.suppress(FileNotFoundError):
                 yield _leftover(f"{folder}/", os.lstat(self._root / folder), folder)
+
+    def _server_time(self) -> float:
+        """Return the time of a new file, which a file server sets."""
+        with tempfile.NamedTemporaryFile(dir=self._root, prefix=".", suffix=PARTIAL_SUFFIX) as file:
+            return os.fstat(file.fileno()).st_mtime
 
     def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
         """Compare nothing yet: `_discard` does that for each file at the last moment."""

@@ -11,6 +11,7 @@ from claimcheck._garbage import Candidates, fingerprint
 from claimcheck._gc._claims import Claim, check_claims
 from claimcheck._listing import IncompleteScanError, StoreEntry
 from claimcheck._store import Store
+from claimcheck._sweep import check_clock
 from claimcheck.errors import StoreError
 from claimcheck.hooks import SweepEvent
 
@@ -142,6 +143,8 @@ class StoreRun:
         if self._error is not None:
             return
         try:
+            if not self._dry_run:
+                check_clock(self._store, self._clock())
             for entry in self._entries():
                 if not self._allowance.left:
                     return

@@ -12,6 +12,7 @@ from claimcheck._garbage import GRACE_SECONDS, Candidates, fingerprint
 from claimcheck._gc._claims import Claim, check_claims, claims_of, unclaimed_error
 from claimcheck._listing import StoreEntry
 from claimcheck._store import Store
+from claimcheck._sweep import check_clock
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
 from claimcheck.errors import ConfigError, ScanNotSupportedError
 from claimcheck.spark._columns import find_column, map_batches, require_arrow, with_index_names
@@ -126,7 +127,7 @@ class Scope:
 
         names = self.references.spark.createDataFrame([(name,) for name in sorted(self.config.stores)], "store string")
         stage, added = (
-            _ClaimStage(self.config, self.claims, delete, claim),
+            _ClaimStage(self.config, self.claims, delete, claim, time.time()),
             dict.fromkeys(("store", "topic", "error"), StringType()),
         )
         unclaimed = dict[str, list[str]]()
@@ -257,6 +258,7 @@ class _ClaimStage:
     claims: tuple[Claim, ...]
     delete: bool
     claim: bool
+    now: float
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -270,6 +272,8 @@ class _ClaimStage:
         store = claim_check(self.config).store(name)
         try:
             next(store.scan(), None)
+            if self.delete:
+                check_clock(store, self.now)
             return [(topic, None) for topic in check_claims(store, self.claims, delete=self.delete, claim=self.claim)]
         except ScanNotSupportedError:
             return []

@@ -12,6 +12,8 @@ import pytest
 
 import claimcheck
 from claimcheck._envelope import encode_pointer
+from claimcheck._gc._collection import Collection
+from claimcheck._gc._local import LocalTopics
 from claimcheck._gc._topics import topics_not_read, topics_to_read
 from claimcheck._store import StoreContext
 from claimcheck.transports.local import LocalBroker
@@ -152,6 +154,16 @@ class TestTwoClusters:
         assert "points at any payload" in run(*GC, "--yes", "--claim").stderr
         lab.send(lab.write())
         assert "no cluster has claimed" in run(*GC, "--yes").stderr
+
+
+def test_a_clock_that_is_ahead_of_the_stores_deletes_nothing(lab):
+    lab.send(lab.write())
+    recent = lab.write(days=0)
+    ok(*GC, "--yes", "--claim")
+    collection = Collection(dry_run=False, clock=lambda: time.time() + 2 * 86_400)
+    (report,) = collection.run([lab.store], LocalTopics(lab.broker, ("orders",))).stores
+    assert "clock is ahead of the store's: it is 2" in str(report.error)
+    assert recent.key in lab.stored
 
 
 def test_a_failed_listing_names_the_store_and_no_key(lab, monkeypatch):
@@ -314,9 +326,6 @@ def test_topics_whose_payloads_have_the_same_keys_have_to_be_named_together(lab)
 
 
 def test_a_hook_receives_an_event(lab):
-    from claimcheck._gc._collection import Collection
-    from claimcheck._gc._local import LocalTopics
-
     lab.write()
     events = []
     lab.store.context = StoreContext(name="disk", hooks=claimcheck.hooks.Hooks((events.append,)))
