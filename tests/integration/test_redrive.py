@@ -3,6 +3,7 @@
 import json
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
@@ -10,9 +11,9 @@ from click.testing import CliRunner
 import claimcheck
 from claimcheck._redrive import Redrive, RedriveReport
 from claimcheck.cli._commands import commands
-from claimcheck.errors import ConfigError, StoreUnavailableError, TransportError
+from claimcheck.errors import ConfigError, PayloadNotFoundError, StoreError, StoreUnavailableError, TransportError
 from claimcheck.testing import FaultyStore
-from claimcheck.transports._common.redrive import foreign
+from claimcheck.transports._common.redrive import Letter, foreign
 from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer
 from claimcheck.transports.local._groups import GroupMember
 from claimcheck.transports.local._redrive import LocalDeadLetters
@@ -396,3 +397,77 @@ def test_a_topic_of_pulsar_that_does_not_exist(invoke, monkeypatch):
 
     assert (result.exit_code, result.stdout) == (3, "")
     assert "there is no topic order: check its name" in result.stderr
+
+
+class Script:
+    """Letters of a broker with one position: each is a store and whether it has the payload."""
+
+    def __init__(self, *letters: tuple[str | None, bool]) -> None:
+        self.passed: list[int] = []
+        self.sent: list[int] = []
+        self.letters = [self.letter(number, store, there) for number, (store, there) in enumerate(letters)]
+
+    def letter(self, number: int, store: str | None, there: bool) -> Letter:
+        def read() -> bytes:
+            if there:
+                return b"payload"
+            raise PayloadNotFoundError("gone", store=store)
+
+        move_past = partial(self.passed.append, number)
+        send = lambda payload: self.sent.append(number)  # noqa: E731
+        return Letter(f"dlq[0] at {number}", read, send, settle=move_past, skip=move_past, store=store)
+
+    def run(self, **options) -> RedriveReport:
+        report = RedriveReport(dry_run=False)
+        Redrive(**{"dry_run": False, **options}).run(self.letters, report, lambda: None)
+        return report
+
+
+class TestAStoreWithThePayloadOfNoLetter:
+    """The next run begins after the last letter that was passed: with the right configuration it must see them all."""
+
+    @pytest.mark.parametrize(
+        "letters",
+        [
+            [("hot", False)],
+            [("hot", False), ("hot", False), (None, True)],
+            [("hot", False), ("cold", True), ("cold", True), (None, False)],
+        ],
+    )
+    def test_no_letter_is_passed_or_sent(self, letters):
+        script = Script(*letters)
+        with pytest.raises(StoreError, match=r"store 'hot' has the payload of none of its.* from dlq\[0\] at 0"):
+            script.run()
+        assert (script.passed, script.sent) == ([], [])
+
+    def test_what_comes_before_is_sent(self):
+        script = Script(("cold", True), ("hot", False), ("cold", True))
+        with pytest.raises(StoreError, match="dlq.0. at 1"):
+            script.run()
+        assert (script.passed, script.sent) == ([0], [0])
+
+    def test_old_letters_are_passed_once_the_store_answers_for_a_later_one(self):
+        letters = [("hot", False), (None, True), ("cold", True), ("cold", False), ("hot", False), ("hot", True)]
+        script = Script(*letters, ("hot", False), (None, True))
+        report = script.run()
+        assert (script.passed, script.sent) == (list(range(8)), [1, 2, 5, 7])
+        assert (report.read, report.unreadable, report.sent, report.finished) == (4, 4, 4, True)
+
+    def test_the_limit_counts_what_waited(self):
+        script = Script(("hot", False), (None, True), (None, True), ("hot", True))
+        assert (script.run(limit=2).sent, script.passed) == (2, [0, 1, 2])
+
+    def test_no_more_than_a_thousand_letters_wait(self):
+        script = Script(("hot", False), *[(None, True)] * 5000)
+        with pytest.raises(StoreError):
+            script.run()
+        assert script.passed == []
+
+    def test_lost_payloads_are_passed_on_demand(self):
+        script = Script(("hot", False), (None, True))
+        assert script.run(skip_unreadable=True).sent == 1
+        assert script.passed == [0, 1]
+
+    def test_a_dry_run_reads_them_all(self):
+        report = Script(("hot", False), ("hot", False), (None, True)).run(dry_run=True)
+        assert (report.read, report.unreadable, report.finished) == (1, 2, True)

@@ -39,7 +39,8 @@ class Letter:
         read: Returns the payload, verified, or ``None`` for a tombstone; raises `ClaimCheckError`.
         send: Sends a payload to the letter's topic, and returns when the broker has confirmed it.
         settle: Acknowledges or commits the letter.
-        skip: Leaves a letter that cannot be read where it is.
+        skip: Moves past a letter that cannot be read; ``None`` if the broker keeps single letters.
+        store: The store that its pointer names; ``None`` if it has none.
         foreign: Why it is not a dead letter of the topic to send to; ``None`` if it is one.
     """
 
@@ -47,7 +48,8 @@ class Letter:
     read: Callable[[], bytes | None] = field(repr=False)
     send: Callable[[bytes | None], None] = field(repr=False)
     settle: Callable[[], None] = field(repr=False)
-    skip: Callable[[], None] = field(repr=False, default=lambda: None)
+    skip: Callable[[], None] | None = field(repr=False, default=None)
+    store: str | None = None
     foreign: ForeignLetterError | None = None
 
 

@@ -8,8 +8,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from claimcheck import _pointer as pointers
+from claimcheck._envelope import PointerData, decode
 from claimcheck._registry import import_vendor
-from claimcheck.errors import ConfigError, TransportError
+from claimcheck.errors import ConfigError, EnvelopeError, TransportError
 from claimcheck.transports._common.redrive import EndClock, Letter, foreign, patient, relabeled
 from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._consumer import KafkaConsumer
@@ -31,7 +33,8 @@ class KafkaDeadLetters:
     """A dead-letter topic of Kafka; see `claimcheck.transports._common.redrive.DeadLetterTopic`.
 
     Partitions are assigned manually, and begin at the group's committed offset, or at the first record. A letter that
-    cannot be read stays in the topic, and the group's offset moves past it. A foreign one does not move the offset.
+    cannot be read stays in the topic, and the group's offset moves past it if its store has the payload of another one.
+    A foreign one does not move the offset.
 
     Args:
         settings: Of all clients, with ``bootstrap.servers``.
@@ -103,8 +106,17 @@ class KafkaDeadLetters:
             send=partial(self._send, message),
             settle=move_past,
             skip=move_past,
+            store=self._store_of(message),
             foreign=foreign(message.headers() or [], self._target),
         )
+
+    def _store_of(self, message: Any) -> str | None:
+        records = getattr(message, "records", ())
+        try:
+            envelope = decode(records[0].value() or b"", header=self._reader.config.header) if records else None
+            return (pointers.decode(envelope.data).store or "") if isinstance(envelope, PointerData) else None
+        except EnvelopeError:
+            return None
 
     def _send(self, message: Any, payload: bytes | None) -> None:
         errors: list[Any] = []
