@@ -1,6 +1,7 @@
 """Dead letters go back to their topic whole, and an interruption at any point loses none."""
 
 import json
+import time
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import claimcheck
+from claimcheck._envelope import HEADER
 from claimcheck._redrive import Redrive, RedriveReport
 from claimcheck.cli._commands import commands
 from claimcheck.errors import ConfigError, PayloadNotFoundError, StoreError, StoreUnavailableError, TransportError
@@ -471,3 +473,67 @@ class TestAStoreWithThePayloadOfNoLetter:
     def test_a_dry_run_reads_them_all(self):
         report = Script(("hot", False), ("hot", False), (None, True)).run(dry_run=True)
         assert (report.read, report.unreadable, report.finished) == (1, 2, True)
+
+
+class TestTrust:
+    """What a dead-letter topic can make readers of the topic accept."""
+
+    @pytest.fixture
+    def configured(self, tmp_path):
+        def configured(strategy: str, **signing) -> claimcheck.ClaimCheck:
+            config: dict[str, object] = {"strategy": strategy, "threshold_bytes": 1000}
+            if strategy == "external":
+                config["stores"] = {"disk": {"type": "filesystem", "path": str(tmp_path / "store"), "create": True}}
+            if signing:
+                config["signing"] = {"keys": {"k": "a secret of these tests"}, **signing}
+            return claimcheck.from_dict(config)
+
+        return configured
+
+    def redriven(self, broker, cc) -> None:
+        broker.create_topic("orders")
+        report = RedriveReport(dry_run=False)
+        with closing(opened(broker, cc, "dlq", "orders")) as topic:
+            Redrive(dry_run=False, force=True).run(topic.letters(), report, lambda: None)
+        assert (report.unreadable, report.failed) == (0, 0), report.named
+
+    def received(self, broker, cc, group="app") -> list[object]:
+        with LocalConsumer(broker, cc, topics=["orders"], group=group) as consumer:
+            return [each.error or each.value for each in drain(consumer)]
+
+    @pytest.mark.parametrize("size", [10, 3000])
+    def test_a_plain_message_stays_one(self, broker, configured, size):
+        broker.create_topic("dlq")
+        broker.append("dlq", b"x" * size)
+        self.redriven(broker, configured("external", key_id="k"))
+        (message,) = broker.fetch("orders", 0, 0, 9)
+        assert message.value == b"x" * size
+        assert [name for name, _ in message.headers] == ["redrive-count"]
+        strict = configured("external", key_id="k", require_envelope=True)
+        assert "a plain message has no signature" in str(self.received(broker, strict)[0])
+
+    @pytest.mark.parametrize("strategy", ["external", "chunking", "inline"])
+    @pytest.mark.parametrize("signed", [False, True])
+    def test_a_letter_is_signed_if_it_was(self, broker, configured, strategy, signed):
+        """As pointer, as chunks, and as an escaped payload."""
+        broker.create_topic("dlq")
+        payload = HEADER + b"x" * (100 if strategy == "inline" else 5000)
+        LocalProducer(broker, configured(strategy, **({"key_id": "k"} if signed else {}))).send("dlq", payload)
+        self.redriven(broker, configured(strategy, key_id="k", require=False, bind_destination=False))
+        (found,) = self.received(broker, configured(strategy, key_id="k"))
+        assert found == payload if signed else "no signature" in str(found) or "not signed" in str(found)
+
+    @pytest.mark.parametrize("strategy", ["external", "chunking", "inline"])
+    def test_the_age_of_a_signature_stays(self, broker, configured, strategy):
+        broker.create_topic("dlq")
+        payload = HEADER + b"x" * (100 if strategy == "inline" else 5000)
+        writer = configured(strategy, key_id="k")
+        writer._current().seal._clock = lambda: time.time() - 500
+        if strategy == "external":
+            store = writer.store("disk")
+            store.context = replace(store.context, clock=lambda: time.time() - 500)
+        LocalProducer(broker, writer).send("dlq", payload)
+        self.redriven(broker, configured(strategy, key_id="k", max_age_seconds=400))
+        assert self.received(broker, configured(strategy, key_id="k", max_age_seconds=600)) == [payload]
+        (refused,) = self.received(broker, configured(strategy, key_id="k", max_age_seconds=400), "strict")
+        assert "s ago, but signing.max_age_seconds is 400" in str(refused)

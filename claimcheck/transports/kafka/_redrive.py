@@ -12,7 +12,7 @@ from claimcheck import _pointer as pointers
 from claimcheck._envelope import PointerData, decode
 from claimcheck._registry import import_vendor
 from claimcheck.errors import ConfigError, EnvelopeError, TransportError
-from claimcheck.transports._common.redrive import EndClock, Letter, foreign, patient, relabeled
+from claimcheck.transports._common.redrive import EndClock, Letter, Senders, foreign, patient, relabeled
 from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._consumer import KafkaConsumer
 from claimcheck.transports.kafka._producer import KafkaProducer
@@ -70,9 +70,11 @@ class KafkaDeadLetters:
         self._consumer = KafkaConsumer(
             vendor().Consumer({**own, **mine}, logger=_quiet), self._reader, clock=self._clock
         )
+        self._consumer._assignment._keep = True  # of chunks: their signatures
         sending = {**own, _LIMIT: limit, "linger.ms": 0, "enable.idempotence": True}
         native = vendor().Producer(sending, logger=_quiet)
-        self._producer = KafkaProducer(native, cc, max_message_bytes=limit, admin=admin)
+        self._senders = Senders(cc, lambda each: KafkaProducer(native, each, max_message_bytes=limit, admin=admin))
+        self._native = native
 
     def letters(self) -> Iterator[Letter]:
         """Yield the letters of all partitions, in the order in which the broker returns them."""
@@ -121,10 +123,12 @@ class KafkaDeadLetters:
     def _send(self, message: Any, payload: bytes | None) -> None:
         errors: list[Any] = []
         headers = relabeled(message.headers() or [], str.encode)
-        self._producer.produce(
+        received = [(each.value(), each.headers()) for each in getattr(message, "records", None) or [message]]
+        producer = self._senders.choose(received)
+        producer.produce(
             self._target, payload, message.key(), on_delivery=lambda error, _: errors.append(error), headers=headers
         )
-        self._producer.flush()
+        producer.flush()
         for error in filter(None, errors):
             raise exception_of(error)
         if not errors:
@@ -134,7 +138,10 @@ class KafkaDeadLetters:
         """Commit what was settled, and close consumer and producer."""
         with ExitStack() as closing:
             closing.callback(self._reader.close)
-            closing.callback(self._producer.close)
+            closing.callback(self._senders.close)
+            for producer in self._senders.producers:
+                closing.callback(producer._rollbacks.close)
+            closing.callback(self._native.flush)
             closing.callback(self._consumer.close)
             for message in self._settled.values():
                 self._consumer.commit(message, asynchronous=False)
