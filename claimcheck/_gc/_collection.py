@@ -42,6 +42,7 @@ from claimcheck._gc._claims import Claim, claims_of, unclaimed_error
 from claimcheck._gc._stores import Allowance, StoreReport, StoreRun
 from claimcheck._gc._topics import TopicMessage, Topics, topics_not_read, topics_to_read
 from claimcheck._store import Store
+from claimcheck._texts import time_text
 from claimcheck._validation import MAX_SECONDS, Range, check_int, check_value
 from claimcheck.errors import ConfigError, EnvelopeError, UnknownVersionError
 
@@ -67,6 +68,7 @@ class CollectionReport:
         messages: Messages that were read.
         pointers: Messages with a pointer.
         damaged: Messages with a pointer that no reader can read.
+        ignored: Messages of an unknown version that were ignored; see `Collection.ignore_unknown_before`.
         matched: Whether a message points at a payload in these stores; if none does, they may be the wrong topics.
         unclaimed: The topics that no cluster has claimed, by store; nothing is deleted then.
         stores: One report for each store.
@@ -82,6 +84,7 @@ class CollectionReport:
     messages: int = 0
     pointers: int = 0
     damaged: int = 0
+    ignored: int = 0
     matched: bool = False
     unclaimed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stores: tuple[StoreReport, ...] = ()
@@ -100,6 +103,8 @@ class Collection:
         force: Whether to delete although no message points at any payload in the stores, as with the topics of
             another broker.
         claim: Whether to claim topics that no cluster has claimed in a store; see `claimcheck._gc._claims`.
+        ignore_unknown_before: Messages of an unknown version that were sent before this time, in seconds since 1970,
+            do not end the collection. What they point at is not kept.
         limit: The most payloads to delete.
         rate: The most deletions per second.
         clock: Seconds since 1970.
@@ -111,6 +116,7 @@ class Collection:
     dry_run: bool = True
     force: bool = False
     claim: bool = False
+    ignore_unknown_before: float | None = None
     limit: int | None = None
     rate: float | None = None
     clock: Callable[[], float] = time.time
@@ -249,10 +255,13 @@ class Run:
             try:
                 reference = reference_of(message.value or b"", header=header)
             except UnknownVersionError as error:
+                if self._is_ignored(message):
+                    self._counts["ignored"] += 1
+                    continue
                 text = (
                     f"{message.topic}, {message.place}: {error}. Nothing was deleted, because the message may point at "
                     "anything. Upgrade this installation to the release of the newest writer; if the message is junk, "
-                    "remove it, or wait until retention does"
+                    f"go on with --ignore-unknown-before and a time after {_time_of(message)}, when it was sent"
                 )
                 raise UnknownVersionError(text, kind=error.kind, version=error.version) from error
             except EnvelopeError:
@@ -263,6 +272,10 @@ class Run:
                 found = fingerprint(reference.key)
                 self._matched = self._matched or found in self._garbage or found in self._recent
                 self._garbage.discard(found)
+
+    def _is_ignored(self, message: TopicMessage) -> bool:
+        before = self._options.ignore_unknown_before
+        return before is not None and message.sent_ms is not None and message.sent_ms < before * 1000
 
     def _check_match(self) -> None:
         """Refuse to delete everything: the store may belong to another broker."""
@@ -295,8 +308,13 @@ class Run:
             messages=self._counts["messages"],
             pointers=self._counts["pointers"],
             damaged=self._counts["damaged"],
+            ignored=self._counts["ignored"],
             matched=self._matched,
             unclaimed=dict(self._unclaimed),
             stores=tuple(store.report() for store in self._stores),
             duration_seconds=seconds,
         )
+
+
+def _time_of(message: TopicMessage) -> str:
+    return "an unknown time" if message.sent_ms is None else time_text(message.sent_ms / 1000)

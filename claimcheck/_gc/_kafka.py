@@ -138,7 +138,9 @@ class KafkaTopics:
             raise IncompleteReadError(text, destination=where[0])
         offset = message.offset() if error is not None else message.offset() + 1
         if error is None and where in left and message.offset() < ends[where]:
-            yield TopicMessage(where[0], f"partition {where[1]}, offset {message.offset()}", message.value())
+            kind, sent_ms = message.timestamp()
+            known = sent_ms if kind != vendor().TIMESTAMP_NOT_AVAILABLE else None
+            yield TopicMessage(where[0], f"partition {where[1]}, offset {message.offset()}", message.value(), known)
         if where in left and offset >= ends[where]:
             left.remove(where)
             consumer.incremental_unassign([vendor().TopicPartition(*where)])

@@ -52,7 +52,8 @@ class LocalTopics:
             while offset < end:
                 messages = self._broker.fetch(topic, partition, offset, min(_MESSAGES, end - offset))
                 for message in messages:
-                    yield TopicMessage(topic, f"partition {partition}, offset {message.offset}", message.value)
+                    place, sent_ms = f"partition {partition}, offset {message.offset}", int(message.timestamp * 1000)
+                    yield TopicMessage(topic, place, message.value, sent_ms)
                 offset = messages[-1].offset + 1
         self._next = ends
 

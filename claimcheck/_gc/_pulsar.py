@@ -120,7 +120,8 @@ class PulsarTopics:
                     while reader.has_message_available() and at <= end:
                         message = reader.read_next(_SECONDS * 1000)
                         at = message.message_id().ledger_id(), message.message_id().entry_id()
-                        yield TopicMessage(topic, f"{where}ledger {at[0]}, entry {at[1]}", message.data())
+                        place, sent_ms = f"{where}ledger {at[0]}, entry {at[1]}", message.publish_timestamp()
+                        yield TopicMessage(topic, place, message.data(), sent_ms)
                     if is_last:
                         return
                     is_last = self._is_quiet(name, deadline)

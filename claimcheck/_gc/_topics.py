@@ -28,11 +28,13 @@ class TopicMessage:
         topic: The topic.
         place: Partition and position, for errors.
         value: Its bytes; ``None`` for a tombstone.
+        sent_ms: When it was sent, as the broker says, milliseconds since 1970; ``None`` if it does not.
     """
 
     topic: str
     place: str
     value: Buffer | None = field(repr=False)
+    sent_ms: int | None = None
 
 
 class Topics(Protocol):

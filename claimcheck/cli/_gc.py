@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from datetime import UTC, datetime
 
 import click
 
@@ -36,6 +37,17 @@ _KEPT = {
 }
 
 
+def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Return a time in seconds since 1970; without an offset it is in UTC."""
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a time such as 2026-11-22 or 2026-11-22T11:30") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
 @click.command(short_help=COMMANDS["gc"])
 @broker_options
 @local_option
@@ -55,6 +67,13 @@ _KEPT = {
 @click.option("--consumed", is_flag=True, help="Also delete what every group or subscription has read.")
 @click.option("--claim", is_flag=True, help="Claim topics that no cluster has claimed in a store; needs --yes.")
 @click.option("--force", is_flag=True, help="Delete although no message points at any payload in the stores.")
+@click.option(
+    "--ignore-unknown-before",
+    "ignore_before",
+    metavar="TIME",
+    callback=_time,
+    help="Ignore messages of an unknown version that were sent earlier, such as 2026-11-22T11:30 (UTC).",
+)
 @rate_option
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many payloads.")
 @json_option
@@ -70,6 +89,7 @@ def gc(
     consumed: bool,
     claim: bool,
     force: bool,
+    ignore_before: float | None,
     rate: float | None,
     limit: int | None,
     as_json: bool,
@@ -105,6 +125,7 @@ def gc(
             dry_run=not yes,
             force=force,
             claim=claim,
+            ignore_unknown_before=ignore_before,
             rate=rate,
             limit=limit,
         )
@@ -191,7 +212,8 @@ class _Output:
             click.echo(json.dumps({"ok": ok} | _facts(report) | more, indent=2))
         elif report.phase in ("deleting", "finished"):
             damaged = f", {report.damaged:,} damaged" if report.damaged else ""
-            click.echo(f"{report.messages:,} messages read: {report.pointers:,} pointers{damaged}")
+            ignored = f", {report.ignored:,} of an unknown version ignored" if report.ignored else ""
+            click.echo(f"{report.messages:,} messages read: {report.pointers:,} pointers{damaged}{ignored}")
             click.echo("\n".join(_read_lines(report)))
             if report.candidates and not report.matched:
                 click.echo("no message points at any payload in these stores: is this their broker?")

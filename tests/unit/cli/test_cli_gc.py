@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -227,6 +229,32 @@ def test_a_message_of_a_newer_release_deletes_nothing(lab, message, text):
     assert "Upgrade this installation" in result.stderr
     assert "?" not in result.stderr
     assert json.loads(run(*GC, "--yes", "--json").stdout)["ok"] is False
+
+
+class TestMessagesOfAnUnknownVersion:
+    """Junk that begins like an envelope, sent an hour ago."""
+
+    @pytest.fixture
+    def lost(self, lab):
+        lab.send(lab.write())
+        lab.broker.clock = lambda: time.time() - 3600
+        lab.broker.append("orders", b"PRF_wdkafcli_header_\x09", partition=1)
+        return lab.write()
+
+    def ago(self, seconds: float) -> str:
+        return datetime.fromtimestamp(time.time() - seconds, UTC).isoformat(timespec="seconds")
+
+    def test_a_collection_can_go_on_without_older_ones(self, lab, lost):
+        stopped = run(*GC, "--yes", "--claim", "--ignore-unknown-before", self.ago(3700))
+        assert (stopped.exit_code, lost.key in lab.stored) == (5, True)
+        sent = re.search(r"--ignore-unknown-before and a time after (\S+), when", stopped.stderr)[1]
+        assert 3590 < time.time() - datetime.fromisoformat(sent).timestamp() < 3660
+        report = ok(*GC, "--yes", "--claim", "--ignore-unknown-before", self.ago(3000)).stdout
+        assert "1 pointers, 1 of an unknown version ignored" in report
+        assert lost.key not in lab.stored
+
+    def test_the_time_has_to_be_one(self, lab):
+        assert "'soon' is not a time" in run(*GC, "--ignore-unknown-before", "soon").stderr
 
 
 @pytest.mark.parametrize(
