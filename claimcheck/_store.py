@@ -319,7 +319,7 @@ class Store(ABC):
 
     def missing(self, pointer: Pointer, what: str = "the payload") -> PayloadNotFoundError:
         """Return the error for a missing payload, or a missing part of one."""
-        return missing(self.name, pointer, what)
+        return missing(self, pointer, what)
 
     def check_size(self, pointer: Pointer, actual: int) -> None:
         """Compare the stored size with ``pointer.size`` before reading, for media that know sizes.

@@ -5,7 +5,18 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-__all__ = ["number_text", "printable", "size_text", "time_text"]
+__all__ = ["duration", "number_text", "printable", "size_text", "time_text"]
+
+
+_UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in a readable unit: ``7 days``, ``1.5 hours``."""
+    seconds = round(seconds, 1 if seconds < 10 else None)
+    name, unit = next((each for each in _UNITS if seconds >= each[1]), _UNITS[-1])
+    text = f"{seconds / unit:,.1f}".removesuffix(".0")
+    return f"{text} {name}{'' if text == '1' else 's'}"
 
 
 def size_text(size: float, *, digits: int = 4) -> str:

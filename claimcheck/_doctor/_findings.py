@@ -9,7 +9,7 @@ from typing import Literal
 from claimcheck._check import Finding, reason_of
 from claimcheck._validation import without_secrets
 
-__all__ = ["WHY", "duration", "examined", "explained", "finding", "hidden", "redacted"]
+__all__ = ["WHY", "examined", "explained", "finding", "hidden", "redacted"]
 
 _GONE = "A consumer that reads the message later gets PayloadNotFoundError."
 _UNKNOWN = "This part was not examined, so a problem there would not be reported."
@@ -119,7 +119,6 @@ WHY: dict[str, str] = {
 """Why a finding matters, by its id. An id never changes its meaning: CI jobs ignore findings by id."""
 
 _SHORT = 3  # characters: a text with so little hidden would be unreadable
-_UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
 def finding(
@@ -172,11 +171,3 @@ def hidden(text: str, secrets: Iterable[str]) -> str:
         if len(secret) > _SHORT:
             text = text.replace(secret, "***")
     return without_secrets(text)
-
-
-def duration(seconds: float) -> str:
-    """Return a time span in a readable unit: ``7 days``, ``1.5 hours``."""
-    seconds = round(seconds, 1 if seconds < 10 else None)
-    name, unit = next((each for each in _UNITS if seconds >= each[1]), _UNITS[-1])
-    text = f"{seconds / unit:,.1f}".removesuffix(".0")
-    return f"{text} {name}{'' if text == '1' else 's'}"

@@ -11,11 +11,12 @@ from itertools import islice
 from claimcheck._check import Finding, reason_of
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._filesystem import examine_filesystem
-from claimcheck._doctor._findings import duration, examined, finding
+from claimcheck._doctor._findings import examined, finding
 from claimcheck._doctor._redis import examine_redis
 from claimcheck._doctor._s3 import examine_s3
 from claimcheck._rewrap import RewrapReport, rewrap
 from claimcheck._store import Store
+from claimcheck._texts import duration
 from claimcheck.errors import ClaimCheckError, ScanNotSupportedError, StoreUnavailableError
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.obstore import ObstoreStore

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 
 import click
 
-from claimcheck._doctor._findings import duration as in_words
 from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
 from claimcheck._envelope import HEADER
 from claimcheck._gc._collection import Collection, CollectionReport
 from claimcheck._gc._stores import StoreReport
 from claimcheck._gc._topics import Topics
+from claimcheck._texts import duration as in_words
 from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_broker, local_option
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line

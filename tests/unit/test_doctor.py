@@ -16,10 +16,11 @@ import claimcheck
 from claimcheck import Store
 from claimcheck._doctor._clock import http_skew
 from claimcheck._doctor._filesystem import kind_of
-from claimcheck._doctor._findings import WHY, duration, examined, finding
+from claimcheck._doctor._findings import WHY, examined, finding
 from claimcheck._doctor._kafka import TopicConfig, examine_config
 from claimcheck._doctor._stores import _server
 from claimcheck._doctor._topics import DEAD_LETTERS, Expectation
+from claimcheck._texts import duration
 from claimcheck.testing import FaultyStore
 from tests.docs_pages import ROOT
 from tests.doctor_rig import LIFETIME, configuration, diagnosed, ids, text
