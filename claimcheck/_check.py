@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ from claimcheck._digest import CRYPTOGRAPHIC, begin
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._validation import is_placeholder, without_secrets
-from claimcheck.config import Config, StoreConfig, encryption_key, expand, signing_key
+from claimcheck.config import MIN_KEY_BYTES, Config, StoreConfig, encryption_key, expand, signing_key
 from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError
 
 __all__ = ["CheckReport", "Finding", "check", "check_address", "reason_of", "remote_hosts"]
@@ -30,6 +32,9 @@ _KAFKA_BYTES = 1_048_588  # message.max.bytes
 _PULSAR_BYTES = 5 << 20  # maxMessageSize
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 _PLAIN_SCHEMES = {"redis", "redis+cluster", "redis+sentinel", "http", "pulsar"}
+_DEFAULT = re.compile(r"\$\{[^}]*:-[^}]+\}")
+_WEAK = re.compile(r"change.?me|passw[o0]rd|example|placeholder|default|insecure", re.IGNORECASE)
+_LEAST_CHARACTERS = 8
 _SECRETS = ("password", "secret", "secret_key", "secret_id", "token", "api_key")  # ends of options' names
 _ADDRESSES = ("url", "endpoint_url", "admin_url")
 
@@ -159,9 +164,15 @@ def _dead_letters(prefix: str, config: Config) -> Iterator[Finding]:
 
 def _signing(config: Config) -> Iterator[Finding]:
     signing = config.signing
+    fix = "Set signing.key_id and signing.keys."
+    if not signing.keys and config.encryption.keys:
+        message = "payloads are encrypted, but messages are not signed: anyone who can write to a topic can send again"
+        message += " what was encrypted for it, point at any of its payloads, or send a plain message"
+        yield Finding("warning", "signing", message, fix, id="encryption-without-signing")
+        return
     if not signing.keys:
         message = "messages are not signed: anyone who can write to a topic can point at any payload in your stores"
-        yield Finding("info", "signing", message, "Set signing.key_id and signing.keys.", id="signing-off")
+        yield Finding("info", "signing", message, fix, id="signing-off")
         return
     if not signing.require:
         message = "keys are configured, but readers accept envelopes without a signature"
@@ -230,11 +241,36 @@ def _secrets(config: Config) -> Iterator[Finding]:
             fix = "Put it into an environment variable and write ${NAME}."
             message = "the secret is in the configuration itself"
             yield Finding("warning", path, message, fix, id="secret-in-file")
+        elif _DEFAULT.search(secret):
+            message = "the secret has a default, which is used wherever the variable is not set"
+            yield Finding("warning", path, message, "Remove the default: write ${NAME}.", id="secret-default")
     first = dict[str, str]()
     for path, secret in keys.items():
-        if first.setdefault(secret, path) != path:
-            message = f"the same secret as {first[secret]}"
+        value = _value(secret, path)
+        if first.setdefault(value, path) != path:
+            message = f"the same secret as {first[value]}"
             yield Finding("warning", path, message, "Generate a secret for each key.", id="secret-reused")
+        if not is_placeholder(value) and _is_weak(value):
+            message = "the secret can be guessed: it has few different characters, or is a text such as 'change me'"
+            yield Finding("warning", path, message, "Use the output of `openssl rand -base64 32`.", id="secret-weak")
+
+
+def _value(secret: str, path: str) -> str:
+    """Return the value of a secret, or its placeholder if the variable is not set here."""
+    try:
+        return str(expand(secret, path=path))
+    except ConfigError:
+        return secret
+
+
+def _is_weak(secret: str) -> bool:
+    """Whether a secret is a placeholder for people, or has few different characters, also as base64."""
+    try:
+        key = base64.b64decode(secret, validate=True)
+    except ValueError:
+        key = b""
+    few = min(len(set(secret)), len(set(key)) if len(key) >= MIN_KEY_BYTES else _LEAST_CHARACTERS)
+    return few < _LEAST_CHARACTERS or any(_WEAK.search(text) for text in (secret, key.decode("latin-1")))
 
 
 def _is_secret(path: str, value: object) -> bool:
