@@ -21,17 +21,26 @@ from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._validation import is_placeholder, without_secrets
 from claimcheck.config import MIN_KEY_BYTES, Config, StoreConfig, encryption_key, expand, signing_key
-from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError
+from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError, StoreUnavailableError
 
 __all__ = ["CheckReport", "Finding", "check", "check_address", "reason_of", "remote_hosts"]
 
 _PROBE = b"claimcheck check"
 _HOUR = 3600
 _DEFAULT_TTL = {"redis": 604_800, "pulsar-topic": 604_800}  # the default of ttl_seconds; the other types have none
+_UNLIMITED = ("filesystem", "s3", "obstore")  # the types that have no default
 _KAFKA_BYTES = 1_048_588  # message.max.bytes
 _PULSAR_BYTES = 5 << 20  # maxMessageSize
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 _PLAIN_SCHEMES = {"redis", "redis+cluster", "redis+sentinel", "http", "pulsar"}
+_UNREACHED = "Start the server or mount the volume, or correct the address; check the network and TLS."
+_FIXES = {
+    "package-missing": "Install the package that the message names.",
+    "signing-key-missing": "Set the variable in this environment, or correct the key.",
+    "encryption-key-failed": "Correct encryption.keys and encryption.options, or set their variables here.",
+    "store-invalid": "Correct the option, set its variable here, or install the package that the message names.",
+    "store-failed": "Check the bucket, database or directory, the login, and its rights to write, read and delete.",
+}
 _DEFAULT = re.compile(r"\$\{[^}]*:-[^}]+\}")
 _WEAK = re.compile(r"change.?me|passw[o0]rd|example|placeholder|default|insecure", re.IGNORECASE)
 _LEAST_CHARACTERS = 8
@@ -84,7 +93,7 @@ class CheckReport:
         for problem in error.problems:
             expected, _, hint = (problem.expected or "").partition("; did you mean ")
             message = f"found {problem.found}, expected {expected}" if problem.expected else problem.message
-            fix = f"Did you mean {hint}" if hint else ""
+            fix = f"Did you mean {hint}" if hint else "Correct the value." if problem.path else "Correct the file."
             findings.append(Finding("error", problem.path, message, fix, error, id="config-invalid"))
         return cls(tuple(findings))
 
@@ -320,7 +329,11 @@ def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
         message = "payloads never expire, and the server's memory fills up"
         fix = "Set it to the retention of the topics."
         yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="redis-no-expiry")
-    if store.type in ("filesystem", "s3", "obstore"):
+    if ttl in ("default", None) and store.type in _UNLIMITED:
+        message = "payloads have no lifetime: no sweep deletes them, and lifecycle rules do not know when they may"
+        fix = "Set it at least to the retention of the topics, unless the payloads are to be kept for ever."
+        yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="lifetime-none")
+    elif store.type in _UNLIMITED:
         place = "bucket" if store.type != "filesystem" else "directory"
         message = f"expired payloads stay in this {place} until something deletes them"
         fix = "Run 'claimcheck sweep --yes' every day"
@@ -463,7 +476,8 @@ def _failure(path: str, error: Exception, *, id: str) -> Finding:  # noqa: A002 
     text = reason_of(error).removeprefix(f"store {path.removeprefix('stores.')!r}: ")
     if isinstance(error, ConfigError) and error.path:
         text, path = text.removeprefix(f"{error.path}: "), error.path
-    return Finding("error", path, text, error=error, id=id)
+    fix = _UNREACHED if isinstance(error, StoreUnavailableError) else _FIXES[id]
+    return Finding("error", path, text, fix, error, id=id)
 
 
 def reason_of(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from claimcheck._check import Finding, reason_of
 from claimcheck._validation import without_secrets
+from claimcheck.errors import StoreUnavailableError, TransportError
 
 __all__ = ["WHY", "examined", "explained", "finding", "hidden", "redacted"]
 
@@ -45,6 +46,7 @@ WHY: dict[str, str] = {
     "lifetime-short": _GONE,
     "dead-letter-lifetime-short": "A dead letter's payload may be gone before anyone looks at it.",
     "redis-no-expiry": "A full server refuses writes, or evicts payloads.",
+    "lifetime-none": "The store grows until it is full, and leftovers of failed sends stay.",
     "store-no-expiry": "The store grows until it is full, unless something else deletes old payloads.",
     "connection-plain": "Anyone on the network path can read payloads and credentials.",
     "certificate-unverified": "Anyone on the network path can pretend to be the server.",
@@ -100,6 +102,8 @@ WHY: dict[str, str] = {
     "kafka-timestamp": "Retention and lag are computed from timestamps, so messages stay longer than intended.",
     "kafka-group-unknown": "Its lag was not examined.",
     "kafka-group-lag": _GONE,
+    "kafka-pointer-rejected": "A consumer with this configuration gets an error in place of the payload.",
+    "kafka-payload-missing": "A consumer with this configuration gets PayloadNotFoundError.",
     "kafka-group-lost": "The group never reads these messages.",
     "kafka-groups": "No payload may be deleted until all of these groups have read it.",
     "kafka-dead-letters": "A dead letter cannot be read or sent back after its payload has expired.",
@@ -157,6 +161,8 @@ def examined(vendor: str, path: str, what: str, look: Callable[[], Iterable[Find
     except Exception as error:
         text = f"could not examine {what}: {reason_of(error).removeprefix('unexpected ')}"
         fix = "Grant the permission to read it, or look at it with the server's own tools."
+        if isinstance(error, (ConnectionError, TimeoutError, StoreUnavailableError, TransportError)):
+            fix = "Check that the server runs and can be reached, and run it again."
         found.append(finding("info", f"{vendor}-not-examined", path, text, fix))
     return found
 

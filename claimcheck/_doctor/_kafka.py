@@ -79,7 +79,7 @@ class _Examination:
         yield from examined("kafka", expected.path, "the topic's configuration", config)
         times = partial(_timestamps, self.admin, name, sorted(partitions), expected.path, self.clock)
         yield from examined("kafka", expected.path, "the newest timestamps", times)
-        reader = GroupReader(self.cc, self.admin, self.settings, name, expected, self.clock)
+        reader = GroupReader(self.cc, self.admin, self.settings, name, sorted(partitions), expected, self.clock)
         groups = partial(reader.findings, self.target.groups)
         yield from examined("kafka", expected.path, "the consumer groups", groups)
         for each in _dead_letter_topics(name, self.known, self.target.dead_letter_topics):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 from itertools import islice
 
@@ -32,9 +32,17 @@ _KEY_ID_SHOWN = 100  # characters; the id comes from the store
 _SWEPT_WITHIN = 4 * 86_400  # lifecycle rules count in whole days, have a grace, and run with a delay
 
 
-def examine_stores(cc: ClaimCheck, clock: Callable[[], float]) -> Iterator[Finding]:
-    """Yield the findings about all stores, except those that `claimcheck.ClaimCheck.check` reports."""
+def examine_stores(cc: ClaimCheck, clock: Callable[[], float], failed: Container[str] = ()) -> Iterator[Finding]:
+    """Yield the findings about all stores, except those that `claimcheck.ClaimCheck.check` reports.
+
+    Args:
+        cc: The configuration.
+        clock: This machine's time, in seconds.
+        failed: The paths of stores that are out of reach, and are not examined.
+    """
     for name in cc.config.stores:
+        if f"stores.{name}" in failed:
+            continue
         try:
             store = cc.store(name)
         except ClaimCheckError:  # which check reports

@@ -169,10 +169,10 @@ def test_unwise_settings_of_stores_are_warnings(monkeypatch, options, option, wo
         {"type": "redis", "url": "redis://[::1]:6379"},
         {"type": "redis", "url": "unix:///run/redis.sock"},
         {"type": "redis", "url": "${NOT_SET_ANYWHERE}"},
-        {"type": "s3", "bucket": "b"},
-        {"type": "s3", "bucket": "b", "endpoint_url": "http://localhost:9000"},
-        {"type": "filesystem", "path": "/var/lib/claims"},
-        {"type": "filesystem", "path": "${CLAIMS_DIR}"},
+        {"type": "s3", "bucket": "b", "ttl_seconds": 86400},
+        {"type": "s3", "bucket": "b", "ttl_seconds": 86400, "endpoint_url": "http://localhost:9000"},
+        {"type": "filesystem", "path": "/var/lib/claims", "ttl_seconds": 86400},
+        {"type": "filesystem", "path": "${CLAIMS_DIR}", "ttl_seconds": 86400},
         {"type": "tests.unit.test_check:Slow", "store": {"type": "memory"}},
     ],
 )
@@ -348,8 +348,33 @@ def test_a_report_of_an_error_has_every_problem():
     assert not report.ok
     assert [(each.path, each.fix) for each in report.findings] == [
         ("strategy", "Did you mean 'hybrid'?"),
-        ("stores.a.ttl_seconds", ""),
+        ("stores.a.ttl_seconds", "Correct the value."),
     ]
+
+
+@pytest.mark.parametrize("options", [{"type": "s3", "bucket": "b"}, {"type": "filesystem", "path": "/var/lib/claims"}])
+def test_a_store_that_keeps_payloads_for_ever_is_a_warning(options):
+    for lifetime in ({}, {"ttl_seconds": None}):
+        report = check(QUIET | {"stores": {"hot": options | lifetime}})
+        assert "no sweep deletes them" in found(report, "warning")["stores.hot.ttl_seconds"]
+
+
+def test_every_error_says_what_to_do(monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    keys = {"key_id": "k", "keys": {"k": "${NOT_SET}"}}
+    stores = {
+        "missing": {"type": "filesystem", "path": "/nowhere/at/all"},
+        "invalid": {"type": "redis", "url": "${NOT_SET}"},
+    }
+    errors = []
+    for raw in ({"signing": keys}, {"encryption": keys}, {"stores": stores, "store": "missing"}):
+        report = claimcheck.from_dict({"strategy": "inline", **raw}).check(open=True)
+        errors += [each for each in report.findings if each.severity == "error"]
+    expected = {"signing-key-missing", "encryption-key-failed", "store-failed", "store-invalid"}
+    assert {each.id for each in errors} == expected
+    assert all(each.fix for each in errors)
+    (missing,) = [each for each in errors if each.path == "stores.missing"]
+    assert missing.fix.startswith("Start the server or mount the volume")
 
 
 class TestSecrets:
