@@ -10,6 +10,7 @@ import pulsar
 import pytest
 
 import claimcheck
+from claimcheck._key_lifetime import CLAIM
 from claimcheck._store import StoreContext
 from claimcheck.errors import ConfigError
 from claimcheck.spark import collect_garbage
@@ -69,7 +70,9 @@ def test_pulsar_and_s3(spark_sources, spark_topic, pulsar_client, config, s3_res
         assert report.deletion is not None
         assert (report.deletion.deleted, report.deletion.failed) == (20, 0)
 
-    left = {found.key for found in s3_resource.Bucket(s3_bucket).objects.all()}
+    everything = {found.key for found in s3_resource.Bucket(s3_bucket).objects.all()}
+    left = {key for key in everything if not key.endswith(CLAIM)}
+    assert len(everything - left) == 2
     assert left == {pointer.key for pointer in [*kept, young]}
     assert not left & {pointer.key for pointer in lost}
 
